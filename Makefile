@@ -1,0 +1,55 @@
+# The commands of the project; .ci/run calls the same ones. `make serve` needs Python, `make test` also npm.
+
+VENV := .venv
+BIN := $(VENV)/bin
+CLAUDE_1 := .tools/claude-1.0.120
+# the first one that is new enough; another: make PYTHON=/path/to/python serve
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: serve test check demo tools clean
+
+serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
+	@$(BIN)/cli-session-proxy serve
+
+demo: $(VENV)/.serve  ## a conversation over the real CLI, offline
+	@$(BIN)/cli-session-proxy demo
+
+test: check tools  ## all that CI runs
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.test  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+tools: $(CLAUDE_1)/.installed  ## the old CLI that the tests run as well
+
+clean:  ## remove what make installed; var/ stays
+	rm -rf $(VENV) .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# Stamps: a second run installs nothing unless pyproject.toml changed.
+$(VENV)/.made:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or say make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed, $(PYTHON) is older: say make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.serve: pyproject.toml $(VENV)/.made
+	$(PIP) --editable '.[claude]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml $(VENV)/.made
+	$(PIP) --editable '.[claude,litellm,dev,clients]'
+	@touch $@ $(VENV)/.serve
+
+# No lock file: it would hold the addresses of this machine's registry.
+$(CLAUDE_1)/.installed:
+	@command -v npm >/dev/null || { echo "npm is needed for the CLI 1.0.120 of the tests: install Node.js 18 or newer" >&2; exit 1; }
+	@mkdir -p $(CLAUDE_1)
+	npm install --prefix $(CLAUDE_1) --no-save --no-package-lock --no-audit --no-fund --loglevel=error \
+		@anthropic-ai/claude-code@1.0.120
+	@test -x $(CLAUDE_1)/node_modules/.bin/claude
+	@touch $@

@@ -1,0 +1,59 @@
+"""The environment a CLI gets: built up from an allow-list, never passed on.
+
+Besides `settings` this is the only place that reads the proxy's own environment.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..settings import ENVIRONMENT_ALLOWED, Settings
+
+CONFIG_DIR = "CLAUDE_CONFIG_DIR"
+DEFAULT_CONFIG_DIR = ".claude"
+
+
+def _allowed(name: str) -> bool:
+    return any(
+        name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern for pattern in ENVIRONMENT_ALLOWED
+    )
+
+
+def inherited(settings: Settings) -> dict[str, str]:
+    """What of the proxy's environment may reach the CLI, and what the settings add to it."""
+    return {name: value for name, value in os.environ.items() if _allowed(name)} | settings.claude_env
+
+
+def _default_config_dir(settings: Settings) -> Path:
+    home = inherited(settings).get("HOME")
+    return (Path(home) if home else Path.home()) / DEFAULT_CONFIG_DIR
+
+
+def config_dir(settings: Settings) -> Path:
+    """Where the CLI keeps its sessions: the setting, else CLAUDE_CONFIG_DIR, else `~/.claude`. Absolute."""
+    if settings.claude_config_dir is not None:
+        return settings.claude_config_dir
+    named = settings.claude_env.get(CONFIG_DIR) or os.environ.get(CONFIG_DIR)
+    return Path(os.path.abspath(Path(named).expanduser())) if named else _default_config_dir(settings)
+
+
+def build(settings: Settings, *, tmpdir: Path, config_dir: Path) -> dict[str, str]:
+    """The whole environment of one CLI. `tmpdir` should be the agent's own: the CLI opens sockets in it.
+
+    CLAUDE_CONFIG_DIR is left unset for `~/.claude`: where it is set, the macOS keychain login is not found.
+    """
+    ours = {
+        "TMPDIR": str(tmpdir),
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "CLAUDE_CODE_MAX_RETRIES": str(settings.cli_retries),
+        # A stalled stream is noticed by the CLI itself, which retries; unset it takes 300 s (run on 2.1.329).
+        "CLAUDE_ENABLE_BYTE_WATCHDOG": "1",
+        "CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS": str(int(settings.idle_timeout * 1000)),
+    }
+    if config_dir != _default_config_dir(settings):
+        ours[CONFIG_DIR] = str(config_dir)
+    if settings.on_context_full == "error":
+        ours["DISABLE_AUTO_COMPACT"] = "1"
+    return inherited(settings) | ours

@@ -1,0 +1,109 @@
+"""How one CLI process is started: everything that decides what it is, and its command line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..models import JSON
+from ..settings import Profile
+from .capability import Capability
+
+# A CLI deletes other sessions' files after this many days at its own start (default 30): never ours.
+KEEP_DAYS = 36500
+
+# CLIs without --tools: every tool a 1.x or 2.0 CLI has had is named, so that its requests carry none
+# (run on 1.0.120: `tools` of the request is empty; "*" would not do, nor would --permission-mode plan).
+KNOWN_TOOLS = (
+    "Agent", "AskUserQuestion", "Bash", "BashOutput", "Edit", "EnterPlanMode", "ExitPlanMode", "Glob", "Grep",
+    "KillBash", "KillShell", "LS", "LSP", "ListMcpResourcesTool", "Monitor", "MultiEdit", "NotebookEdit",
+    "NotebookRead", "Read", "ReadMcpResourceTool", "Skill", "SlashCommand", "Task", "TaskCreate", "TaskGet",
+    "TaskList", "TaskOutput", "TaskStop", "TaskUpdate", "TodoRead", "TodoWrite", "ToolSearch", "WebFetch", "WebSearch",
+    "Write", "exit_plan_mode",
+)  # fmt: skip
+ALL_TOOLS = "default"  # the word that --tools takes for the whole set
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One start of a CLI. `session_id` is created, or taken up where `resume` is set.
+
+    `model`, `system_prompt` and `effort` are final: the profile's own wishes are resolved by the caller.
+    `profile.tools`: plain names become available, rules such as `Bash(git *)` or `mcp__…` are allowed as well;
+    everything else is up to `permission_mode`. `settings` is merged into --settings. `env` is everything.
+    """
+
+    capability: Capability
+    cwd: Path
+    session_id: str
+    resume: bool
+    model: str
+    profile: Profile
+    env: tuple[tuple[str, str], ...] = field(repr=False)
+    system_prompt: str | None = field(default=None, repr=False)
+    append_system_prompt: str | None = field(default=None, repr=False)
+    effort: str | None = None
+    settings: JSON = field(default_factory=dict, compare=False)
+
+    def argv(self, prompt_file: Path | None = None) -> list[str]:
+        """The command line. With `prompt_file` the system prompt is read from there (see `wants_prompt_file`)."""
+        session = f"--resume={self.session_id}" if self.resume else f"--session-id={self.session_id}"
+        return [str(self.capability.path), *self._fixed(), session, *self._choices(prompt_file)]
+
+    @property
+    def signature(self) -> str:
+        """Equal for two launches that one warm process can serve: everything but `resume`."""
+        choices = self._choices(None), self.system_prompt, self.settings
+        whole = (str(self.capability), str(self.cwd), self.session_id, self.env, choices)
+        return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
+
+    @property
+    def wants_prompt_file(self) -> bool:
+        """A system prompt goes by file where the CLI takes one: argv is public on the machine and bounded
+        (128 KB an argument on Linux)."""
+        return self.system_prompt is not None and self._has("--system-prompt-file")
+
+    def _has(self, flag: str) -> bool:
+        return flag in self.capability.flags
+
+    def _fixed(self) -> list[str]:
+        argv = ["-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"]
+        argv += [flag for flag in ("--include-partial-messages", "--strict-mcp-config") if self._has(flag)]
+        if self._has("--system-prompt-snapshot"):  # else another system prompt is ignored at a resume
+            argv.append("--system-prompt-snapshot=off")
+        return argv
+
+    def _choices(self, prompt_file: Path | None) -> list[str]:
+        argv = [] if self.model == "default" else [f"--model={self.model}"]
+        if self.effort is not None and self._has("--effort"):
+            argv.append(f"--effort={self.effort}")
+        if self._has("--setting-sources"):
+            argv.append(f"--setting-sources={','.join(self.profile.setting_sources)}")
+        if self._has("--settings"):
+            argv.append("--settings=" + json.dumps({"cleanupPeriodDays": KEEP_DAYS, **self.settings}))
+        if self.profile.permission_mode in self.capability.permission_modes:
+            argv.append(f"--permission-mode={self.profile.permission_mode}")
+        argv += [f"--add-dir={folder}" for folder in self.profile.add_dirs]
+        if self.profile.mcp_config is not None:
+            argv.append(f"--mcp-config={self.profile.mcp_config}")
+        return argv + self._tools() + self._prompts(prompt_file)
+
+    def _tools(self) -> list[str]:
+        rules = [tool for tool in self.profile.tools if "(" in tool or tool.startswith("mcp__")]
+        names = list(dict.fromkeys(tool.split("(")[0] for tool in self.profile.tools if not tool.startswith("mcp__")))
+        argv = [f"--allowedTools={','.join(rules)}"] if rules else []
+        if self.capability.chooses_tools:
+            return [*argv, f"--tools={','.join(names)}"]
+        denied = [] if ALL_TOOLS in names else [tool for tool in KNOWN_TOOLS if tool not in names]
+        return [*argv, f"--disallowedTools={','.join(denied)}"] if denied else argv
+
+    def _prompts(self, prompt_file: Path | None) -> list[str]:
+        argv = [] if self.append_system_prompt is None else [f"--append-system-prompt={self.append_system_prompt}"]
+        if prompt_file is not None:
+            argv.append(f"--system-prompt-file={prompt_file}")
+        elif self.system_prompt is not None:
+            flag = "--system-prompt" if self._has("--system-prompt") else "--append-system-prompt"
+            argv.append(f"{flag}={self.system_prompt}")
+        return argv

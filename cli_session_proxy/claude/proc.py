@@ -1,0 +1,40 @@
+"""When a process started, as text that only ever is compared: with the pid it names a process for good."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+PS_TIMEOUT = 5.0
+_STARTTIME = 22  # proc_pid_stat(5): clock ticks after boot
+
+
+async def start_time(pid: int) -> str | None:
+    """None when there is no such process (any more)."""
+    if sys.platform.startswith("linux"):
+        return _by_proc(pid)
+    return await _by_ps(pid)
+
+
+def _by_proc(pid: int) -> str | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field, the program's name, may hold spaces and brackets; the third follows the last ")".
+    return stat.rpartition(")")[2].split()[_STARTTIME - 3]
+
+
+async def _by_ps(pid: int) -> str | None:
+    process = await asyncio.create_subprocess_exec(
+        "ps", "-o", "lstart=", "-p", str(pid), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        async with asyncio.timeout(PS_TIMEOUT):
+            output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return output.decode(errors="replace").strip() or None

@@ -1,0 +1,357 @@
+"""One CLI process: started, talked to one turn at a time, always drained, and never left behind.
+
+- stdout is read by a task of the process's own, whoever listens; stderr too, into a bounded tail.
+- A turn that its consumer leaves half-way spoils the process (`usable` is False): what it still says belongs to
+  that turn, and must not become the answer to another.
+- `close` returns when the process and its group are dead and reaped: only then may its transcript be touched.
+
+Not its business: time limits of a turn (the caller has them), what a session holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from ..errors import ClaudeUnavailable, InvalidRequest, SandboxError
+from ..models import JSON, Block
+from ..settings import Settings
+from . import frames
+from .events import CliEvent, ProcessDied, Result
+from .launch import Launch
+from .proc import start_time
+
+STDERR_TAIL = 16 * 1024
+READ_SIZE = 256 * 1024
+INBOX = 256  # frames read ahead of the consumer; then the pipe, and so the CLI, waits
+KILL_WAIT = 10.0  # seconds the kernel gets to end a killed process
+DRAIN_WAIT = 1.0  # seconds for the last bytes of a dead process; a stranger may hold its pipes open for ever
+NO_CONVERSATION = "No conversation found"
+# Offered with an MCP server, whatever the tools; they read what the server of the profile offers.
+MCP_HELPERS = frozenset({"ListMcpResourcesTool", "ReadMcpResourceTool"})
+
+
+__all__ = ["ClaudeProcess", "Launch"]
+
+
+class _End:
+    """In the inbox: stdout has ended."""
+
+
+_Heard = JSON | _End | None  # None: a line that was no frame
+
+
+class ClaudeProcess:
+    """A running CLI. Made by `spawn`; `pid` and `start_time` together name it beyond a reused pid."""
+
+    def __init__(self, launch: Launch, settings: Settings, transport: asyncio.SubprocessTransport, child: Process):
+        self.launch = launch
+        self.pid = child.pid
+        self.start_time: str | None = None
+        self.session_id = launch.session_id
+        self.last_used = time.monotonic()
+        self.started = asyncio.Event()  # it has said its first word, or never will
+        self.busy = False
+        self._settings = settings
+        self._transport = transport
+        self._child = child
+        self._prompt_file: Path | None = None
+        self._spoiled = False
+        self._failure: str | None = None
+        self._inbox: asyncio.Queue[_Heard] | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._ended = False
+        self._requests = 0
+        self._stderr = bytearray()
+        self._closing: asyncio.Task[None] | None = None
+        self._readers = (asyncio.create_task(self._read_stdout()), asyncio.create_task(self._read_stderr()))
+
+    @classmethod
+    async def spawn(cls, launch: Launch, settings: Settings) -> ClaudeProcess:
+        """Raises ClaudeUnavailable (cannot be started), SandboxError (no such cwd), InvalidRequest (too large)."""
+        prompt_file = await asyncio.to_thread(_write_prompt, launch) if launch.wants_prompt_file else None
+        loop = asyncio.get_running_loop()
+        try:
+            transport, protocol = await loop.subprocess_exec(
+                lambda: SubprocessStreamProtocol(limit=READ_SIZE, loop=loop), *launch.argv(prompt_file),
+                stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=launch.cwd, env=dict(launch.env), start_new_session=True,
+            )  # fmt: skip
+        except (OSError, ValueError) as exc:
+            _remove(prompt_file)
+            raise _cannot_start(launch, exc) from exc
+        except BaseException:
+            _remove(prompt_file)
+            raise
+        process = cls(launch, settings, transport, Process(transport, protocol, loop))
+        process._prompt_file = prompt_file
+        try:
+            process.start_time = await start_time(process.pid)
+        except BaseException:
+            process.kill()
+            await process.close()
+            raise
+        return process
+
+    @property
+    def alive(self) -> bool:
+        return self._child.returncode is None and not self._ended
+
+    @property
+    def usable(self) -> bool:
+        """It can take a turn now."""
+        stdin = self._child.stdin
+        ready = self.alive and not self.busy and not self._spoiled and self._closing is None
+        return ready and stdin is not None and not stdin.is_closing()
+
+    @property
+    def cwd(self) -> Path:
+        return self.launch.cwd
+
+    @property
+    def version(self) -> str:
+        return self.launch.capability.version
+
+    @property
+    def returncode(self) -> int | None:
+        return self._child.returncode
+
+    @property
+    def stderr(self) -> str:
+        """The last 16 KB of what it printed there."""
+        return self._stderr.decode(errors="replace")
+
+    # --- a turn -----------------------------------------------------------------------------------------
+
+    async def turn(self, frame_uuid: str, content: Sequence[Block]) -> AsyncIterator[CliEvent]:
+        """Send one prompt; yield its events, the `Result` last. Raises ProcessDied.
+
+        Once the `Result` is out the process is free again. Unbounded in time: the caller limits it, and closes
+        or kills the process when it gives up.
+        """
+        if not self.usable:
+            raise ProcessDied("the process cannot take a turn", returncode=self.returncode, stderr=self.stderr)
+        self.busy = True
+        inbox: asyncio.Queue[_Heard] = asyncio.Queue(INBOX)
+        self._inbox = inbox
+        reader = frames.TurnReader(frame_uuid)
+        line = frames.user_frame(frame_uuid, frames.deliverable(self.launch.capability, content))
+        # Beside the reading: a prompt larger than the pipe must not wait for output that waits for us.
+        self._writer = asyncio.create_task(self._write(line, last=not self.launch.capability.warm))
+        complete = False
+        try:
+            while not complete:
+                frame = await inbox.get()
+                if isinstance(frame, _End):
+                    raise await self._death()
+                self._check_tools(frame)
+                for event in reader.feed(frame):
+                    if isinstance(event, Result):
+                        self._complete(event)
+                        complete = True
+                    yield event
+        finally:
+            if not complete:
+                self._spoiled = True
+                self._release()
+
+    def _complete(self, result: Result) -> None:
+        """The turn is over. Raises ProcessDied where the CLI did not know the session: no turn happened."""
+        said = f"{result.text} {result.detail.get('errors', '')}"
+        if result.is_error and NO_CONVERSATION in said:
+            stderr = self.stderr or said
+            raise ProcessDied("no such conversation", returncode=self.returncode, stderr=stderr, no_conversation=True)
+        if self._writer is None or not self._writer.done():
+            self._spoiled = True  # it answered before it had read the prompt: half a frame is still in the pipe
+        self.session_id = result.session_id or self.session_id
+        self._release()
+
+    def _release(self) -> None:
+        self._leave_inbox()
+        if self._writer is not None:
+            self._writer.cancel()
+        self.busy = False
+        self.last_used = time.monotonic()
+
+    async def _write(self, line: bytes, *, last: bool) -> None:
+        stdin = self._child.stdin
+        assert stdin is not None
+        # A CLI that went away is noticed on stdout, where the reason is known.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            stdin.write(line)
+            await stdin.drain()
+            if last:
+                stdin.close()
+
+    def _check_tools(self, frame: JSON | None) -> None:
+        """A CLI that offers tools which nobody allowed is stopped before it can call one."""
+        if frame is None or frame.get("type") != "system" or frame.get("subtype") != "init":
+            return
+        allowed = {tool.split("(")[0] for tool in self.launch.profile.tools}
+        offered = {str(tool) for tool in frame.get("tools") or () if not str(tool).startswith("mcp__")}
+        if allowed or offered <= MCP_HELPERS:
+            return  # with a profile's tools nothing is compared: newer CLIs offer some under other names
+        self.kill()
+        names = ", ".join(sorted(offered))
+        raise ClaudeUnavailable(
+            f"Claude CLI {self.launch.capability.version} offers tools that are off here ({names}): use another version"
+        )
+
+    async def _death(self) -> ProcessDied:
+        """Why there will be no result."""
+        await asyncio.wait([self._readers[1]], timeout=DRAIN_WAIT)
+        try:
+            await asyncio.wait_for(self._child.wait(), self._settings.stop_grace)
+        except TimeoutError:
+            self.kill()  # it closed its stdout and lives on: nothing more can come
+        code = self.returncode
+        why = self._failure or ("its output ended" if code is None else f"it ended with exit code {code}")
+        missing = NO_CONVERSATION in self.stderr
+        return ProcessDied(f"{why} before the result", returncode=code, stderr=self.stderr, no_conversation=missing)
+
+    async def interrupt(self) -> None:
+        """Ask it to end the running turn: the turn's `Result` follows (under 50 ms on 2.1.329)."""
+        stdin = self._child.stdin
+        if not self.alive or stdin is None:
+            return
+        if stdin.is_closing():  # one spawn a turn: no channel is left to ask on
+            self._signal(signal.SIGINT)
+            return
+        self._requests += 1
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has just ended: nothing to interrupt
+            stdin.write(frames.control_request(f"proxy-{self._requests}", "interrupt"))
+            await stdin.drain()
+
+    # --- its output ---------------------------------------------------------------------------------------
+
+    async def _read_stdout(self) -> None:
+        stdout = self._child.stdout
+        assert stdout is not None
+        splitter = frames.LineSplitter()
+        try:
+            while chunk := await stdout.read(READ_SIZE):
+                self.started.set()
+                if self._failure is not None:
+                    continue  # drained only
+                try:
+                    for line in splitter.feed(chunk):
+                        await self._put(line)
+                except frames.LineTooLong as exc:
+                    self._failure = f"it printed {exc}"
+                    self.kill()
+        finally:
+            self._ended = True
+            self.started.set()
+            if self._inbox is not None:
+                await self._inbox.put(_End())
+
+    async def _put(self, line: bytes) -> None:
+        if self._inbox is not None and line.strip():
+            await self._inbox.put(frames.parse(line))
+
+    def _leave_inbox(self) -> None:
+        """From now on what it says is dropped; a reader that waits for room is let go."""
+        inbox, self._inbox = self._inbox, None
+        while inbox is not None and not inbox.empty():
+            inbox.get_nowait()
+
+    async def _read_stderr(self) -> None:
+        stderr = self._child.stderr
+        assert stderr is not None
+        while chunk := await stderr.read(READ_SIZE):
+            self._stderr += chunk
+            del self._stderr[:-STDERR_TAIL]
+
+    # --- its end --------------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """End it at once, with everything it started. `close` still has to be awaited."""
+        self._spoiled = True
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        # The group, not the child alone: a tool may have left a background shell. Gone already: fine.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    async def close(self) -> None:
+        """Ask (end of stdin), wait, TERM, wait, KILL, reap. Bounded; not cut short by a cancellation; again is fine."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._shutdown())
+        cancelled: asyncio.CancelledError | None = None
+        while not self._closing.done():
+            try:
+                await asyncio.shield(self._closing)
+            except asyncio.CancelledError as exc:
+                if self._closing.cancelled():
+                    raise
+                cancelled = exc
+        self._closing.result()
+        if cancelled is not None:
+            raise cancelled
+
+    async def _shutdown(self) -> None:
+        grace = self._settings.stop_grace
+        inbox = self._inbox
+        self._leave_inbox()
+        if inbox is not None:
+            self._spoiled = True
+            inbox.put_nowait(_End())  # who still waits for a result learns that there will be none
+        assert self._child.stdin is not None
+        if not self._spoiled:
+            self._child.stdin.close()  # "finishes the turn, rc 0" (facts)
+            await self._exited(grace)
+        if self._child.returncode is None:
+            self._signal(signal.SIGTERM)
+            await self._exited(grace)
+        self._signal(signal.SIGKILL)  # the rest of the group as well
+        await self._exited(KILL_WAIT)
+        await asyncio.wait(self._readers, timeout=DRAIN_WAIT)
+        self._transport.close()
+        tasks: list[asyncio.Task[None]] = [*self._readers, *([self._writer] if self._writer else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        self.started.set()
+        await asyncio.to_thread(_remove, self._prompt_file)
+        if self._child.returncode is None:
+            raise ClaudeUnavailable(f"Claude CLI process {self.pid} cannot be killed: look at the machine")
+
+    async def _exited(self, timeout: float) -> None:
+        with contextlib.suppress(TimeoutError):  # the next step is harsher
+            await asyncio.wait_for(self._child.wait(), timeout)
+
+
+def _write_prompt(launch: Launch) -> Path:
+    """The system prompt as a private file in the agent's own TMPDIR, removed when the process is closed."""
+    folder = dict(launch.env).get("TMPDIR")
+    try:
+        handle, name = tempfile.mkstemp(prefix="system-prompt-", suffix=".txt", dir=folder)
+    except OSError as exc:
+        raise SandboxError(f"cannot write to {folder} ({exc.strerror}): make it a writable directory") from exc
+    with open(handle, "wb") as file:
+        # A lone surrogate has no UTF-8 form; the CLI itself would show it to the model as U+FFFD.
+        file.write((launch.system_prompt or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode())
+    return Path(name)
+
+
+def _remove(path: Path | None) -> None:
+    if path is not None:
+        path.unlink(missing_ok=True)
+
+
+def _cannot_start(launch: Launch, exc: OSError | ValueError) -> Exception:
+    if isinstance(exc, ValueError):
+        return InvalidRequest("the system prompt or model holds a character that the Claude CLI cannot be given")
+    if exc.errno == errno.E2BIG:
+        return InvalidRequest("the system prompt is too large for this Claude CLI's command line: upgrade the CLI")
+    if not launch.cwd.is_dir():
+        return SandboxError(f"the sandbox {launch.cwd} is not a directory")
+    return ClaudeUnavailable(f"{launch.capability.path} cannot be started ({exc.strerror}): see `doctor`")

@@ -1,0 +1,91 @@
+"""Rows of the store as a dump shows them: without secrets, images by their hash. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from typing import Any, cast
+
+from .. import redact
+from ..models import Block, Link, Message, Session, Turn
+from .schema import LinkDump, MessageDump, SessionDump, TurnDump, UsageDump
+
+
+def turn(row: Turn) -> TurnDump:
+    shown: TurnDump = {
+        "id": row.id,
+        "parent_id": row.parent_id,
+        "status": row.status,
+        "model": row.model,
+        "session_id": row.session_id,
+        "continuity": row.continuity,
+        "input": [message(item) for item in row.input],
+        "output": blocks(row.output),
+        "usage": cast(UsageDump, row.usage.as_json()),
+        "cost_usd": row.cost_usd,
+        "error": redact.data(row.error),
+        "created_at": row.created_at,
+        "started_at": row.started_at,
+        "finished_at": row.finished_at,
+        "attempts": redact.data(row.attempts),
+        "system": redact.data(row.system),
+        "effort": row.effort,
+        "profile": row.profile,
+        "stop_reason": row.stop_reason,
+        "reason": redact.data(row.reason),
+        "timings": redact.data(row.timings),
+        "tools": blocks(row.tools),
+        "delivery": row.delivery,
+        "origin": row.origin,
+    }
+    return shown
+
+
+def message(row: Message) -> MessageDump:
+    return {"role": row.role, "content": blocks(row.content)}
+
+
+def session(row: Session) -> SessionDump:
+    return {
+        "id": row.id,
+        "tip_turn_id": row.tip_turn_id,
+        "transcript": row.transcript,
+        "cli_version": row.cli_version,
+        "created_at": row.created_at,
+    }
+
+
+def link(row: Link) -> LinkDump:
+    return {
+        "from_session": row.from_session,
+        "to_session": row.to_session,
+        "turn_id": row.turn_id,
+        "reason": row.reason,
+        "detail": redact.data(row.detail),
+        "at": row.at,
+    }
+
+
+def blocks(rows: tuple[Block, ...]) -> list[Block]:
+    return [cast(Block, redact.data(_without_images(row))) for row in rows]
+
+
+def _without_images(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_without_images(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    source = value.get("source")
+    if value.get("type") == "image" and isinstance(source, dict) and isinstance(source.get("data"), str):
+        return _image(source)
+    return {name: _without_images(item) for name, item in value.items()}
+
+
+def _image(source: dict[str, Any]) -> Block:
+    try:
+        raw = base64.b64decode(source["data"])
+    except binascii.Error:  # a model's or a file's image that is none: hashed as it stands
+        raw = source["data"].encode("utf-8", "surrogatepass")
+    digest = hashlib.sha256(raw).hexdigest()
+    return {"type": "image", "sha256": digest, "media_type": source.get("media_type"), "bytes": len(raw)}

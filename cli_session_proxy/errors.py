@@ -1,0 +1,159 @@
+"""Every error a caller can meet, as one tree.
+
+    ProxyError
+    ├── InvalidRequest        400 invalid_request          names the field in `param`
+    │   └── ContextTooLong    400 context_too_long
+    ├── Unauthorized          401 unauthorized
+    ├── ClaudeNotLoggedIn     401 claude_not_logged_in
+    ├── NotFound              404 not_found
+    ├── SessionBusy           409 session_busy             somebody else is writing this session
+    ├── RequestTooLarge       413 request_too_large
+    ├── QueueFull             429 queue_full               `retry_after` in seconds
+    ├── RateLimited           429 rate_limited             `retry_after` in seconds: the provider's real reset
+    ├── TurnCancelled         499 turn_cancelled
+    ├── UpstreamError         502 upstream_error
+    ├── ClaudeUnavailable     503 claude_unavailable
+    ├── StoreUnavailable      503 store_unavailable
+    ├── TurnTimeout           504 turn_timeout
+    ├── Overloaded            529 overloaded
+    ├── SandboxError          500 sandbox_error
+    └── ConfigError           500 config_error             only at start-up: exit code 2
+
+An error carries data (status, code, param, retry_after, detail), and its text says what to do next.
+No error text ever holds a key, an environment or a prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class ProxyError(Exception):
+    """Base of the tree. `status` is the HTTP status, `code` the stable name of the contract."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after: float | None = None,
+        detail: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+        self.detail = detail or {}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The form kept in the store and shown in a dump: `{status, code, message, …}`."""
+        data: dict[str, Any] = {"status": self.status, "code": self.code, "message": self.message}
+        if self.param is not None:
+            data["param"] = self.param
+        if self.retry_after is not None:
+            data["retry_after"] = self.retry_after
+        if self.detail:
+            data["detail"] = self.detail
+        return data
+
+
+class InvalidRequest(ProxyError):
+    status = 400
+    code = "invalid_request"
+
+
+class ContextTooLong(InvalidRequest):
+    code = "context_too_long"
+
+
+class Unauthorized(ProxyError):
+    status = 401
+    code = "unauthorized"
+
+
+class ClaudeNotLoggedIn(ProxyError):
+    status = 401
+    code = "claude_not_logged_in"
+
+
+class NotFound(ProxyError):
+    status = 404
+    code = "not_found"
+
+
+class SessionBusy(ProxyError):
+    status = 409
+    code = "session_busy"
+
+
+class RequestTooLarge(ProxyError):
+    status = 413
+    code = "request_too_large"
+
+
+class QueueFull(ProxyError):
+    status = 429
+    code = "queue_full"
+
+
+class RateLimited(ProxyError):
+    status = 429
+    code = "rate_limited"
+
+
+class TurnCancelled(ProxyError):
+    status = 499
+    code = "turn_cancelled"
+
+
+class UpstreamError(ProxyError):
+    status = 502
+    code = "upstream_error"
+
+
+class ClaudeUnavailable(ProxyError):
+    status = 503
+    code = "claude_unavailable"
+
+
+class StoreUnavailable(ProxyError):
+    status = 503
+    code = "store_unavailable"
+
+
+class TurnTimeout(ProxyError):
+    status = 504
+    code = "turn_timeout"
+
+
+class Overloaded(ProxyError):
+    status = 529
+    code = "overloaded"
+
+
+class SandboxError(ProxyError):
+    status = 500
+    code = "sandbox_error"
+
+
+class ConfigError(ProxyError):
+    status = 500
+    code = "config_error"
+
+
+def _subclasses(cls: type[ProxyError]) -> list[type[ProxyError]]:
+    return [cls, *(deeper for sub in cls.__subclasses__() for deeper in _subclasses(sub))]
+
+
+def from_dict(data: dict[str, Any]) -> ProxyError:
+    """The inverse of `ProxyError.as_dict`: an unknown code becomes an `UpstreamError`."""
+    by_code = {cls.code: cls for cls in _subclasses(ProxyError)}
+    return by_code.get(data.get("code", ""), UpstreamError)(
+        str(data.get("message", "unknown error")),
+        param=data.get("param"),
+        retry_after=data.get("retry_after"),
+        detail=data.get("detail"),
+    )

@@ -1,0 +1,223 @@
+"""A turn while it runs: what it tells its clients, and who of them is still there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from . import errors
+from .errors import ProxyError
+from .models import BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent
+
+
+class LiveTurn:
+    """One turn's events, from the first one on, for any number of clients that come and go.
+
+    The events are kept while the turn lives, because a retry may attach at any time; their size is the answer's.
+    `on_empty` is called `grace` seconds after the last client left a turn that is not finished; `on_delivery`
+    once, when the fate of the answer is known: True = a client has it, False = all left without it.
+    """
+
+    def __init__(
+        self,
+        turn: Turn,
+        agent_id: str,
+        *,
+        grace: float,
+        on_empty: Callable[[], None],
+        on_delivery: Callable[[bool], None],
+    ) -> None:
+        self.turn = turn
+        self.agent_id = agent_id
+        self.cancelled_because: str | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.begun = False  # a task cancelled before its first step would never run its own clean-up
+        self._events: list[TurnEvent] = []
+        self._error: ProxyError | None = None
+        self._done = False
+        self._waiters: list[asyncio.Future[None]] = []
+        self._finished = asyncio.Event()
+        self._clients = 0
+        self._acknowledged = False
+        self._grace = grace
+        self._on_empty = on_empty
+        self._on_delivery = on_delivery
+        self._timer: asyncio.TimerHandle | None = None
+
+    # what the engine says
+
+    def publish(self, event: TurnEvent) -> None:
+        self._events.append(event)
+        self._wake()
+
+    def finish(self, turn: Turn) -> None:
+        self.turn = turn
+        self._done = True
+        self._stop_timer()
+        self._finished.set()
+        self.publish(Finished(turn))
+
+    def fail(self, error: ProxyError) -> None:
+        if self._done:
+            return
+        self._error = error
+        self._done = True
+        self._stop_timer()
+        self._finished.set()
+        self._wake()
+
+    @property
+    def abandoned(self) -> bool:
+        """Every client has left, and none has acknowledged."""
+        return self._clients == 0 and not self._acknowledged
+
+    @property
+    def spoke(self) -> bool:
+        """Something of the answer was passed on: the turn cannot be run again unnoticed."""
+        return any(isinstance(event, BlockStart) for event in self._events)
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    def cancel(self, why: str) -> None:
+        """End the turn: whoever runs it sees the cancellation, with this reason for the dump."""
+        if self._done or self.cancelled_because is not None:
+            return
+        self.cancelled_because = why
+        if self.task is not None and self.begun:
+            self.task.cancel()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # what its clients do
+
+    def attach(self, *, replayed: bool = False) -> Answer:
+        self._stop_timer()
+        self._clients += 1
+        return Answer(self, replayed=replayed)
+
+    def _detach(self, *, acknowledged: bool) -> None:
+        self._clients -= 1
+        if acknowledged and not self._acknowledged:
+            self._acknowledged = True
+            self._on_delivery(True)
+        if self._clients or self._acknowledged:
+            return
+        if self._done:
+            self._on_delivery(False)
+        else:
+            self._timer = asyncio.get_running_loop().call_later(self._grace, self._on_empty)
+
+    async def _follow(self) -> AsyncIterator[TurnEvent]:
+        at = 0
+        while True:
+            while at < len(self._events):
+                at += 1
+                yield self._events[at - 1]
+            if self._done:
+                self._raise_error()
+                return
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    async def _outcome(self) -> Turn:
+        await self._finished.wait()
+        self._raise_error()
+        return self.turn
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise errors.from_dict(self._error.as_dict())
+
+
+class Answer:
+    """One client's view of a running (or replayed) turn. `replayed`: the answer was there before it asked.
+
+    Whoever holds one calls `leave` in the end (a `finally` is the place), after `acknowledge` where it applies.
+    """
+
+    def __init__(self, live: LiveTurn, *, replayed: bool) -> None:
+        self._live = live
+        self._open = True
+        self.replayed = replayed
+
+    @property
+    def agent_id(self) -> str:
+        return self._live.agent_id
+
+    @property
+    def turn_id(self) -> str:
+        return self._live.turn.id
+
+    def events(self) -> AsyncIterator[TurnEvent]:
+        """All events of the turn from its first one, however late this client came; ends with `Finished`.
+
+        Raises the turn's `ProxyError` when it failed or was cancelled.
+        """
+        return self._live._follow()
+
+    async def turn(self) -> Turn:
+        """The committed turn. Raises the turn's `ProxyError` when it failed or was cancelled."""
+        return await self._live._outcome()
+
+    def acknowledge(self) -> None:
+        """The finish event (or the whole body) was handed to the client. Idempotent."""
+        if self._open:
+            self._open = False
+            self._live._detach(acknowledged=True)
+
+    def leave(self) -> None:
+        """This client went away. When the last one leaves an unfinished turn, `disconnect_grace` starts.
+
+        A no-op after `acknowledge`. Idempotent, so it can stand in a `finally`.
+        """
+        if self._open:
+            self._open = False
+            self._live._detach(acknowledged=False)
+
+    def cancel(self) -> None:
+        """End the turn now: a queued one is removed from its lane, a running one is interrupted."""
+        self._live.cancel("cancelled by the client")
+
+
+def replay(live: LiveTurn) -> None:
+    """Give a finished turn's answer again, as if it had just been said."""
+    turn = live.turn
+    live.publish(Started(live.agent_id, turn.id, turn.session_id or "", turn.continuity or "started"))
+    for index, block in enumerate(turn.output):
+        live.publish(BlockStart(index, _opening(block)))
+        for delta in _deltas(block):
+            live.publish(BlockDelta(index, delta))
+        live.publish(BlockStop(index))
+    live.finish(turn)
+
+
+def _opening(block: dict[str, object]) -> dict[str, object]:
+    kind = block.get("type")
+    if kind == "text":
+        return {"type": "text", "text": ""}
+    if kind == "thinking":
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return dict(block)
+
+
+def _deltas(block: dict[str, object]) -> list[dict[str, object]]:
+    if block.get("type") == "text":
+        return [{"type": "text_delta", "text": block["text"]}]
+    if block.get("type") == "thinking":
+        deltas: list[dict[str, object]] = [{"type": "thinking_delta", "thinking": block.get("thinking", "")}]
+        if block.get("signature"):
+            deltas.append({"type": "signature_delta", "signature": block["signature"]})
+        return deltas
+    return []

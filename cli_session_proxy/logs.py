@@ -1,0 +1,135 @@
+"""Logs: JSON lines in `<var>/logs/proxy.log`, rotated; warnings and errors also on stderr, for a human.
+
+What an event carries is the caller's choice, but never a prompt, a key or an environment: `_drop_secrets` is the
+second line behind that rule. Bind the request's id once (`bind(request_id=…)`), and every line of its task has it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from logging.handlers import RotatingFileHandler
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from structlog.contextvars import bind_contextvars, bound_contextvars, clear_contextvars, merge_contextvars
+
+from . import redact
+from .sandbox import make_private
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+    from pathlib import Path
+
+    from .settings import Settings
+
+__all__ = ["bind", "bound", "clear", "configure", "file_of", "get", "shut_down"]
+
+ROTATE_BYTES = 10 * 1024 * 1024
+ROTATE_KEPT = 5  # so that logs never need more than 60 MB
+TEXT_LIMIT = 2000  # characters of one value: an error's text, not a conversation
+NAME = "cli_session_proxy"
+
+# Fields that would hold a conversation or an environment: never written, whatever they are.
+_NEVER = frozenset(
+    {"prompt", "messages", "content", "body", "input", "output", "system", "answer", "text", "headers"}
+    | {"env", "environ", "environment"}
+)
+# Names of secrets: broader than those that `redact` hides in a dump, where content is to be read.
+_SECRET_NAME = re.compile(r"(^|_)(key|token|secret|password|cookie|credentials?|authorization)$")
+
+bind = bind_contextvars
+bound = bound_contextvars
+clear = clear_contextvars
+
+
+def get(name: str = NAME) -> structlog.stdlib.BoundLogger:
+    """A logger. Safe at import: it takes its configuration at first use."""
+    logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
+    return logger
+
+
+def file_of(settings: Settings) -> Path:
+    return settings.var / "logs" / "proxy.log"
+
+
+def configure(settings: Settings) -> None:
+    """Send this program's logs to the file and warnings to stderr. Called again, it replaces what it set before.
+
+    Raises `SandboxError` or OSError where the folder cannot be written.
+    """
+    path = file_of(settings)
+    make_private(path.parent)
+    to_file = RotatingFileHandler(path, maxBytes=ROTATE_BYTES, backupCount=ROTATE_KEPT, encoding="utf-8", delay=False)
+    to_file.setFormatter(_formatter(structlog.processors.JSONRenderer(ensure_ascii=False)))
+    to_stderr = logging.StreamHandler(sys.stderr)
+    to_stderr.setLevel(logging.WARNING)
+    console = structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+    )
+    to_stderr.setFormatter(_formatter(console))
+
+    shut_down()
+    logger = logging.getLogger(NAME)
+    logger.handlers = [to_file, to_stderr]
+    logger.setLevel(settings.log_level.upper())
+    logger.propagate = False
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *_shared(),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+
+
+def shut_down() -> None:
+    """Close what `configure` opened."""
+    logger = logging.getLogger(NAME)
+    for handler in logger.handlers:
+        handler.close()
+    logger.handlers = []
+
+
+def _shared() -> list[Any]:
+    return [
+        merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+
+
+def _formatter(renderer: Any) -> structlog.stdlib.ProcessorFormatter:
+    """Both ours and plain `logging` records, exceptions as text, secrets out, then the renderer."""
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=_shared(),
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.format_exc_info,
+            _drop_secrets,
+            renderer,
+        ],
+    )
+
+
+def _drop_secrets(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    return {key: _clean(key, value) for key, value in event.items()}
+
+
+def _clean(name: str, value: Any) -> Any:
+    """A value as it may be written: plain JSON types, secrets hidden, texts cut."""
+    plain = name.lower().replace("-", "_")
+    if plain in _NEVER or (isinstance(value, str | bytes) and _SECRET_NAME.search(plain)):
+        return redact.HIDDEN
+    if isinstance(value, dict):
+        return {str(key): _clean(str(key), item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_clean("", item) for item in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = redact.text(str(value))
+    return text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]}… ({len(text)} characters)"

@@ -1,0 +1,283 @@
+"""The words of the design as data: what a request, a turn, a session and a link are.
+
+Content is kept in the blocks of Anthropic's Messages API (`text`, `image`, `thinking`, `tool_use`,
+`tool_result`), because that is what the CLI takes and gives; every wire is translated at its own border.
+Times are UTC seconds since the epoch (float). Ids of turns are `turn_…`, ids of sessions the CLI's UUIDs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Block = dict[str, Any]
+JSON = dict[str, Any]
+
+Role = Literal["user", "assistant"]
+Status = Literal["queued", "running", "completed", "requires_action", "failed", "cancelled"]
+Continuity = Literal["started", "warm", "resumed", "rebuilt", "branched"]
+LinkReason = Literal["started", "forked_by_cli", "rebuilt", "branched", "reset_by_cli", "moved", "adopted"]
+# Did the answer reach its client? `pending` until the acknowledgement; `uncertain` after a crash in between.
+Delivery = Literal["pending", "delivered", "undelivered", "uncertain"]
+
+ON_PATH: frozenset[Status] = frozenset({"completed", "requires_action"})
+FINISHED: frozenset[Status] = frozenset({"completed", "requires_action", "failed", "cancelled"})
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation, in the Messages API's roles and blocks."""
+
+    role: Role
+    content: tuple[Block, ...]
+
+    def as_json(self) -> JSON:
+        return {"role": self.role, "content": list(self.content)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Message:
+        return Message(data["role"], tuple(data["content"]))
+
+    @staticmethod
+    def user(text: str) -> Message:
+        return Message("user", ({"type": "text", "text": text},))
+
+    @staticmethod
+    def assistant(text: str) -> Message:
+        return Message("assistant", ({"type": "text", "text": text},))
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """One request, whatever wire it came by.
+
+    `messages` is all the client sent, history included, without system messages; which part of it is new is
+    decided by `continuity`. `fingerprint` is equal for equal requests (same owner, agent, wire and body): it
+    recognises a retry. `continues` names a turn (an id of a stateful wire), and wins over history.
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    fingerprint: str
+    owner: str = "local"
+    agent_id: str | None = None
+    system: str | None = None
+    effort: str | None = None
+    profile: str | None = None
+    fresh: bool = False
+    continues: str | None = None
+    idempotency_key: str | None = None
+    is_retry: bool = False
+    wire: str = "chat"
+    request_id: str | None = None
+    timeout: float | None = None
+    metadata: JSON = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one turn. `input_tokens` excludes what was read from or written to the cache."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    thinking_tokens: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Everything the model read: new, cache read and cache write."""
+        return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens
+
+    def as_json(self) -> JSON:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any] | None) -> Usage:
+        return Usage(**{k: v for k, v in (data or {}).items() if k in Usage.__slots__})
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """Whoever a conversation belongs to. `key` is the store's own id; (`owner`, `agent_id`) is unique.
+
+    `named` is False where the history named it: only such agents are found by history from outside.
+    `dir` is the name of its directory under the sandbox prefix.
+    """
+
+    key: int
+    owner: str
+    agent_id: str
+    dir: str
+    named: bool
+    head: str | None
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request and its answer. `seq` is the order of acceptance in the whole store."""
+
+    id: str
+    seq: int
+    agent_key: int
+    parent_id: str | None
+    status: Status
+    model: str
+    input: tuple[Message, ...]
+    created_at: float
+    system: str | None = None
+    effort: str | None = None
+    profile: str | None = None
+    output: tuple[Block, ...] = ()
+    stop_reason: str | None = None
+    session_id: str | None = None
+    continuity: Continuity | None = None
+    reason: JSON = field(default_factory=dict)
+    usage: Usage = field(default_factory=Usage)
+    cost_usd: float | None = None
+    error: JSON | None = None
+    attempts: tuple[JSON, ...] = ()
+    timings: JSON = field(default_factory=dict)
+    tools: tuple[JSON, ...] = ()
+    delivery: Delivery = "pending"
+    origin: str = "chat"
+    fingerprint: str = ""
+    frame_uuid: str | None = None
+    path_hash: str | None = None
+    depth: int = 0
+    instance: str | None = None
+    started_at: float | None = None
+    finished_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileMark:
+    """What a transcript file looked like when it was last known to equal the path up to the tip.
+
+    `size` in bytes; `sha256` of exactly those bytes; `leaf` is the uuid of the last record on the path.
+    """
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    sha256: str
+    leaf: str | None
+
+    def as_json(self) -> JSON:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> FileMark:
+        return FileMark(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One id that the CLI handed out: a cache of the path that ends at `tip_turn_id`.
+
+    `mark` is None when the transcript is not known to equal the path (`dirty`): it is verified before use.
+    `cost_total_usd` is the CLI's own running total, from which a turn's cost is the difference.
+    """
+
+    id: str
+    agent_key: int
+    tip_turn_id: str | None
+    transcript: str
+    cli_version: str
+    created_at: float
+    mark: FileMark | None = None
+    cost_total_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Why `to_session` follows `from_session` (None for the first one), at which turn, with the evidence."""
+
+    from_session: str | None
+    to_session: str
+    turn_id: str | None
+    reason: LinkReason
+    detail: JSON
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of a transcript, verbatim (no newline). Lines without a uuid are the CLI's own notes.
+
+    `synthetic` is set where the line was made from frames or from a client's history, not by the CLI.
+    """
+
+    line: str
+    uuid: str | None = None
+    synthetic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """An agent with everything it owns but its turns, which are streamed apart."""
+
+    agent: Agent
+    sessions: tuple[Session, ...]
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSummary:
+    """One row of `chains`. `bytes` is the size of what the store keeps for it."""
+
+    agent: Agent
+    turns: int
+    sessions: int
+    repairs: int
+    state: Status | None
+    cost_usd: float
+    bytes: int
+    last_at: float
+
+
+# --- what a running turn tells its client ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The session is ready and the frame is sent: everything for the answer's headers is known."""
+
+    agent_id: str
+    turn_id: str
+    session_id: str
+    continuity: Continuity
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStart:
+    """A block of the answer begins. `index` counts the blocks of the whole turn."""
+
+    index: int
+    block: Block
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDelta:
+    """A piece of a block: `text_delta`, `thinking_delta`, `signature_delta` or `input_json_delta`."""
+
+    index: int
+    delta: Block
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStop:
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The turn is committed. Sent once, last: it is the acknowledgement."""
+
+    turn: Turn
+
+
+TurnEvent = Started | BlockStart | BlockDelta | BlockStop | Finished

@@ -1,0 +1,98 @@
+"""The LiteLLM provider `claude-cli`.
+
+    from cli_session_proxy import provider
+    provider.register()
+    await litellm.acompletion(model="claude-cli/sonnet", messages=[…], agent_id="ada")
+
+or, in a LiteLLM proxy's config.yaml, `custom_handler: cli_session_proxy.provider.handler` (docs/litellm/config.yaml).
+The engine runs in this process, from the settings of environment and file; with `api_base` a running `serve`
+answers instead. Importing this module imports litellm (2 s); nothing else of the package does.
+
+It stays thin: LiteLLM executes a copy of a handler's file that lies beside its config.yaml, so state lives in
+`litellm_door.runtime`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import aclosing, closing, contextmanager
+from typing import Any
+
+import litellm
+from litellm import ModelResponse
+from litellm.llms.custom_llm import CustomLLM
+from litellm.types.utils import ModelResponseStream
+from litellm.utils import custom_llm_setup
+
+from .errors import ProxyError
+from .litellm_door import embedded, remote, runtime, shapes
+from .litellm_door.call import Call
+from .litellm_door.call import read as read_call
+from .litellm_door.failures import PROVIDER, translate
+from .litellm_door.reply import Reply
+from .litellm_door.runtime import Source, close, configure
+
+__all__ = ["PROVIDER", "ClaudeCLI", "close", "configure", "handler", "register"]
+
+
+class ClaudeCLI(CustomLLM):
+    """LiteLLM's custom handler over the engine. All arguments come by keyword; errors are LiteLLM's exceptions."""
+
+    async def acompletion(self, **kwargs: Any) -> ModelResponse:  # type: ignore[override]  # by keyword only
+        with _translated(kwargs):
+            async with aclosing(runtime.current().aitems(_complete(read_call(kwargs, stream=False)))) as replies:
+                async for reply in replies:  # one; then to the end, where the turn is acknowledged
+                    answer = shapes.response(reply)
+            return answer
+
+    def completion(self, **kwargs: Any) -> ModelResponse:  # type: ignore[override]  # by keyword only
+        with (
+            _translated(kwargs),
+            closing(runtime.current().items(_complete(read_call(kwargs, stream=False)))) as replies,
+        ):
+            for reply in replies:
+                answer = shapes.response(reply)
+            return answer
+
+    async def astreaming(self, **kwargs: Any) -> AsyncGenerator[ModelResponseStream, None]:  # type: ignore[override]
+        # LiteLLM calls this without awaiting it: it must be an async generator function.
+        chunks = shapes.Chunks()
+        with _translated(kwargs):
+            async with aclosing(runtime.current().aitems(_stream(read_call(kwargs, stream=True)))) as replies:
+                async for reply in replies:
+                    for chunk in chunks.feed(reply):
+                        yield chunk
+
+    def streaming(self, **kwargs: Any) -> Generator[ModelResponseStream, None, None]:  # type: ignore[override]
+        chunks = shapes.Chunks()
+        with _translated(kwargs), closing(runtime.current().items(_stream(read_call(kwargs, stream=True)))) as replies:
+            for reply in replies:
+                yield from chunks.feed(reply)
+
+
+handler = ClaudeCLI()
+
+
+def register() -> None:
+    """Make `claude-cli/<model>` known to the litellm of this process. Idempotent."""
+    others = [item for item in litellm.custom_provider_map if item["provider"] != PROVIDER]
+    litellm.custom_provider_map = [*others, {"provider": PROVIDER, "custom_handler": handler}]
+    custom_llm_setup()  # type: ignore[no-untyped-call]  # else done at each call, but litellm asks for the name before
+
+
+def _complete(call: Call) -> Source[Reply]:
+    way = remote.complete if call.api_base else embedded.complete
+    return lambda here: way(here, call)
+
+
+def _stream(call: Call) -> Source[Reply]:
+    way = remote.stream if call.api_base else embedded.stream
+    return lambda here: way(here, call)
+
+
+@contextmanager
+def _translated(kwargs: dict[str, Any]) -> Iterator[None]:
+    try:
+        yield
+    except ProxyError as exc:
+        raise translate(exc, str(kwargs.get("model"))) from exc

@@ -1,0 +1,202 @@
+"""Where an agent works: one directory each, under one prefix, `<var>/sandbox/agents/<dir>`.
+
+`directory_name` gives the directory's name, and `Sandboxes.path` is the only place that builds the path: it takes a
+name, never a path, so no prefix can be put in front twice and nothing can lead out.
+The functions here are synchronous; from the event loop call them through `asyncio.to_thread`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from .errors import InvalidRequest, SandboxError
+from .settings import Settings
+
+AGENT_ID_LIMIT = 256  # characters, part of the contract
+LOCAL_OWNER = "local"
+READABLE_LIMIT = 40  # a safe name up to here is its own directory; keeps the CLI's project path under 200 characters
+READABLE_PART = 24  # of a name that needs a hash
+HASH_CHARACTERS = 26  # 130 bits of base32: no two names meet by chance
+# sun_path is 104 bytes on macOS, 108 on Linux; the CLI opens `$TMPDIR/cc-socks/<pid>.sock` (up to 25 more)
+TMPDIR_LIMIT = 75
+
+# No upper case (a case-insensitive disk), no `~` (it marks hashed names), no dots.
+_SAFE = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
+# The CLI's project folder turns every other character into "-": a safe name must not look like a hashed one there.
+_LIKE_HASHED = re.compile(r"-[a-z2-7]{26}$")
+_HASHED = re.compile(r"[a-z0-9-]{1,24}~[a-z2-7]{26}")
+
+
+def directory_name(owner: str, agent_id: str) -> str:
+    """The directory of an agent: injective over (owner, agent_id), also where case is ignored.
+
+    A safe name of the local owner is kept as it is; anything else is a readable part, `~` and a hash.
+    Raises `InvalidRequest` (param `agent_id`) for an empty id or one over 256 characters.
+    """
+    if not agent_id:
+        raise InvalidRequest("agent_id is empty: name the agent with 1 to 256 characters", param="agent_id")
+    if len(agent_id) > AGENT_ID_LIMIT:
+        raise InvalidRequest(f"agent_id has {len(agent_id)} characters: use at most {AGENT_ID_LIMIT}", param="agent_id")
+    if owner == LOCAL_OWNER and _is_safe(agent_id):
+        return agent_id
+    readable = re.sub("[^a-z0-9]+", "-", agent_id.lower()).strip("-")[:READABLE_PART].strip("-") or "agent"
+    # the owner's length keeps ("a\0b", "c") and ("a", "b\0c") apart
+    key = f"{len(owner)}\0{owner}\0{agent_id}".encode("utf-8", "surrogatepass")
+    digest = base64.b32encode(hashlib.sha256(key).digest()).decode().lower()[:HASH_CHARACTERS]
+    return f"{readable}~{digest}"
+
+
+class Sandboxes:
+    """The agents' directories, with the links of `[sandbox.links]` inside each.
+
+    `agent_dir` is always a result of `directory_name`; anything else is a `SandboxError`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._prefix = settings.var / "sandbox" / "agents"
+        self._tmp = settings.var / "tmp"
+        self._links = dict(settings.sandbox.links)
+
+    def path(self, agent_dir: str) -> Path:
+        """`<var>/sandbox/agents/<dir>`; nothing is created."""
+        if not _is_directory_name(agent_dir):
+            raise SandboxError(f"{agent_dir!r} is not an agent's directory name: it is made by directory_name()")
+        return self._prefix / agent_dir
+
+    def prepare(self, agent_dir: str) -> Path:
+        """The sandbox, made if it is not there, with its links. Safe to call again and by several processes."""
+        path = self.path(agent_dir)
+        make_private(self._prefix)
+        _make(path)
+        for name, target in self._links.items():
+            _link(path, name, target)
+        return path
+
+    def tmpdir(self, agent_dir: str) -> Path:
+        """The agent's own TMPDIR, outside its sandbox and short enough for the CLI's sockets. Made if needed."""
+        path = self._tmp_path(agent_dir)
+        make_private(path.parent)
+        _make(path)
+        return path
+
+    def remove(self, agent_dir: str) -> None:
+        """Delete the sandbox and the TMPDIR; what links point at stays. Nothing there is fine."""
+        for path in (self.path(agent_dir), self._tmp_path(agent_dir)):
+            if path.is_symlink():  # rmtree would refuse as well, in words that help nobody
+                raise SandboxError(
+                    f"{path} is a symbolic link, not an agent's directory: left alone, remove it yourself"
+                )
+            with _explained(f"cannot remove {path}"), contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(path)
+
+    def _tmp_path(self, agent_dir: str) -> Path:
+        path = self._tmp / self.path(agent_dir).name
+        if len(os.fsencode(path)) <= TMPDIR_LIMIT:
+            return path
+        digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"cli-session-proxy-{os.getuid()}" / digest
+
+
+def make_private(path: Path) -> None:
+    """A directory of this user's, and every missing one above it, with mode 0700.
+
+    Raises `SandboxError` when it cannot be made, or is something else (in a shared temp folder: somebody else's).
+    """
+    if not path.parent.exists():
+        make_private(path.parent)
+    _make(path)
+    if path.lstat().st_uid != os.getuid():
+        raise SandboxError(f"{path} belongs to another user: move it away")
+
+
+def _is_safe(name: str) -> bool:
+    return len(name) <= READABLE_LIMIT and _SAFE.fullmatch(name) is not None and not _LIKE_HASHED.search(name)
+
+
+def _is_directory_name(name: str) -> bool:
+    return _is_safe(name) or _HASHED.fullmatch(name) is not None
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise SandboxError(f"{what}: {exc.strerror}; is the disk writable and not full?") from exc
+
+
+def _make(path: Path) -> None:
+    """One directory below an existing parent: 0700, and never a link to somewhere else."""
+    with _explained(f"cannot make {path}"):
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            if not stat.S_ISDIR(path.lstat().st_mode):
+                raise SandboxError(
+                    f"{path} is a symbolic link or a file where a directory belongs: left alone, move it away"
+                ) from None
+
+
+def _link(sandbox: Path, name: str, target: Path) -> None:
+    """Make `sandbox/name` a link to `target`: silent when it is one, atomically re-pointed when it is stale."""
+    place = _inside(sandbox, name)
+    wanted = os.path.abspath(target.expanduser())
+    if not os.path.exists(wanted):
+        raise SandboxError(f"[sandbox.links] {name}: its target {wanted} does not exist; make it or mend the setting")
+    if _points_at(place, wanted):
+        return
+    _parents(sandbox, place)
+    with _explained(f"[sandbox.links] {name}: cannot link {place}"):
+        try:
+            os.symlink(wanted, place)
+        except FileExistsError:
+            if _points_at(place, wanted):
+                return  # another process was first
+            if not place.is_symlink():
+                raise SandboxError(
+                    f"[sandbox.links] {name}: {place} is a real file or folder: left alone, move it away"
+                ) from None
+            _repoint(place, wanted)
+
+
+def _inside(sandbox: Path, name: str) -> Path:
+    relative = PurePosixPath(name)
+    if relative.is_absolute() or not relative.parts or ".." in relative.parts:
+        raise SandboxError(f"[sandbox.links] {name!r}: must be a path inside the sandbox, such as 'skills'")
+    return sandbox.joinpath(*relative.parts)
+
+
+def _parents(sandbox: Path, place: Path) -> None:
+    """Make the folders between the sandbox and a link; one that is itself a link would lead outside."""
+    folder = sandbox
+    for part in place.relative_to(sandbox).parts[:-1]:
+        folder = folder / part
+        _make(folder)
+
+
+def _points_at(place: Path, wanted: str) -> bool:
+    try:
+        return os.readlink(place) == wanted
+    except OSError:  # not there, or not a link
+        return False
+
+
+def _repoint(place: Path, wanted: str) -> None:
+    """Replace a link in one step, so that nobody ever finds it missing."""
+    fresh = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
+    os.symlink(wanted, fresh)
+    try:
+        os.replace(fresh, place)
+    except OSError:
+        fresh.unlink()
+        raise

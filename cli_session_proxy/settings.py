@@ -1,0 +1,143 @@
+"""Settings: flags over environment (`CLI_SESSION_PROXY_*`) over `cli_session_proxy.toml`. Read here only.
+
+`Settings` is resolved once at start-up and passed down. A broken file or value is a `ConfigError` that
+names the place and says what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from .errors import ConfigError
+
+CONFIG_FILE = "cli_session_proxy.toml"
+
+# What a client without a system prompt gets when no tools are on; one sentence, so that it costs next to nothing.
+NEUTRAL_SYSTEM_PROMPT = "You are a helpful assistant."
+
+# The allow-list of DESIGN.md: nothing else of the proxy's environment reaches the CLI. A trailing * is a prefix.
+ENVIRONMENT_ALLOWED = (
+    "PATH", "HOME", "LANG", "LC_*", "TZ", "ANTHROPIC_*", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_USE_*",
+    "AWS_*", "GOOGLE_*", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy",
+    "all_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE",
+)  # fmt: skip
+
+
+class Profile(BaseModel):
+    """What an agent's CLI may do beyond talking. `[profiles.<name>]`; without one, the CLI's tools are off."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tools: tuple[str, ...] = ()
+    permission_mode: Literal["default", "acceptEdits", "bypassPermissions", "dontAsk", "plan"] = "default"
+    model: str | None = None
+    system_prompt: str | None = None
+    add_dirs: tuple[Path, ...] = ()
+    mcp_config: Path | None = None
+    setting_sources: tuple[Literal["user", "project", "local"], ...] = ()
+
+
+class SandboxSettings(BaseModel):
+    """`[sandbox]`. `links` maps a path inside every agent's sandbox to the file or folder it points at."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    links: dict[str, Path] = Field(default_factory=dict)
+
+
+class Settings(BaseSettings):
+    """Every option of the proxy. Times in seconds, sizes in bytes."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="CLI_SESSION_PROXY_", env_nested_delimiter="__", extra="forbid", toml_file=CONFIG_FILE
+    )
+
+    # where it listens, what it keeps
+    host: str = "127.0.0.1"
+    port: int = Field(default=8787, ge=0, le=65535)
+    var: Path = Path("var")
+    # the CLI
+    claude_bin: Path | None = None
+    claude_config_dir: Path | None = None
+    claude_env: dict[str, str] = Field(default_factory=dict)
+    default_model: str = "sonnet"
+    system_prompt: str = NEUTRAL_SYSTEM_PROMPT
+    profile: str | None = None
+    profiles: dict[str, Profile] = Field(default_factory=dict)
+    sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
+    # bounds
+    turn_timeout: float = Field(default=1800.0, gt=0)
+    idle_timeout: float = Field(default=300.0, gt=0)
+    spawn_timeout: float = Field(default=60.0, gt=0)
+    stop_grace: float = Field(default=5.0, ge=0)
+    drain_timeout: float = Field(default=30.0, ge=0)
+    disconnect_grace: float = Field(default=10.0, ge=0)
+    keepalive: float = Field(default=15.0, gt=0)
+    lane_limit: int = Field(default=64, ge=1)
+    max_turns: int = Field(default_factory=lambda: 8 * (os.cpu_count() or 2), ge=1)
+    max_processes: int = Field(default_factory=lambda: 8 * (os.cpu_count() or 2), ge=1)
+    max_spawns: int = Field(default_factory=lambda: max(1, os.cpu_count() or 1), ge=1)
+    process_idle: float = Field(default=900.0, gt=0)
+    cli_retries: int = Field(default=2, ge=0)
+    max_body: int = Field(default=64 * 1024 * 1024, ge=1024)
+    on_context_full: Literal["compact", "error"] = "compact"
+    # data
+    retention_days: float | None = Field(default=None, gt=0)
+    idempotency_hours: float = Field(default=24.0, gt=0)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("var", "claude_bin", "claude_config_dir", mode="after")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        return None if value is None else Path(os.path.abspath(value.expanduser()))
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    def profile_for(self, name: str | None) -> Profile:
+        """The named profile, the default one, or one without tools. Unknown: `ConfigError`."""
+        name = name or self.profile
+        if name is None:
+            return Profile()
+        if name not in self.profiles:
+            known = ", ".join(sorted(self.profiles)) or "none"
+            raise ConfigError(f"unknown profile {name!r}: add [profiles.{name}] to {CONFIG_FILE} (known: {known})")
+        return self.profiles[name]
+
+
+def load(**flags: Any) -> Settings:
+    """Settings from the flags that were given (None means: not given), the environment and the file."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "settings"
+        raise ConfigError(
+            f"setting {where}: {first['msg']} (from a flag, CLI_SESSION_PROXY_* or {CONFIG_FILE})"
+        ) from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"{CONFIG_FILE} is not valid TOML: {exc}; mend that line or move the file away") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{CONFIG_FILE} cannot be read: {exc}; mend it or move the file away") from exc
+    except ValueError as exc:  # pydantic-settings: a complex value in the environment that is not JSON
+        raise ConfigError(f"a CLI_SESSION_PROXY_* variable cannot be read: {exc}") from exc

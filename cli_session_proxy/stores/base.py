@@ -1,0 +1,221 @@
+"""What a store must do. The chain is the truth, and this is where it is kept.
+
+- Every method is one transaction: all of it is durable when it returns, or nothing is.
+- A failed write raises `StoreUnavailable` and leaves the store as it was; it never loses an earlier commit.
+- Two stores on one database see each other's commits; concurrent writers wait, bounded, then `StoreUnavailable`.
+- Rows belong to an owner: no method that takes an owner ever returns another owner's rows.
+- Images are kept once by hash and come back verbatim, in inputs, outputs and records alike.
+
+Not its business: which turn continues which (continuity), order within an agent (lanes), files (transcript).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..models import (
+    JSON,
+    Agent,
+    Block,
+    Chain,
+    ChainSummary,
+    Continuity,
+    Delivery,
+    Link,
+    Message,
+    Record,
+    Session,
+    Status,
+    Turn,
+    Usage,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NewTurn:
+    """A turn to accept durably: `queued`, last in the order of acceptance."""
+
+    id: str
+    agent_key: int
+    model: str
+    input: tuple[Message, ...]
+    created_at: float
+    parent_id: str | None = None
+    system: str | None = None
+    effort: str | None = None
+    profile: str | None = None
+    reason: JSON = field(default_factory=dict)
+    origin: str = "chat"
+    fingerprint: str = ""
+    idempotency_key: str | None = None
+    idempotency_until: float | None = None
+    instance: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedTurn:
+    """A finished turn from elsewhere (a client's history, an adopted session), with its transcript records.
+
+    Stored as `completed` and `delivered`; it moves no head.
+    """
+
+    id: str
+    agent_key: int
+    parent_id: str | None
+    model: str
+    input: tuple[Message, ...]
+    output: tuple[Block, ...]
+    records: tuple[Record, ...]
+    created_at: float
+    path_hash: str | None
+    depth: int
+    origin: str = "imported"
+    reason: JSON = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The journal entry, written before the frame is sent: what runs, where, as which attempt."""
+
+    turn_id: str
+    parent_id: str | None
+    session_id: str
+    frame_uuid: str
+    continuity: Continuity
+    reason: JSON
+    started_at: float
+    attempt: JSON
+    instance: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Everything that a finished turn changes, committed at once: answer, records, session, links, head.
+
+    `turn.status` is `completed` or `requires_action` and becomes the head (`move_head`).
+    """
+
+    turn_id: str
+    status: Status
+    output: tuple[Block, ...]
+    stop_reason: str | None
+    usage: Usage
+    cost_usd: float | None
+    tools: tuple[JSON, ...]
+    timings: JSON
+    attempts: tuple[JSON, ...]
+    records: tuple[Record, ...]
+    session: Session
+    links: tuple[Link, ...]
+    path_hash: str | None
+    depth: int
+    delivery: Delivery
+    finished_at: float
+    reason: JSON = field(default_factory=dict)
+    move_head: bool = True
+
+
+class Store(Protocol):
+    """See the module docstring for the contract. Times are UTC seconds since the epoch."""
+
+    async def open(self) -> None:
+        """Create or migrate the schema (an older one is copied aside first; a newer one: `StoreUnavailable`)."""
+
+    async def close(self) -> None: ...
+
+    # agents
+    async def agent(self, owner: str, agent_id: str) -> Agent | None: ...
+
+    async def agent_by_key(self, key: int) -> Agent | None: ...
+
+    async def ensure_agent(self, owner: str, agent_id: str, dir: str, *, named: bool, now: float) -> Agent:
+        """The agent, created when new. Two callers at once get the same one."""
+
+    async def delete_agent(self, key: int) -> None:
+        """Remove the agent and all that is its own: turns, sessions, links, records, keys, unshared images."""
+
+    def summaries(self, owner: str | None = None) -> AsyncIterator[ChainSummary]:
+        """One row an agent (of every owner when None), last active first."""
+
+    # turns
+    async def accept(self, new: NewTurn) -> Turn:
+        """Store a queued turn. With an idempotency key already taken by another turn: `KeyTaken`."""
+
+    async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
+        """Store finished turns, parents first, all or none; `head` moves the agent's head to that turn."""
+
+    async def begin(self, begun: Begun) -> None:
+        """Journal: status `running`. Called before the frame is sent; again for each new attempt."""
+
+    async def commit(self, commit: Commit) -> Turn:
+        """One transaction for all that a finished turn changes. Returns the turn as stored."""
+
+    async def fail(
+        self, turn_id: str, status: Status, error: JSON, attempts: Sequence[JSON], timings: JSON, finished_at: float
+    ) -> Turn:
+        """End a turn as `failed` or `cancelled`, and mark its session dirty. The head does not move."""
+
+    async def requeue(self, turn_id: str, instance: str | None) -> Turn:
+        """A failed or cancelled turn becomes `queued` again (a new attempt); its `seq` and parent stay."""
+
+    async def set_delivery(self, turn_id: str, delivery: Delivery) -> None: ...
+
+    async def set_head(self, agent_key: int, turn_id: str | None) -> None: ...
+
+    async def turn(self, turn_id: str) -> Turn | None: ...
+
+    async def turn_by_key(self, owner: str, idempotency_key: str, now: float) -> Turn | None:
+        """The turn an unexpired idempotency key belongs to."""
+
+    async def turn_by_fingerprint(self, owner: str, fingerprint: str) -> Turn | None:
+        """The latest accepted turn with this fingerprint, whatever its status."""
+
+    async def turns_by_hash(self, owner: str, path_hashes: Sequence[str], agent_key: int | None = None) -> list[Turn]:
+        """Turns on a path (`completed`, `requires_action`) whose `path_hash` is among these; indexed.
+
+        Within one agent, or, with `agent_key` None, among the owner's agents that are not named.
+        """
+
+    async def own_frames(self, agent_key: int, uuids: Sequence[str]) -> set[str]:
+        """Which of these record uuids are frames that we sent (any attempt of any turn of this agent)."""
+
+    async def children(self, turn_id: str) -> list[Turn]: ...
+
+    async def path(self, turn_id: str) -> list[Turn]:
+        """The turns from the root to this one. O(depth): not for the warm path."""
+
+    async def records(self, turn_id: str) -> list[Record]:
+        """The transcript records of the whole path to this turn, in order. O(depth): only for repairs."""
+
+    def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
+        """All turns of an agent in the order of acceptance, streamed."""
+
+    def unfinished(self) -> AsyncIterator[Turn]:
+        """Turns that are `queued` or `running`, in the order of acceptance."""
+
+    async def pending_deliveries(self) -> list[Turn]:
+        """Finished turns whose delivery is still `pending`."""
+
+    # sessions and links
+    async def session(self, session_id: str) -> Session | None: ...
+
+    async def session_at(self, agent_key: int, turn_id: str) -> Session | None:
+        """The newest session of this agent whose tip is this turn."""
+
+    async def save_session(self, session: Session, links: Sequence[Link] = ()) -> None:
+        """Insert or replace a session, with the links that explain it."""
+
+    async def chain(self, agent_key: int) -> Chain | None: ...
+
+    async def expired_agents(self, before: float) -> list[Agent]:
+        """Agents whose last turn is older than `before`."""
+
+
+class KeyTaken(Exception):
+    """An idempotency key already belongs to `turn_id` (raised inside `Store.accept`, never shown to a client)."""
+
+    def __init__(self, turn_id: str) -> None:
+        super().__init__(turn_id)
+        self.turn_id = turn_id

@@ -1,0 +1,75 @@
+"""From an older schema to this one: small named steps in a list, and a copy aside before the first.
+
+A new file is made from `tables` at once; `MIGRATIONS[0]` leads from version 1 to 2, the next from 2 to 3.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection, false, inspect, select
+
+from ..errors import StoreUnavailable
+from .database import copy_aside
+from .tables import meta, metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step to the next version. `apply` runs inside the transaction of the whole migration."""
+
+    name: str
+    apply: Callable[[Connection], None]
+
+
+MIGRATIONS: tuple[Migration, ...] = ()
+
+
+def prepare(conn: Connection, path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+    """Create the schema in an empty file, migrate an older one, refuse a newer or a foreign one.
+
+    Runs under the write lock: of two programs that open the file at once, one does it and the other finds it done.
+    """
+    newest = 1 + len(migrations)
+    version = _version(conn, path)
+    if version is None:
+        metadata.create_all(conn)
+        conn.execute(meta.insert(), {"name": "schema_version", "value": str(newest)})
+    elif version > newest:
+        raise StoreUnavailable(
+            f"the store {path} has schema version {version}, this program knows up to {newest}: "
+            "upgrade cli-session-proxy, or choose another --var",
+            detail={"found": version, "known": newest},
+        )
+    elif version < newest:
+        _migrate(conn, path, version, migrations)
+    # SQLite begins a write on a read-only file without a word; a write of no rows speaks up now, not at a turn
+    conn.execute(meta.update().where(false()).values(value=""))
+
+
+def _migrate(conn: Connection, path: Path, version: int, migrations: Sequence[Migration]) -> None:
+    target = path.with_name(f"{path.name}.v{version}.bak")
+    try:
+        copy_aside(path, target)
+    except (OSError, sqlite3.Error) as exc:
+        raise StoreUnavailable(f"no copy of the store could be put at {target} ({exc}): free space there") from exc
+    for step in migrations[version - 1 :]:
+        step.apply(conn)
+    newest = str(1 + len(migrations))
+    conn.execute(meta.update().where(meta.c.name == "schema_version").values(value=newest))
+
+
+def _version(conn: Connection, path: Path) -> int | None:
+    """The schema's version; None for an empty file."""
+    names = inspect(conn).get_table_names()
+    if not names:
+        return None
+    text = None
+    if meta.name in names:
+        text = conn.scalar(select(meta.c.value).where(meta.c.name == "schema_version"))
+    if text is None or not text.isdecimal() or int(text) < 1:
+        raise StoreUnavailable(f"{path} is a database of another program: move it away or choose another --var")
+    return int(text)

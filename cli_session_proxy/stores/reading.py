@@ -1,0 +1,211 @@
+"""The bodies of the store's reads: each sees one snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import CTE, ColumnElement, Connection, Integer, Select, Table, and_, case, func, or_, select
+
+from ..models import FINISHED, ON_PATH, Agent, Chain, ChainSummary, Record, Session, Turn
+from . import rows
+from .images import chunks
+from .tables import agents, frames, idempotency_keys, image_refs, images, links, records, sessions, turns
+
+# What a page of a stream holds in memory: an input may carry images of many MB.
+PAGE = 100
+
+# Links that stand for a repair: the session had to be made equal to the path again.
+REPAIRS = ("rebuilt", "moved")
+
+# Where a stream of summaries goes on: (last_at, key) of the row before.
+Position = tuple[float, int]
+
+_TURN = select(*rows.TURN)
+
+
+# --- agents ---
+
+
+def agent(conn: Connection, owner: str, agent_id: str) -> Agent | None:
+    return _agent(conn, and_(agents.c.owner == owner, agents.c.agent_id == agent_id))
+
+
+def agent_by_key(conn: Connection, key: int) -> Agent | None:
+    return _agent(conn, agents.c.key == key)
+
+
+def _agent(conn: Connection, where: ColumnElement[bool]) -> Agent | None:
+    row = conn.execute(select(agents).where(where)).one_or_none()
+    return None if row is None else rows.agent(row)
+
+
+def expired_agents(conn: Connection, before: float) -> list[Agent]:
+    found = select(agents).where(agents.c.last_at < before).order_by(agents.c.last_at, agents.c.key)
+    return [rows.agent(row) for row in conn.execute(found)]
+
+
+def chain(conn: Connection, key: int) -> Chain | None:
+    found = agent_by_key(conn, key)
+    if found is None:
+        return None
+    own = conn.execute(select(sessions).where(sessions.c.agent_key == key).order_by(sessions.c.n))
+    why = conn.execute(select(links).where(links.c.agent_key == key).order_by(links.c.n))
+    return Chain(found, tuple(map(rows.session, own)), tuple(map(rows.link, why)))
+
+
+def summaries(
+    conn: Connection, owner: str | None, after: Position | None
+) -> tuple[list[ChainSummary], Position | None]:
+    """A page of summaries, last active first, and where the next page starts (None: there is none)."""
+    page = select(agents).order_by(agents.c.last_at.desc(), agents.c.key.desc()).limit(PAGE)
+    if owner is not None:
+        page = page.where(agents.c.owner == owner)
+    if after is not None:
+        at, key = after
+        page = page.where(or_(agents.c.last_at < at, and_(agents.c.last_at == at, agents.c.key < key)))
+    found = list(conn.execute(page))
+    return _summaries(conn, found), (found[-1].last_at, found[-1].key) if len(found) == PAGE else None
+
+
+def _summaries(conn: Connection, found: Sequence[Any]) -> list[ChainSummary]:
+    keys = [row.key for row in found]
+    turn = turns.c
+    own = _by_agent(conn, turns, keys, func.count(), func.sum(turn.cost_usd), func.sum(turn.bytes), func.max(turn.seq))
+    latest = select(turn.agent_key, turn.status).where(turn.seq.in_([last for *_, last in own.values()]))
+    state = {row.agent_key: row.status for row in conn.execute(latest)}
+    opened = _by_agent(conn, sessions, keys, func.count())
+    repairs = _by_agent(conn, links, keys, func.sum(case((links.c.reason.in_(REPAIRS), 1), else_=0), type_=Integer))
+    drawn = select(images.c.size).where(images.c.sha256 == image_refs.c.sha256).scalar_subquery()
+    pictures = _by_agent(conn, image_refs, keys, func.sum(drawn))
+    summary = []
+    for row in found:
+        count, cost, size, _ = own.get(row.key, (0, None, 0, 0))
+        (number,), (repaired,), (drawn_size,) = (part.get(row.key, (0,)) for part in (opened, repairs, pictures))
+        bytes_kept = int(size + drawn_size)
+        summary.append(
+            ChainSummary(
+                rows.agent(row), count, number, repaired, state.get(row.key), cost or 0.0, bytes_kept, row.last_at
+            )
+        )
+    return summary
+
+
+def _by_agent(
+    conn: Connection, table: Table, keys: Sequence[int], *what: ColumnElement[Any]
+) -> dict[int, tuple[Any, ...]]:
+    """Aggregates over the rows of each of these agents."""
+    query = select(table.c.agent_key, *what).where(table.c.agent_key.in_(keys)).group_by(table.c.agent_key)
+    return {key: tuple(rest) for key, *rest in conn.execute(query)}
+
+
+# --- turns ---
+
+
+def _turns(conn: Connection, query: Select[Any]) -> list[Turn]:
+    return rows.loaded_turns(conn, conn.execute(query).all())
+
+
+def _first(conn: Connection, query: Select[Any]) -> Turn | None:
+    found = _turns(conn, query.limit(1))
+    return found[0] if found else None
+
+
+def turn(conn: Connection, turn_id: str) -> Turn | None:
+    return _first(conn, _TURN.where(turns.c.id == turn_id))
+
+
+def turn_by_key(conn: Connection, owner: str, key: str, now: float) -> Turn | None:
+    taken = idempotency_keys.c
+    query = _TURN.join(idempotency_keys, taken.turn_id == turns.c.id).where(taken.owner == owner, taken.key == key)
+    return _first(conn, query.where(or_(taken.until.is_(None), taken.until > now)))
+
+
+def turn_by_fingerprint(conn: Connection, owner: str, fingerprint: str) -> Turn | None:
+    query = _TURN.join(agents, agents.c.key == turns.c.agent_key).where(agents.c.owner == owner)
+    return _first(conn, query.where(turns.c.fingerprint == fingerprint).order_by(turns.c.seq.desc()))
+
+
+def turns_by_hash(conn: Connection, owner: str, hashes: Sequence[str], agent_key: int | None) -> list[Turn]:
+    query = _TURN.join(agents, agents.c.key == turns.c.agent_key).where(
+        agents.c.owner == owner, turns.c.status.in_(sorted(ON_PATH))
+    )
+    query = query.where(agents.c.named.is_(False) if agent_key is None else turns.c.agent_key == agent_key)
+    found = [
+        turn for part in chunks(sorted(set(hashes))) for turn in _turns(conn, query.where(turns.c.path_hash.in_(part)))
+    ]
+    return sorted(found, key=lambda turn: turn.seq)
+
+
+def own_frames(conn: Connection, agent_key: int, uuids: Sequence[str]) -> set[str]:
+    query = select(frames.c.uuid).where(frames.c.agent_key == agent_key)
+    return {uuid for part in chunks(list(uuids)) for uuid in conn.scalars(query.where(frames.c.uuid.in_(part)))}
+
+
+def children(conn: Connection, turn_id: str) -> list[Turn]:
+    return _turns(conn, _TURN.where(turns.c.parent_id == turn_id).order_by(turns.c.seq))
+
+
+def pending_deliveries(conn: Connection) -> list[Turn]:
+    query = _TURN.where(turns.c.delivery == "pending", turns.c.status.in_(sorted(FINISHED)))
+    return _turns(conn, query.order_by(turns.c.seq))
+
+
+def page_of_agent(conn: Connection, agent_key: int, after_seq: int) -> list[Turn]:
+    query = _TURN.where(turns.c.agent_key == agent_key, turns.c.seq > after_seq)
+    return _turns(conn, query.order_by(turns.c.seq).limit(PAGE))
+
+
+def page_of_unfinished(conn: Connection, after_seq: int) -> list[Turn]:
+    query = _TURN.where(turns.c.status.in_(("queued", "running")), turns.c.seq > after_seq)
+    return _turns(conn, query.order_by(turns.c.seq).limit(PAGE))
+
+
+# --- paths ---
+
+
+def _ancestors(turn_id: str) -> CTE:
+    """The turn and all before it. UNION, not UNION ALL: even a circle of parents would end."""
+    start = select(turns.c.id, turns.c.parent_id).where(turns.c.id == turn_id).cte("ancestors", recursive=True)
+    return start.union(select(turns.c.id, turns.c.parent_id).join(start, turns.c.id == start.c.parent_id))
+
+
+def _in_order(turn_id: str, parents: dict[str, str | None]) -> Iterable[str]:
+    """The ids from the root to `turn_id`."""
+    ids: dict[str, None] = {}
+    at: str | None = turn_id
+    while at is not None and at in parents and at not in ids:
+        ids[at] = None
+        at = parents[at]
+    return reversed(ids)
+
+
+def path(conn: Connection, turn_id: str) -> list[Turn]:
+    ancestors = _ancestors(turn_id)
+    found = {turn.id: turn for turn in _turns(conn, _TURN.join(ancestors, ancestors.c.id == turns.c.id))}
+    return [found[at] for at in _in_order(turn_id, {turn.id: turn.parent_id for turn in found.values()})]
+
+
+def path_records(conn: Connection, turn_id: str) -> list[Record]:
+    ancestors = _ancestors(turn_id)
+    parents = {row.id: row.parent_id for row in conn.execute(select(ancestors.c.id, ancestors.c.parent_id))}
+    query = select(records).join(ancestors, ancestors.c.id == records.c.turn_id)
+    lines = conn.execute(query.order_by(records.c.turn_id, records.c.n)).all()
+    by_turn: dict[str, list[Record]] = {}
+    for line, record in zip(lines, rows.loaded_records(conn, lines), strict=True):
+        by_turn.setdefault(line.turn_id, []).append(record)
+    return [record for at in _in_order(turn_id, parents) for record in by_turn.get(at, ())]
+
+
+# --- sessions ---
+
+
+def session(conn: Connection, session_id: str) -> Session | None:
+    row = conn.execute(select(sessions).where(sessions.c.id == session_id)).one_or_none()
+    return None if row is None else rows.session(row)
+
+
+def session_at(conn: Connection, agent_key: int, turn_id: str) -> Session | None:
+    query = select(sessions).where(sessions.c.agent_key == agent_key, sessions.c.tip_turn_id == turn_id)
+    row = conn.execute(query.order_by(sessions.c.created_at.desc(), sessions.c.n.desc()).limit(1)).first()
+    return None if row is None else rows.session(row)

@@ -1,0 +1,185 @@
+"""Rows to models and back: JSON as compact text, images cut out and put back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from ..models import JSON, Agent, FileMark, Link, Message, Record, Session, Turn, Usage
+from . import images
+from .images import Cutter, Place
+from .tables import turns
+
+Values = dict[str, Any]
+
+# The columns of a turn in which images may stand.
+CONTENT = ("input", "output", "tools")
+
+_PLAIN = (
+    "seq", "id", "agent_key", "parent_id", "status", "model", "created_at", "effort", "profile", "stop_reason",
+    "session_id", "continuity", "cost_usd", "delivery", "origin", "fingerprint", "frame_uuid", "path_hash", "depth",
+    "instance", "started_at", "finished_at",
+)  # fmt: skip
+
+
+def dumps(value: Any) -> str:
+    """Compact JSON as UTF-8 can carry it: only a text with half a surrogate pair is escaped."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":"))
+    return text
+
+
+def _optional(value: Any) -> str | None:
+    return None if value is None else dumps(value)
+
+
+def _loaded(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def size(*values: str | bytes | None) -> int:
+    """Bytes that these texts take in the file."""
+    return sum(len(v) if isinstance(v, bytes) else len(v.encode("utf-8")) for v in values if v)
+
+
+def content(cutter: Cutter, **parts: Any) -> tuple[Values, dict[str, list[Place]]]:
+    """The content columns of a turn without their images, and the places of those."""
+    values: Values = {}
+    places: dict[str, list[Place]] = {}
+    for name, value in parts.items():
+        values[name], found = cutter.cut(dumps(value))
+        if found:
+            places[name] = found
+    return values, places
+
+
+def messages(input: Iterable[Message]) -> list[JSON]:
+    return [message.as_json() for message in input]
+
+
+def turn_values(cutter: Cutter, turn: Turn) -> Values:
+    """All columns of a turn but `seq`, which the database gives."""
+    values: Values = {name: getattr(turn, name) for name in _PLAIN if name != "seq"}
+    texts, places = content(cutter, input=messages(turn.input), output=turn.output, tools=turn.tools)
+    texts |= {
+        "system": _optional(turn.system),
+        "reason": dumps(turn.reason),
+        "usage": dumps(turn.usage.as_json()),
+        "timings": dumps(turn.timings),
+        "attempts": dumps(turn.attempts),
+        "error": _optional(turn.error),
+        "images": dumps(places) if places else None,
+    }
+    return values | texts | {"bytes": size(*texts.values())}
+
+
+def answer_values(cutter: Cutter, turn: Turn, stored: Row[Any]) -> Values:
+    """The columns that the end of a turn changes; what was asked (input, system) is left as it is stored."""
+    texts, places = content(cutter, output=turn.output, tools=turn.tools)
+    places = {**(_loaded(stored.images) or {}), **places}
+    texts |= {
+        "reason": dumps(turn.reason),
+        "usage": dumps(turn.usage.as_json()),
+        "timings": dumps(turn.timings),
+        "attempts": dumps(turn.attempts),
+        "images": dumps(places) if places else None,
+    }
+    names = (
+        "status", "stop_reason", "cost_usd", "session_id", "path_hash", "depth", "delivery", "finished_at",
+    )  # fmt: skip
+    values = {name: getattr(turn, name) for name in names}
+    return values | texts | {"bytes": size(stored.system, stored.input, *texts.values())}
+
+
+def loaded_turns(conn: Connection, rows: Sequence[Row[Any]]) -> list[Turn]:
+    """Turns from rows of all columns of `turns`, with their images."""
+    places = [_loaded(row.images) or {} for row in rows]
+    known = images.load(conn, (sha for by_name in places for part in by_name.values() for _, sha in part))
+    return [_turn(row, by_name, known) for row, by_name in zip(rows, places, strict=True)]
+
+
+def _turn(row: Row[Any], places: dict[str, list[Place]], known: dict[str, str]) -> Turn:
+    values = row._asdict()
+    whole = {name: images.restore(values[name], places.get(name, ()), known) for name in CONTENT}
+    return Turn(
+        **{name: values[name] for name in _PLAIN},
+        input=tuple(Message.from_json(data) for data in json.loads(whole["input"])),
+        output=tuple(json.loads(whole["output"])),
+        tools=tuple(json.loads(whole["tools"])),
+        system=_loaded(row.system),
+        reason=json.loads(row.reason),
+        usage=Usage.from_json(json.loads(row.usage)),
+        timings=json.loads(row.timings),
+        attempts=tuple(json.loads(row.attempts)),
+        error=_loaded(row.error),
+    )
+
+
+def agent(row: Row[Any]) -> Agent:
+    return Agent(row.key, row.owner, row.agent_id, row.dir, bool(row.named), row.head, row.created_at)
+
+
+def session_values(session: Session) -> Values:
+    return {
+        "id": session.id,
+        "agent_key": session.agent_key,
+        "tip_turn_id": session.tip_turn_id,
+        "transcript": session.transcript,
+        "cli_version": session.cli_version,
+        "created_at": session.created_at,
+        "mark": None if session.mark is None else dumps(session.mark.as_json()),
+    }
+
+
+def session(row: Row[Any]) -> Session:
+    mark = None if row.mark is None else FileMark.from_json(json.loads(row.mark))
+    return Session(
+        row.id, row.agent_key, row.tip_turn_id, row.transcript, row.cli_version, row.created_at, mark
+    )  # fmt: skip
+
+
+def link_values(agent_key: int, link: Link) -> Values:
+    return {
+        "agent_key": agent_key,
+        "from_session": link.from_session,
+        "to_session": link.to_session,
+        "turn_id": link.turn_id,
+        "reason": link.reason,
+        "detail": dumps(link.detail),
+        "at": link.at,
+    }
+
+
+def link(row: Row[Any]) -> Link:
+    return Link(row.from_session, row.to_session, row.turn_id, row.reason, json.loads(row.detail), row.at)
+
+
+def record_values(cutter: Cutter, turn_id: str, n: int, record: Record) -> Values:
+    """A line as bytes: a line of a file may hold what UTF-8 cannot, and must come back all the same."""
+    line, places = cutter.cut(record.line)
+    return {
+        "turn_id": turn_id,
+        "n": n,
+        "uuid": record.uuid,
+        "synthetic": record.synthetic,
+        "images": dumps(places) if places else None,
+        "line": line.encode("utf-8", "surrogatepass"),
+    }
+
+
+def loaded_records(conn: Connection, rows: Sequence[Row[Any]]) -> list[Record]:
+    places = [_loaded(row.images) or () for row in rows]
+    known = images.load(conn, (sha for part in places for _, sha in part))
+    return [
+        Record(images.restore(row.line.decode("utf-8", "surrogatepass"), part, known), row.uuid, bool(row.synthetic))
+        for row, part in zip(rows, places, strict=True)
+    ]
+
+
+TURN = tuple(turns.c)

@@ -1,0 +1,177 @@
+"""The store on SQL: every method one transaction, handed to `Database` as a plain function.
+
+`writing` and `reading` hold what the transactions do, `tables` the schema, `rows` and `images` the forms,
+`migrations` the way from older schemas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from ..models import JSON, Agent, Chain, ChainSummary, Delivery, Link, Record, Session, Status, Turn
+from ..settings import Settings
+from . import migrations, reading, writing
+from .base import Begun, Commit, ImportedTurn, NewTurn, Store
+from .database import Database
+from .migrations import MIGRATIONS, Migration
+
+FILE = "chains.sqlite3"
+
+# How long a write waits for another program before `StoreUnavailable`; a commit takes about a millisecond,
+# so only a program that sits on the lock is ever waited for this long.
+BUSY_TIMEOUT = 10.0
+
+
+class SqlStore(Store):
+    """`Store` on one SQLite file in WAL mode. `url_or_path`: a path, or `sqlite:///…`; its directory exists.
+
+    A caller that is cancelled in a write leaves all of that write or nothing; which of both, only a read tells.
+    """
+
+    def __init__(
+        self,
+        url_or_path: str | Path,
+        *,
+        busy_timeout: float = BUSY_TIMEOUT,
+        migrations: Sequence[Migration] = MIGRATIONS,
+    ) -> None:
+        self._db = Database(url_or_path, busy_timeout=busy_timeout)
+        self._migrations = migrations
+
+    async def open(self) -> None:
+        await self._db.open(lambda conn: migrations.prepare(conn, self._db.path, self._migrations))
+
+    async def close(self) -> None:
+        await self._db.close()
+
+    # agents
+
+    async def agent(self, owner: str, agent_id: str) -> Agent | None:
+        return await self._db.read(lambda conn: reading.agent(conn, owner, agent_id))
+
+    async def agent_by_key(self, key: int) -> Agent | None:
+        return await self._db.read(lambda conn: reading.agent_by_key(conn, key))
+
+    async def ensure_agent(self, owner: str, agent_id: str, dir: str, *, named: bool, now: float) -> Agent:
+        found = await self.agent(owner, agent_id)
+        if found is not None:
+            return found
+        return await self._db.write(lambda conn: writing.ensure_agent(conn, owner, agent_id, dir, named=named, now=now))
+
+    async def delete_agent(self, key: int) -> None:
+        await self._db.write(lambda conn: writing.delete_agent(conn, key))
+
+    async def summaries(self, owner: str | None = None) -> AsyncIterator[ChainSummary]:
+        page, after = await self._page_of_summaries(owner, None)
+        while True:
+            for summary in page:
+                yield summary
+            if after is None:
+                return
+            page, after = await self._page_of_summaries(owner, after)
+
+    async def _page_of_summaries(
+        self, owner: str | None, after: reading.Position | None
+    ) -> tuple[list[ChainSummary], reading.Position | None]:
+        return await self._db.read(lambda conn: reading.summaries(conn, owner, after))
+
+    # turns
+
+    async def accept(self, new: NewTurn) -> Turn:
+        return await self._db.write(lambda conn: writing.accept(conn, new))
+
+    async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
+        await self._db.write(lambda conn: writing.import_turns(conn, turns, head))
+
+    async def begin(self, begun: Begun) -> None:
+        await self._db.write(lambda conn: writing.begin(conn, begun))
+
+    async def commit(self, commit: Commit) -> Turn:
+        return await self._db.write(lambda conn: writing.commit(conn, commit))
+
+    async def fail(
+        self, turn_id: str, status: Status, error: JSON, attempts: Sequence[JSON], timings: JSON, finished_at: float
+    ) -> Turn:
+        return await self._db.write(
+            lambda conn: writing.fail(
+                conn, turn_id, status, error=error, attempts=attempts, timings=timings, at=finished_at
+            )
+        )
+
+    async def requeue(self, turn_id: str, instance: str | None) -> Turn:
+        return await self._db.write(lambda conn: writing.requeue(conn, turn_id, instance))
+
+    async def set_delivery(self, turn_id: str, delivery: Delivery) -> None:
+        await self._db.write(lambda conn: writing.set_delivery(conn, turn_id, delivery))
+
+    async def set_head(self, agent_key: int, turn_id: str | None) -> None:
+        await self._db.write(lambda conn: writing.set_head(conn, agent_key, turn_id))
+
+    async def turn(self, turn_id: str) -> Turn | None:
+        return await self._db.read(lambda conn: reading.turn(conn, turn_id))
+
+    async def turn_by_key(self, owner: str, idempotency_key: str, now: float) -> Turn | None:
+        return await self._db.read(lambda conn: reading.turn_by_key(conn, owner, idempotency_key, now))
+
+    async def turn_by_fingerprint(self, owner: str, fingerprint: str) -> Turn | None:
+        return await self._db.read(lambda conn: reading.turn_by_fingerprint(conn, owner, fingerprint))
+
+    async def turns_by_hash(self, owner: str, path_hashes: Sequence[str], agent_key: int | None = None) -> list[Turn]:
+        return await self._db.read(lambda conn: reading.turns_by_hash(conn, owner, path_hashes, agent_key))
+
+    async def own_frames(self, agent_key: int, uuids: Sequence[str]) -> set[str]:
+        return await self._db.read(lambda conn: reading.own_frames(conn, agent_key, uuids))
+
+    async def children(self, turn_id: str) -> list[Turn]:
+        return await self._db.read(lambda conn: reading.children(conn, turn_id))
+
+    async def path(self, turn_id: str) -> list[Turn]:
+        return await self._db.read(lambda conn: reading.path(conn, turn_id))
+
+    async def records(self, turn_id: str) -> list[Record]:
+        return await self._db.read(lambda conn: reading.path_records(conn, turn_id))
+
+    async def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
+        while page := await self._page_of_agent(agent_key, after_seq):
+            for turn in page:
+                yield turn
+            after_seq = page[-1].seq
+
+    async def _page_of_agent(self, agent_key: int, after_seq: int) -> list[Turn]:
+        return await self._db.read(lambda conn: reading.page_of_agent(conn, agent_key, after_seq))
+
+    async def unfinished(self) -> AsyncIterator[Turn]:
+        after_seq = 0
+        while page := await self._page_of_unfinished(after_seq):
+            for turn in page:
+                yield turn
+            after_seq = page[-1].seq
+
+    async def _page_of_unfinished(self, after_seq: int) -> list[Turn]:
+        return await self._db.read(lambda conn: reading.page_of_unfinished(conn, after_seq))
+
+    async def pending_deliveries(self) -> list[Turn]:
+        return await self._db.read(reading.pending_deliveries)
+
+    # sessions and links
+
+    async def session(self, session_id: str) -> Session | None:
+        return await self._db.read(lambda conn: reading.session(conn, session_id))
+
+    async def session_at(self, agent_key: int, turn_id: str) -> Session | None:
+        return await self._db.read(lambda conn: reading.session_at(conn, agent_key, turn_id))
+
+    async def save_session(self, session: Session, links: Sequence[Link] = ()) -> None:
+        await self._db.write(lambda conn: writing.save_session(conn, session, links))
+
+    async def chain(self, agent_key: int) -> Chain | None:
+        return await self._db.read(lambda conn: reading.chain(conn, agent_key))
+
+    async def expired_agents(self, before: float) -> list[Agent]:
+        return await self._db.read(lambda conn: reading.expired_agents(conn, before))
+
+
+def store_for(settings: Settings) -> SqlStore:
+    """The store of these settings, `<var>/chains.sqlite3`; not opened, and the directory is the caller's."""
+    return SqlStore(settings.var / FILE)

@@ -1,0 +1,261 @@
+"""The bodies of the store's write transactions: each runs whole, under the write lock, or changes nothing.
+
+Statements that every turn runs are made once, at import; SQLAlchemy then finds their SQL in its cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Column, Connection, CursorResult, Row, bindparam, select, update
+
+from ..errors import NotFound, StoreUnavailable
+from ..models import FINISHED, JSON, ON_PATH, Agent, Delivery, Link, Record, Session, Status, Turn
+from . import images, reading, rows
+from .base import Begun, Commit, ImportedTurn, KeyTaken, NewTurn
+from .images import Cutter
+from .tables import agents, frames, idempotency_keys, links, records, sessions, turns
+
+_INSERT_TURN = turns.insert()
+_INSERT_RECORD = records.insert()
+_INSERT_LINK = links.insert()
+_INSERT_SESSION = sessions.insert()
+_INSERT_FRAME = frames.insert()
+_UPDATE_TURN = turns.update().where(turns.c.id == bindparam("turn_id"))
+_UPDATE_SESSION = sessions.update().where(
+    sessions.c.id == bindparam("session_id"), sessions.c.agent_key == bindparam("of_agent")
+)
+_ACTIVE = agents.update().where(agents.c.key == bindparam("of_agent"), agents.c.last_at < bindparam("now"))
+_MOVE_HEAD = agents.update().where(agents.c.key == bindparam("of_agent"))
+
+_UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
+_FAILED: frozenset[Status] = FINISHED - ON_PATH
+_STATE = (turns.c.agent_key, turns.c.status, turns.c.reason, turns.c.attempts, turns.c.instance)
+
+
+def ensure_agent(conn: Connection, owner: str, agent_id: str, dir: str, *, named: bool, now: float) -> Agent:
+    found = reading.agent(conn, owner, agent_id)
+    if found is not None:
+        return found
+    values = {"owner": owner, "agent_id": agent_id, "dir": dir, "named": named, "created_at": now, "last_at": now}
+    key = _inserted(conn.execute(agents.insert(), values))
+    return Agent(key, owner, agent_id, dir, named, None, now)
+
+
+def delete_agent(conn: Connection, key: int) -> None:
+    own = select(turns.c.id).where(turns.c.agent_key == key)
+    conn.execute(idempotency_keys.delete().where(idempotency_keys.c.turn_id.in_(own)))
+    conn.execute(records.delete().where(records.c.turn_id.in_(own)))
+    conn.execute(links.delete().where(links.c.agent_key == key))
+    conn.execute(sessions.delete().where(sessions.c.agent_key == key))
+    conn.execute(frames.delete().where(frames.c.agent_key == key))
+    images.forget(conn, key)
+    conn.execute(turns.delete().where(turns.c.agent_key == key))
+    conn.execute(agents.delete().where(agents.c.key == key))
+
+
+# --- the life of a turn ---
+
+
+def accept(conn: Connection, new: NewTurn) -> Turn:
+    turn = Turn(
+        new.id, 0, new.agent_key, new.parent_id, "queued", new.model, tuple(new.input), new.created_at, new.system,
+        new.effort, new.profile, reason=new.reason, origin=new.origin, fingerprint=new.fingerprint,
+        instance=new.instance,
+    )  # fmt: skip
+    owner = _free_key(conn, new) if new.idempotency_key is not None else None
+    turn = replace(turn, seq=_insert(conn, turn))
+    if owner is not None:
+        taken = {"owner": owner, "key": new.idempotency_key, "turn_id": new.id, "until": new.idempotency_until}
+        conn.execute(idempotency_keys.insert(), taken)
+    return turn
+
+
+def _free_key(conn: Connection, new: NewTurn) -> str | None:
+    """The owner, in whose name the key is free now; expired keys of everybody are dropped on the way."""
+    key = idempotency_keys.c
+    conn.execute(idempotency_keys.delete().where(key.until <= new.created_at))
+    owner = conn.scalar(select(agents.c.owner).where(agents.c.key == new.agent_key))
+    taken = conn.scalar(select(key.turn_id).where(key.owner == owner, key.key == new.idempotency_key))
+    if taken is not None:
+        raise KeyTaken(taken)
+    return owner
+
+
+def _insert(conn: Connection, turn: Turn) -> int:
+    """Store a whole turn; its images first, and the agent is active from now. Returns its seq."""
+    cutter = Cutter()
+    values = rows.turn_values(cutter, turn)
+    seq = _inserted(conn.execute(_INSERT_TURN, values))
+    images.save(conn, turn.agent_key, cutter.images)
+    _active(conn, turn.agent_key, turn.created_at)
+    return seq
+
+
+def import_turns(conn: Connection, imported: Sequence[ImportedTurn], head: str | None) -> None:
+    for item in imported:
+        turn = Turn(
+            item.id, 0, item.agent_key, item.parent_id, "completed", item.model, item.input, item.created_at,
+            output=item.output, reason=item.reason, delivery="delivered", origin=item.origin,
+            path_hash=item.path_hash, depth=item.depth, finished_at=item.created_at,
+        )  # fmt: skip
+        _insert(conn, turn)
+        grown = _save_records(conn, item.agent_key, item.id, item.records)
+        conn.execute(update(turns).where(turns.c.id == item.id).values(bytes=turns.c.bytes + grown))
+    if head is not None:
+        set_head(conn, _need(conn, head, None, _STATE).agent_key, head)
+
+
+def begin(conn: Connection, begun: Begun) -> None:
+    row = _need(conn, begun.turn_id, _UNFINISHED, _STATE)
+    if not reading.own_frames(conn, row.agent_key, [begun.frame_uuid]):
+        conn.execute(_INSERT_FRAME, {"agent_key": row.agent_key, "uuid": begun.frame_uuid})
+    _update(
+        conn,
+        begun.turn_id,
+        status="running",
+        parent_id=begun.parent_id,
+        session_id=begun.session_id,
+        frame_uuid=begun.frame_uuid,
+        continuity=begun.continuity,
+        reason=rows.dumps({**json.loads(row.reason), **begun.reason}),
+        started_at=begun.started_at,
+        attempts=rows.dumps([*json.loads(row.attempts), begun.attempt]),
+        instance=row.instance if begun.instance is None else begun.instance,
+    )
+
+
+def commit(conn: Connection, done: Commit) -> Turn:
+    if done.status not in ON_PATH:
+        raise ValueError(f"commit of {done.turn_id} as {done.status}")
+    row = _need(conn, done.turn_id, _UNFINISHED)
+    if done.session.agent_key != row.agent_key:
+        raise ValueError(f"commit of {done.turn_id} with a session of agent {done.session.agent_key}")
+    (turn,) = rows.loaded_turns(conn, [row])
+    turn = replace(
+        turn, status=done.status, output=tuple(done.output), stop_reason=done.stop_reason, usage=done.usage,
+        cost_usd=done.cost_usd, tools=tuple(done.tools), timings=done.timings, attempts=tuple(done.attempts),
+        session_id=done.session.id, path_hash=done.path_hash, depth=done.depth, delivery=done.delivery,
+        finished_at=done.finished_at, reason={**turn.reason, **done.reason},
+    )  # fmt: skip
+    cutter = Cutter()
+    values = rows.answer_values(cutter, turn, row)
+    values["bytes"] += _save_records(conn, turn.agent_key, turn.id, done.records)
+    _update(conn, turn.id, **values)
+    images.save(conn, turn.agent_key, cutter.images)
+    save_session(conn, done.session, done.links)
+    _active(conn, turn.agent_key, done.finished_at)
+    if done.move_head:
+        conn.execute(_MOVE_HEAD, {"of_agent": turn.agent_key, "head": turn.id})
+    return turn
+
+
+def fail(
+    conn: Connection, turn_id: str, status: Status, *, error: JSON, attempts: Sequence[JSON], timings: JSON, at: float
+) -> Turn:
+    if status not in _FAILED:
+        raise ValueError(f"fail of {turn_id} as {status}")
+    (turn,) = rows.loaded_turns(conn, [_need(conn, turn_id, _UNFINISHED | _FAILED)])
+    turn = replace(turn, status=status, error=error, attempts=tuple(attempts), timings=timings, finished_at=at)
+    _update(
+        conn,
+        turn_id,
+        status=status,
+        error=rows.dumps(error),
+        attempts=rows.dumps(attempts),
+        timings=rows.dumps(timings),
+        finished_at=at,
+    )
+    if turn.session_id is not None:
+        conn.execute(update(sessions).where(sessions.c.id == turn.session_id).values(mark=None))
+    _active(conn, turn.agent_key, at)
+    return turn
+
+
+def requeue(conn: Connection, turn_id: str, instance: str | None) -> Turn:
+    (turn,) = rows.loaded_turns(conn, [_need(conn, turn_id, _FAILED)])
+    turn = replace(
+        turn, status="queued", error=None, session_id=None, continuity=None, frame_uuid=None, started_at=None,
+        finished_at=None, delivery="pending", instance=instance,
+    )  # fmt: skip
+    cleared = ("error", "session_id", "continuity", "frame_uuid", "started_at", "finished_at")
+    _update(conn, turn_id, status="queued", delivery="pending", instance=instance, **dict.fromkeys(cleared))
+    return turn
+
+
+def set_delivery(conn: Connection, turn_id: str, delivery: Delivery) -> None:
+    if not _update(conn, turn_id, delivery=delivery):
+        raise _unknown(turn_id)
+
+
+def set_head(conn: Connection, agent_key: int, turn_id: str | None) -> None:
+    if turn_id is not None:
+        turn = _need(conn, turn_id, None, _STATE)
+        if turn.agent_key != agent_key:
+            raise ValueError(f"{turn_id} is a turn of agent {turn.agent_key}, not of {agent_key}")
+    conn.execute(_MOVE_HEAD, {"of_agent": agent_key, "head": turn_id})
+
+
+def save_session(conn: Connection, session: Session, new: Sequence[Link]) -> None:
+    values = rows.session_values(session)
+    changes = {name: value for name, value in values.items() if name not in ("id", "agent_key")}
+    found = conn.execute(_UPDATE_SESSION, {"session_id": session.id, "of_agent": session.agent_key, **changes})
+    if not found.rowcount:
+        other = conn.scalar(select(sessions.c.agent_key).where(sessions.c.id == session.id))
+        if other is not None:
+            raise StoreUnavailable(f"session {session.id} belongs to another agent for ever: start a new one")
+        conn.execute(_INSERT_SESSION, values)
+    if new:
+        conn.execute(_INSERT_LINK, [rows.link_values(session.agent_key, link) for link in new])
+
+
+# --- pieces ---
+
+
+def _save_records(conn: Connection, agent_key: int, turn_id: str, new: Iterable[Record]) -> int:
+    """Store the lines of a turn. Returns their size in bytes."""
+    cutter = Cutter()
+    lines = [rows.record_values(cutter, turn_id, n, record) for n, record in enumerate(new)]
+    if lines:
+        conn.execute(_INSERT_RECORD, lines)
+    images.save(conn, agent_key, cutter.images)
+    return rows.size(*(line["line"] for line in lines))
+
+
+def _inserted(result: CursorResult[Any]) -> int:
+    """The id that the database gave to a new row."""
+    assert result.inserted_primary_key is not None
+    key: int = result.inserted_primary_key[0]
+    return key
+
+
+def _update(conn: Connection, turn_id: str, **values: Any) -> bool:
+    return bool(conn.execute(_UPDATE_TURN, {"turn_id": turn_id, **values}).rowcount)
+
+
+def _active(conn: Connection, agent_key: int, at: float) -> None:
+    conn.execute(_ACTIVE, {"of_agent": agent_key, "now": at, "last_at": at})
+
+
+def _need(
+    conn: Connection, turn_id: str, allowed: frozenset[Status] | None, columns: Sequence[Column[Any]] = rows.TURN
+) -> Row[Any]:
+    """The turn's row, in one of the allowed statuses: an acknowledged turn is never written over."""
+    row = conn.execute(select(*columns).where(turns.c.id == turn_id)).one_or_none()
+    if row is None:
+        raise _unknown(turn_id)
+    if allowed is not None and row.status not in allowed:
+        wanted = " or ".join(sorted(allowed))
+        raise StoreUnavailable(
+            f"turn {turn_id} is {row.status}, not {wanted}: another proxy on this store has ended or taken it; "
+            "send the request again",
+            detail={"turn_id": turn_id, "status": row.status},
+        )
+    return row
+
+
+def _unknown(turn_id: str) -> NotFound:
+    return NotFound(f"no turn {turn_id} in the store: its agent may have been deleted")

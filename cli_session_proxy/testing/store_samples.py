@@ -1,0 +1,83 @@
+"""What store contracts are made of: an open store, and the least that each of its rows needs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from ..models import Agent, FileMark, Message, Record, Session, Turn, Usage
+from ..stores.base import Begun, Commit, ImportedTurn, NewTurn, Store
+
+StoreFactory = Callable[[], Store]
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def opened(factory: StoreFactory) -> AsyncIterator[Store]:
+    store = factory()
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def gathered(items: AsyncIterator[T]) -> list[T]:
+    return [item async for item in items]
+
+
+async def an_agent(store: Store, agent_id: str = "a", owner: str = "local", *, named: bool = True) -> Agent:
+    return await store.ensure_agent(owner, agent_id, f"{owner}-{agent_id}", named=named, now=1.0)
+
+
+def a_turn(agent: Agent, id: str, parent: str | None = None, at: float = 10.0, **more: Any) -> NewTurn:
+    return NewTurn(id, agent.key, "sonnet", (Message.user(f"ask {id}"),), at, parent_id=parent, **more)
+
+
+def a_session(agent: Agent, id: str, tip: str | None, at: float = 11.0) -> Session:
+    return Session(id, agent.key, tip, f"/t/{id}.jsonl", "2.1.0", at, FileMark(1, 2, 3, 4, "ab", "leaf"))
+
+
+def a_begin(turn: Turn, session: str = "s1") -> Begun:
+    return Begun(turn.id, turn.parent_id, session, f"frame-{turn.id}", "warm", {"begun": True}, 12.0, {"n": 1})
+
+
+def a_commit(turn: Turn, agent: Agent, session: str = "s1", **more: Any) -> Commit:
+    values: dict[str, Any] = {
+        "turn_id": turn.id, "status": "completed", "output": ({"type": "text", "text": f"answer {turn.id}"},),
+        "stop_reason": "end_turn", "usage": Usage(1, 2, 3, 4, 5), "cost_usd": 0.25, "tools": ({"name": "Bash"},),
+        "timings": {"total": 1.5}, "attempts": ({"n": 1, "ok": True},), "records": (Record(f'{{"r": "{turn.id}"}}'),),
+        "session": a_session(agent, session, turn.id), "links": (), "path_hash": f"hash-{turn.id}", "depth": 1,
+        "delivery": "pending", "finished_at": 13.0,
+    }  # fmt: skip
+    return Commit(**{**values, **more})
+
+
+async def complete(store: Store, agent: Agent, id: str, parent: str | None = None, **more: Any) -> Turn:
+    turn = await store.accept(a_turn(agent, id, parent))
+    await store.begin(a_begin(turn))
+    return await store.commit(a_commit(turn, agent, **more))
+
+
+def imported_turns(agent: Agent, count: int) -> list[ImportedTurn]:
+    return [
+        ImportedTurn(
+            f"i{n}", agent.key, f"i{n - 1}" if n else None, "sonnet", (Message.user(str(n)),),
+            ({"type": "text", "text": str(n)},), (Record(f'{{"n": {n}}}', f"u{n}", synthetic=True),), 2.0, f"h{n}", n,
+        )
+        for n in range(count)
+    ]  # fmt: skip
+
+
+async def turn_of(store: Store, id: str) -> Turn:
+    turn = await store.turn(id)
+    assert turn is not None
+    return turn
+
+
+async def raised(call: Awaitable[object]) -> Exception | None:
+    """What the call raised. A contract says that it fails and what stays, not by which words."""
+    (result,) = await asyncio.gather(call, return_exceptions=True)
+    return result if isinstance(result, Exception) else None

@@ -1,0 +1,327 @@
+"""A scripted Messages API on a loopback port, for the tests, the benchmarks and `demo`.
+
+    async with Upstream() as upstream:
+        ... ANTHROPIC_BASE_URL=upstream.url ...
+        assert upstream.requests[-1].user_texts() == ["one", "two"]
+
+It speaks POST /v1/messages (streamed or not) and /v1/messages/count_tokens; any other route is a 404, kept in
+`others`. Its answers come from nothing but the request they belong to (see `script`). The one thing it remembers
+is which prefixes it was sent, for the cache figures of `usage`, as the provider does.
+
+By hand: `python -m cli_session_proxy.testing.upstream --port 8999`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import json
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import uvicorn
+
+from .exchange import Exchange, GoneError, Receive, Send, before, stream
+from .script import Answer, Behaviour, Block, Cut, ErrorEvent, Fail, Reply, Rule, scripted_answer
+from .seen import Seen, marked_lines
+
+Scope = dict[str, Any]
+T = TypeVar("T")
+
+BYTES_PER_TOKEN = 4  # the usual rule of thumb for English
+STOP_TIMEOUT = 5.0  # seconds for the server to close; every wait inside a response ends at once when it stops
+
+
+class _Server(uvicorn.Server):
+    """uvicorn in a task of ours: it tells when it listens, and leaves the process's signal handlers alone."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.ready.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Upstream:
+    """The server. `requests` are the calls of the model in order of arrival, `others` everything else.
+
+    `answer` is the model: (role, text) pairs to a text. At most `keep` requests are kept, the newest.
+    """
+
+    def __init__(self, *, port: int = 0, answer: Answer = scripted_answer, keep: int = 5000) -> None:
+        self.port = port
+        self.answer = answer
+        self._seen: deque[Seen] = deque(maxlen=keep)
+        self._others: deque[Seen] = deque(maxlen=keep)
+        self._rules: list[Rule] = []
+        self._queue: deque[Behaviour] = deque()
+        self._cache: set[bytes] = set()
+        self._arrival = asyncio.Condition()
+        self._closing = asyncio.Event()
+        self._failures: list[Exception] = []
+        self._numbers = iter(range(1, 1 << 62))
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    # --- for the test ---------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def requests(self) -> list[Seen]:
+        return list(self._seen)
+
+    @property
+    def others(self) -> list[Seen]:
+        return list(self._others)
+
+    def next(self, *behaviours: Behaviour) -> None:
+        """The next requests get these, one each, in order. (A retry of the CLI is a request too.)"""
+        self._queue.extend(behaviours)
+
+    def when(self, substring: str, behaviour: Behaviour, *, times: int | None = 1) -> None:
+        """The next `times` requests (None: all) whose newest user text holds `substring`; goes before `next`."""
+        self._rules.append(Rule(substring, behaviour, times))
+
+    async def arrived(self, count: int = 1, *, text: str | None = None, timeout: float = 30.0) -> Seen:
+        """Wait until `count` requests (of those whose newest user text holds `text`) are there; the count-th."""
+
+        def matching() -> list[Seen]:
+            return [seen for seen in self._seen if text is None or text in seen.prompt]
+
+        async with asyncio.timeout(timeout), self._arrival:
+            await self._arrival.wait_for(lambda: len(matching()) >= count)
+            return matching()[count - 1]
+
+    def clear(self) -> None:
+        """Forget the requests, the behaviours and the cache; not those being answered."""
+        for kept in (self._seen, self._others, self._rules, self._queue, self._cache):
+            kept.clear()
+
+    async def __aenter__(self) -> Self:
+        listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = listener.getsockname()[1]
+        config = uvicorn.Config(
+            self._app, interface="asgi3", lifespan="off", ws="none", log_config=None, log_level="critical",
+            access_log=False, timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        self._server = _Server(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+        ready = asyncio.create_task(self._server.ready.wait())
+        await asyncio.wait({ready, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self._task.done():
+            self._task.result()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        assert self._task is not None
+        self._closing.set()
+        self._server.should_exit = True
+        await asyncio.wait_for(self._task, STOP_TIMEOUT)
+        if self._failures:
+            raise self._failures[0]
+
+    # --- the server -----------------------------------------------------------------------------------
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        raw = await _body(receive)
+        query = scope["query_string"].decode("latin-1")
+        seen = Seen(
+            method=scope["method"],
+            path=scope["path"] + (f"?{query}" if query else ""),
+            headers={name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
+            raw=raw,
+            body=_object(raw),
+        )
+        exchange = Exchange(receive, send, self._closing)
+        try:
+            async with exchange:
+                await self._route(scope["path"], seen, exchange)
+        except GoneError:
+            seen.outcome = "left"
+            await exchange.drop()
+        except Exception as exc:
+            self._failures.append(exc)  # a mistake of ours must fail the test, not look like a scripted 500
+            raise
+        finally:
+            seen.done.set()
+
+    async def _route(self, path: str, seen: Seen, exchange: Exchange) -> None:
+        if seen.method == "POST" and path == "/v1/messages":
+            async with self._arrival:
+                self._seen.append(seen)
+                self._arrival.notify_all()
+            await self._model(seen, exchange)
+            return
+        self._others.append(seen)
+        if seen.method == "POST" and path == "/v1/messages/count_tokens":
+            size = sum(len(line) for line in seen.lines())
+            await exchange.json(200, {"input_tokens": size // BYTES_PER_TOKEN})
+            seen.outcome = "answered"
+        else:
+            await exchange.json(404, Fail(404, message=f"no such route: {path}").error)
+            seen.outcome = "failed"
+
+    async def _model(self, seen: Seen, exchange: Exchange) -> None:
+        behaviour = self._behaviour(seen.prompt)
+        if isinstance(behaviour, Fail):
+            seen.outcome = "failed"
+            await exchange.json(behaviour.status, behaviour.error, dict(behaviour.headers))
+            return
+        await before(behaviour, exchange)
+        reply = behaviour if isinstance(behaviour, Reply) else behaviour.reply
+        message = self._message(seen, reply)
+        if seen.body.get("stream"):
+            seen.outcome = await stream(message, behaviour, exchange)
+        elif isinstance(behaviour, Cut):
+            seen.outcome = "cut"
+            await exchange.drop()
+        elif isinstance(behaviour, ErrorEvent):
+            seen.outcome = "failed"
+            await exchange.json(529, behaviour.error)
+        else:
+            await exchange.json(200, message)
+            seen.outcome = "answered"
+
+    def _behaviour(self, prompt: str) -> Behaviour:
+        for rule in self._rules:
+            if rule.matches(prompt):
+                return rule.use()
+        return self._queue.popleft() if self._queue else Reply()
+
+    def _message(self, seen: Seen, reply: Reply) -> Block:
+        blocks = reply.blocks(seen.texts(), self.answer)
+        output = max(1, sum(len(json.dumps(block)) for block in blocks) // BYTES_PER_TOKEN)
+        return {
+            "id": f"msg_{next(self._numbers):024d}",
+            "type": "message",
+            "role": "assistant",
+            "model": seen.body.get("model", "scripted"),
+            "content": blocks,
+            "stop_reason": reply.stop_reason,
+            "stop_sequence": None,
+            "usage": {**self._prompt_usage(seen.body), "output_tokens": output, **(reply.usage or {})},
+        }
+
+    def _prompt_usage(self, body: Block) -> dict[str, Any]:
+        """Tokens of the prompt: read from the cache up to the longest prefix written before, written up to the
+        last breakpoint of this request, and the rest."""
+        digest = hashlib.sha256()
+        size = read = written = 0
+        marks: set[bytes] = set()
+        for line, marked in marked_lines(body):
+            digest.update(line)
+            size += len(line)
+            if (key := digest.digest()) in self._cache:
+                read = size
+            if marked:
+                written = size
+                marks.add(key)
+        self._cache |= marks
+        tokens = [count // BYTES_PER_TOKEN for count in (size - max(read, written), read, max(0, written - read))]
+        return {
+            "input_tokens": tokens[0] + 1,
+            "cache_read_input_tokens": tokens[1],
+            "cache_creation_input_tokens": tokens[2],
+        }
+
+
+async def _body(receive: Receive) -> bytes:
+    pieces: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            break
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body"):
+            break
+    return b"".join(pieces)
+
+
+def _object(raw: bytes) -> Block:
+    try:
+        data = json.loads(raw)
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+class UpstreamThread:
+    """An `Upstream` on a loop in a thread of its own, for code that is not async.
+
+    with UpstreamThread() as thread:
+        ... thread.upstream.url ...
+        thread.call(gate.open)      # runs a function on that loop and gives its result
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="scripted-upstream", daemon=True)
+        self._failure: BaseException | None = None
+        self.upstream: Upstream
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        try:
+            async with Upstream(**self._options) as self.upstream:
+                self._ready.set()
+                await self._stop.wait()
+        except OSError as exc:  # handed to the thread that waits in __enter__
+            self._failure = exc
+            self._ready.set()
+
+    def call(self, function: Callable[[], T]) -> T:
+        async def run() -> T:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(STOP_TIMEOUT)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._ready.wait(STOP_TIMEOUT)
+        if self._failure is not None:
+            raise self._failure
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(STOP_TIMEOUT)
+
+
+async def _by_hand(port: int) -> None:
+    async with Upstream(port=port, keep=1) as upstream:
+        print(f"scripted Messages API on {upstream.url} (Ctrl-C ends it)", flush=True)
+        await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A scripted Messages API on loopback.")
+    parser.add_argument("--port", type=int, default=0)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_by_hand(parser.parse_args().port))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""A Claude CLI that misbehaves as FAKE_CLI says. Run with its own interpreter; see `conftest.fake`.
+
+echo (default), noise, no-result, huge (an answer of FAKE_SIZE bytes in one line), deaf (never reads stdin), stubborn
+(ignores TERM and the end of stdin), flood (stderr first), crash, tools (offers Bash), orphan (leaves a child that
+holds its stdout), other-result (a result of another frame first), gate (answers when FAKE_GATE exists),
+silent (takes the prompt, says nothing), forget (No conversation found).
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+MODE = os.environ.get("FAKE_CLI", "echo")
+SIZE = int(os.environ.get("FAKE_SIZE", "0"))
+SESSION = next((a.split("=", 1)[1] for a in sys.argv if a.startswith(("--session-id=", "--resume="))), "none")
+
+
+def say(**frame: object) -> None:
+    sys.stdout.write(json.dumps({**frame, "session_id": SESSION}) + "\n")
+    sys.stdout.flush()
+
+
+def forever() -> None:
+    while True:
+        time.sleep(3600)
+
+
+def answer(frame: dict[str, object]) -> None:
+    message = frame["message"]
+    assert isinstance(message, dict)
+    text = "".join(block.get("text", "") for block in message["content"])
+    said = "x" * SIZE if MODE == "huge" else f"{len(text)} {text[:20]}"
+    tag = {"user_message_uuids": [frame["uuid"]]}
+    say(type="system", subtype="init", tools=["Bash"] if MODE == "tools" else [], **tag)
+    if MODE == "noise":
+        sys.stdout.write("\nwarning: an old notice\n\x00\xff\n[1,2]\n" + "[" * 100_000 + "\n")
+    if MODE == "other-result":
+        say(type="result", subtype="success", is_error=False, result="not yours", user_message_uuids=["another"])
+    if MODE == "tools":
+        forever()
+    say(type="assistant", uuid="a1", message={"id": "m1", "model": "fake", "content": [{"type": "text", "text": said}]})
+    say(type="result", subtype="success", is_error=False, result=said, num_turns=1, **tag)
+
+
+def main() -> None:
+    if "--version" in sys.argv:
+        print("2.9.9 (Claude Code)")
+        return
+    if "--help" in sys.argv:
+        print("  -p, --print   Print\n  --session-id <uuid>  x\n  -r, --resume [v]  x\n  --input-format <f>  x")
+        print('  --permission-mode <mode>  x (choices: "acceptEdits",\n      "plan")\n  --tools <tools...>  x')
+        return
+    if MODE == "deaf":
+        forever()
+    if MODE == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if MODE == "crash":
+        sys.exit("error: unknown option '--strict'")
+    if MODE == "forget":
+        sys.exit(f"No conversation found with session ID: {SESSION}")
+    if MODE == "orphan":
+        subprocess.Popen(["sleep", "3600"])
+    if MODE == "flood":
+        for _ in range(64):
+            sys.stderr.write("e" * 65535 + "\n")
+        sys.stderr.write("the last words")
+        sys.stderr.flush()
+    for line in sys.stdin.buffer:
+        if MODE == "no-result":
+            return
+        if MODE == "silent":
+            continue
+        while MODE == "gate" and not os.path.exists(os.environ["FAKE_GATE"]):
+            time.sleep(0.01)
+        frame = json.loads(line)
+        if frame["type"] == "control_request":
+            say(type="result", subtype="error_during_execution", is_error=True, terminal_reason="aborted_streaming")
+        else:
+            answer(frame)
+    if MODE == "stubborn":
+        forever()
+
+
+main()

@@ -1,0 +1,165 @@
+"""What every test stands on: an empty environment, a scripted upstream, real CLIs and settings under a temp folder.
+
+The engine builds the CLI's environment from the process's own, so that is emptied first: no test can reach a
+user's login, configuration or network proxy.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.testing.upstream import Upstream
+
+ROOT = Path(__file__).parent.parent
+FAKE_KEY = "sk-ant-fake-for-tests"
+CI = bool(os.environ.get("CI"))
+# Of the caller's environment these families never reach a test.
+FORBIDDEN = ("ANTHROPIC_", "CLAUDE", "AWS_", "GOOGLE_", "CLI_SESSION_PROXY_", "LITELLM_", "OPENAI_", "GEMINI_")
+MakeSettings = Callable[..., Settings]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No keys, no network proxies, a HOME and a working directory of the test's own."""
+    for name in list(os.environ):
+        if name.startswith(FORBIDDEN) or name.upper() in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+            monkeypatch.delenv(name)
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every process that the tests started is gone when they end."""
+    yield
+    left = dict(_processes(of=os.getpid(), mark=os.fsencode(tmp_path_factory.getbasetemp())))
+    assert not left, f"processes left behind: {left}"
+
+
+def _processes(of: int, mark: bytes) -> Iterator[tuple[int, str]]:
+    """Children of a process (unreaped ones too), and orphans with the mark in their environment, such as a HOME of
+    ours. Linux only: elsewhere there is no /proc."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            ours = parent == of or mark in (entry / "environ").read_bytes()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # ended while we looked, or another user's
+        if ours and int(entry.name) != of and "multiprocessing.resource_tracker" not in command:
+            yield int(entry.name), command or "(not reaped)"
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[Upstream]:
+    async with Upstream() as server:
+        yield server
+
+
+def _required(path: Path | None, how: str) -> Path:
+    if path is not None and path.exists():
+        return path
+    message = f"needs the real CLI: {how}"
+    if CI:
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def claude_2() -> Path:
+    """The CLI 2.1.x that the claude-agent-sdk wheel carries; never one from PATH."""
+    spec = find_spec("claude_agent_sdk")
+    found = None if spec is None or spec.origin is None else Path(spec.origin).parent / "_bundled" / "claude"
+    return _required(found, "pip install '.[claude]'")
+
+
+@pytest.fixture(scope="session")
+def claude_1() -> Path:
+    """The CLI 1.0.120 from npm, which answers every resume with a new id."""
+    return _required(ROOT / ".tools" / "claude-1.0.120" / "node_modules" / ".bin" / "claude", "make tools")
+
+
+@pytest.fixture(params=["claude_2", "claude_1"])
+def claude(request: pytest.FixtureRequest) -> Path:
+    """Either CLI: the test runs once with each."""
+    binary: Path = request.getfixturevalue(request.param)
+    return binary
+
+
+@pytest.fixture
+def claude_env(upstream: Upstream, tmp_path: Path) -> dict[str, str]:
+    """What a CLI needs to talk to the scripted upstream and to nobody else."""
+    return {
+        "ANTHROPIC_API_KEY": FAKE_KEY,
+        "ANTHROPIC_BASE_URL": upstream.url,
+        "HOME": str(tmp_path / "home"),
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "CLAUDE_CODE_MAX_RETRIES": "0",
+    }
+
+
+@pytest.fixture
+def make_settings(claude_env: dict[str, str], tmp_path: Path) -> MakeSettings:
+    """Settings under the test's folder with bounds that end a broken test soon: `make_settings(claude_bin=claude)`."""
+
+    def make(**overrides: Any) -> Settings:
+        given: dict[str, Any] = {
+            "port": 0,
+            "var": tmp_path / "var",
+            "claude_config_dir": tmp_path / "claude-config",
+            "claude_env": claude_env,
+            "turn_timeout": 60.0,
+            "idle_timeout": 30.0,
+            "spawn_timeout": 30.0,
+            "stop_grace": 2.0,
+            "drain_timeout": 10.0,
+            "disconnect_grace": 2.0,
+            "max_turns": 16,
+            "max_processes": 16,
+            "max_spawns": 2,
+        }
+        return Settings(**{**given, **overrides})
+
+    return make
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A folder with a short path, where a unix socket's name has to fit in."""
+    with tempfile.TemporaryDirectory(prefix="csp-") as name:
+        yield Path(name)
+
+
+# In CI nothing may be skipped: a skipped test is a part of the promise that nobody checked.
+_skipped: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _skipped.append(report.nodeid)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.skipped:
+        _skipped.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if CI and _skipped and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if CI and _skipped:
+        terminalreporter.write_line(f"skipped in CI, which counts as a failure: {', '.join(_skipped)}", red=True)

@@ -1,0 +1,121 @@
+"""Images once by hash, and every text back to the character."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import random
+import sqlite3
+import tempfile
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cli_session_proxy.models import Message, Record
+from cli_session_proxy.stores.base import NewTurn
+from cli_session_proxy.stores.images import Cutter, restore
+from cli_session_proxy.stores.rows import dumps
+from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.testing.store_samples import a_commit, an_agent, opened, turn_of
+
+PICTURE = base64.b64encode(random.Random(1).randbytes(10_000)).decode()
+
+EVERY = settings(deadline=None)
+FILES = settings(deadline=None, max_examples=40)  # each example makes a file and syncs it
+
+# any text at all, with halves of surrogate pairs
+TEXT = st.text(st.characters(codec=None, categories=None))
+IMAGE = st.binary(min_size=0, max_size=200).map(lambda data: base64.b64encode(data).decode())
+KEY = st.one_of(st.sampled_from(["data", "base64", "source", "type"]), TEXT)
+VALUE = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), TEXT, IMAGE),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(KEY, inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> str:
+    """JSON in any spelling, cut anywhere, or no JSON at all."""
+    separators = draw(st.sampled_from([(",", ":"), (", ", ": "), (" ,", "\t:  ")]))
+    line = json.dumps(draw(VALUE), ensure_ascii=draw(st.booleans()), separators=separators)
+    if draw(st.booleans()):
+        line = line.replace("/", "\\/")
+    return draw(st.one_of(st.just(line), st.just(line[: len(line) // 2] + draw(TEXT)), TEXT))
+
+
+@EVERY
+@given(st.lists(lines(), max_size=5))
+def test_what_is_cut_is_put_back_to_the_character(texts: list[str]) -> None:
+    cutter = Cutter()
+    cut = [cutter.cut(text) for text in texts]
+    assert [restore(text, places, cutter.images) for text, places in cut] == texts
+
+
+@EVERY
+@given(st.binary(min_size=48, max_size=300), st.sampled_from(["data", "base64"]))
+def test_an_image_leaves_the_text(data: bytes, key: str) -> None:
+    image = base64.b64encode(data).decode()
+    text, places = Cutter().cut(json.dumps({"before": 1, key: image, "after": "x"}))
+    assert image not in text
+    assert len(places) == 1
+
+
+@EVERY
+@given(VALUE)
+def test_content_comes_back_as_it_was(value: Any) -> None:
+    text = dumps(value)
+    text.encode("utf-8")
+    # two halves that stand side by side are one character in JSON: that is what a reader of the wire gets
+    assert json.loads(text) == json.loads(json.dumps(value))
+
+
+@FILES
+@given(st.lists(lines(), min_size=1, max_size=6))
+def test_stored_lines_come_back_to_the_byte(texts: list[str]) -> None:
+    async def there_and_back(path: Path) -> list[Record]:
+        async with opened(lambda: SqlStore(path)) as store:
+            agent = await an_agent(store)
+            turn = await store.accept(_turn(agent.key))
+            await store.commit(a_commit(turn, agent, records=tuple(map(Record, texts))))
+            return await store.records(turn.id)
+
+    with tempfile.TemporaryDirectory() as folder:
+        assert [record.line for record in asyncio.run(there_and_back(Path(folder) / "s"))] == texts
+
+
+def _turn(agent_key: int, *blocks: dict[str, Any]) -> NewTurn:
+    return NewTurn("t1", agent_key, "sonnet", (Message("user", blocks),), 1.0)
+
+
+def count(path: Path, needle: str) -> int:
+    """How often the needle stands in the file and its WAL."""
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return path.read_bytes().count(needle.encode())
+
+
+async def test_an_image_is_kept_once_and_goes_with_its_last_agent(tmp_path: Path) -> None:
+    path = tmp_path / "chains.sqlite3"
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}
+    line = json.dumps({"message": {"content": [block]}, "toolUseResult": {"file": {"base64": PICTURE}}})
+    async with opened(lambda: SqlStore(path)) as store:
+        one, two = await an_agent(store, "one"), await an_agent(store, "two")
+        asked = await store.accept(_turn(one.key, block, {"type": "tool_result", "content": [block]}))
+        await store.commit(a_commit(asked, one, output=(block,), records=(Record(line), Record(line))))
+        await store.save_session(a_commit(asked, one).session)
+        other = await store.accept(replace(_turn(two.key, block), id="t2"))
+        assert count(path, PICTURE[:100]) == 1
+        summaries = [summary async for summary in store.summaries()]
+        assert all(len(PICTURE) < summary.bytes < 2 * len(PICTURE) for summary in summaries)
+        await store.delete_agent(one.key)
+        assert await turn_of(store, "t2") == other
+        assert other.input[0].content == (block,)
+        await store.delete_agent(two.key)
+        with closing(sqlite3.connect(path)) as file:
+            assert file.execute("SELECT count(*) FROM images").fetchone() == (0,)

@@ -1,0 +1,56 @@
+"""Talk to an engine as a door would, and read what reached the model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from cli_session_proxy.continuity import answer_text
+from cli_session_proxy.models import Message, Turn, TurnRequest
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.testing.upstream import Upstream
+from cli_session_proxy.turns import Engine
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Engine]:
+    engine = Engine(settings)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def request(*said: str | Message, agent: str | None = "a", **more: Any) -> TurnRequest:
+    """Texts alternate: user, assistant, user, …"""
+    messages = tuple(
+        text if isinstance(text, Message) else (Message.user if at % 2 == 0 else Message.assistant)(text)
+        for at, text in enumerate(said)
+    )
+    body = json.dumps([agent, more.get("owner"), [message.as_json() for message in messages]])
+    given: dict[str, Any] = {"model": "sonnet", "fingerprint": hashlib.sha256(body.encode()).hexdigest()}
+    return TurnRequest(messages=messages, agent_id=agent, **(given | more))
+
+
+async def ask(engine: Engine, *said: str | Message, agent: str | None = "a", **more: Any) -> Turn:
+    """One request, answered and acknowledged."""
+    answer = await engine.submit(request(*said, agent=agent, **more))
+    try:
+        turn = await answer.turn()
+        answer.acknowledge()
+        return turn
+    finally:
+        answer.leave()
+
+
+def text(turn: Turn) -> str:
+    return answer_text(turn.output)
+
+
+def heard(upstream: Upstream) -> list[str]:
+    """The user's texts in the last request that reached the model, in order."""
+    return upstream.requests[-1].user_texts()

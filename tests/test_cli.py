@@ -1,0 +1,184 @@
+"""The commands as programs: their output, their one-line errors, their exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy import cli, commands
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.base import ImportedTurn
+from cli_session_proxy.stores.sql import store_for
+
+from .fakes import TURN
+
+SOON = 30
+
+
+def fill(var: Path, *agents: str) -> None:
+    """A store with a turn for each of these agents."""
+
+    async def run() -> None:
+        store = store_for(Settings(var=var))
+        await store.open()
+        try:
+            for number, agent_id in enumerate(agents):
+                agent = await store.ensure_agent("local", agent_id, f"dir-{number}", named=True, now=time.time())
+                turn = ImportedTurn(
+                    id=f"turn_{number}", agent_key=agent.key, parent_id=None, model="sonnet", input=TURN.input,
+                    output=TURN.output, records=(), created_at=time.time(), path_hash=f"h{number}", depth=1,
+                )  # fmt: skip
+                await store.import_turns([turn], head=turn.id)
+        finally:
+            await store.close()
+
+    var.mkdir(exist_ok=True)
+    asyncio.run(run())
+
+
+def run(*args: str | Path) -> None:
+    cli.main([str(arg) for arg in args])
+
+
+def error_of(capsys: pytest.CaptureFixture[str], code: int, *args: str | Path) -> str:
+    """The one line on stderr of a command that exits with `code`."""
+    with pytest.raises(SystemExit) as caught:
+        run(*args)
+    assert caught.value.code == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def done(*args: str | Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(*args)
+    assert caught.value.code == 0
+
+
+def test_chains_prints_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path, "first", "evil\x1b[31m[bold]x[/bold]")
+    done("chains", "--var", tmp_path)
+    table = capsys.readouterr().out
+    assert "first" in table
+    assert "\x1b[31m" not in table
+    assert "[bold]x" in table
+    done("chains", "--var", tmp_path, "--json")
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["agent_id"]: row["turns"] for row in rows} == {"first": 1, "evil\x1b[31m[bold]x[/bold]": 1}
+
+
+def test_looking_creates_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    var = tmp_path / "none"
+    done("chains", "--var", var)
+    assert "no chains" in capsys.readouterr().out
+    assert "nobody" in error_of(capsys, 1, "dump", "nobody", "--var", var)
+    assert not var.exists()
+
+
+def test_dump_prints_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path, "a/b")
+    done("dump", "a/b", "--var", tmp_path)
+    # `dir-0` is the directory that the store was told
+    assert json.loads(capsys.readouterr().out)["turns"][0]["output"] == list(TURN.output)
+    done("dump", "a/b", "--var", tmp_path, "--format", "markdown")
+    assert "Hello there." in capsys.readouterr().out
+    assert "--format" in error_of(capsys, 1, "dump", "a/b", "--var", tmp_path, "--format", "pdf")
+    assert "no agent" in error_of(capsys, 1, "dump", "a/b", "--var", tmp_path, "--owner", "other")
+
+
+def test_the_folder_can_come_from_the_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, "from env")
+    monkeypatch.setenv("CLI_SESSION_PROXY_VAR", str(tmp_path))
+    done("chains", "--json")
+    assert json.loads(capsys.readouterr().out)[0]["agent_id"] == "from env"
+
+
+def test_delete_of_an_unknown_agent_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no agent" in error_of(capsys, 1, "delete", "nobody", "--yes", "--var", tmp_path)
+
+
+def test_delete_asks_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+
+    async def delete(_settings: Settings, agent_id: str) -> None:
+        called.append(agent_id)
+
+    monkeypatch.setattr(commands, "delete", delete)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(SystemExit) as caught:
+        run("delete", "a", "--var", tmp_path)
+    assert caught.value.code == 1
+    assert called == []
+    done("delete", "a", "--yes", "--var", tmp_path)
+    assert called == ["a"]
+
+
+def test_broken_settings_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("cli_session_proxy.toml").write_text("port = = 1")
+    assert "TOML" in error_of(capsys, 2, "serve")
+    Path("cli_session_proxy.toml").write_text("wort = 1")
+    assert "wort" in error_of(capsys, 2, "serve")
+    Path("cli_session_proxy.toml").unlink()
+    assert "log_level" in error_of(capsys, 2, "serve", "--log-level", "loud")
+
+
+def test_a_taken_port_and_an_open_host_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert "taken" in error_of(capsys, 2, "serve", "--port", port, "--var", tmp_path)
+    assert "keys" in error_of(capsys, 2, "serve", "--host", "0.0.0.0", "--port", "0", "--var", tmp_path)
+    assert "resolved" in error_of(capsys, 2, "serve", "--host", "no.such.invalid", "--port", "0", "--var", tmp_path)
+
+
+def test_a_var_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert "--var" in error_of(capsys, 2, "serve", "--port", "0", "--var", tmp_path / "file")
+
+
+def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
+    fill(tmp_path, *(f"agent-{number}" for number in range(300)))
+    command = f"{sys.executable} -m cli_session_proxy chains --json --var {tmp_path} | head -c 10"
+    answer = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=SOON, check=True)
+    assert answer.stderr == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_says_where_and_stops_when_asked(tmp_path: Path, number: signal.Signals) -> None:
+    args = [sys.executable, "-m", "cli_session_proxy", "serve", "--port", "0", "--var", str(tmp_path / "var")]
+    args += ["--claude-bin", str(tmp_path / "no-claude")]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stderr is not None
+        try:
+            first = server.stdout.readline()
+            assert "listening on http://127.0.0.1:" in first
+            assert "--claude-bin" in server.stdout.readline()
+            assert (tmp_path / "var" / "serve.json").exists()
+            server.send_signal(number)
+            assert server.wait(SOON) == 0
+            assert server.stderr.read() == ""
+            assert not (tmp_path / "var" / "serve.json").exists()
+        finally:
+            server.kill()
+
+
+def test_serve_loads_no_client_library() -> None:
+    """It is to start fast: litellm alone takes 4 s."""
+    loaded = "[m for m in ('litellm', 'openai', 'aiohttp', 'httpx') if m in sys.modules]"
+    code = f"import sys, cli_session_proxy.server; print({loaded})"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SOON, check=True)
+    assert answer.stdout.strip() == "[]"

@@ -1,0 +1,199 @@
+"""What continues what: matching must find the deepest true ancestor, whatever a client does to its history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli_session_proxy import continuity
+from cli_session_proxy.models import Block, Message, Turn
+
+
+def turn(id: str, seq: int = 1, **more: Any) -> Turn:
+    return Turn(
+        id=id, seq=seq, agent_key=1, parent_id=None, status="completed", model="m", input=(), created_at=0.0, **more
+    )
+
+
+def hash_of(*messages: Message) -> str:
+    return continuity.endings(messages)[-1].hash
+
+
+HELLO = [Message.user("hello"), Message.assistant("hi there"), Message.user("next")]
+
+
+def test_a_turns_hash_is_the_hash_of_the_history_that_ends_with_it() -> None:
+    first = continuity.path_hash(None, [HELLO[0]], HELLO[1].content)
+    second = continuity.path_hash(first, [HELLO[2]], Message.assistant("done").content)
+    endings = continuity.endings([*HELLO, Message.assistant("done"), Message.user("more")])
+    assert [(ending.hash, ending.end) for ending in endings] == [(first, 2), (second, 4)]
+
+
+def test_what_clients_change_on_the_way_back_does_not_change_the_hash() -> None:
+    said = Message(
+        "assistant", ({"type": "thinking", "thinking": "hm", "signature": "s"}, *Message.assistant("A\n").content)
+    )
+    as_sent = hash_of(Message.user("  hello \n"), said)
+    as_returned = hash_of(Message("user", ({"type": "text", "text": "hello"},)), Message.assistant("A"))
+    assert as_sent == as_returned
+
+
+def test_several_text_blocks_hash_like_the_one_string_that_the_client_saw() -> None:
+    blocks: tuple[Block, ...] = ({"type": "text", "text": "one"}, {"type": "text", "text": "two"})
+    assert hash_of(Message.user("q"), Message("assistant", blocks)) == hash_of(
+        Message.user("q"), Message.assistant(continuity.answer_text(blocks))
+    )
+
+
+def test_tool_calls_match_without_their_ids_and_differ_by_their_arguments() -> None:
+    def call(id: str, city: str) -> Message:
+        return Message("assistant", ({"type": "tool_use", "id": id, "name": "weather", "input": {"city": city}},))
+
+    ask = Message.user("weather?")
+    assert hash_of(ask, call("toolu_1", "Bern")) == hash_of(ask, call("call_9", "Bern"))
+    assert hash_of(ask, call("toolu_1", "Bern")) != hash_of(ask, call("toolu_1", "Rome"))
+
+
+def test_whitespace_inside_a_text_is_part_of_it() -> None:
+    assert hash_of(Message.user("do x"), Message.assistant("a")) != hash_of(Message.user("dox"), Message.assistant("a"))
+
+
+def test_a_different_image_is_a_different_path() -> None:
+    def image(data: str) -> Message:
+        return Message(
+            "user", ({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}},)
+        )
+
+    assert hash_of(image("aaaa"), Message.assistant("a")) != hash_of(image("bbbb"), Message.assistant("a"))
+
+
+def decide(messages: list[Message], **how: Any) -> continuity.Decision:
+    return continuity.decide(messages, **({"named": False, "fresh": False, "continues": None, "match": None} | how))
+
+
+def test_a_named_agent_with_only_new_messages_continues_the_head() -> None:
+    decision = decide([Message.user("a"), Message.user("b")], named=True)
+    assert (decision.rule, decision.at_head, decision.delta) == ("head", True, True)
+    assert len(decision.new) == 2
+
+
+def test_without_a_name_a_first_message_starts_a_new_agent() -> None:
+    decision = decide([Message.user("a")])
+    assert (decision.rule, decision.parent, decision.at_head) == ("new", None, False)
+
+
+def test_only_what_follows_the_known_turn_is_new() -> None:
+    known = continuity.endings(HELLO)[0]
+    decision = decide(HELLO, match=(turn("t1"), known))
+    assert (decision.rule, decision.parent, decision.imported) == ("history", "t1", ())
+    assert decision.new == (HELLO[2],)
+    assert decision.reason["matched"] == 2
+
+
+def test_what_the_chain_does_not_know_is_imported_up_to_the_last_answer() -> None:
+    messages = [*HELLO, Message.assistant("foreign"), Message.user("last")]
+    decision = decide(messages, match=(turn("t1"), continuity.endings(messages)[0]))
+    assert decision.imported == (HELLO[2], Message.assistant("foreign"))
+    assert decision.new == (Message.user("last"),)
+    assert decision.reason["diverged_at"] == 2
+
+
+def test_a_wholly_unknown_history_is_imported_under_a_new_root() -> None:
+    decision = decide(HELLO, named=True)
+    assert (decision.rule, decision.parent) == ("unknown", None)
+    assert decision.imported == tuple(HELLO[:2])
+
+
+def test_chain_new_starts_afresh_even_where_the_history_is_known() -> None:
+    decision = decide(HELLO, named=True, fresh=True, match=(turn("t1"), continuity.endings(HELLO)[0]))
+    assert (decision.rule, decision.parent) == ("fresh", None)
+
+
+def test_an_id_of_ours_wins_over_everything() -> None:
+    decision = decide([Message.user("a")], named=True, continues="t9")
+    assert (decision.rule, decision.parent, decision.new) == ("id", "t9", (Message.user("a"),))
+
+
+def test_among_equal_turns_a_head_wins_then_the_newest() -> None:
+    ending = continuity.endings(HELLO)[0]
+    old, head, new = (turn(name, seq, path_hash=ending.hash) for seq, name in enumerate(("old", "head", "new")))
+    assert continuity.deepest([old, head, new], [ending], frozenset({"head"})) == (head, ending)
+    assert continuity.deepest([old, head, new], [ending], frozenset()) == (new, ending)
+
+
+def test_a_history_is_cut_into_exchanges() -> None:
+    cut = continuity.exchanges([Message.assistant("welcome"), *HELLO, Message.assistant("done")])
+    assert [len(exchange.input) for exchange in cut] == [0, 1, 1]
+    assert [exchange.output[0]["text"] for exchange in cut] == ["welcome", "hi there", "done"]
+
+
+# --- random trees, random distortions ---------------------------------------------------------------------
+
+TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(lambda text: text.strip())
+
+
+@dataclass(frozen=True)
+class Known:
+    turn: Turn
+    messages: tuple[Message, ...]
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[Known]:
+    """Turns of a tree, each with the conversation that leads to it; texts repeat, so that branches look alike."""
+    pool = draw(st.lists(TEXTS, min_size=2, max_size=4, unique_by=str.strip))
+    known: list[Known] = []
+    seen: set[str] = set()
+    for seq in range(draw(st.integers(1, 8))):
+        above = draw(st.sampled_from([None, *known]))
+        asked, said = Message.user(draw(st.sampled_from(pool))), Message.assistant(draw(st.sampled_from(pool)))
+        messages = (*(above.messages if above else ()), asked, said)
+        path_hash = continuity.path_hash(above.turn.path_hash if above else None, [asked], said.content)
+        if path_hash not in seen:
+            seen.add(path_hash)
+            known.append(Known(turn(f"t{seq}", seq, path_hash=path_hash), messages))
+    return known
+
+
+def distort(draw: st.DrawFn, message: Message) -> Message:
+    blocks = [dict(block) for block in message.content]
+    for block in blocks:
+        if draw(st.booleans()):
+            block["text"] = draw(st.sampled_from([" {}", "{}\n", "\t{} "])).format(block["text"].strip())
+    if message.role == "assistant" and draw(st.booleans()):
+        blocks.insert(0, {"type": "thinking", "thinking": "…"})
+    if draw(st.booleans()):
+        blocks.append({"type": "text", "text": "  "})
+    return replace(message, content=tuple(blocks))
+
+
+def spoken(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
+    return [(message.role, message.content[0]["text"].strip()) for message in messages]
+
+
+@given(st.data())
+def test_the_match_is_the_deepest_true_ancestor_and_never_a_foreign_one(data: st.DataObject) -> None:
+    known = data.draw(trees())
+    base = data.draw(st.sampled_from(known))
+    cut = data.draw(st.integers(0, len(base.messages) // 2)) * 2
+    more = [
+        message
+        for _ in range(data.draw(st.integers(0, 2)))
+        for message in (Message.user(data.draw(TEXTS)), Message.assistant(data.draw(TEXTS)))
+    ]
+    plain = (*base.messages[:cut], *more, Message.user(data.draw(TEXTS)))
+    sent = data.draw(st.composite(lambda draw: [distort(draw, message) for message in plain])())
+    endings = continuity.endings(sent)
+    by_hash = {one.turn.path_hash: one.turn for one in known}
+    found = continuity.deepest(
+        [by_hash[ending.hash] for ending in endings if ending.hash in by_hash], endings, frozenset()
+    )
+    said = spoken(plain)
+    true = [one for one in known if spoken(one.messages) == said[: len(one.messages)]]
+    deepest = max(true, key=lambda one: len(one.messages), default=None)
+    assert (found[0].id if found else None) == (deepest.turn.id if deepest else None)
+    if found and deepest:
+        assert found[1].end == len(deepest.messages)

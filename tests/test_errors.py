@@ -1,0 +1,60 @@
+"""The tree of errors is what its module's docstring draws, and survives the store."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cli_session_proxy import errors
+from cli_session_proxy.errors import ProxyError, QueueFull, UpstreamError, from_dict
+
+# `├── Name   400 code`, indented under its parent
+DRAWN = re.compile(r"^ +((?:│   |    )*)[├└]── (\w+) +(\d{3}) (\w+)", re.M)
+
+
+def drawn() -> dict[str, tuple[int, str, str]]:
+    """Name → (status, code, parent) as the docstring draws it."""
+    parents = ["ProxyError"]
+    found = {}
+    for bars, name, status, code in DRAWN.findall(errors.__doc__ or ""):
+        depth = len(bars) // 4
+        parents[depth + 1 :] = [name]
+        found[name] = (int(status), code, parents[depth])
+    return found
+
+
+def every() -> list[type[ProxyError]]:
+    return [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ProxyError)]
+
+
+def test_the_docstring_draws_every_error_with_its_status_and_code() -> None:
+    coded = {
+        kind.__name__: (kind.status, kind.code, kind.__bases__[0].__name__)
+        for kind in every()
+        if kind is not ProxyError
+    }
+    assert coded == drawn()
+
+
+def test_codes_are_unique() -> None:
+    codes = [kind.code for kind in every()]
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize("kind", every())
+def test_an_error_comes_back_from_its_dict(kind: type[ProxyError]) -> None:
+    error = kind("what to do", param="field", retry_after=1.5, detail={"exit_code": 3})
+    back = from_dict(error.as_dict())
+    assert type(back) is kind
+    assert (str(back), back.param, back.retry_after, back.detail) == ("what to do", "field", 1.5, {"exit_code": 3})
+
+
+def test_what_is_not_known_is_not_in_the_dict() -> None:
+    assert QueueFull("full").as_dict() == {"status": 429, "code": "queue_full", "message": "full"}
+
+
+def test_an_unknown_code_is_an_upstream_error() -> None:
+    back = from_dict({"code": "from_the_future", "message": "new"})
+    assert type(back) is UpstreamError
+    assert back.message == "new"

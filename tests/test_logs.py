@@ -1,0 +1,121 @@
+"""What is logged, what is not, and where."""
+
+from __future__ import annotations
+
+import json
+import logging
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_session_proxy import logs
+from cli_session_proxy.settings import Settings
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[Settings]:
+    settings = Settings(var=tmp_path / "var")
+    logs.configure(settings)
+    yield settings
+    logs.shut_down()
+    logs.clear()
+
+
+def lines(settings: Settings) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in logs.file_of(settings).read_text().splitlines()]
+
+
+def test_a_line_is_json_with_its_request(settings: Settings) -> None:
+    with logs.bound(request_id="req_1"):
+        logs.get().info("turn completed", turn_id="turn_1", seconds=0.5)
+    logs.get().info("idle")
+    first, second = lines(settings)
+    assert first.items() >= {"event": "turn completed", "request_id": "req_1", "turn_id": "turn_1"}.items()
+    assert first.items() >= {"level": "info", "seconds": 0.5}.items()
+    assert "request_id" not in second
+
+
+def test_only_warnings_reach_the_terminal(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(settings)  # bound to the stderr that is captured
+    logs.get().info("quiet")
+    logs.get().warning("loud", agent_id="a")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "loud" in captured.err
+    assert "quiet" not in captured.err
+    assert [line["event"] for line in lines(settings)] == ["quiet", "loud"]
+
+
+def test_debug_needs_to_be_asked_for(settings: Settings) -> None:
+    logs.get().debug("detail")
+    assert lines(settings) == []
+    logs.configure(settings.model_copy(update={"log_level": "debug"}))
+    logs.get().debug("detail")
+    assert [line["event"] for line in lines(settings)] == ["detail"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": "SECRET"},
+        {"messages": [{"role": "user", "content": "SECRET"}]},
+        {"env": {"ANTHROPIC_API_KEY": "SECRET"}},
+        {"api_key": "SECRET"},
+        {"detail": {"Authorization": "SECRET", "idempotency_key": "SECRET"}},
+        {"error": "401 for sk-ant-SECRET-0123456789"},
+        {"detail": [{"why": "header authorization: Bearer SECRET-0123456789"}]},
+    ],
+)
+def test_secrets_and_prompts_are_never_written(
+    settings: Settings, capsys: pytest.CaptureFixture[str], fields: dict[str, Any]
+) -> None:
+    logs.configure(settings)
+    logs.get().warning("event", **fields)
+    written = logs.file_of(settings).read_text()
+    assert "event" in written
+    assert "SECRET" not in written + capsys.readouterr().err
+
+
+def test_a_key_in_the_text_or_the_traceback_is_hidden(settings: Settings) -> None:
+    try:
+        raise ValueError("bad key sk-ant-api03-SECRETSECRET")
+    except ValueError:
+        logs.get().exception("failed with sk-ant-api03-SECRETSECRET")
+    written = logs.file_of(settings).read_text()
+    assert "ValueError" in written
+    assert "SECRET" not in written
+
+
+def test_numbers_named_key_are_no_secret(settings: Settings) -> None:
+    logs.get().info("stored", agent_key=7)
+    assert lines(settings)[0]["agent_key"] == 7
+
+
+def test_a_long_value_is_cut(settings: Settings) -> None:
+    logs.get().info("big", error="x" * 100_000)
+    assert len(logs.file_of(settings).read_text()) < 5_000
+
+
+def test_the_file_rotates_and_is_bounded(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "ROTATE_BYTES", 1_000)
+    logs.configure(settings)
+    for number in range(200):
+        logs.get().info("line", number=number)
+    files = sorted(logs.file_of(settings).parent.iterdir())
+    assert len(files) == 1 + logs.ROTATE_KEPT
+    assert all(file.stat().st_size <= 1_000 for file in files)
+    assert lines(settings)[-1]["number"] == 199
+
+
+def test_plain_logging_of_our_modules_is_kept_too(settings: Settings) -> None:
+    logging.getLogger("cli_session_proxy.somewhere").warning("plain %s", "sk-ant-SECRET-0123456789")
+    (line,) = lines(settings)
+    assert line["level"] == "warning"
+    assert "SECRET" not in line["event"]
+
+
+def test_the_folder_is_private(settings: Settings) -> None:
+    assert stat.S_IMODE(logs.file_of(settings).parent.stat().st_mode) == 0o700

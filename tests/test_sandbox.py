@@ -1,0 +1,256 @@
+"""Directories of agents: readable, injective, never outside; links made once or a hundred times."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli_session_proxy.errors import InvalidRequest, SandboxError
+from cli_session_proxy.sandbox import TMPDIR_LIMIT, Sandboxes, directory_name
+from cli_session_proxy.settings import SandboxSettings, Settings
+
+anything = st.text(st.characters(), min_size=1, max_size=256)
+owners = st.one_of(st.just("local"), st.text(max_size=20))
+# Names that differ only where a careless mapping would lose it.
+look_alikes = st.text(st.sampled_from("aAäÄ-~_/.\\ \0ßſsKkİıéé"), min_size=1, max_size=12)
+
+
+def sandboxes(var: Path, links: dict[str, Path] | None = None) -> Sandboxes:
+    return Sandboxes(Settings(var=var, sandbox=SandboxSettings(links=links or {})))
+
+
+def same_place(name: str) -> str:
+    """How a case-insensitive, normalising disk compares names."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold()).casefold()
+
+
+@pytest.mark.parametrize("name", ["a", "agent-7", "0", "x" * 40, "agents", "agents-foo"])
+def test_a_safe_name_of_the_local_owner_stays_readable(name: str) -> None:
+    assert directory_name("local", name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["Agent", "a b", "ä", "agents/foo", "../x", "/etc", "-a", "a-", ".", "..", "x" * 41, "a~b"]
+)
+def test_any_other_name_gets_a_readable_part_and_a_hash(name: str) -> None:
+    readable, mark, digest = directory_name("local", name).partition("~")
+    assert mark == "~"
+    assert len(digest) == 26
+    assert 0 < len(readable) <= 24
+
+
+@given(owners, st.one_of(anything, look_alikes), owners, st.one_of(anything, look_alikes))
+def test_two_agents_never_share_a_directory(owner: str, name: str, other_owner: str, other: str) -> None:
+    same = (owner, name) == (other_owner, other)
+    one, two = directory_name(owner, name), directory_name(other_owner, other)
+    assert (same_place(one) == same_place(two)) is same
+
+
+@given(look_alikes)
+def test_a_name_in_another_case_or_form_is_another_directory(name: str) -> None:
+    variants = {name, name.upper(), name.lower(), *(unicodedata.normalize(form, name) for form in ("NFC", "NFD"))}
+    assert len({same_place(directory_name("local", variant)) for variant in variants}) == len(variants)
+
+
+@given(owners, anything)
+def test_a_directory_is_one_plain_part_below_the_prefix(owner: str, name: str) -> None:
+    prefix = Path("/v/sandbox/agents")
+    path = sandboxes(Path("/v")).path(directory_name(owner, name))
+    assert path.parent == prefix
+    assert Path(os.path.normpath(path)) == path
+    assert len(path.name) <= 51
+
+
+def test_no_name_imitates_anothers_project_folder_of_the_cli() -> None:
+    hashed = directory_name("local", "X")
+    imitation = hashed.replace("~", "-")
+    assert directory_name("local", imitation) != imitation
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257])
+def test_an_empty_or_too_long_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        directory_name("local", name)
+    assert caught.value.param == "agent_id"
+
+
+def test_256_characters_and_lone_surrogates_are_fine() -> None:
+    assert directory_name("local", "\ud800" * 256) != directory_name("local", "\ud801" * 256)
+
+
+def test_a_prefixed_name_never_doubles_the_prefix(tmp_path: Path) -> None:
+    """The classic failure, `agents/agents/<id>`: a caller passes what it read from a path."""
+    boxes = sandboxes(tmp_path / "var")
+    prefix = tmp_path / "var" / "sandbox" / "agents"
+    for name in (
+        "agents/foo",
+        "sandbox/agents/foo",
+        str(prefix / "foo"),
+        "../agents/foo",
+        "../x",
+        "/etc/passwd",
+        "foo/",
+    ):
+        made = boxes.prepare(directory_name("local", name))
+        assert made.parent == prefix
+        assert made.is_dir()
+    assert not (prefix / "agents").exists()
+    assert not (prefix / "foo").exists()
+    assert sorted(entry.name for entry in (tmp_path / "var" / "sandbox").iterdir()) == ["agents"]
+
+
+@pytest.mark.parametrize("wrong", ["agents/foo", "..", ".", "", "/etc", "Foo", "a b", "x~short"])
+def test_only_a_directory_name_is_taken(tmp_path: Path, wrong: str) -> None:
+    boxes = sandboxes(tmp_path / "var")
+    for method in (boxes.path, boxes.prepare, boxes.tmpdir, boxes.remove):
+        with pytest.raises(SandboxError):
+            method(wrong)
+    assert not (tmp_path / "var").exists()
+
+
+def test_everything_it_makes_is_private(tmp_path: Path) -> None:
+    boxes = sandboxes(tmp_path / "new" / "var")
+    made = [boxes.prepare("a"), boxes.tmpdir("a")]
+    above = [tmp_path / "new" / "var", tmp_path / "new" / "var" / "sandbox", made[0].parent]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in made + above] == [0o700] * 5
+
+
+def test_preparing_again_keeps_what_is_there(tmp_path: Path) -> None:
+    boxes = sandboxes(tmp_path / "var")
+    (boxes.prepare("a") / "note").write_text("kept")
+    assert (boxes.prepare("a") / "note").read_text() == "kept"
+
+
+def test_a_sandbox_that_is_a_link_out_is_refused_and_left_alone(tmp_path: Path) -> None:
+    boxes = sandboxes(tmp_path / "var")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("kept")
+    place = boxes.prepare("first").parent / "a"
+    place.symlink_to(outside)
+    for method in (boxes.prepare, boxes.remove):
+        with pytest.raises(SandboxError, match="symbolic link"):
+            method("a")
+    assert place.is_symlink()
+    assert (outside / "precious").read_text() == "kept"
+
+
+def test_a_disk_that_refuses_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "var").write_text("a file where the folder belongs")
+    with pytest.raises(SandboxError, match="var"):
+        sandboxes(tmp_path / "var").prepare("a")
+
+
+def test_the_tmpdir_lies_outside_the_sandbox_and_fits_a_socket(tmp_path: Path, short_tmp: Path) -> None:
+    near = sandboxes(short_tmp)
+    assert near.tmpdir("a") == short_tmp / "tmp" / "a"
+    far = sandboxes(tmp_path / ("long" * 30))
+    one, two = far.tmpdir("a"), far.tmpdir("b")
+    try:
+        assert one != two
+        assert one.is_dir()
+        assert len(str(one)) <= TMPDIR_LIMIT
+    finally:
+        far.remove("a")
+        far.remove("b")
+    assert not one.exists()
+
+
+def test_remove_takes_the_sandbox_but_not_what_it_links_to(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "knowledge").write_text("kept")
+    boxes = sandboxes(tmp_path / "var", {"shared": shared})
+    path, other = boxes.prepare("a"), boxes.prepare("b")
+    boxes.tmpdir("a")
+    boxes.remove("a")
+    boxes.remove("a")
+    assert not path.exists()
+    assert other.is_dir()
+    assert (shared / "knowledge").read_text() == "kept"
+
+
+def test_links_are_made_once_and_again_in_silence(tmp_path: Path) -> None:
+    target = tmp_path / "CLAUDE.md"
+    target.write_text("be kind")
+    boxes = sandboxes(tmp_path / "var", {"CLAUDE.md": target, ".claude/skills/mine": tmp_path})
+    for _ in range(2):
+        path = boxes.prepare("a")
+        assert (path / "CLAUDE.md").read_text() == "be kind"
+        assert os.readlink(path / ".claude" / "skills" / "mine") == str(tmp_path)
+
+
+def test_a_stale_link_is_re_pointed(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    new.mkdir()
+    place = sandboxes(tmp_path / "var").prepare("a") / "shared"
+    place.symlink_to(old)  # dangling as well
+    sandboxes(tmp_path / "var", {"shared": new}).prepare("a")
+    assert os.readlink(place) == str(new)
+    assert [entry.name for entry in place.parent.iterdir()] == ["shared"]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_something_real_in_the_way_is_an_error_and_left_alone(tmp_path: Path, kind: str) -> None:
+    place = sandboxes(tmp_path / "var").prepare("a") / "shared"
+    if kind == "file":
+        place.write_text("mine")
+    else:
+        place.mkdir()
+    with pytest.raises(SandboxError, match="left alone"):
+        sandboxes(tmp_path / "var", {"shared": tmp_path}).prepare("a")
+    assert place.exists()
+    assert not place.is_symlink()
+
+
+def test_a_missing_target_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match=r"nowhere does not exist"):
+        sandboxes(tmp_path / "var", {"shared": tmp_path / "nowhere"}).prepare("a")
+
+
+@pytest.mark.parametrize("name", ["../out", "/out", "a/../../out", ".", ""])
+def test_a_link_stays_inside_its_sandbox(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SandboxError, match="inside the sandbox"):
+        sandboxes(tmp_path / "var", {name: tmp_path}).prepare("a")
+
+
+def test_a_link_is_not_made_through_a_link_that_leads_out(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (sandboxes(tmp_path / "var").prepare("a") / "sub").symlink_to(outside)
+    with pytest.raises(SandboxError, match="symbolic link"):
+        sandboxes(tmp_path / "var", {"sub/shared": tmp_path}).prepare("a")
+    assert list(outside.iterdir()) == []
+
+
+def _prepare_many(var: str, target: str, rounds: int) -> None:
+    """Run in a process of its own; both processes re-point the same links to and fro."""
+    for number in range(rounds):
+        boxes = sandboxes(Path(var), {"deep/er/shared": Path(target), "second": Path(target)})
+        path = boxes.prepare(f"agent-{number}")
+        boxes.tmpdir(f"agent-{number}")
+        # the link may be the other process's by now, but it is never missing
+        assert (path / "deep" / "er" / "shared").is_dir()
+
+
+@pytest.mark.parametrize("targets", [("one", "one"), ("one", "two")], ids=["same", "different"])
+def test_two_processes_preparing_the_same_sandboxes_both_succeed(tmp_path: Path, targets: tuple[str, str]) -> None:
+    for name in set(targets):
+        (tmp_path / name).mkdir()
+    context = multiprocessing.get_context("spawn")
+    workers = [
+        context.Process(target=_prepare_many, args=(str(tmp_path / "var"), str(tmp_path / name), 100))
+        for name in targets
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0]

@@ -1,0 +1,109 @@
+"""Flags over environment over file, and an error that names the place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_session_proxy.errors import ConfigError
+from cli_session_proxy.settings import CONFIG_FILE, NEUTRAL_SYSTEM_PROMPT, Profile, load
+
+
+def file(text: str) -> None:
+    Path(CONFIG_FILE).write_text(text)  # the working directory is the test's own
+
+
+def test_defaults_are_safe(tmp_path: Path) -> None:
+    settings = load()
+    assert (settings.host, settings.port, settings.var) == ("127.0.0.1", 8787, tmp_path / "var")
+    assert settings.system_prompt == NEUTRAL_SYSTEM_PROMPT
+    assert settings.profile_for(None) == Profile()
+    assert settings.profile_for(None).tools == ()
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    file("port = 1\nlane_limit = 1\nmax_turns = 1")
+    monkeypatch.setenv("CLI_SESSION_PROXY_PORT", "2")
+    monkeypatch.setenv("CLI_SESSION_PROXY_LANE_LIMIT", "2")
+    settings = load(port=3, lane_limit=None)
+    assert (settings.port, settings.lane_limit, settings.max_turns) == (3, 2, 1)
+
+
+def test_tables_come_from_the_file_and_parts_of_them_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    file(
+        """
+        profile = "coder"
+        [profiles.coder]
+        tools = ["Read", "Edit"]
+        setting_sources = ["project"]
+        [sandbox.links]
+        "CLAUDE.md" = "/shared/CLAUDE.md"
+        """
+    )
+    monkeypatch.setenv("CLI_SESSION_PROXY_PROFILES__CODER__MODEL", "opus")
+    settings = load()
+    assert settings.profile_for(None) == Profile(tools=("Read", "Edit"), setting_sources=("project",), model="opus")
+    assert settings.sandbox.links == {"CLAUDE.md": Path("/shared/CLAUDE.md")}
+
+
+@pytest.mark.parametrize("name", ["var", "claude_bin", "claude_config_dir"])
+def test_paths_are_absolute_whatever_the_working_directory_becomes(name: str, tmp_path: Path) -> None:
+    assert getattr(load(**{name: Path("here")}), name) == tmp_path / "here"
+    assert getattr(load(**{name: Path("~/there")}), name) == tmp_path / "home" / "there"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("port = \nvar = 1", "line 1"),
+        ("[profiles", "not valid TOML"),
+        ("port = 99999", "port"),
+        ('port = "many"', "port"),
+        ("prot = 1", "prot"),
+        ("turn_timeout = 0", "turn_timeout"),
+        ('on_context_full = "forget"', "on_context_full"),
+        ('[profiles.coder]\npermission_mode = "all"', "profiles.coder.permission_mode"),
+        ("[profiles.coder]\ntool = []", "profiles.coder.tool"),
+        ("[sandbox]\nlink = 1", "sandbox.link"),
+    ],
+)
+def test_a_broken_file_is_one_line_that_names_the_place(text: str, names: str) -> None:
+    file(text)
+    with pytest.raises(ConfigError) as caught:
+        load()
+    assert names in str(caught.value)
+    assert CONFIG_FILE in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_text_is_named() -> None:
+    Path(CONFIG_FILE).write_bytes(b'host = "\xff"')
+    with pytest.raises(ConfigError, match=f"{CONFIG_FILE} cannot be read"):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "names"),
+    [("PORT", "x", "port"), ("PROFILES", "not json", "profiles"), ("CLAUDE_ENV", "{", "claude_env")],
+)
+def test_a_broken_variable_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, names: str) -> None:
+    monkeypatch.setenv(f"CLI_SESSION_PROXY_{variable}", value)
+    with pytest.raises(ConfigError) as caught:
+        load()
+    assert names in str(caught.value)
+    assert "CLI_SESSION_PROXY_" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("flags", [{"port": -1}, {"host": 5}, {"unknown": 1}])
+def test_a_broken_flag_is_named(flags: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(flags))):
+        load(**flags)
+
+
+def test_an_unknown_profile_says_which_are_known() -> None:
+    file("[profiles.coder]\n[profiles.writer]")
+    with pytest.raises(ConfigError, match=r"'painter'.*coder, writer"):
+        load().profile_for("painter")
