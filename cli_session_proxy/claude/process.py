@@ -144,7 +144,7 @@ class ClaudeProcess:
         reader = frames.TurnReader(frame_uuid)
         line = frames.user_frame(frame_uuid, frames.deliverable(self.launch.capability, content))
         # Beside the reading: a prompt larger than the pipe must not wait for output that waits for us.
-        self._writer = asyncio.create_task(self._write(line, last=not self.launch.capability.warm))
+        self._writer = asyncio.create_task(self._write(line))
         complete = False
         try:
             while not complete:
@@ -171,6 +171,10 @@ class ClaudeProcess:
         if self._writer is None or not self._writer.done():
             self._spoiled = True  # it answered before it had read the prompt: half a frame is still in the pipe
         self.session_id = result.session_id or self.session_id
+        if not self.launch.capability.warm and self._child.stdin is not None:
+            # Not before: 1.0.120 exits at the end of stdin without waiting for its own output, and loses what the
+            # pipe has not taken (an answer of 1 MB was cut, rc 0).
+            self._child.stdin.close()
         self._release()
 
     def _release(self) -> None:
@@ -180,15 +184,13 @@ class ClaudeProcess:
         self.busy = False
         self.last_used = time.monotonic()
 
-    async def _write(self, line: bytes, *, last: bool) -> None:
+    async def _write(self, line: bytes) -> None:
         stdin = self._child.stdin
         assert stdin is not None
         # A CLI that went away is noticed on stdout, where the reason is known.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             stdin.write(line)
             await stdin.drain()
-            if last:
-                stdin.close()
 
     def _check_tools(self, frame: JSON | None) -> None:
         """A CLI that offers tools which nobody allowed is stopped before it can call one."""

@@ -3,7 +3,7 @@
 echo (default), noise, no-result, huge (an answer of FAKE_SIZE bytes in one line), deaf (never reads stdin), stubborn
 (ignores TERM and the end of stdin), flood (stderr first), crash, tools (offers Bash), orphan (leaves a child that
 holds its stdout), other-result (a result of another frame first), gate (answers when FAKE_GATE exists),
-silent (takes the prompt, says nothing), forget (No conversation found).
+silent (says nothing until it is interrupted), forget (No conversation found).
 """
 
 import json
@@ -71,14 +71,12 @@ def main() -> None:
     for line in sys.stdin.buffer:
         if MODE == "no-result":
             return
-        if MODE == "silent":
-            continue
         while MODE == "gate" and not os.path.exists(os.environ["FAKE_GATE"]):
             time.sleep(0.01)
         frame = json.loads(line)
         if frame["type"] == "control_request":
             say(type="result", subtype="error_during_execution", is_error=True, terminal_reason="aborted_streaming")
-        else:
+        elif MODE != "silent":
             answer(frame)
     if MODE == "stubborn":
         forever()

@@ -154,7 +154,6 @@ def test_tools_are_off_without_a_profile_and_exactly_its_own_with_one() -> None:
     assert not [p for p in launch(old, profile=Profile(tools=("default",))).argv() if p.startswith("--disallowed")]
 
 
-
 @pytest.mark.parametrize(
     "changed",
     [

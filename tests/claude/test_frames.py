@@ -119,7 +119,8 @@ def test_what_an_old_cli_gets_is_the_same_words_and_nothing_to_interpret(value: 
 
 @pytest.mark.parametrize(
     ("prompt", "safe"),
-    [("/clear", True), ("see @/etc/passwd", True), ("foo /", True), ("/", False), ("//@/", False), ("", False), (" ", False)],
+    [("/clear", True), ("see @/etc/passwd", True), ("foo /", True), ("/", False), ("//@/", False), ("", False),
+     (" ", False)],
 )  # fmt: skip
 def test_which_prompts_an_old_cli_cannot_take(prompt: str, safe: bool) -> None:
     assert (unsafe_prompt(OLD, prompt) is None) is safe
@@ -216,7 +217,9 @@ def test_a_call_repeated_after_a_cut_ends_the_block_that_was_open() -> None:
 
 def test_resets_compaction_and_garbage_are_told() -> None:
     reader = TurnReader(FRAME)
-    assert reader.feed({"type": "conversation_reset", "session_id": "old"}) == [SessionSeen("old", "conversation_reset")]
+    assert reader.feed({"type": "conversation_reset", "session_id": "old"}) == [
+        SessionSeen("old", "conversation_reset")
+    ]
     compacted = {"type": "system", "subtype": "compact_boundary", "compact_metadata": {"trigger": "auto"}}
     assert reader.feed(compacted) == [Compacted({"compact_metadata": {"trigger": "auto"}})]
     assert reader.feed(None) == [Activity("garbage")]
@@ -224,8 +227,13 @@ def test_resets_compaction_and_garbage_are_told() -> None:
     assert reader.garbage == 1
 
 
-@given(st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda x: st.lists(x) | st.dictionaries(
-    st.sampled_from(["type", "event", "message", "content", "subtype", "index", "usage", "session_id"]), x)))  # fmt: skip
+KEYS = st.sampled_from(["type", "event", "message", "content", "subtype", "index", "usage", "session_id"])
+ANYTHING = st.recursive(
+    st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner)
+)
+
+
+@given(ANYTHING)
 def test_no_frame_makes_it_fall_over(value: Any) -> None:
     for kind in ("assistant", "user", "stream_event", "system", "result", "rate_limit_event"):
         frame = {**value, "type": kind} if isinstance(value, dict) else {"type": kind, "message": value, "event": value}

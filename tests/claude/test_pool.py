@@ -13,7 +13,7 @@ from cli_session_proxy.errors import ClaudeUnavailable, QueueFull, SessionBusy
 from cli_session_proxy.settings import Settings
 
 from .conftest import Fake
-from .helpers import ask, is_gone, said
+from .helpers import ask, is_gone, said, until
 
 
 def bounded(settings: Settings, **changes: float) -> Settings:
@@ -122,9 +122,7 @@ async def test_idle_and_dead_processes_are_reaped(settings: Settings, fake: Fake
     process, _ = await pool.checkout(await fake())
     busy, _ = await pool.checkout(await fake())
     await pool.checkin(process)
-    async with asyncio.timeout(10):
-        while pool.peek(process.launch.session_id) is not None:
-            await asyncio.sleep(0.02)
+    await until(lambda: pool.peek(process.launch.session_id) is None)
     assert pool.peek(busy.launch.session_id) is busy
     await pool.close()
 
@@ -135,9 +133,7 @@ async def test_a_process_that_died_while_idle_is_replaced(settings: Settings, fa
     process, _ = await pool.checkout(launch)
     await pool.checkin(process)
     os.kill(process.pid, signal.SIGKILL)
-    async with asyncio.timeout(5):
-        while process.usable:
-            await asyncio.sleep(0.01)
+    await until(lambda: not process.usable)
     second, warm = await pool.checkout(launch)
     assert not warm
     assert said(await ask(second)) == "2 hi"

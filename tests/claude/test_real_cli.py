@@ -13,8 +13,9 @@ from cli_session_proxy.claude.events import ProcessDied
 from cli_session_proxy.claude.failures import error_for
 from cli_session_proxy.claude.frames import unsafe_prompt
 from cli_session_proxy.claude.pool import Pool
+from cli_session_proxy.models import BlockStart, BlockStop
 from cli_session_proxy.settings import Profile
-from cli_session_proxy.testing.script import Fail, Gate, Reply, ToolUse
+from cli_session_proxy.testing.script import Cut, Fail, Gate, Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from .conftest import MakeLaunch, MakeSettings, Start
@@ -61,7 +62,8 @@ async def test_images_and_2_mb_prompts_arrive_whole(
     launch = await real(claude)
     await ask(await start(launch), [IMAGE, {"type": "text", "text": "look @x"}])
     assert PNG in upstream.requests[-1].raw.decode()
-    assert shown(upstream) == "[image]look @x"
+    # 2.1.329 adds a note of its own behind it: "[Image: source: <TMPDIR>/…/images/1.png]"
+    assert shown(upstream).partition("[Image: source:")[0].rstrip("\n") == "[image]look @x"
     long = "0123456789abcdef" * 131072
     await ask(await start(await real(claude)), long)
     assert shown(upstream) == long
@@ -133,6 +135,18 @@ async def test_an_unknown_session_is_a_death_that_says_so(claude: Path, real: Ma
     with pytest.raises(ProcessDied) as died:
         await ask(process)
     assert died.value.no_conversation
+
+
+async def test_a_stream_that_is_cut_is_answered_whole(
+    claude: Path, upstream: Upstream, real: MakeLaunch, start: Start
+) -> None:
+    upstream.next(Cut(after=1, reply=Reply("the first attempt, never finished")))
+    upstream.next(Reply("the answer"))
+    events = await ask(await start(await real(claude, extra_env={"CLAUDE_CODE_MAX_RETRIES": "2"})))
+    assert said(events) == "the answer"
+    starts = [event.index for event in events if isinstance(event, BlockStart)]
+    stops = [event.index for event in events if isinstance(event, BlockStop)]
+    assert starts == stops == list(range(len(starts)))
 
 
 async def test_an_interrupt_ends_the_turn_and_says_so(
