@@ -11,7 +11,7 @@ Not its business: which turn continues which (continuity), order within an agent
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -73,6 +73,45 @@ class ImportedTurn:
     depth: int
     origin: str = "imported"
     reason: JSON = field(default_factory=dict)
+    session_id: str | None = None
+    usage: Usage = field(default_factory=Usage)
+    tools: tuple[JSON, ...] = ()
+
+    def as_turn(self) -> Turn:
+        """The turn as it is stored, but for the `seq` that the store gives."""
+        return Turn(
+            self.id, 0, self.agent_key, self.parent_id, "completed", self.model, self.input, self.created_at,
+            output=self.output, session_id=self.session_id, reason=self.reason, usage=self.usage, tools=self.tools,
+            delivery="delivered", origin=self.origin, path_hash=self.path_hash, depth=self.depth,
+            finished_at=self.created_at,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTurn:
+    """A turn of any finished status with its transcript records, on its way between stores.
+
+    `turn.seq` and `turn.agent_key` are given anew by the store that takes it.
+    """
+
+    turn: Turn
+    records: tuple[Record, ...]
+
+
+# What a chain consists of; in this order, but a turn may come before its parent.
+ChainPart = WholeTurn | Session | Link
+
+
+@dataclass(frozen=True, slots=True)
+class NewChain:
+    """An agent that comes with a history. `head` names one of its turns."""
+
+    owner: str
+    agent_id: str
+    dir: str
+    named: bool
+    created_at: float
+    head: Callable[[], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +185,13 @@ class Store(Protocol):
     async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
         """Store finished turns, parents first, all or none; `head` moves the agent's head to that turn."""
 
+    async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
+        """Store a whole chain, all or none; `parts` is read once, piece by piece, on a thread of the store's.
+
+        `new.head` is asked after the last part. `InvalidRequest` where the agent has turns already or a part
+        does not fit the others. Other writers wait until it is done.
+        """
+
     async def begin(self, begun: Begun) -> None:
         """Journal: status `running`. Called before the frame is sent; again for each new attempt."""
 
@@ -188,6 +234,9 @@ class Store(Protocol):
 
     async def records(self, turn_id: str) -> list[Record]:
         """The transcript records of the whole path to this turn, in order. O(depth): only for repairs."""
+
+    async def own_records(self, turn_id: str) -> list[Record]:
+        """The transcript records of this turn alone, in order."""
 
     def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
         """All turns of an agent in the order of acceptance, streamed."""

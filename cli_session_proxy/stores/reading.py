@@ -197,6 +197,11 @@ def path_records(conn: Connection, turn_id: str) -> list[Record]:
     return [record for at in _in_order(turn_id, parents) for record in by_turn.get(at, ())]
 
 
+def own_records(conn: Connection, turn_id: str) -> list[Record]:
+    found = conn.execute(select(records).where(records.c.turn_id == turn_id).order_by(records.c.n)).all()
+    return rows.loaded_records(conn, found)
+
+
 # --- sessions ---
 
 

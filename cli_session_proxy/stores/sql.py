@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 
 from ..models import JSON, Agent, Chain, ChainSummary, Delivery, Link, Record, Session, Status, Turn
 from ..settings import Settings
-from . import migrations, reading, writing
-from .base import Begun, Commit, ImportedTurn, NewTurn, Store
+from . import importing, migrations, reading, writing
+from .base import Begun, ChainPart, Commit, ImportedTurn, NewChain, NewTurn, Store
 from .database import Database
 from .migrations import MIGRATIONS, Migration
 
@@ -84,6 +84,9 @@ class SqlStore(Store):
     async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
         await self._db.write(lambda conn: writing.import_turns(conn, turns, head))
 
+    async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
+        return await self._db.write(lambda conn: importing.import_chain(conn, new, parts))
+
     async def begin(self, begun: Begun) -> None:
         await self._db.write(lambda conn: writing.begin(conn, begun))
 
@@ -131,6 +134,9 @@ class SqlStore(Store):
 
     async def records(self, turn_id: str) -> list[Record]:
         return await self._db.read(lambda conn: reading.path_records(conn, turn_id))
+
+    async def own_records(self, turn_id: str) -> list[Record]:
+        return await self._db.read(lambda conn: reading.own_records(conn, turn_id))
 
     async def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
         while page := await self._page_of_agent(agent_key, after_seq):

@@ -97,16 +97,16 @@ def _insert(conn: Connection, turn: Turn) -> int:
 
 def import_turns(conn: Connection, imported: Sequence[ImportedTurn], head: str | None) -> None:
     for item in imported:
-        turn = Turn(
-            item.id, 0, item.agent_key, item.parent_id, "completed", item.model, item.input, item.created_at,
-            output=item.output, reason=item.reason, delivery="delivered", origin=item.origin,
-            path_hash=item.path_hash, depth=item.depth, finished_at=item.created_at,
-        )  # fmt: skip
-        _insert(conn, turn)
-        grown = _save_records(conn, item.agent_key, item.id, item.records)
-        conn.execute(update(turns).where(turns.c.id == item.id).values(bytes=turns.c.bytes + grown))
+        insert_whole(conn, item.as_turn(), item.records)
     if head is not None:
         set_head(conn, _need(conn, head, None, _STATE).agent_key, head)
+
+
+def insert_whole(conn: Connection, turn: Turn, lines: Iterable[Record]) -> None:
+    """Store a finished turn with its records."""
+    _insert(conn, turn)
+    grown = _save_records(conn, turn.agent_key, turn.id, lines)
+    conn.execute(update(turns).where(turns.c.id == turn.id).values(bytes=turns.c.bytes + grown))
 
 
 def begin(conn: Connection, begun: Begun) -> None:
@@ -208,8 +208,12 @@ def save_session(conn: Connection, session: Session, new: Sequence[Link]) -> Non
         if other is not None:
             raise StoreUnavailable(f"session {session.id} belongs to another agent for ever: start a new one")
         conn.execute(_INSERT_SESSION, values)
+    save_links(conn, session.agent_key, new)
+
+
+def save_links(conn: Connection, agent_key: int, new: Sequence[Link]) -> None:
     if new:
-        conn.execute(_INSERT_LINK, [rows.link_values(session.agent_key, link) for link in new])
+        conn.execute(_INSERT_LINK, [rows.link_values(agent_key, link) for link in new])
 
 
 # --- pieces ---

@@ -185,6 +185,12 @@ def test_a_reset_told_by_a_rate_limit_event_is_in_the_result() -> None:
     assert result(read("limit_2.1.329")).detail["rate_limit"]["rateLimitType"] == "five_hour"
 
 
+def test_a_refused_resume_keeps_its_reason() -> None:
+    end = result(read("no_conversation_2.1.329"))
+    assert (end.is_error, end.subtype, end.num_turns) == (True, "error_during_execution", 0)
+    assert "No conversation found" in end.detail["errors"][0]
+
+
 def test_only_the_result_of_our_frame_counts_where_the_cli_tags() -> None:
     end = recorded("think_2.1.329")[-1]
     assert isinstance(TurnReader(FRAME).feed(end)[-1], Result)

@@ -1,0 +1,112 @@
+"""What reached the model, told against what was acknowledged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cli_session_proxy.testing.seen import Seen
+
+_TOKEN = re.compile(r"fact-\d+-[0-9a-f]{8}")
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One turn: what was said, what was answered, and the `key` by which it is known again.
+
+    A key that is the whole text must arrive as a whole message, verbatim; a shorter one is counted.
+    """
+
+    text: str
+    key: str
+    answer: str = ""
+
+    @property
+    def whole(self) -> bool:
+        return self.key == self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Counts of acknowledged turns. `prefix`: bytes of the request before the breakage that are still a prefix of
+    this one ÷ its bytes. `refused`: the client got this error instead of an answer."""
+
+    acknowledged: int
+    remembered: int = 0
+    doubled: int = 0
+    lost: int = 0
+    reordered: int = 0
+    foreign: int = 0
+    prefix: float | None = None
+    refused: str | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Every acknowledged turn once, in order, and nothing else."""
+        faults = self.doubled + self.lost + self.reordered + self.foreign
+        return self.refused is None and not faults and self.remembered == self.acknowledged
+
+    def __str__(self) -> str:
+        if self.refused is not None:
+            return f"no answer ({self.refused})"
+        faults = [f"{getattr(self, name)} {name}" for name in ("doubled", "lost", "reordered", "foreign")]
+        return ", ".join([f"{self.remembered}/{self.acknowledged}", *(one for one in faults if not one.startswith("0"))])
+
+
+def messages_of(seen: Seen) -> list[tuple[str, str]]:
+    """(role, text) of each message; what the CLI adds on its own is left out."""
+    told: list[tuple[str, str]] = []
+    for message in seen.messages:
+        one = Seen(seen.method, seen.path, {}, b"", {"messages": [message]})
+        texts = one.texts()
+        if texts:
+            told.append((message["role"], "".join(text for _, text in texts)))
+    return told
+
+
+def score(seen: Seen, facts: Sequence[Fact], probe: Fact, before: Seen | None) -> Score:
+    """How the request that carries `probe` tells the acknowledged `facts`."""
+    told = messages_of(seen)
+    said = [text for role, text in told if role == "user"]
+    answered = [_squeezed(text) for role, text in told if role == "assistant"]
+    counts = [(_count(said, fact), _answers(answered, fact)) for fact in facts]
+    places = [_place(said, fact) for fact in facts if _place(said, fact) is not None]
+    return Score(
+        acknowledged=len(facts),
+        remembered=sum(asked == told == 1 for asked, told in counts),
+        doubled=sum(asked > 1 or told > 1 for asked, told in counts) + (_count(said, probe) > 1),
+        lost=sum(not asked or not told for asked, told in counts) + (_count(said, probe) < 1),
+        reordered=sum(later < earlier for earlier, later in zip(places, places[1:], strict=False)),  # type: ignore[operator]
+        foreign=len(_strangers(said, [*facts, probe])),
+        prefix=None if before is None else seen.prefix_kept(before),
+    )
+
+
+def _count(said: Sequence[str], fact: Fact) -> int:
+    return sum(text == fact.key for text in said) if fact.whole else sum(text.count(fact.key) for text in said)
+
+
+def _answers(answered: Sequence[str], fact: Fact) -> int:
+    """Long answers are only found by their key: equal ones may stand more than once."""
+    wanted = _squeezed(fact.answer)
+    exact = sum(text == wanted for text in answered)
+    return min(exact, 1) if fact.whole else exact
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _place(said: Sequence[str], fact: Fact) -> tuple[int, int] | None:
+    for at, text in enumerate(said):
+        if (text == fact.key) if fact.whole else (fact.key in text):
+            return at, text.index(fact.key)
+    return None
+
+
+def _strangers(said: Sequence[str], known: Sequence[Fact]) -> set[str]:
+    """Facts in the request that nobody acknowledged: a failed prompt, or another agent's."""
+    keys = {fact.key for fact in known}
+    whole = {fact.text for fact in known if fact.whole}
+    return {token for text in said if text not in whole for token in _TOKEN.findall(text)} - keys

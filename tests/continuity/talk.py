@@ -1,0 +1,302 @@
+"""One agent that is told facts, by the proxy or by a naive driver of the bare CLI; rows break things through it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from cli_session_proxy.claude import environment
+from cli_session_proxy.errors import ProxyError
+from cli_session_proxy.models import Link, Turn
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.testing.seen import Seen
+from cli_session_proxy.testing.upstream import Upstream
+from cli_session_proxy.turns import Engine
+
+from ..talking import request, text
+from .score import Fact, Score, score
+
+POLL = 0.01
+PATIENCE = 30.0
+MODEL = "sonnet"
+
+
+class Refused(Exception):  # noqa: N818 - the client's view: it got an error, and may send again
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+async def until(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
+    """The first true value of the condition; what happens in another process can only be looked at."""
+    async with asyncio.timeout(timeout):
+        while not (value := condition()):
+            await asyncio.sleep(POLL)
+        return value
+
+
+class Talk(ABC):
+    """`facts` are the acknowledged turns, in order. `before` is the last request that was answered."""
+
+    bare: bool
+
+    def __init__(self, settings: Settings, upstream: Upstream) -> None:
+        self.settings = settings
+        self.upstream = upstream
+        self.facts: list[Fact] = []
+        self.before: Seen | None = None
+        self.model = MODEL
+        self.extra: dict[str, Any] = {}
+        self.refusals: list[str] = []
+        self._number = 0
+
+    def new_fact(self) -> Fact:
+        self._number += 1
+        key = f"fact-{self._number}-{secrets.token_hex(4)}"
+        return Fact(f"remember {key} = known", key)
+
+    async def tell(self, fact: Fact | None = None, *, tries: int = 1) -> Fact:
+        """One turn; the client sends it again, up to `tries` times in all. Raises `Refused`."""
+        fact = fact or self.new_fact()
+        for attempt in range(1, tries + 1):
+            try:
+                answer = await self._say(fact.text)
+            except Refused as refused:
+                self.refusals.append(refused.why)
+                if attempt == tries:
+                    raise
+                continue
+            fact = Fact(fact.text, fact.key, answer)
+            self.facts.append(fact)
+            return fact
+        raise AssertionError("tries must be positive")
+
+    async def probe(self, fact: Fact | None = None) -> Score:
+        """One more turn, and how its request tells all that was acknowledged before."""
+        facts, before, fact = list(self.facts), self.before, fact or self.new_fact()
+        count = len(self.upstream.requests)
+        try:
+            await self.tell(fact)
+        except Refused as refused:
+            return Score(len(facts), refused=refused.why)
+        return score(self._request(fact, count), facts, fact, before)
+
+    def _request(self, fact: Fact, start: int) -> Seen:
+        mine = [seen for seen in self.upstream.requests[start:] if fact.key in seen.raw.decode() or fact.whole]
+        return mine[-1]
+
+    @abstractmethod
+    async def _say(self, said: str) -> str: ...
+
+    @abstractmethod
+    async def down(self) -> None: ...
+
+    @abstractmethod
+    async def up(self, **changes: Any) -> None: ...
+
+    async def restart(self) -> None:
+        await self.down()
+        await self.up()
+
+    # --- what rows break
+
+    session_id: str
+
+    @property
+    @abstractmethod
+    def cwd(self) -> Path: ...
+
+    @property
+    def projects(self) -> Path:
+        assert self.settings.claude_config_dir is not None
+        return self.settings.claude_config_dir / "projects"
+
+    @property
+    def transcript(self) -> Path:
+        slug = re.sub(r"[^a-zA-Z0-9]", "-", os.path.realpath(self.cwd))
+        return self.projects / slug / f"{self.session_id}.jsonl"
+
+    @abstractmethod
+    def pids(self) -> list[int]:
+        """The CLI processes of this agent that live now."""
+
+    def kill(self) -> None:
+        for pid in self.pids():
+            os.kill(pid, signal.SIGKILL)
+
+    async def all_dead(self) -> None:
+        await until(lambda: not self.pids())
+
+    def environment(self) -> dict[str, str]:
+        tmpdir = self.settings.var / "by-hand"
+        tmpdir.mkdir(parents=True, exist_ok=True)
+        assert self.settings.claude_config_dir is not None
+        return environment.build(self.settings, tmpdir=tmpdir, config_dir=self.settings.claude_config_dir)
+
+
+class EngineTalk(Talk):
+    """Through the proxy's engine."""
+
+    bare = False
+
+    def __init__(self, settings: Settings, upstream: Upstream, agent: str = "a") -> None:
+        super().__init__(settings, upstream)
+        self.agent = agent
+        self.engine: Engine
+        self.turn: Turn
+
+    async def up(self, **changes: Any) -> None:
+        if changes:
+            self.settings = self.settings.model_copy(update=changes)
+        self.engine = Engine(self.settings)
+        await self.engine.start()
+
+    async def down(self) -> None:
+        await self.engine.stop()
+
+    async def _say(self, said: str) -> str:
+        try:
+            asked = request(said, agent=self.agent, **{"model": self.model, **self.extra})
+            answer = await self.engine.submit(asked)
+            try:
+                turn = await answer.turn()
+                answer.acknowledge()
+            finally:
+                answer.leave()
+        except ProxyError as exc:
+            raise Refused(exc.code) from exc
+        self.turn = turn
+        self.session_id = turn.session_id or ""
+        self.before = self.upstream.requests[-1]
+        return text(turn)
+
+    @property
+    def cwd(self) -> Path:
+        return self.settings.var / "sandbox" / "agents" / self.agent
+
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.engine._pool._all() if process.alive]
+
+    async def links(self) -> list[Link]:
+        """Why the session of the last turn is what it is."""
+        chain = await self.engine.store.chain(self.turn.agent_key)
+        assert chain is not None
+        return [link for link in chain.links if link.turn_id == self.turn.id]
+
+
+class BareTalk(Talk):
+    """As many a script does it: one `claude -p` a turn, `--resume` of the last id that came back."""
+
+    bare = True
+
+    def __init__(self, settings: Settings, upstream: Upstream) -> None:
+        super().__init__(settings, upstream)
+        self.session_id = ""
+        self._cwd = settings.var / "bare"
+        self._cwd.mkdir(parents=True)
+        self._children: set[int] = set()
+
+    async def up(self, **changes: Any) -> None:
+        if "var" in changes:
+            self._cwd = changes.pop("var") / "bare"
+        self.settings = self.settings.model_copy(update=changes)
+
+    async def down(self) -> None:
+        """Nothing of it lives between turns."""
+
+    async def _say(self, said: str) -> str:
+        result = await run_by_hand(self, said, self.session_id or None, cwd=self._cwd, children=self._children)
+        self.session_id = result["session_id"]
+        self.before = self.upstream.requests[-1]
+        return str(result["result"])
+
+    @property
+    def cwd(self) -> Path:
+        return self._cwd
+
+    def pids(self) -> list[int]:
+        return sorted(self._children)
+
+
+async def run_by_hand(
+    talk: Talk, said: str, session_id: str | None, *, cwd: Path | None = None, children: set[int] | None = None
+) -> dict[str, Any]:
+    """One `claude -p` in the agent's directory, as a person or a script would. Raises `Refused`."""
+    assert talk.settings.claude_bin is not None
+    argv = [str(talk.settings.claude_bin), "-p", "--output-format", "json", "--model", talk.model]
+    argv += ["--system-prompt", talk.extra.get("system") or talk.settings.system_prompt]
+    argv += [f"--resume={session_id}"] if session_id else []
+    pipe = asyncio.subprocess.PIPE
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *argv, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd or talk.cwd, env=talk.environment(),
+            limit=64 * 1024 * 1024,
+        )  # fmt: skip
+    except OSError as exc:
+        raise Refused("cannot start") from exc
+    children = set() if children is None else children
+    children.add(child.pid)
+    try:
+        async with asyncio.timeout(2 * PATIENCE):
+            out, _ = await child.communicate(said.encode("utf-8", "surrogatepass"))
+    except TimeoutError as exc:
+        raise Refused("no end") from exc
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+        children.discard(child.pid)
+    try:
+        result: dict[str, Any] = json.loads(out)
+    except ValueError as exc:
+        raise Refused(f"exit {child.returncode}") from exc
+    if result.get("is_error") or child.returncode:
+        raise Refused("error")
+    return result
+
+
+class Hand:
+    """A person's own CLI, open on the agent's session: what is typed is typed, commands and all."""
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self._child = child
+
+    def type(self, said: str) -> None:
+        assert self._child.stdin is not None
+        frame = {"type": "user", "message": {"role": "user", "content": said}}
+        self._child.stdin.write(json.dumps(frame).encode() + b"\n")
+
+    async def result(self) -> dict[str, Any]:
+        assert self._child.stdout is not None
+        async with asyncio.timeout(PATIENCE):
+            while line := await self._child.stdout.readline():
+                frame: dict[str, Any] = json.loads(line)
+                if frame.get("type") == "result":
+                    return frame
+        raise AssertionError("the CLI ended without a result")
+
+
+@asynccontextmanager
+async def by_hand(talk: Talk) -> AsyncIterator[Hand]:
+    argv = [str(talk.settings.claude_bin), "-p", "--input-format", "stream-json", "--output-format", "stream-json"]
+    argv += ["--verbose", f"--resume={talk.session_id}", "--system-prompt", talk.settings.system_prompt]
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(
+        *argv, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, cwd=talk.cwd, env=talk.environment(),
+        limit=64 * 1024 * 1024,
+    )  # fmt: skip
+    try:
+        yield Hand(child)
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
