@@ -3,6 +3,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 CLAUDE_1 := .tools/claude-1.0.120
+MERMAID := .tools/mermaid
+AI_SDK := .tools/ai-sdk
 # the first one that is new enough; another: make PYTHON=/path/to/python serve
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
@@ -24,7 +26,7 @@ check: $(VENV)/.test  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-tools: $(CLAUDE_1)/.installed  ## the old CLI that the tests run as well
+tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed  ## the old CLI and the npm packages that the tests use
 
 clean:  ## remove what make installed; var/ stays
 	rm -rf $(VENV) .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -52,4 +54,18 @@ $(CLAUDE_1)/.installed:
 	npm install --prefix $(CLAUDE_1) --no-save --no-package-lock --no-audit --no-fund --loglevel=error \
 		@anthropic-ai/claude-code@1.0.120
 	@test -x $(CLAUDE_1)/node_modules/.bin/claude
+	@touch $@
+
+$(MERMAID)/.installed:
+	@mkdir -p $(MERMAID)
+	npm install --prefix $(MERMAID) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+		mermaid@11
+	@test -f $(MERMAID)/node_modules/mermaid/dist/mermaid.min.js
+	@touch $@
+
+$(AI_SDK)/.installed:
+	@mkdir -p $(AI_SDK)
+	npm install --prefix $(AI_SDK) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+		ai@7 @ai-sdk/openai@4 @ai-sdk/anthropic@4 @ai-sdk/google@4
+	@test -d $(AI_SDK)/node_modules/ai
 	@touch $@

@@ -33,6 +33,12 @@ class Writer(Protocol):
     def error(self, error: ProxyError) -> Iterable[bytes]: ...
 
 
+def ignored_header(names: Iterable[str]) -> dict[str, str]:
+    """X-Ignored-Params: what was accepted without effect."""
+    told = ", ".join(names)
+    return {"X-Ignored-Params": told} if told else {}
+
+
 class ClientGoneError(Exception):
     """The client disconnected before it had the whole answer."""
 
@@ -93,11 +99,11 @@ class Client:
             self.finished = last
             self.last_sent = asyncio.get_running_loop().time()
 
-    async def fail(self, error: ProxyError, headers: dict[str, str]) -> None:
+    async def fail(self, scope: Scope, error: ProxyError, headers: dict[str, str]) -> None:
         """A whole answer that is an error; only before the first `write`."""
         async with self._one_at_a_time:
             self.started = self.finished = True
-            await send_error(self._send, error, headers)
+            await send_error(self._send, scope, error, headers)
 
     def _raise_if_gone(self) -> None:
         if self._gone:
@@ -115,7 +121,7 @@ class TurnResponse(Response):
             "X-Agent-Id": encoded_agent_id(answer.agent_id), "X-Turn-Id": answer.turn_id, **headers,
         }  # fmt: skip
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Client(receive, send)
         try:
             await client.while_there(self._deliver(client))
@@ -124,7 +130,7 @@ class TurnResponse(Response):
         except Exception as exc:
             if client.started:
                 raise
-            await client.fail(as_proxy_error(exc), self._head_fields)
+            await client.fail(scope, as_proxy_error(exc), self._head_fields)
         finally:
             self._answer.leave()
 

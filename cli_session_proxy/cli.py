@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import sys
@@ -37,7 +38,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 @app.command()
 def serve(
-    host: Annotated[str | None, typer.Option(help="Loopback only.", show_default="127.0.0.1")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Others than loopback need [keys].", show_default="127.0.0.1")
+    ] = None,
     port: Annotated[int | None, typer.Option(help="0 takes a free one.", show_default="8787")] = None,
     var: Var = None,
     claude_bin: ClaudeBin = None,
@@ -58,11 +61,18 @@ def serve(
 
 
 @app.command()
-def chains(var: Var = None, as_json: AsJson = False) -> None:
+def chains(
+    search: Annotated[str | None, typer.Option(help="Only names that hold this text, case aside.")] = None,
+    since: Annotated[str | None, typer.Option(help="Only active since: 30m, 12h, 7d, or a date (UTC).")] = None,
+    status: Annotated[str | None, typer.Option(help="Only where the last turn is so: completed, failed, …")] = None,
+    var: Var = None,
+    as_json: AsJson = False,
+) -> None:
     """List the agents: turns, sessions, repairs, cost, size."""
     from . import commands
 
-    rows = asyncio.run(commands.chains(load(var=var)))
+    wanted = commands.Wanted.parse(search, since, status)
+    rows = asyncio.run(commands.chains(load(var=var), wanted))
     if as_json:
         _say(json.dumps(rows, indent=1))
     else:
@@ -72,14 +82,20 @@ def chains(var: Var = None, as_json: AsJson = False) -> None:
 @app.command()
 def dump(
     agent_id: AgentId,
-    format: Annotated[str, typer.Option(help="json or markdown.")] = "json",
+    format: Annotated[str, typer.Option(help="json, markdown, mermaid or html.")] = "json",
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print what happens from now on, until Ctrl-C.")
+    ] = False,
+    redact: Annotated[bool, typer.Option(help="Hide keys and tokens in what was said, too.")] = True,
     var: Var = None,
     owner: Owner = "local",
 ) -> None:
     """Print an agent's chain: every turn, session and link."""
     from . import commands
 
-    asyncio.run(commands.dump(load(var=var), owner, agent_id, format, _write))
+    chosen = commands.Shown(format, verbatim=not redact)
+    work = commands.follow if follow else commands.dump
+    asyncio.run(work(load(var=var), owner, agent_id, chosen, _write))
 
 
 @app.command()
@@ -88,6 +104,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     var: Var = None,
     claude_config_dir: ConfigDir = None,
+    owner: Owner = "local",
 ) -> None:
     """Remove an agent for good: chain, transcripts, sandbox and keys."""
     settings = load(var=var, claude_config_dir=claude_config_dir)
@@ -95,8 +112,113 @@ def delete(
         typer.confirm(f"Remove agent {agent_id!r} with all its turns and files?", abort=True)
     from . import commands
 
-    asyncio.run(commands.delete(settings, agent_id))
+    asyncio.run(commands.delete(settings, agent_id, owner))
     _say(f"deleted {agent_id}")
+
+
+@app.command()
+def verify(
+    agent_id: Annotated[str | None, typer.Argument(metavar="[AGENT_ID]")] = None,
+    var: Var = None,
+    claude_config_dir: ConfigDir = None,
+    owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare chains with the CLI's transcripts; exit 1 when one differs."""
+    from . import upkeep
+
+    found = asyncio.run(upkeep.verify(load(var=var, claude_config_dir=claude_config_dir), owner, agent_id))
+    if as_json:
+        _say(json.dumps([one.as_json() for one in found], indent=1))
+    else:
+        _say("\n".join(upkeep.print_verified(found)))
+    if any(one.differences for one in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def adopt(
+    session: Annotated[str, typer.Argument(metavar="SESSION_ID|FILE")],
+    agent_id: Annotated[str | None, typer.Option(help="The new agent.", show_default="the session's id")] = None,
+    var: Var = None,
+    claude_config_dir: ConfigDir = None,
+    owner: Owner = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Bring an existing Claude session with its whole history into a new agent's chain."""
+    from . import upkeep
+
+    settings = load(var=var, claude_config_dir=claude_config_dir)
+    done = asyncio.run(upkeep.adopt(settings, owner, session, agent_id))
+    _say(_json_of(done) if as_json else "\n".join(upkeep.print_adopted(done)))
+
+
+@app.command()
+def export(
+    agent_id: AgentId,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The new file (0600).", show_default="<dir>.export.jsonl")
+    ] = None,
+    var: Var = None,
+    owner: Owner = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Write an agent's chain with all its records into one file. It holds the conversation in clear text."""
+    from . import upkeep
+
+    done = asyncio.run(upkeep.export(load(var=var), owner, agent_id, output))
+    _say(_json_of(done) if as_json else f"wrote {done.turns} turns ({done.records} records) to {done.path}")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    agent_id: Annotated[str | None, typer.Option(help="Another name for it.", show_default="as exported")] = None,
+    var: Var = None,
+    claude_config_dir: ConfigDir = None,
+    owner: Owner = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Take a chain in that `export` wrote, here or on another machine."""
+    from . import upkeep
+
+    settings = load(var=var, claude_config_dir=claude_config_dir)
+    done = asyncio.run(upkeep.import_(settings, owner, file, agent_id))
+    _say(_json_of(done) if as_json else f"took in agent {done.agent_id}: {done.turns} turns ({done.records} records)")
+
+
+@app.command()
+def doctor(
+    host: Annotated[str | None, typer.Option(help="Where `serve` would listen.", show_default="127.0.0.1")] = None,
+    port: Annotated[int | None, typer.Option(help="Where `serve` would listen.", show_default="8787")] = None,
+    var: Var = None,
+    claude_bin: ClaudeBin = None,
+    claude_config_dir: ConfigDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look for what could keep the proxy from working, and say what mends it; exit 1 on an error."""
+    flags = {name: value for name, value in locals().items() if name != "as_json"}
+    from . import upkeep
+
+    if not asyncio.run(upkeep.doctor(load(**flags), _say, as_json=as_json)):
+        raise typer.Exit(1)
+
+
+@app.command()
+def chat(
+    agent_id: Annotated[str, typer.Option(help="Whose conversation it is.")] = "chat",
+    model: Annotated[str | None, typer.Option(help="sonnet, opus, haiku, …", show_default="default_model")] = None,
+    var: Var = None,
+    claude_bin: ClaudeBin = None,
+    claude_config_dir: ConfigDir = None,
+    profile: Annotated[str | None, typer.Option(help="What the CLI may do beyond talking.")] = None,
+    owner: Owner = "local",
+) -> None:
+    """Talk to an agent in the terminal; run it again and it goes on. Ctrl-C cancels a turn, Ctrl-D leaves."""
+    settings = load(var=var, claude_bin=claude_bin, claude_config_dir=claude_config_dir, profile=profile)
+    from . import chatting
+
+    asyncio.run(chatting.chat(settings, owner, agent_id, model, _write))
 
 
 @app.command()
@@ -108,12 +230,17 @@ def demo(claude_bin: ClaudeBin = None) -> None:
         raise typer.Exit(1)
 
 
+def _json_of(done: Any) -> str:
+    return json.dumps(dataclasses.asdict(done), default=str, indent=1)
+
+
 def _say(line: str) -> None:
     print(line, flush=True)
 
 
 def _write(text: str) -> None:
     sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def main(args: list[str] | None = None) -> None:

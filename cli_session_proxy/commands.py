@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .dumps import FORMATS
+from .dumps import FORMATS, live
 from .dumps.summaries import summary_json
-from .errors import InvalidRequest, NotFound, UpstreamError, from_dict
-from .models import JSON
+from .errors import ConfigError, InvalidRequest, NotFound, UpstreamError, from_dict
+from .following import Follower
+from .keys import Keys
+from .models import JSON, Agent, ChainSummary, Status
 from .protocols.common import encoded_agent_id
 from .sandbox import LOCAL_OWNER, Sandboxes
 from .served import served_at
@@ -23,6 +28,8 @@ from .settings import Settings
 from .stores.base import Store
 from .stores.sql import FILE, store_for
 from .turns import Engine
+
+Write = Callable[[str], None]
 
 # A server on this machine answers /healthz in milliseconds; deleting may wait for a turn to end.
 ANSWER_TIMEOUT = 60.0
@@ -32,7 +39,7 @@ WIDE = 1000
 
 
 @asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[Store | None]:
+async def opened(settings: Settings) -> AsyncIterator[Store | None]:
     """The store, or None where nothing was ever kept: looking must not create it."""
 
     if not (settings.var / FILE).exists():
@@ -46,10 +53,48 @@ async def _opened(settings: Settings) -> AsyncIterator[Store | None]:
         await store.close()
 
 
-async def chains(settings: Settings) -> list[JSON]:
+async def chains(settings: Settings, wanted: Wanted) -> list[JSON]:
     """A row for each agent of every owner, last active first."""
-    async with _opened(settings) as store:
-        return [] if store is None else [summary_json(row) async for row in store.summaries()]
+    async with opened(settings) as store:
+        if store is None:
+            return []
+        return [summary_json(row) async for row in store.summaries() if wanted.holds(row)]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which chains are listed."""
+
+    search: str = ""
+    since: float = 0.0
+    status: str | None = None
+
+    @staticmethod
+    def parse(search: str | None, since: str | None, status: str | None) -> Wanted:
+        """Raises `InvalidRequest` for a time or a status that there is not."""
+        known = get_args(Status)
+        if status is not None and status not in known:
+            raise InvalidRequest(f"--status must be one of {', '.join(known)}", param="status")
+        return Wanted((search or "").casefold(), _since(since), status)
+
+    def holds(self, row: ChainSummary) -> bool:
+        named = self.search in row.agent.agent_id.casefold()
+        return named and row.last_at >= self.since and self.status in (None, row.state)
+
+
+def _since(text: str | None) -> float:
+    if text is None:
+        return 0.0
+    ago = re.fullmatch(r"(\d{1,9})([smhd])", text)
+    if ago is not None:
+        return time.time() - int(ago[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[ago[2]]
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequest(
+            f"--since {text!r}: use 30m, 12h, 7d, or a date such as 2026-11-20", param="since"
+        ) from None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
 def print_chains(rows: list[JSON]) -> None:
@@ -89,34 +134,58 @@ def _size(count: float) -> str:
     return f"{count:.1f} GB"
 
 
-async def dump(settings: Settings, owner: str, agent_id: str, format: str, write: Callable[[str], None]) -> None:
-    """Write the agent's chain piece by piece. Raises `NotFound`, `InvalidRequest`."""
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How a chain is printed. `verbatim`: secrets in what was said are left as they are."""
 
-    if format not in FORMATS:
+    format: str = "json"
+    verbatim: bool = False
+
+
+async def dump(settings: Settings, owner: str, agent_id: str, shown: Shown, write: Write) -> None:
+    """Write the agent's chain piece by piece. Raises `NotFound`, `InvalidRequest`."""
+    if shown.format not in FORMATS:
         raise InvalidRequest(f"--format must be one of {', '.join(FORMATS)}", param="format")
-    async with _opened(settings) as store:
-        agent = None if store is None else await store.agent(owner, agent_id)
-        if store is None or agent is None:
-            raise NotFound(f"there is no agent {agent_id!r} of {owner!r} in {settings.var}: see `chains`")
+    async with opened(settings) as there:
+        store, agent = await _agent(settings, there, owner, agent_id)
         sandbox = str(Sandboxes(settings).path(agent.dir))
-        async for text in FORMATS[format].write(store, agent, sandbox=sandbox):
+        async for text in FORMATS[shown.format].write(store, agent, sandbox=sandbox, verbatim=shown.verbatim):
             write(text)
 
 
-async def delete(settings: Settings, agent_id: str) -> None:
+async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, write: Write) -> None:
+    """Write each turn and repair as it happens, whoever runs it; ends when the agent is deleted."""
+    forms = {"json": live.json_line, "markdown": live.lines}
+    if shown.format not in forms:
+        raise InvalidRequest(f"--follow takes --format {' or '.join(forms)}", param="format")
+    async with opened(settings) as there:
+        store, agent = await _agent(settings, there, owner, agent_id)
+        async for happened in Follower(store, agent).follow():
+            for one in happened:
+                write(forms[shown.format](one, verbatim=shown.verbatim))
+
+
+async def _agent(settings: Settings, store: Store | None, owner: str, agent_id: str) -> tuple[Store, Agent]:
+    agent = None if store is None else await store.agent(owner, agent_id)
+    if store is None or agent is None:
+        raise NotFound(f"there is no agent {agent_id!r} of {owner!r} in {settings.var}: see `chains`")
+    return store, agent
+
+
+async def delete(settings: Settings, agent_id: str, owner: str = LOCAL_OWNER) -> None:
     """Remove the agent: through the server that runs on this `var`, else here. Raises `NotFound`."""
 
     url = served_at(settings.var)
-    if url is not None and await _alive(url):
-        await _delete_there(url, agent_id)
+    if url is not None and await alive(url):
+        await _delete_there(url, agent_id, key_of(settings, owner))
         return
-    async with _opened(settings) as store:
-        known = store is not None and await store.agent(LOCAL_OWNER, agent_id) is not None
-    if not known or not await _delete_here(settings, agent_id):
+    async with opened(settings) as store:
+        known = store is not None and await store.agent(owner, agent_id) is not None
+    if not known or not await _delete_here(settings, owner, agent_id):
         raise NotFound(f"there is no agent {agent_id!r} in {settings.var}: see `chains`")
 
 
-async def _alive(url: str) -> bool:
+async def alive(url: str) -> bool:
 
     try:
         async with httpx.AsyncClient(trust_env=False, timeout=HEALTH_TIMEOUT) as client:
@@ -125,9 +194,18 @@ async def _alive(url: str) -> bool:
         return False
 
 
-async def _delete_there(url: str, agent_id: str) -> None:
+def key_of(settings: Settings, owner: str) -> dict[str, str]:
+    """What a running server asks of this owner."""
+    keys = Keys(settings)
+    secret = keys.secret_of(owner)
+    if keys and secret is None:
+        raise ConfigError(f"the server asks for a key and {owner!r} has none: choose an --owner of [keys]")
+    return {} if secret is None else {"Authorization": f"Bearer {secret}"}
 
-    async with httpx.AsyncClient(trust_env=False, timeout=ANSWER_TIMEOUT) as client:
+
+async def _delete_there(url: str, agent_id: str, key: dict[str, str]) -> None:
+
+    async with httpx.AsyncClient(trust_env=False, timeout=ANSWER_TIMEOUT, headers=key) as client:
         try:
             answer = await client.delete(f"{url}/v1/chains/{encoded_agent_id(agent_id)}")
             error = None if answer.status_code == 200 else answer.json()["error"]
@@ -137,11 +215,11 @@ async def _delete_there(url: str, agent_id: str) -> None:
         raise from_dict(error)
 
 
-async def _delete_here(settings: Settings, agent_id: str) -> bool:
+async def _delete_here(settings: Settings, owner: str, agent_id: str) -> bool:
 
     engine = Engine(settings)
     try:
         await engine.start()
-        return await engine.delete(LOCAL_OWNER, agent_id)
+        return await engine.delete(owner, agent_id)
     finally:
         await engine.stop()

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from .models import JSON, Block, Message, Turn
 
@@ -34,94 +34,135 @@ Rule = Literal["id", "fresh", "head", "new", "history", "unknown"]
 # --- the normal form --------------------------------------------------------------------------------------
 
 
+class TextJoin:
+    """The texts of an answer as one string, piece by piece as they come.
+
+    Between two texts stands `TEXT_JOIN`, whatever white space they end and begin with; a blank text says nothing.
+    So the string has the same normal form as the blocks. White space is held back until something follows it.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._said = False
+        self._joining = False
+
+    def next_text(self) -> None:
+        """What follows belongs to another text."""
+        self._joining = self._said
+
+    def feed(self, piece: str) -> str:
+        """What can be said now."""
+        lead = ""
+        if self._joining:
+            piece = piece.lstrip()
+            if not piece:
+                return ""
+            self._joining, self._held, lead = False, "", TEXT_JOIN
+        body = piece.rstrip()
+        if not body:
+            self._held += piece
+            return ""
+        out = f"{self._held}{lead}{body}"
+        self._held, self._said = piece[len(body) :], True
+        return out
+
+    def end(self) -> str:
+        """What was held back."""
+        held, self._held = self._held, ""
+        return held
+
+
 def answer_text(blocks: Iterable[Block]) -> str:
-    """The text of an answer as one string, as clients see it and send it back."""
-    return TEXT_JOIN.join(block["text"] for block in blocks if block.get("type") == "text" and block["text"])
+    """The text of an answer as one string, as clients see it (streamed or not) and send it back."""
+    join = TextJoin()
+    said: list[str] = []
+    for block in blocks:
+        if block.get("type") == "text":
+            join.next_text()
+            said.append(join.feed(str(block.get("text", ""))))
+    return "".join([*said, join.end()])
 
 
-def _image(source: Mapping[str, Any]) -> list[str]:
+def _image(source: Mapping[str, Any]) -> str:
     data = source.get("data") or source.get("url") or json.dumps(source, sort_keys=True)
-    return ["image", hashlib.sha256(str(data).encode("utf-8", "surrogatepass")).hexdigest()]
+    return hashlib.sha256(str(data).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _item(block: Block) -> list[str] | None:
+def _item(block: Block) -> tuple[str, str] | None:
+    """(kind, what it says) of a block; None where it says nothing that a client gives back."""
     kind = block.get("type")
     if kind == "text":
         text = str(block.get("text", "")).strip()
-        return ["text", text] if text else None
+        return ("text", text) if text else None
     if kind == "image":
-        return _image(block.get("source", {}))
+        return "image", _image(block.get("source", {}))
     if kind == "tool_use":
-        return ["call", str(block.get("name")), json.dumps(block.get("input") or {}, sort_keys=True)]
+        return "call", json.dumps([block.get("name"), block.get("input") or {}], sort_keys=True)
     if kind == "tool_result":
         content = block.get("content")
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else (content or [])
-        return ["result", *(json.dumps(item) for item in _items(parts))]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
+        return "result", _normal("user", parts)
     if kind in ("thinking", "redacted_thinking"):
         return None
-    return ["other", json.dumps(block, sort_keys=True)]
+    return "other", json.dumps(block, sort_keys=True)
 
 
-def _items(blocks: Iterable[Block]) -> list[list[str]]:
-    """Normal items of a run; neighbouring texts are one text, however a client cut them."""
-    items: list[list[str]] = []
-    for item in filter(None, map(_item, blocks)):
-        if item[0] == "text" and items and items[-1][0] == "text":
-            items[-1] = ["text", f"{items[-1][1]}{TEXT_JOIN}{item[1]}"]
+def _normal(role: str, blocks: Sequence[Block]) -> str:
+    """A run's content: neighbouring texts are one text, however a client cut them.
+
+    Of an assistant's run the texts come first, as on the wires that keep text and calls in two fields.
+    """
+    if len(blocks) == 1 and blocks[0].get("type") == "text":  # nearly every message
+        text = str(blocks[0].get("text", "")).strip()
+        return f"text {len(text)}:{text}" if text else ""
+    items = list(filter(None, map(_item, blocks)))
+    if role == "assistant":
+        items.sort(key=lambda item: item[0] != "text")
+    merged: list[tuple[str, str]] = []
+    for kind, says in items:
+        if kind == "text" and merged and merged[-1][0] == "text":
+            merged[-1] = ("text", f"{merged[-1][1]}{TEXT_JOIN}{says}")
         else:
-            items.append(item)
-    return items
+            merged.append((kind, says))
+    # with lengths, so that no text can pass for two items
+    return "".join([f"{kind} {len(says)}:{says}" for kind, says in merged])
 
 
-def roll(start: str | None, role: str, blocks: Iterable[Block]) -> str:
-    """The hash after one more run. `start` is the hash before it, None at the root."""
-    text = json.dumps([start, role, _items(blocks)], separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+def runs(messages: Sequence[Message]) -> Iterator[tuple[str, tuple[Block, ...], int]]:
+    """(role, blocks, end) of consecutive messages of one role; `end` is the index after the last of them."""
+    at, count = 0, len(messages)
+    while at < count:
+        role, blocks = messages[at].role, messages[at].content
+        at += 1
+        while at < count and messages[at].role == role:
+            blocks += messages[at].content
+            at += 1
+        yield role, blocks, at
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Consecutive messages of one role. `end` is the index after its last message."""
-
-    role: str
-    blocks: tuple[Block, ...]
-    end: int
-
-
-def runs(messages: Sequence[Message]) -> list[Run]:
-    out: list[Run] = []
-    for at, message in enumerate(messages):
-        if out and out[-1].role == message.role:
-            out[-1] = Run(message.role, out[-1].blocks + message.content, at + 1)
-        else:
-            out.append(Run(message.role, message.content, at + 1))
-    return out
-
-
-def path_hash(parent: str | None, new: Sequence[Message], output: Sequence[Block]) -> str:
-    """The hash of a turn: its parent's path, its input, its answer."""
-    for run in runs([*new, Message("assistant", tuple(output))]):
-        parent = roll(parent, run.role, run.blocks)
-    assert parent is not None
-    return parent
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """An answer in a client's history: the turn that ends here would have this hash."""
+class Ending(NamedTuple):
+    """An answer in a client's history: the turn that ends here would have this hash. `end` counts messages."""
 
     hash: str
     end: int
 
 
 def endings(messages: Sequence[Message], start: str | None = None) -> list[Ending]:
-    """Every answer in the history, front to back, each message hashed once."""
+    """Every answer in the history, front to back, each message hashed once. `start` is the path before it."""
     out: list[Ending] = []
-    for run in runs(messages):
-        start = roll(start, run.role, run.blocks)
-        if run.role == "assistant":
-            out.append(Ending(start, run.end))
+    said = [start or ""]
+    for role, blocks, end in runs(messages):
+        said += ["\n", role, "\n", _normal(role, blocks)]
+        if role == "assistant":
+            above = hashlib.sha256("".join(said).encode("utf-8", "surrogatepass")).hexdigest()
+            out.append(Ending(above, end))
+            said = [above]
     return out
+
+
+def path_hash(parent: str | None, new: Sequence[Message], output: Sequence[Block]) -> str:
+    """The hash of a turn: its parent's path, its input, its answer."""
+    return endings([*new, Message("assistant", tuple(output))], parent)[-1].hash
 
 
 # --- the decision -----------------------------------------------------------------------------------------
@@ -148,39 +189,32 @@ class Decision:
 
 
 def decide(
-    messages: Sequence[Message], *, named: bool, fresh: bool, continues: str | None, match: tuple[Turn, Ending] | None
+    messages: Sequence[Message],
+    *,
+    named: bool,
+    fresh: bool,
+    continues: str | None,
+    match: tuple[Turn, Ending] | None,
+    head: str | None = None,
 ) -> Decision:
-    """Apply the table above. `match` is the deepest known turn of the history, where one was looked for."""
-    answers = [at + 1 for at, message in enumerate(messages) if message.role == "assistant"]
-    last = answers[-1] if answers else 0
+    """Apply the table above. `match` is the deepest known turn of the history, where one was looked for.
+
+    `head` is the agent's as it is now: what continues another turn has left its path, and the reason says where.
+    """
+    last = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)
     if continues is not None:
         start, parent, rule = 0, continues, "id"
     elif match is not None and not fresh:
         start, parent, rule = match[1].end, match[0].id, "history"
     else:
         start, parent = 0, None
-        rule = "fresh" if fresh else "unknown" if answers else "head" if named else "new"
+        rule = "fresh" if fresh else "unknown" if last else "head" if named else "new"
     at = max(start, last)
     imported, new = tuple(messages[start:at]), tuple(messages[at:])
     reason: JSON = {"rule": rule, "messages": len(messages), "matched": start, "imported": len(imported)}
-    if rule in ("history", "unknown") and imported:
+    if rule in ("history", "unknown") and (imported or parent != head):
         reason["diverged_at"] = start
     return Decision(rule, parent, rule == "head", imported, new, reason)  # type: ignore[arg-type]
-
-
-def deepest(found: Sequence[Turn], known: Sequence[Ending], heads: frozenset[str]) -> tuple[Turn, Ending] | None:
-    """The deepest known turn; among equals a head, then the one whose answer arrived, then the newest."""
-    by_hash = {ending.hash: ending for ending in known}
-    best: tuple[Turn, Ending] | None = None
-    rank: tuple[int, bool, bool, int] | None = None
-    for turn in found:
-        ending = by_hash.get(turn.path_hash or "")
-        if ending is None:
-            continue
-        mine = (ending.end, turn.id in heads, turn.delivery != "undelivered", turn.seq)
-        if rank is None or mine > rank:
-            best, rank = (turn, ending), mine
-    return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +229,10 @@ def exchanges(messages: Sequence[Message]) -> list[Exchange]:
     """Cut a history into turns. One that opens with the assistant gets an empty input."""
     out: list[Exchange] = []
     waiting: list[Message] = []
-    for run in runs(messages):
-        if run.role == "user":
-            waiting = [Message("user", run.blocks)]
+    for role, blocks, _ in runs(messages):
+        if role == "user":
+            waiting = [Message("user", blocks)]
         else:
-            out.append(Exchange(tuple(waiting), run.blocks))
+            out.append(Exchange(tuple(waiting), blocks))
             waiting = []
     return out

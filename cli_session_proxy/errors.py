@@ -2,10 +2,12 @@
 
     ProxyError
     ├── InvalidRequest        400 invalid_request          names the field in `param`
-    │   └── ContextTooLong    400 context_too_long
+    │   ├── ContextTooLong    400 context_too_long
+    │   └── PreviousNotFound  400 previous_response_not_found
     ├── Unauthorized          401 unauthorized
     ├── ClaudeNotLoggedIn     401 claude_not_logged_in
     ├── NotFound              404 not_found
+    ├── MethodNotAllowed      405 method_not_allowed
     ├── SessionBusy           409 session_busy             somebody else is writing this session
     ├── RequestTooLarge       413 request_too_large
     ├── QueueFull             429 queue_full               `retry_after` in seconds
@@ -14,6 +16,7 @@
     ├── UpstreamError         502 upstream_error
     ├── ClaudeUnavailable     503 claude_unavailable
     ├── StoreUnavailable      503 store_unavailable
+    ├── Interrupted           503 interrupted              the proxy stopped before the turn was finished
     ├── TurnTimeout           504 turn_timeout
     ├── Overloaded            529 overloaded
     ├── SandboxError          500 sandbox_error
@@ -69,6 +72,10 @@ class ContextTooLong(InvalidRequest):
     code = "context_too_long"
 
 
+class PreviousNotFound(InvalidRequest):
+    code = "previous_response_not_found"
+
+
 class Unauthorized(ProxyError):
     status = 401
     code = "unauthorized"
@@ -82,6 +89,11 @@ class ClaudeNotLoggedIn(ProxyError):
 class NotFound(ProxyError):
     status = 404
     code = "not_found"
+
+
+class MethodNotAllowed(ProxyError):
+    status = 405
+    code = "method_not_allowed"
 
 
 class SessionBusy(ProxyError):
@@ -122,6 +134,11 @@ class ClaudeUnavailable(ProxyError):
 class StoreUnavailable(ProxyError):
     status = 503
     code = "store_unavailable"
+
+
+class Interrupted(ProxyError):
+    status = 503
+    code = "interrupted"
 
 
 class TurnTimeout(ProxyError):

@@ -1,7 +1,7 @@
 """The first and last thing a request meets: its id, its Host, its agent's path prefix, and any error left over.
 
 One ASGI layer around the whole app, so that every route has the same rules and every wire the same prefix
-`/agents/{agent_id}/v1/…`, which is cut off before the routes see the path.
+`/agents/{agent_id}/v1/…` (or `/v1beta/…`), which is cut off before the routes see the path.
 """
 
 from __future__ import annotations
@@ -19,22 +19,35 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import logs
 from .errors import InvalidRequest, ProxyError
-from .protocols.common import as_openai_error, decoded_agent_id, retry_after
+from .keys import Keys
+from .models import JSON
+from .protocols.common import decoded_agent_id, retry_after
+from .protocols.failures import SHAPES, wire_of
+from .sandbox import LOCAL_OWNER
 
 log = logs.get(__name__)
 
 REQUEST_ID = "X-Request-Id"
+# Answered without a key: is it there, can it serve, and the files of the page (what they show needs the key).
+OPEN = frozenset({"/healthz", "/readyz", "/ui"})
+OPEN_BELOW = "/ui/"
+EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 # A client's id goes into logs and a header: plain characters, and no longer than common tracing ids need.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
-_AGENT_PREFIX = re.compile(rb"/agents/(.*?)(/v1/.*)", re.S)
+CHAINS = b"/v1/chains/"
+_AGENT_PREFIX = re.compile(rb"/agents/(.*?)(/v1(?:beta)?/.*)", re.S)
 
 
 class Gate:
-    """`host` is the name or address the proxy was told to listen on; loopback names are always right."""
+    """`host` is the name or address the proxy was told to listen on; loopback names are always right.
 
-    def __init__(self, app: ASGIApp, *, host: str) -> None:
+    With keys, a request's owner is known before any route sees it (`state["owner"]`); without one it is a 401.
+    """
+
+    def __init__(self, app: ASGIApp, *, host: str, keys: Keys) -> None:
         self._app = app
         self._host = host.lower()
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -42,6 +55,7 @@ class Gate:
             return
         headers = headers_of(scope)
         request_id = _request_id(headers.get("x-request-id"))
+        agent, inner = _inside(scope, headers, request_id)
         started = False
 
         async def with_id(message: Message) -> None:
@@ -54,14 +68,19 @@ class Gate:
         with logs.bound(request_id=request_id):
             try:
                 self._check_host(headers)
-                await self._app(_inside(scope, request_id), receive, with_id)
+                if not _is_open(inner["path"]):
+                    query = scope.get("query_string", b"").decode("latin-1")
+                    inner["state"]["owner"] = self._keys.owner_of(headers, query)
+                if agent is not None:
+                    inner["state"]["agent_id"] = decoded_agent_id(agent)
+                await self._app(inner, receive, with_id)
             except Exception as exc:  # noqa: BLE001 - the last place: whatever it is, the client gets an answer
                 error = as_proxy_error(exc)
                 if started:
                     # A body that is not ended makes the server close the connection: the client sees a cut.
                     log.warning("answer cut", code=error.code)
                 else:
-                    await send_error(with_id, error)
+                    await send_error(with_id, inner, error)
 
     def _check_host(self, headers: Mapping[str, str]) -> None:
         """Refuse what a browser was tricked into: a foreign name that resolves to us, or a foreign page's request."""
@@ -79,7 +98,15 @@ class Gate:
             name = (urlsplit(f"//{netloc}").hostname or "").lower()
         except ValueError:
             return False
-        return name in {"localhost", self._host} or _is_loopback(name)
+        if name in {"localhost", self._host} or _is_loopback(name):
+            return True
+        # A machine that listens on every address has more names than we know. There the key is the lock: a foreign
+        # page has none.
+        return bool(self._keys) and self._host in EVERY_ADDRESS
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN or path.startswith(OPEN_BELOW)
 
 
 def _is_loopback(name: str) -> bool:
@@ -103,14 +130,20 @@ def raw_path(scope: Scope) -> bytes:
     return raw if isinstance(raw, bytes) else quote(scope["path"]).encode()
 
 
-def _inside(scope: Scope, request_id: str) -> Scope:
-    state: dict[str, Any] = {**scope.get("state", {}), "request_id": request_id, "agent_id": None}
-    inner = {**scope, "state": state}
+def _inside(scope: Scope, headers: Mapping[str, str], request_id: str) -> tuple[bytes | None, dict[str, Any]]:
+    """The agent named by the path, still encoded, and the scope that the routes see: without it, with our `state`."""
+    agent, inner = None, dict(scope)
     prefixed = _AGENT_PREFIX.fullmatch(raw_path(scope))
     if prefixed is not None:
-        state["agent_id"] = decoded_agent_id(prefixed[1])
+        agent = prefixed[1]
         inner.update(raw_path=prefixed[2], path=unquote(prefixed[2].decode("latin-1")))
-    return inner
+    wire = wire_of(inner["path"], headers, scope.get("query_string", b"").decode("latin-1"))
+    known = {"request_id": request_id, "agent_id": None, "wire": wire, "owner": LOCAL_OWNER}
+    inner["state"] = {**scope.get("state", {}), **known}
+    if raw_path(inner).startswith(CHAINS):
+        # Routed as it was sent, so that an agent's encoded slash is not taken for the one before `/turns`.
+        inner["path"] = raw_path(inner).decode("latin-1")
+    return agent, inner
 
 
 def _request_id(given: str | None) -> str:
@@ -128,9 +161,15 @@ def as_proxy_error(exc: Exception) -> ProxyError:
     return ProxyError("the proxy failed unexpectedly: its log has the details under this X-Request-Id")
 
 
-async def send_error(send: Send, error: ProxyError, headers: Mapping[str, str] | None = None) -> None:
+def error_body(scope: Scope, error: ProxyError) -> JSON:
+    """The error in the words of the wire that this request speaks."""
+    state = scope["state"]
+    return SHAPES[state["wire"]](error, state["request_id"])
+
+
+async def send_error(send: Send, scope: Scope, error: ProxyError, headers: Mapping[str, str] | None = None) -> None:
     """The whole answer for an error, before anything else was sent."""
-    await send_json(send, error.status, as_openai_error(error), {**(headers or {}), **retry_after(error)})
+    await send_json(send, error.status, error_body(scope, error), {**(headers or {}), **retry_after(error)})
 
 
 async def send_json(send: Send, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:

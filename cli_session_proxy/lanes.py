@@ -65,6 +65,11 @@ class Lanes:
     def turn(self, place: Place) -> _Turn:
         return _Turn(self, place)
 
+    @property
+    def total(self) -> int:
+        """How many turns wait or run in all lanes."""
+        return sum(len(lane) for lane in self._lanes.values())
+
     def waiting(self, key: int) -> int:
         """How many turns wait or run in this agent's lane."""
         return len(self._lanes.get(key, ()))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
 from . import errors
-from .errors import ProxyError
-from .models import BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent
+from .errors import ProxyError, TurnTimeout
+from .models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent
 
 
 class LiveTurn:
     """One turn's events, from the first one on, for any number of clients that come and go.
 
     The events are kept while the turn lives, because a retry may attach at any time; their size is the answer's.
-    `on_empty` is called `grace` seconds after the last client left a turn that is not finished; `on_delivery`
-    once, when the fate of the answer is known: True = a client has it, False = all left without it.
+    `on_empty` is called `grace` seconds after the last client left a turn that is not finished. `on_delivery`
+    tells whether the answer has arrived: True = a client has it (said once, last), False = all left without it,
+    also while it is still being made; `on_return`, that somebody waits for it again.
     """
 
     def __init__(
@@ -26,8 +29,12 @@ class LiveTurn:
         grace: float,
         on_empty: Callable[[], None],
         on_delivery: Callable[[bool], None],
+        on_return: Callable[[], None] = lambda: None,
     ) -> None:
         self.turn = turn
+        self.attempts: list[JSON] = list(turn.attempts)
+        self._steps: dict[str, float] = {}
+        self._accepted = time.time()
         self.agent_id = agent_id
         self.cancelled_because: str | None = None
         self.task: asyncio.Task[None] | None = None
@@ -40,6 +47,7 @@ class LiveTurn:
         self._clients = 0
         self._acknowledged = False
         self._grace = grace
+        self._on_return = on_return
         self._on_empty = on_empty
         self._on_delivery = on_delivery
         self._timer: asyncio.TimerHandle | None = None
@@ -99,12 +107,29 @@ class LiveTurn:
             self._timer.cancel()
             self._timer = None
 
+    def at(self, step: str) -> None:
+        """The turn has come this far: queued, session_ready, first_block, result, committed. The last attempt counts,
+        but it was queued until its first one."""
+        if step not in self._steps or step != "queued":
+            self._steps[step] = time.time()
+
+    @property
+    def timings(self) -> JSON:
+        """Milliseconds from the acceptance to the end of each step."""
+        return {step: round((at - self._accepted) * 1000, 1) for step, at in self._steps.items()}
+
+    def attempt_ended(self, how: JSON) -> None:
+        self.attempts = with_end(self.attempts, how)
+
     # what its clients do
 
-    def attach(self, *, replayed: bool = False) -> Answer:
+    def attach(self, *, replayed: bool = False, timeout: float | None = None) -> Answer:
+        """`timeout` (seconds) is how long this client waits; then its answer is a `TurnTimeout`."""
+        if self._timer is not None:
+            self._on_return()
         self._stop_timer()
         self._clients += 1
-        return Answer(self, replayed=replayed)
+        return Answer(self, replayed=replayed, timeout=timeout)
 
     def _detach(self, *, acknowledged: bool) -> None:
         self._clients -= 1
@@ -113,12 +138,11 @@ class LiveTurn:
             self._on_delivery(True)
         if self._clients or self._acknowledged:
             return
-        if self._done:
-            self._on_delivery(False)
-        else:
+        self._on_delivery(False)
+        if not self._done:
             self._timer = asyncio.get_running_loop().call_later(self._grace, self._on_empty)
 
-    async def _follow(self) -> AsyncIterator[TurnEvent]:
+    async def _follow(self, patience: _Patience) -> AsyncIterator[TurnEvent]:
         at = 0
         while True:
             while at < len(self._events):
@@ -129,10 +153,10 @@ class LiveTurn:
                 return
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
-            await waiter
+            await patience.wait(waiter)
 
-    async def _outcome(self) -> Turn:
-        await self._finished.wait()
+    async def _outcome(self, patience: _Patience) -> Turn:
+        await patience.wait(self._finished.wait())
         self._raise_error()
         return self.turn
 
@@ -141,14 +165,39 @@ class LiveTurn:
             raise errors.from_dict(self._error.as_dict())
 
 
+def with_end(attempts: Sequence[JSON], how: JSON) -> list[JSON]:
+    """Complete the entry of the attempt that was under way; of one that never began, make it."""
+    if attempts and "status" not in attempts[-1]:
+        return [*attempts[:-1], attempts[-1] | how]
+    return [*attempts, how]
+
+
+class _Patience:
+    """How long one client waits in all."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._timeout = timeout
+        self._until = None if timeout is None else asyncio.get_running_loop().time() + timeout
+
+    async def wait(self, what: Awaitable[object]) -> None:
+        try:
+            async with asyncio.timeout_at(self._until):
+                await what
+        except TimeoutError as exc:
+            raise TurnTimeout(
+                f"no answer within the {self._timeout:g} s of the request: send the same again to go on waiting"
+            ) from exc
+
+
 class Answer:
     """One client's view of a running (or replayed) turn. `replayed`: the answer was there before it asked.
 
     Whoever holds one calls `leave` in the end (a `finally` is the place), after `acknowledge` where it applies.
     """
 
-    def __init__(self, live: LiveTurn, *, replayed: bool) -> None:
+    def __init__(self, live: LiveTurn, *, replayed: bool, timeout: float | None = None) -> None:
         self._live = live
+        self._patience = _Patience(timeout)
         self._open = True
         self.replayed = replayed
 
@@ -160,16 +209,25 @@ class Answer:
     def turn_id(self) -> str:
         return self._live.turn.id
 
+    def another(self) -> Answer:
+        """One more view of the same turn, for one more client."""
+        return self._live.attach(replayed=self.replayed)
+
+    @property
+    def accepted(self) -> Turn:
+        """The turn as it is known now; at the latest since `events` or `turn` has ended, the committed one."""
+        return self._live.turn
+
     def events(self) -> AsyncIterator[TurnEvent]:
         """All events of the turn from its first one, however late this client came; ends with `Finished`.
 
         Raises the turn's `ProxyError` when it failed or was cancelled.
         """
-        return self._live._follow()
+        return self._live._follow(self._patience)
 
     async def turn(self) -> Turn:
         """The committed turn. Raises the turn's `ProxyError` when it failed or was cancelled."""
-        return await self._live._outcome()
+        return await self._live._outcome(self._patience)
 
     def acknowledge(self) -> None:
         """The finish event (or the whole body) was handed to the client. Idempotent."""
@@ -195,12 +253,18 @@ def replay(live: LiveTurn) -> None:
     """Give a finished turn's answer again, as if it had just been said."""
     turn = live.turn
     live.publish(Started(live.agent_id, turn.id, turn.session_id or "", turn.continuity or "started"))
-    for index, block in enumerate(turn.output):
-        live.publish(BlockStart(index, _opening(block)))
-        for delta in _deltas(block):
-            live.publish(BlockDelta(index, delta))
-        live.publish(BlockStop(index))
+    for event in said(turn.output):
+        live.publish(event)
     live.finish(turn)
+
+
+def said(output: Sequence[Block]) -> Iterator[TurnEvent]:
+    """The events of an answer that is there as a whole."""
+    for index, block in enumerate(output):
+        yield BlockStart(index, _opening(block))
+        for delta in _deltas(block):
+            yield BlockDelta(index, delta)
+        yield BlockStop(index)
 
 
 def _opening(block: dict[str, object]) -> dict[str, object]:
@@ -209,6 +273,8 @@ def _opening(block: dict[str, object]) -> dict[str, object]:
         return {"type": "text", "text": ""}
     if kind == "thinking":
         return {"type": "thinking", "thinking": "", "signature": ""}
+    if kind == "tool_use":
+        return {**block, "input": {}}
     return dict(block)
 
 
@@ -220,4 +286,32 @@ def _deltas(block: dict[str, object]) -> list[dict[str, object]]:
         if block.get("signature"):
             deltas.append({"type": "signature_delta", "signature": block["signature"]})
         return deltas
+    if block.get("type") == "tool_use":
+        return [{"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}]
     return []
+
+
+async def or_left(accepting: asyncio.Task[Answer]) -> Answer:
+    """Its answer; when the caller goes away meanwhile, the answer is left as by any client."""
+    try:
+        return await asyncio.shield(accepting)
+    except asyncio.CancelledError:
+        accepting.add_done_callback(_leave)
+        raise
+
+
+def _leave(accepting: asyncio.Task[Answer]) -> None:
+    if not accepting.cancelled() and accepting.exception() is None:
+        accepting.result().leave()
+
+
+async def kept(answer: Answer) -> None:
+    """Wait for the answer in place of a client."""
+    try:
+        await answer.turn()
+        answer.acknowledge()
+    except ProxyError:
+        answer.leave()  # the failure is stored with the turn
+    except asyncio.CancelledError:
+        answer.leave()
+        raise

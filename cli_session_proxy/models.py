@@ -49,6 +49,49 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool of the client's. `schema` is the JSON Schema of its arguments, an object.
+
+    `strict`: only calls whose arguments validate come out.
+    """
+
+    name: str
+    description: str = ""
+    schema: JSON = field(default_factory=lambda: {"type": "object", "properties": {}})
+    strict: bool = False
+
+    def as_json(self) -> JSON:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Tool:
+        return Tool(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Which of its tools the client lets the model call: none, as it likes, or at least one.
+
+    `allowed` are the only ones that may be called, None for all; `parallel` allows several in one message.
+    """
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    allowed: tuple[str, ...] | None = None
+    parallel: bool = True
+
+    def as_json(self) -> JSON:
+        allowed = None if self.allowed is None else list(self.allowed)
+        return {"mode": self.mode, "allowed": allowed, "parallel": self.parallel}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> ToolChoice:
+        allowed = data.get("allowed")
+        return ToolChoice(
+            data.get("mode", "auto"), None if allowed is None else tuple(allowed), data.get("parallel", True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class TurnRequest:
     """One request, whatever wire it came by.
 
@@ -73,6 +116,13 @@ class TurnRequest:
     request_id: str | None = None
     timeout: float | None = None
     metadata: JSON = field(default_factory=dict)
+    keep_system: bool = True  # a delta without a system prompt keeps the one of the turn that it continues
+    format: JSON | None = None  # {"schema": JSON Schema or None for any object}: see `structured`
+    call: JSON | None = None  # what a stateful wire keeps with the turn, to answer for it later
+    tools: tuple[Tool, ...] = ()  # the client's own, checked by `client_tools.checked`
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    stop: tuple[str, ...] = ()  # the answer ends before the first of these texts
+    takes: tuple[str, ...] = ()  # hand-written items of the conversation that `messages` begin with
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +139,12 @@ class Usage:
     def prompt_tokens(self) -> int:
         """Everything the model read: new, cache read and cache write."""
         return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens
+
+    def plus(self, other: Usage) -> Usage:
+        return Usage(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+
+    def minus(self, other: Usage) -> Usage:
+        return Usage(*(max(0, getattr(self, name) - getattr(other, name)) for name in self.__slots__))
 
     def as_json(self) -> JSON:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -150,6 +206,7 @@ class Turn:
     instance: str | None = None
     started_at: float | None = None
     finished_at: float | None = None
+    call: JSON | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +235,7 @@ class FileMark:
 class Session:
     """One id that the CLI handed out: a cache of the path that ends at `tip_turn_id`.
 
+    `transcript` is "" until there is a file: an adopted or imported session gets its own at the next turn.
     `mark` is None when the transcript is not known to equal the path (`dirty`): it is verified before use.
     `cost_total_usd` is the CLI's own running total, from which a turn's cost is the difference.
     """
@@ -214,6 +272,23 @@ class Record:
     line: str
     uuid: str | None = None
     synthetic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What OpenAI's Conversations keep beside the chain: the client's notes, and the ids of items it took out."""
+
+    metadata: JSON
+    removed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An item that a client wrote into a conversation by hand. `turn_id` is the turn that took it in."""
+
+    id: str
+    data: JSON
+    turn_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

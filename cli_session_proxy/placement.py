@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 
-from . import continuity, transcript
+from . import continuity, history
+from .client_tools import as_cli, wants
 from .continuity import Decision, Ending
 from .errors import InvalidRequest, NotFound
-from .models import Agent, Message, Turn, TurnRequest
+from .models import FINISHED, JSON, ON_PATH, Agent, Turn, TurnRequest
 from .sandbox import directory_name
 from .sessions import Sessions
-from .stores.base import ImportedTurn, Store
+from .stores.base import ImportedTurn, NewTurn, Store
 
-# A delivered answer is given again to a client's own retry only this long (seconds): afterwards the same words
-# are said anew. The SDKs back off for at most 8 s.
-RETRY_WINDOW = 30.0
+# A finished turn is a client's own retry's only this long (seconds): afterwards the same words are said anew.
+# The SDKs wait for at most 60 s (the longest Retry-After that they heed).
+RETRY_WINDOW = 90.0
 
-# How many hashes of a history are looked up at once, deepest first: nearly always the first chunk decides.
-LOOKUP_CHUNK = 256
+HOUR = 3600.0
 
 
 def new_id(kind: str) -> str:
@@ -42,16 +43,17 @@ class Placement:
             agent = await self._ensure(request.owner, request.agent_id, named=True)
         match = None
         if request.continues is None and not request.fresh:
-            match = await self._match(request, agent)
+            match = await self.match(request, agent)
+        if agent is None and match is not None:
+            agent = await self._store.agent_by_key(match[0].agent_key)
         decision = continuity.decide(
             request.messages,
             named=request.agent_id is not None,
             fresh=request.fresh,
             continues=request.continues,
             match=match,
+            head=agent.head if agent else None,
         )
-        if agent is None and match is not None:
-            agent = await self._store.agent_by_key(match[0].agent_key)
         if agent is None:
             agent = await self._ensure(request.owner, new_id("auto"), named=False)
         return agent, decision
@@ -71,21 +73,11 @@ class Placement:
         directory = directory_name(owner, agent_id)
         return await self._store.ensure_agent(owner, agent_id, directory, named=named, now=time.time())
 
-    async def _match(self, request: TurnRequest, agent: Agent | None) -> tuple[Turn, Ending] | None:
+    async def match(self, request: TurnRequest, agent: Agent | None) -> tuple[Turn, Ending] | None:
         """The deepest turn whose path the history repeats; within the named agent, else among the unnamed."""
-        known = continuity.endings(request.messages)
-        scope = agent.key if agent else None
-        while known:
-            chunk, known = known[-LOOKUP_CHUNK:], known[:-LOOKUP_CHUNK]
-            found = await self._store.turns_by_hash(request.owner, [ending.hash for ending in chunk], scope)
-            if found:
-                heads = frozenset(await self._heads(found))
-                return continuity.deepest(found, chunk, heads)
-        return None
-
-    async def _heads(self, turns: list[Turn]) -> set[str]:
-        agents = [await self._store.agent_by_key(key) for key in {turn.agent_key for turn in turns}]
-        return {agent.head for agent in agents if agent and agent.head}
+        known = {ending.hash: ending for ending in continuity.endings(request.messages)}
+        turn = await self._store.deepest(request.owner, list(known), agent.key if agent else None) if known else None
+        return (turn, known[turn.path_hash]) if turn and turn.path_hash else None
 
     async def bring_in(self, agent: Agent, decision: Decision, model: str) -> str | None:
         """Store the exchanges that the chain does not know; the turn that the new one continues, or None."""
@@ -101,23 +93,20 @@ class Placement:
         found = continuity.exchanges(decision.imported)
         # A millisecond a record, ending now: the times of the history stay before those of the turn to come.
         scribe = self._sessions.scribe(agent, time.time() - 0.002 * len(found), leaf)
+        mender = history.Mender(history.calls(above.output) if above else ())
         for exchange in found:
             path_hash = continuity.path_hash(path_hash, exchange.input, exchange.output)
             depth += 1
-            asked = exchange.input or (Message.user(transcript.OPENED_BY_ASSISTANT),)
-            records = [scribe.record(message, model) for message in asked]
-            said = tuple(
-                block for block in exchange.output if block.get("type") not in ("thinking", "redacted_thinking")
-            )
-            records.append(scribe.record(Message("assistant", said), model))
             turn = ImportedTurn(
                 id=new_id("turn"),
                 agent_key=agent.key,
                 parent_id=parent,
                 model=model,
                 input=exchange.input,
-                output=said,
-                records=tuple(records),
+                output=tuple(block for block in exchange.output if block.get("type") not in history.THINKING),
+                records=tuple(
+                    history.records(scribe, mender, exchange.input, as_cli(exchange.output), model)
+                ),
                 created_at=time.time(),
                 path_hash=path_hash,
                 depth=depth,
@@ -128,8 +117,11 @@ class Placement:
         await self._store.import_turns(imported)
         return parent
 
-    async def earlier(self, request: TurnRequest, now: float) -> Turn | None:
-        """The turn that this very request already is: by its key, as a client's own retry, or undelivered."""
+    async def earlier(self, request: TurnRequest, now: float, abandoned: Callable[[str], bool]) -> Turn | None:
+        """The turn that this very request already is: by its key, as a client's own retry, or undelivered.
+
+        `abandoned` tells of a turn in this proxy that all its clients have left.
+        """
         if request.idempotency_key is not None:
             turn = await self._store.turn_by_key(request.owner, request.idempotency_key, now)
             if turn is not None and turn.fingerprint != request.fingerprint:
@@ -139,9 +131,35 @@ class Placement:
                 )
             return turn
         turn = await self._store.turn_by_fingerprint(request.owner, request.fingerprint)
-        if turn is None or turn.status == "requires_action":
+        if turn is None:
             return None
-        if turn.delivery in ("undelivered", "uncertain") and turn.status == "completed":
+        if turn.status not in FINISHED:
+            return turn if request.is_retry or turn.delivery == "undelivered" or abandoned(turn.id) else None
+        if turn.status in ON_PATH and turn.delivery in ("undelivered", "uncertain"):
             return turn
-        fresh = turn.finished_at is None or now - turn.finished_at < RETRY_WINDOW
-        return turn if request.is_retry and fresh else None
+        return turn if request.is_retry and now - (turn.finished_at or now) < RETRY_WINDOW else None
+
+
+def new_turn(request: TurnRequest, agent: Agent, decision: Decision, parent: str | None, *, hours: float) -> NewTurn:
+    """The turn to accept. `hours` is how long its idempotency key is kept."""
+    now = time.time()
+    until = now + hours * HOUR if request.idempotency_key else None
+    wanted: JSON = {} if request.format is None else {"format": request.format}
+    return NewTurn(
+        id=new_id("turn"),
+        agent_key=agent.key,
+        model=request.model,
+        input=decision.new,
+        created_at=now,
+        parent_id=parent,
+        system=request.system,
+        effort=request.effort,
+        profile=request.profile,
+        reason=decision.reason | {"delta": decision.delta and request.keep_system} | wanted | wants(request),
+        origin=request.wire,
+        fingerprint=request.fingerprint,
+        idempotency_key=request.idempotency_key,
+        idempotency_until=until,
+        call=request.call,
+        takes=request.takes,
+    )

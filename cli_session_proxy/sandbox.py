@@ -67,6 +67,11 @@ class Sandboxes:
         self._tmp = settings.var / "tmp"
         self._links = dict(settings.sandbox.links)
 
+    @property
+    def prefix(self) -> Path:
+        """The directory that all agents' directories lie in."""
+        return self._prefix
+
     def path(self, agent_dir: str) -> Path:
         """`<var>/sandbox/agents/<dir>`; nothing is created."""
         if not _is_directory_name(agent_dir):

@@ -14,13 +14,22 @@ import uvicorn
 from fastapi import FastAPI
 
 from . import logs
+from .conversations_routes import ConversationsRoutes
+from .dialogues import Dialogues
 from .errors import ConfigError
 from .gate import Gate
+from .generate_routes import GenerateRoutes
+from .interactions_routes import InteractionsRoutes
+from .keys import Keys
 from .login import report
+from .messages_routes import MessagesRoutes
+from .metrics import MetricsRoute
+from .responses_routes import ResponsesRoutes
 from .routes import Routes
 from .served import announced, url_of
-from .settings import Settings
+from .settings import CONFIG_FILE, Settings
 from .turns import Engine
+from .ui.routes import Ui
 
 # Longer than clients keep an idle connection in their pools (httpx: 5 s, requests and browsers: about 60 s), so that
 # it is they who close it and no request meets a closing one.
@@ -37,8 +46,16 @@ def create_app(engine: Engine, settings: Settings) -> FastAPI:
         title="cli_session_proxy", docs_url=None, redoc_url=None, openapi_url=None,
         redirect_slashes=False,
     )  # fmt: skip
+    MetricsRoute(engine).add_to(app)
+    Ui(engine, settings).add_to(app)
     Routes(engine, settings).add_to(app)
-    app.add_middleware(Gate, host=settings.host)
+    MessagesRoutes(engine, settings).add_to(app)
+    GenerateRoutes(engine, settings).add_to(app)
+    InteractionsRoutes(engine, settings).add_to(app)
+    dialogues = Dialogues(engine)
+    ResponsesRoutes(engine, settings, dialogues).add_to(app)
+    ConversationsRoutes(settings, dialogues).add_to(app)
+    app.add_middleware(Gate, host=settings.host, keys=Keys(settings))
     return app
 
 
@@ -117,14 +134,17 @@ def _on_signals(do: Callable[[], None]) -> Iterator[None]:
 
 
 def bind(settings: Settings) -> socket.socket:
-    """A listening socket on a loopback address. Raises `ConfigError`."""
+    """A listening socket; on an address that others can reach only with keys. Raises `ConfigError`."""
     host, port = settings.host, settings.port
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as exc:
         raise ConfigError(f"host {host!r} cannot be resolved: choose another with --host") from exc
-    if not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        raise ConfigError(f"host {host!r} can be reached by others and there are no keys: use --host 127.0.0.1")
+    if not Keys(settings) and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        raise ConfigError(
+            f"host {host!r} can be reached by others and there are no keys: use --host 127.0.0.1, or name keys in "
+            f'[keys] of {CONFIG_FILE}, such as alice = "a secret of 16 characters or more"'
+        )
     try:
         return socket.create_server((str(address[0]), port), family=family, backlog=2048)
     except OSError as exc:

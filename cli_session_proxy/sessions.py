@@ -9,50 +9,58 @@ process of ours has it open.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from . import transcript
+from . import client_tools, reopening, stopping, transcript
 from .claude import capability as cli
-from .claude import environment
+from .claude import environment, frames
 from .claude.capability import Capability
 from .claude.pool import Pool
 from .claude.process import ClaudeProcess, Launch
-from .errors import SessionBusy
-from .models import JSON, Agent, Block, Continuity, FileMark, Link, LinkReason, Message, Record, Session, Turn
+from .client_tools import Answers, Wants
+from .errors import InvalidRequest
+from .models import JSON, Agent, Block, Continuity, FileMark, Link, Message, Record, Session, Turn
+from .repairs import Foreign, Now, Prepared, Repairs
 from .sandbox import Sandboxes
 from .settings import Profile, Settings
 from .stores.base import Store
-from .transcript import Reader, Scribe, Verdict
+from .transcript import Reader, Scribe
+
+__all__ = ["Captured", "Foreign", "Plan", "Ready", "Said", "Sessions"]
 
 # How many transcripts are followed without reading them again; beyond it one is re-hashed at its next turn.
 READERS = 1024
 
-# How often and how long a session that somebody else is just writing is looked at again, in seconds.
-BUSY_WAIT = 10.0
-BUSY_POLL = 0.1
+# The CLI flushes its transcript before the result (facts, "Failures"); a loaded disk may be later. Seconds.
+FLUSH_WAIT = 1.0
+FLUSH_POLL = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a turn wants of its process."""
+    """What a turn wants of its process; `prompt` is what will be said to it, beside the `answers` to its calls."""
 
     model: str
     system: str | None
     effort: str | None
     profile: Profile
+    prompt: tuple[Block, ...]
+    wants: Wants = field(default_factory=Wants)
+    answers: Answers = field(default_factory=Answers)
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
     """A session that is equal to the path, with the process that will continue it.
 
-    `leaf` is the uuid of the path's last record; `links` explain how the session came to be what it is.
+    `leaf` is the uuid of the path's last record; `links` explain how the session came to be what it is. `results` are
+    MCP's, for a process that waits for them; `lead` are records of this turn that were written before its frame.
+    `quiet`: the turn has no prompt of its own in the transcript.
     """
 
     process: ClaudeProcess
@@ -61,6 +69,24 @@ class Ready:
     leaf: str | None
     links: tuple[Link, ...]
     reason: JSON
+    results: Mapping[str, JSON] = field(default_factory=dict)
+    lead: tuple[Record, ...] = ()
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """How the CLI's side of a turn ended, as far as it concerns the session.
+
+    `calls` are the client's that wait for results; `stopped`: the answer was cut at a stop sequence.
+    """
+
+    frame_uuid: str
+    output: tuple[Block, ...]
+    session_id: str
+    cost_total: float | None = None
+    calls: frozenset[str] = frozenset()
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +100,13 @@ class Captured:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    session: Session
-    resume: bool
-    continuity: Continuity
-    links: tuple[Link, ...] = ()
-    reason: JSON = field(default_factory=dict)
+class _Taken:
+    """What a turn was seen to add to the transcript. `more`: the end of it may not be written yet."""
 
-
-class Foreign(Exception):  # noqa: N818 - not an error: somebody else continued the session, and the chain should know
-    """Complete exchanges that someone else added to the session after its tip."""
-
-    def __init__(self, session: Session, entries: tuple[transcript.Entry, ...], note: str) -> None:
-        super().__init__(note)
-        self.session = session
-        self.entries = entries
-        self.note = note
+    records: list[Record]
+    mark: FileMark | None
+    note: str
+    more: bool = False
 
 
 class Sessions:
@@ -101,29 +118,32 @@ class Sessions:
         self._pool = pool
         self._sandboxes = sandboxes
         self._config_dir = environment.config_dir(settings)
+        self._repairs = Repairs(settings, store, self._config_dir)
         self._readers: OrderedDict[str, Reader] = OrderedDict()
         self._in_step: dict[str, str] = {}  # warm session -> the turn its process's memory ends with
 
     # --- before the turn
 
-    async def ready(self, agent: Agent, parent: Turn | None, plan: Plan, turn_id: str, *, adopt: bool) -> Ready:
+    async def ready(
+        self, agent: Agent, parent: Turn | None, plan: Plan, turn_id: str, frame_uuid: str, *, adopt: bool
+    ) -> Ready:
         """A process that is about to continue `parent`. Raises `Foreign` when `adopt` and somebody else wrote."""
         cwd = await asyncio.to_thread(self._sandboxes.prepare, agent.dir)
         env = environment.build(self._settings, tmpdir=self._sandboxes.tmpdir(agent.dir), config_dir=self._config_dir)
         capability = await cli.probe(cli.find(self._settings), env)
-        now = _Now(agent, parent, turn_id, cwd, capability, adopt)
-        prepared = await self._prepare(now)
-        launch = Launch(
-            capability=capability,
-            cwd=cwd,
-            session_id=prepared.session.id,
-            resume=prepared.resume,
-            model=plan.model,
-            system_prompt=plan.system,
-            effort=plan.effort,
-            profile=plan.profile,
-            env=tuple(sorted(env.items())),
-        )
+        _refuse_what_it_cannot(capability, plan)
+        now = Now(agent, parent, turn_id, cwd, capability, adopt)
+        if parent is None or not client_tools.calls_of(parent.output):
+            return await self._checked_out(now, plan, env, await self._prepare(now))
+        waiting = await self._waiting(now, plan, env, parent)
+        if waiting is not None:
+            return waiting
+        prepared, lead = await self._reopened(now, plan, parent, frame_uuid)
+        ready = await self._checked_out(now, plan, env, prepared)
+        return replace(ready, lead=tuple(lead), quiet=not plan.prompt)
+
+    async def _checked_out(self, now: Now, plan: Plan, env: Mapping[str, str], prepared: Prepared) -> Ready:
+        launch = _launch(now, plan, env, prepared.session.id, resume=prepared.resume)
         process, warm = await self._pool.checkout(launch)
         mark = prepared.session.mark
         return Ready(
@@ -135,32 +155,48 @@ class Sessions:
             reason=prepared.reason,
         )
 
-    async def _prepare(self, now: _Now) -> _Prepared:
+    # calls of the client's tools
+
+    async def _waiting(self, now: Now, plan: Plan, env: Mapping[str, str], parent: Turn) -> Ready | None:
+        """The process that made the calls and waits for just these results; None where there is none (any more)."""
+        session = await self._store.session_at(now.agent.key, parent.id)
+        brought = client_tools.brought(plan.answers)
+        if session is None or self._in_step.get(session.id) != parent.id or brought is None:
+            return None
+        process = await self._pool.take_waiting(_launch(now, plan, env, session.id, resume=True))
+        if process is None:
+            return None
+        leaf = session.mark.leaf if session.mark else None
+        return Ready(process, session, "warm", leaf, (), {"session": "waited for these results"}, brought, quiet=True)
+
+    async def _reopened(
+        self, now: Now, plan: Plan, parent: Turn, frame_uuid: str
+    ) -> tuple[Prepared, list[Record]]:
+        """The path with the results of its last calls, written for a CLI that goes on from there."""
+        session = await self._store.session_at(now.agent.key, parent.id)
+        session_id = session.id if session else str(uuid.uuid4())
+        await self._end(session_id)
+        known = await self._store.records(parent.id)
+        scribe = Scribe(session_id, now.cwd, now.capability.version, time.time())
+        uuid_of_closing = None if plan.prompt else frame_uuid
+        closed = now.capability.takes_tools
+        lead = reopening.lead(known, parent, plan.answers, scribe, closed=closed, uuid=uuid_of_closing)
+        prepared = await self._repairs.written(now, session_id, [*known, *lead], session)
+        return prepared, lead
+
+    async def _prepare(self, now: Now) -> Prepared:
         if now.parent is None:
             return self._start(now)
         session = await self._store.session_at(now.agent.key, now.parent.id)
         if session is None:
-            return await self._branch(now, now.parent)
+            return await self._repairs.branch(now, now.parent)
         return await self._verify(now, now.parent, session)
 
-    def _start(self, now: _Now) -> _Prepared:
+    def _start(self, now: Now) -> Prepared:
         session = now.session(str(uuid.uuid4()), self._path(now.cwd), None)
-        return _Prepared(session, False, "started", (now.link(None, session.id, "started", {}),))
+        return Prepared(session, False, "started", (now.link(None, session.id, "started", {}),))
 
-    async def _branch(self, now: _Now, parent: Turn) -> _Prepared:
-        """No session ends at the parent: write its path as a new one, and leave the others alone."""
-        session_id = str(uuid.uuid4())
-        mark, count = await self._write(now, parent, session_id)
-        session = now.session(session_id, self._path(now.cwd), mark)
-        if parent.session_id is None:
-            detail: JSON = {"why": "the client's history was imported", "records": count}
-            link = now.link(None, session_id, "rebuilt", detail)
-            return _Prepared(session, True, "rebuilt", (link,), {"session": detail})
-        detail = {"why": "the path leaves the session's", "from_turn": parent.id, "records": count}
-        link = now.link(parent.session_id, session_id, "branched", detail)
-        return _Prepared(session, True, "branched", (link,), {"session": detail})
-
-    async def _verify(self, now: _Now, parent: Turn, session: Session) -> _Prepared:
+    async def _verify(self, now: Now, parent: Turn, session: Session) -> Prepared:
         """Is the transcript what the CLI must load? The cheap answer first."""
         path = transcript.path_of(self._config_dir, now.cwd, session.id)
         session = now.session(session.id, self._path(now.cwd), session.mark, session)
@@ -170,135 +206,65 @@ class Sessions:
         if session.mark is not None:
             quick = transcript.quick_check(path, session.mark)
             if quick is not None:
-                return _Prepared(session, True, "resumed", (), {"verified": quick.note})
-        verdict = await self._check(path, session, parent)
+                return Prepared(session, True, "resumed", (), {"verified": quick.note})
+        verdict = await self._repairs.check(path, session, parent)
         if verdict.found == "equal":
-            assert verdict.mark is not None
             session = now.session(session.id, session.transcript, verdict.mark, session)
-            return _Prepared(session, True, "resumed", (), {"verified": verdict.note})
-        await self._pool.discard(session.id)
-        return await self._repair(now, parent, session, path)
+            return Prepared(session, True, "resumed", (), {"verified": verdict.note})
+        await self._end(session.id)
+        return await self._repairs.mend(now, parent, session, path)
 
-    async def _check(self, path: Path, session: Session, parent: Turn) -> Verdict:
-        verdict = await asyncio.to_thread(transcript.check, path, session.mark, None)
-        if verdict is None:
-            known = await self._store.records(parent.id)
-            verdict = await asyncio.to_thread(transcript.check, path, None, known)
-        assert verdict is not None
-        return verdict
-
-    async def _repair(self, now: _Now, parent: Turn, session: Session, path: Path) -> _Prepared:
-        """The file is not the path: find out why, now that no process of ours has it, and mend it."""
-        verdict = await self._check(path, session, parent)
-        if verdict.found == "missing":
-            moved = await self._move_back(now, parent, session, path)
-            if moved is not None:
-                return moved
-        if verdict.found == "tail":
-            foreign, verdict = await self._foreign(now, parent, session, path, verdict)
-            if foreign and not now.adopt:
-                return await self._branch(now, parent)
-            if foreign:
-                raise Foreign(session, verdict.tail, verdict.note)
-        return await self._rebuild(now, parent, session, path, verdict)
-
-    async def _foreign(
-        self, now: _Now, parent: Turn, session: Session, path: Path, verdict: Verdict
-    ) -> tuple[bool, Verdict]:
-        """Did somebody else continue this session? Waits, bounded, for an exchange that is still open."""
-        give_up = time.monotonic() + BUSY_WAIT
-        while True:
-            uuids = [entry.uuid for entry in verdict.tail if entry.uuid and entry.kind == "user"]
-            ours = await self._store.own_frames(now.agent.key, uuids)
-            theirs = [entry for entry in verdict.tail if entry.kind in ("user", "assistant")]
-            if verdict.found != "tail" or ours or not theirs:
-                return False, verdict
-            if transcript.is_complete(verdict.tail) and not verdict.cut:
-                return True, verdict
-            if time.monotonic() >= give_up or not now.adopt:
-                raise SessionBusy(
-                    f"somebody else is in the middle of a turn of session {session.id}; send this again after it",
-                    retry_after=BUSY_WAIT,
-                )
-            await asyncio.sleep(BUSY_POLL)
-            verdict = await self._check(path, session, parent)
-
-    async def _move_back(self, now: _Now, parent: Turn, session: Session, path: Path) -> _Prepared | None:
-        """The file lies under another folder (moved sandbox, doubled prefix): bring it to where the CLI looks."""
-        places = await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path)
-        for place in places:
-            verdict = await self._check(place, session, parent)
-            if verdict.found != "equal":
-                continue
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            await asyncio.to_thread(os.replace, place, path)
-            detail: JSON = {"looked_for": str(path), "found_at": str(place), "done": "moved back"}
-            session = now.session(session.id, session.transcript, verdict.mark, session)
-            link = now.link(session.id, session.id, "moved", detail)
-            return _Prepared(session, True, "resumed", (link,), {"repaired": detail})
-        return None
-
-    async def _rebuild(self, now: _Now, parent: Turn, session: Session, path: Path, verdict: Verdict) -> _Prepared:
-        """Write the path again under the same id. What the chain does not know is kept aside, never lost."""
-        detail: JSON = {"found": verdict.found, "why": verdict.note}
-        if verdict.found in ("different", "unreadable"):
-            kept = await asyncio.to_thread(self._keep_aside, path)
-            detail |= {"kept": str(kept)} if kept else {}
-        mark, count = await self._write(now, parent, session.id)
-        detail |= {"done": "written again from the chain's records", "records": count}
-        rebuilt = now.session(session.id, session.transcript, mark, session)
-        link = now.link(session.id, session.id, "rebuilt", detail)
-        return _Prepared(rebuilt, True, "rebuilt", (link,), {"repaired": detail})
-
-    def _keep_aside(self, path: Path) -> Path | None:
-        if not path.exists():
+    async def foreign(self, agent: Agent, parent: Turn) -> Foreign | None:
+        """The complete exchanges that somebody else added after `parent`, if that is all that changed. Only looks."""
+        session = await self._store.session_at(agent.key, parent.id)
+        if session is None:
             return None
-        aside = self._settings.var / "salvage" / f"{path.stem}-{time.time_ns()}.jsonl"
-        aside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.replace(path, aside)
-        return aside
-
-    async def _write(self, now: _Now, parent: Turn, session_id: str) -> tuple[FileMark, int]:
-        records = await self._store.records(parent.id)
-        path = transcript.path_of(self._config_dir, now.cwd, session_id)
-        strict = not now.capability.keeps_session_id
-        mark = await asyncio.to_thread(transcript.write, path, records, session_id, strict_order=strict)
-        self._readers.pop(session_id, None)
-        return mark, len(records)
+        path = transcript.path_of(self._config_dir, self._sandboxes.path(agent.dir), session.id)
+        if session.mark is not None and transcript.quick_check(path, session.mark) is not None:
+            return None
+        return await self._repairs.foreign(agent, parent, session, path)
 
     # --- after the turn
 
-    async def capture(
-        self,
-        ready: Ready,
-        turn: Turn,
-        frame_uuid: str,
-        output: Sequence[Block],
-        session_id: str,
-        cost_total: float | None,
-    ) -> Captured:
+    async def capture(self, ready: Ready, turn: Turn, said: Said) -> Captured:
         """Take over what the turn added to the transcript. What cannot be read is made from the frames."""
-        before = ready.session
+        before, session_id = ready.session, said.session_id
         forked = session_id != before.id
         path = Path(before.transcript).with_name(f"{session_id}.jsonl") if forked else Path(before.transcript)
-        records, mark, note = await asyncio.to_thread(self._take, ready, path, session_id, frame_uuid)
-        if not records:
-            records = self._synthesise(ready, turn, frame_uuid, output, session_id)
-        total = before.cost_total_usd if cost_total is None else cost_total
+        taken = await self._cut(ready, turn, path, said) if said.stopped else await self._taken(ready, path, said)
+        records = [*ready.lead, *(taken.records or self._synthesise(ready, turn, said))]
+        since = before.mark.mtime_ns if before.mark is not None and not forked else None
+        records += await asyncio.to_thread(transcript.gather, path, since)
+        total = before.cost_total_usd if said.cost_total is None else said.cost_total
         session = Session(
-            session_id, before.agent_key, turn.id, str(path), ready.process.version, before.created_at, mark, total
+            session_id,
+            before.agent_key,
+            turn.id,
+            str(path),
+            ready.process.version,
+            before.created_at,
+            taken.mark,
+            total,
         )
         links: tuple[Link, ...] = ()
         if forked and ready.continuity != "started":
             detail: JSON = {"asked": before.id, "answered": session_id}
             links = (Link(before.id, session_id, turn.id, "forked_by_cli", detail, time.time()),)
-        if mark is not None and ready.process.usable:
+        if taken.mark is not None and (ready.process.usable or ready.process.waiting):
             self._in_step[session_id] = turn.id
-        return Captured(tuple(records), session, links, note)
+        return Captured(tuple(records), session, links, taken.note)
 
-    def _take(
-        self, ready: Ready, path: Path, session_id: str, frame_uuid: str
-    ) -> tuple[list[Record], FileMark | None, str]:
+    async def _taken(self, ready: Ready, path: Path, said: Said) -> _Taken:
+        """What the turn added. It is written in batches: the last one is waited for, bounded."""
+        give_up = time.monotonic() + FLUSH_WAIT
+        while True:
+            taken = await asyncio.to_thread(self._take, ready, path, said)
+            if not taken.more or time.monotonic() >= give_up:
+                return taken
+            await asyncio.sleep(FLUSH_POLL)
+
+    def _take(self, ready: Ready, path: Path, said: Said) -> _Taken:
+        session_id = said.session_id
         reader = self._reader(ready, path, session_id)
         got = reader.appended()
         if got is None:
@@ -306,18 +272,40 @@ class Sessions:
             reader = Reader(path, None)
             got = reader.appended()
             if got is None:
-                return [], None, "the transcript is gone; records made from the frames"
+                # At calls there is no result yet that the CLI flushes its transcript before.
+                note = "the transcript is gone; records made from the frames"
+                return _Taken([], None, note, more=bool(said.calls))
             parsed, _ = got
-            entries = _after(parsed.entries, ready.leaf)
-            return _sound(entries, ready.leaf, frame_uuid), None, "the transcript was replaced during the turn"
+            records = _sound(_after(parsed.entries, ready.leaf), ready, said)
+            return _Taken(records, None, "the transcript was replaced during the turn")
         parsed, mark = got
         entries = _after(parsed.entries, ready.leaf)
-        records = _sound(entries, ready.leaf, frame_uuid)
+        records = _sound(entries, ready, said)
         if not records or parsed.broken:
             self._readers.pop(session_id, None)
-            return records, None, "the transcript does not continue the path"
+            more = parsed.broken > 0 or not _is_whole([entry for entry in entries if entry.on_path], said)
+            return _Taken(records, None, "the transcript does not continue the path", more)
         self._remember(session_id, reader)
-        return records, mark, "read from the transcript"
+        return _Taken(records, mark, "read from the transcript")
+
+    async def _cut(self, ready: Ready, turn: Turn, path: Path, said: Said) -> _Taken:
+        """The answer was cut at a stop sequence: so are its records, and the transcript with them."""
+        await self._end(ready.session.id)
+        await self._end(said.session_id)
+        added = await asyncio.to_thread(_read_after, path, ready.leaf)
+        scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
+        if any(entry.kind == "user" for entry in added) or ready.quiet:
+            unseen = ready.process.launch.capability.takes_tools
+            records = stopping.cut(added, said.output, scribe, turn.model, unseen=unseen)
+        else:
+            records = self._synthesise(ready, turn, said)
+        parent = ready.session.tip_turn_id
+        path_records = [*(await self._store.records(parent) if parent else []), *ready.lead, *records]
+        strict = not ready.process.launch.capability.keeps_session_id
+        mark = await asyncio.to_thread(
+            transcript.write, path, path_records, said.session_id, strict_order=strict
+        )
+        return _Taken(records, mark, "cut at a stop sequence")
 
     def _reader(self, ready: Ready, path: Path, session_id: str) -> Reader:
         mark = ready.session.mark
@@ -337,13 +325,13 @@ class Sessions:
         while len(self._readers) > READERS:
             self._readers.popitem(last=False)
 
-    def _synthesise(
-        self, ready: Ready, turn: Turn, frame_uuid: str, output: Sequence[Block], session_id: str
-    ) -> list[Record]:
-        scribe = Scribe(session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
+    def _synthesise(self, ready: Ready, turn: Turn, said: Said) -> list[Record]:
+        scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
         content = tuple(block for message in turn.input for block in message.content)
-        asked = scribe.record(Message("user", content), turn.model, record_uuid=frame_uuid)
-        return [asked, scribe.record(Message("assistant", tuple(output)), turn.model)]
+        if ready.lead:  # the results are there already
+            content = tuple(block for block in content if block.get("type") != "tool_result")
+        asked = [scribe.record(Message("user", content), turn.model, record_uuid=said.frame_uuid)] if content else []
+        return [*asked, scribe.record(Message("assistant", client_tools.as_cli(said.output)), turn.model)]
 
     async def spoil(self, ready: Ready, answered: str | None) -> None:
         """A turn failed here: the process's memory holds what the path does not, and a new file is of no use."""
@@ -376,36 +364,6 @@ class Sessions:
         return transcript.project_dir(self._config_dir, cwd)
 
 
-@dataclass(frozen=True, slots=True)
-class _Now:
-    """What every step of making a session ready needs to know of the turn."""
-
-    agent: Agent
-    parent: Turn | None
-    turn_id: str
-    cwd: Path
-    capability: Capability
-    adopt: bool
-
-    def session(
-        self, session_id: str, project: Path | str, mark: FileMark | None, was: Session | None = None
-    ) -> Session:
-        folder = project if isinstance(project, Path) else Path(project).parent
-        return Session(
-            id=session_id,
-            agent_key=self.agent.key,
-            tip_turn_id=self.parent.id if self.parent else None,
-            transcript=str(folder / f"{session_id}.jsonl"),
-            cli_version=self.capability.version,
-            created_at=was.created_at if was else time.time(),
-            mark=mark,
-            cost_total_usd=was.cost_total_usd if was else 0.0,
-        )
-
-    def link(self, source: str | None, target: str, reason: LinkReason, detail: JSON) -> Link:
-        return Link(source, target, self.turn_id, reason, detail, time.time())
-
-
 def _after(entries: Sequence[transcript.Entry], leaf: str | None) -> list[transcript.Entry]:
     """The lines behind the path's last record; all of them when it is not among these lines."""
     if leaf is not None:
@@ -415,13 +373,56 @@ def _after(entries: Sequence[transcript.Entry], leaf: str | None) -> list[transc
     return list(entries)
 
 
-def _sound(entries: Sequence[transcript.Entry], leaf: str | None, frame_uuid: str) -> list[Record]:
+def _sound(entries: Sequence[transcript.Entry], ready: Ready, said: Said) -> list[Record]:
     """These lines as records, if they are this turn's whole exchange hanging on the path; else none."""
     path = [entry for entry in entries if entry.on_path]
     ours = [entry for entry in path if entry.kind == "user"]
-    if not ours or not transcript.is_complete(path) or not transcript.unbroken(path, leaf):
+    if not _is_whole(path, said) or not transcript.unbroken(path, ready.leaf):
         return []
-    tagged = any(entry.uuid == frame_uuid for entry in ours)
-    if not tagged and any(entry.data.get("promptSource") for entry in ours):
+    tagged = any(entry.uuid == said.frame_uuid for entry in ours)
+    if not ready.quiet and (not ours or (not tagged and any(entry.data.get("promptSource") for entry in ours))):
         return []
     return [entry.record() for entry in entries]
+
+
+def _is_whole(path: Sequence[transcript.Entry], said: Said) -> bool:
+    """Does it hold all that was said: the calls that wait, or an exchange with its end?"""
+    if said.calls:
+        return said.calls <= set(client_tools.calls_of(block for entry in path for block in entry.content))
+    return transcript.is_complete(path)
+
+
+def _read_after(path: Path, leaf: str | None) -> list[transcript.Entry]:
+    try:
+        return _after(transcript.parse(path.read_bytes()).entries, leaf)
+    except OSError:
+        return []
+
+
+def _launch(now: Now, plan: Plan, env: Mapping[str, str], session_id: str, *, resume: bool) -> Launch:
+    return Launch(
+        capability=now.capability,
+        cwd=now.cwd,
+        session_id=session_id,
+        resume=resume,
+        model=plan.model,
+        system_prompt=plan.system,
+        effort=plan.effort,
+        profile=plan.profile,
+        env=tuple(sorted(env.items())),
+        offers=plan.wants.offers,
+    )
+
+
+def _refuse_what_it_cannot(capability: Capability, plan: Plan) -> None:
+    """Raises `InvalidRequest` where this CLI cannot be told what the turn says."""
+    if plan.wants.offers and not capability.takes_tools:
+        message = f"tools: Claude CLI {capability.version} cannot offer the client's own; upgrade the CLI"
+        raise InvalidRequest(message, param="tools")
+    if plan.answers.results and not plan.prompt:
+        if not capability.takes_tools:
+            raise InvalidRequest(f"Claude CLI {capability.version} takes no results of tools; upgrade the CLI")
+        return
+    unsafe = frames.unsafe_prompt(capability, plan.prompt)
+    if unsafe is not None:
+        raise InvalidRequest(unsafe, param="messages")

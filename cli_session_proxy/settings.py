@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -76,10 +76,14 @@ class Settings(BaseSettings):
     profile: str | None = None
     profiles: dict[str, Profile] = Field(default_factory=dict)
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
+    # who may ask: a name for each secret (see `keys`); none: everybody on this machine
+    keys: dict[str, SecretStr] = Field(default_factory=dict, repr=False)
+    keys_file: Path | None = None
     # bounds
     turn_timeout: float = Field(default=1800.0, gt=0)
     idle_timeout: float = Field(default=300.0, gt=0)
     spawn_timeout: float = Field(default=60.0, gt=0)
+    tool_timeout: float = Field(default=3600.0, gt=0)
     stop_grace: float = Field(default=5.0, ge=0)
     drain_timeout: float = Field(default=30.0, ge=0)
     disconnect_grace: float = Field(default=10.0, ge=0)
@@ -97,7 +101,7 @@ class Settings(BaseSettings):
     idempotency_hours: float = Field(default=24.0, gt=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    @field_validator("var", "claude_bin", "claude_config_dir", mode="after")
+    @field_validator("var", "claude_bin", "claude_config_dir", "keys_file", mode="after")
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         return None if value is None else Path(os.path.abspath(value.expanduser()))

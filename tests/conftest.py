@@ -66,10 +66,10 @@ async def upstream() -> AsyncIterator[Upstream]:
         yield server
 
 
-def _required(path: Path | None, how: str) -> Path:
+def required(path: Path | None, how: str, *, what: str = "the real CLI") -> Path:
     if path is not None and path.exists():
         return path
-    message = f"needs the real CLI: {how}"
+    message = f"needs {what}: {how}"
     if CI:
         pytest.fail(message)
     pytest.skip(message)
@@ -80,13 +80,13 @@ def claude_2() -> Path:
     """The CLI 2.1.x that the claude-agent-sdk wheel carries; never one from PATH."""
     spec = find_spec("claude_agent_sdk")
     found = None if spec is None or spec.origin is None else Path(spec.origin).parent / "_bundled" / "claude"
-    return _required(found, "pip install '.[claude]'")
+    return required(found, "pip install '.[claude]'")
 
 
 @pytest.fixture(scope="session")
 def claude_1() -> Path:
     """The CLI 1.0.120 from npm, which answers every resume with a new id."""
-    return _required(ROOT / ".tools" / "claude-1.0.120" / "node_modules" / ".bin" / "claude", "make tools")
+    return required(ROOT / ".tools" / "claude-1.0.120" / "node_modules" / ".bin" / "claude", "make tools")
 
 
 @pytest.fixture(params=["claude_2", "claude_1"])

@@ -146,6 +146,7 @@ class FakeEngine:
         self.deleted: list[str] = []
         self.ready = True
         self.fake_store = FakeStore()
+        self.observers: list[object] = []
 
     @property
     def store(self) -> Store:

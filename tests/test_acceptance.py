@@ -109,7 +109,7 @@ async def test_the_answer_names_the_agent_the_turn_the_session_and_the_continuit
                 extra_headers={"X-Agent-Id": "b%C3%BCro%2F1", "X-Request-Id": "req-7"},
                 temperature=0.5,
                 seed=3,
-                stream=stream,  # type: ignore[call-overload]
+                stream=stream,
             )
             headers = response.headers
             assert headers["x-agent-id"] == "b%C3%BCro%2F1"

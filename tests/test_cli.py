@@ -112,8 +112,8 @@ def test_delete_of_an_unknown_agent_says_so(tmp_path: Path, capsys: pytest.Captu
 def test_delete_asks_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
 
-    async def delete(_settings: Settings, agent_id: str) -> None:
-        called.append(agent_id)
+    async def delete(_settings: Settings, agent_id: str, owner: str) -> None:
+        called.append(f"{owner}/{agent_id}")
 
     monkeypatch.setattr(commands, "delete", delete)
     monkeypatch.setattr("sys.stdin", io.StringIO())
@@ -122,7 +122,7 @@ def test_delete_asks_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert caught.value.code == 1
     assert called == []
     done("delete", "a", "--yes", "--var", tmp_path)
-    assert called == ["a"]
+    assert called == ["local/a"]
 
 
 def test_broken_settings_are_one_line(

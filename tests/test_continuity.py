@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -117,11 +118,26 @@ def test_an_id_of_ours_wins_over_everything() -> None:
     assert (decision.rule, decision.parent, decision.new) == ("id", "t9", (Message.user("a"),))
 
 
-def test_among_equal_turns_a_head_wins_then_the_newest() -> None:
-    ending = continuity.endings(HELLO)[0]
-    old, head, new = (turn(name, seq, path_hash=ending.hash) for seq, name in enumerate(("old", "head", "new")))
-    assert continuity.deepest([old, head, new], [ending], frozenset({"head"})) == (head, ending)
-    assert continuity.deepest([old, head, new], [ending], frozenset()) == (new, ending)
+def test_the_reason_says_where_the_history_left_the_heads_path() -> None:
+    known = continuity.endings(HELLO)[0]
+    assert "diverged_at" not in decide(HELLO, match=(turn("t1"), known), head="t1").reason
+    assert decide(HELLO, match=(turn("t1"), known), head="t2").reason["diverged_at"] == 2
+    assert decide(HELLO, named=True, head="t2").reason["diverged_at"] == 0
+
+
+def test_texts_and_calls_of_an_answer_match_in_whichever_order_the_wire_kept_them() -> None:
+    call: Block = {"type": "tool_use", "id": "c", "name": "weather", "input": {}}
+    one, two = Message.assistant("one").content, Message.assistant("two").content
+    asked = Message.user("q")
+    split = hash_of(asked, Message("assistant", (*one, call, *two)))
+    assert split == hash_of(asked, Message("assistant", (*Message.assistant("one\n\ntwo").content, call)))
+    assert split != hash_of(asked, Message("assistant", (*one, call)))
+
+
+def test_no_text_can_pass_for_two_blocks() -> None:
+    a = Message("user", ({"type": "text", "text": "x"}, {"type": "image", "source": {"data": "y"}}))
+    shape = continuity._normal("user", a.content)
+    assert hash_of(a, Message.assistant("a")) != hash_of(Message.user(shape), Message.assistant("a"))
 
 
 def test_a_history_is_cut_into_exchanges() -> None:
@@ -130,9 +146,56 @@ def test_a_history_is_cut_into_exchanges() -> None:
     assert [exchange.output[0]["text"] for exchange in cut] == ["welcome", "hi there", "done"]
 
 
+# --- what a client sees of several texts --------------------------------------------------------------------
+
+PIECES = st.lists(st.lists(st.text(" \n\tab", max_size=4), max_size=4), max_size=4)
+
+
+@given(PIECES)
+def test_the_streamed_text_is_the_whole_text_and_has_the_blocks_hash(texts: list[list[str]]) -> None:
+    join, streamed = continuity.TextJoin(), ""
+    for pieces in texts:
+        join.next_text()
+        streamed += "".join(map(join.feed, pieces))
+    streamed += join.end()
+    blocks: list[Block] = [{"type": "text", "text": "".join(pieces)} for pieces in texts]
+    assert streamed == continuity.answer_text(blocks)
+    assert continuity.path_hash(None, [], blocks) == continuity.path_hash(None, [], Message.assistant(streamed).content)
+
+
 # --- random trees, random distortions ---------------------------------------------------------------------
 
-TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(lambda text: text.strip())
+WORDS = st.sampled_from(["a", "b", " a b ", "a\n\nb", "été 猫"])
+TEXT = st.builds(lambda text: {"type": "text", "text": text}, WORDS)
+IMAGE = st.builds(lambda data: {"type": "image", "source": {"type": "base64", "data": data}}, WORDS)
+CALL = st.builds(lambda city: {"type": "tool_use", "id": "toolu_1", "name": "w", "input": {"city": city}}, WORDS)
+RESULT = st.builds(lambda said: {"type": "tool_result", "tool_use_id": "toolu_1", "content": said}, WORDS)
+ASKED = st.builds(
+    lambda results, rest: Message("user", (*results, *rest)),
+    st.lists(RESULT, max_size=1),
+    st.lists(TEXT | IMAGE, min_size=1, max_size=3),
+)
+SAID = st.builds(
+    lambda texts, calls: Message("assistant", (*texts, *calls)), st.lists(TEXT), st.lists(CALL, max_size=1)
+)
+EXCHANGE = st.tuples(ASKED, SAID)
+
+
+def spoken(messages: Iterable[Message]) -> list[tuple[str, list[Any]]]:
+    """What was said, written down another way than the hash does it: this is the truth the match is held to."""
+    out: list[tuple[str, list[Any]]] = []
+    for message in messages:
+        said: list[Any] = []
+        for block in message.content:
+            if block["type"] == "text" and said and said[-1][0] == "text":
+                said[-1] = ("text", said[-1][1] + "\n\n" + block["text"].strip())
+            elif block["type"] == "text":
+                said.append(("text", block["text"].strip()))
+            else:
+                kept = {name: value for name, value in block.items() if name not in ("id", "tool_use_id")}
+                said.append((block["type"], kept["content"].strip() if "content" in kept else repr(kept)))
+        out.append((message.role, said))
+    return out
 
 
 @dataclass(frozen=True)
@@ -143,13 +206,13 @@ class Known:
 
 @st.composite
 def trees(draw: st.DrawFn) -> list[Known]:
-    """Turns of a tree, each with the conversation that leads to it; texts repeat, so that branches look alike."""
-    pool = draw(st.lists(TEXTS, min_size=2, max_size=4, unique_by=str.strip))
+    """Turns of a tree, each with the conversation that leads to it; contents repeat, so that branches look alike."""
+    pool = draw(st.lists(EXCHANGE, min_size=2, max_size=4))
     known: list[Known] = []
     seen: set[str] = set()
     for seq in range(draw(st.integers(1, 8))):
         above = draw(st.sampled_from([None, *known]))
-        asked, said = Message.user(draw(st.sampled_from(pool))), Message.assistant(draw(st.sampled_from(pool)))
+        asked, said = draw(st.sampled_from(pool))
         messages = (*(above.messages if above else ()), asked, said)
         path_hash = continuity.path_hash(above.turn.path_hash if above else None, [asked], said.content)
         if path_hash not in seen:
@@ -158,20 +221,31 @@ def trees(draw: st.DrawFn) -> list[Known]:
     return known
 
 
-def distort(draw: st.DrawFn, message: Message) -> Message:
+def distort(draw: st.DrawFn, message: Message) -> list[Message]:
+    """What clients do to a message on its way back; its meaning stays."""
     blocks = [dict(block) for block in message.content]
+    padded = st.sampled_from(["{}", " {}", "{}\n", "\t{} "])
     for block in blocks:
-        if draw(st.booleans()):
-            block["text"] = draw(st.sampled_from([" {}", "{}\n", "\t{} "])).format(block["text"].strip())
+        if block["type"] == "text":
+            block["text"] = draw(padded).format(block["text"].strip())
+        elif block["type"] == "tool_result":
+            block["tool_use_id"] = "call_9"
+            if draw(st.booleans()):
+                block["content"] = [{"type": "text", "text": draw(padded).format(block["content"])}]
+        elif block["type"] == "tool_use":
+            block["id"] = "call_9"
     if message.role == "assistant" and draw(st.booleans()):
         blocks.insert(0, {"type": "thinking", "thinking": "…"})
     if draw(st.booleans()):
         blocks.append({"type": "text", "text": "  "})
-    return replace(message, content=tuple(blocks))
-
-
-def spoken(messages: tuple[Message, ...]) -> list[tuple[str, str]]:
-    return [(message.role, message.content[0]["text"].strip()) for message in messages]
+    texts = [block for block in blocks if block["type"] == "text"]
+    if len(texts) > 1 and message.role == "assistant" and draw(st.booleans()):
+        joined = {"type": "text", "text": continuity.answer_text(texts)}
+        blocks = [joined, *(block for block in blocks if block["type"] != "text")]
+    if len(blocks) > 1 and draw(st.booleans()):
+        cut = draw(st.integers(1, len(blocks) - 1))
+        return [replace(message, content=tuple(blocks[:cut])), replace(message, content=tuple(blocks[cut:]))]
+    return [replace(message, content=tuple(blocks))]
 
 
 @given(st.data())
@@ -179,21 +253,13 @@ def test_the_match_is_the_deepest_true_ancestor_and_never_a_foreign_one(data: st
     known = data.draw(trees())
     base = data.draw(st.sampled_from(known))
     cut = data.draw(st.integers(0, len(base.messages) // 2)) * 2
-    more = [
-        message
-        for _ in range(data.draw(st.integers(0, 2)))
-        for message in (Message.user(data.draw(TEXTS)), Message.assistant(data.draw(TEXTS)))
-    ]
-    plain = (*base.messages[:cut], *more, Message.user(data.draw(TEXTS)))
-    sent = data.draw(st.composite(lambda draw: [distort(draw, message) for message in plain])())
-    endings = continuity.endings(sent)
+    more = [message for exchange in data.draw(st.lists(EXCHANGE, max_size=2)) for message in exchange]
+    plain = (*base.messages[:cut], *more, Message.user("the new one"))
+    sent = data.draw(st.composite(lambda draw: [one for message in plain for one in distort(draw, message)])())
     by_hash = {one.turn.path_hash: one.turn for one in known}
-    found = continuity.deepest(
-        [by_hash[ending.hash] for ending in endings if ending.hash in by_hash], endings, frozenset()
-    )
+    found = [by_hash[ending.hash] for ending in continuity.endings(sent) if ending.hash in by_hash]
     said = spoken(plain)
     true = [one for one in known if spoken(one.messages) == said[: len(one.messages)]]
-    deepest = max(true, key=lambda one: len(one.messages), default=None)
-    assert (found[0].id if found else None) == (deepest.turn.id if deepest else None)
-    if found and deepest:
-        assert found[1].end == len(deepest.messages)
+    assert {turn.id for turn in found} == {one.turn.id for one in true}
+    if found:
+        assert found[-1].id == max(true, key=lambda one: len(one.messages)).turn.id

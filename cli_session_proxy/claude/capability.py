@@ -32,6 +32,11 @@ HIDDEN_FLAGS = ("--system-prompt", "--system-prompt-file")
 KEEPS_SESSION_ID = (2, 0, 0)  # below it every --resume answers with a new id (facts, "Session ids")
 KNOWS_CLIENT_COMPOSED = (2, 1, 329)  # run on; an older one counts as knowing it when its program text names it
 CLIENT_COMPOSED = b"client_composed"
+# A `set_model` that names the model it has and a system prompt replaces the prompt in the running process. A CLI
+# that does not know this field says "success" all the same, so its program text is asked (run on 2.1.329).
+PROMPT_ONLY = b"only_if_model_is_current"
+# A running process can be given MCP servers that answer over its control channel (run on 2.1.329).
+SET_SERVERS = b"mcp_set_servers"
 
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)\S*")
 _FLAG = re.compile(r"^ {1,6}(?:-\w, +)?(--[a-zA-Z][\w-]*)(?:, +(--[a-zA-Z][\w-]*))?", re.MULTILINE)
@@ -44,6 +49,8 @@ class Capability:
 
     `client_composed`: it takes a frame so marked as words for the model only, never as a command or a file
     reference. Without it, `frames.deliverable` words the prompt so that nothing is interpreted.
+    `takes_system_prompt`: a running process can be given another system prompt.
+    `takes_tools`: the client's own tools can be offered to the model.
     """
 
     path: Path
@@ -52,6 +59,8 @@ class Capability:
     flags: frozenset[str]
     permission_modes: frozenset[str]
     client_composed: bool
+    takes_system_prompt: bool = False
+    takes_tools: bool = False
 
     @property
     def warm(self) -> bool:
@@ -129,6 +138,9 @@ def _capability(binary: Path, version_text: str, help_text: str, named: frozense
         flags=frozenset(flags | {flag for flag in HIDDEN_FLAGS if _literal(flag) in named}),
         permission_modes=frozenset(re.findall(r'"(\w+)"', modes[1]) if modes else ()),
         client_composed=version >= KNOWS_CLIENT_COMPOSED or CLIENT_COMPOSED in named,
+        # with the snapshot on, the recorded prompt would be sent on until the next compaction
+        takes_tools=SET_SERVERS in named,
+        takes_system_prompt=PROMPT_ONLY in named and "--system-prompt-snapshot" in flags,
     )
 
 
@@ -138,7 +150,7 @@ def _literal(flag: str) -> bytes:
 
 def _program_names(path: str) -> frozenset[bytes]:
     """Which of the names we look for are in the program text (230 MB take 0.1 s once in the page cache)."""
-    wanted = [CLIENT_COMPOSED, *(_literal(flag) for flag in HIDDEN_FLAGS)]
+    wanted = [CLIENT_COMPOSED, PROMPT_ONLY, SET_SERVERS, *(_literal(flag) for flag in HIDDEN_FLAGS)]
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return frozenset()

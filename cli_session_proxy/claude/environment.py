@@ -13,6 +13,15 @@ from ..settings import ENVIRONMENT_ALLOWED, Settings
 CONFIG_DIR = "CLAUDE_CONFIG_DIR"
 DEFAULT_CONFIG_DIR = ".claude"
 
+# Of tools behind MCP, where the settings say nothing else: the model is shown all of them and sees whole results
+# (run on 2.1.329: else some are deferred behind a placeholder, and a long result becomes a preview and a file).
+TOOL_DEFAULTS = {
+    "ENABLE_TOOL_SEARCH": "false",
+    "MAX_MCP_OUTPUT_TOKENS": "100000000",
+    "ENABLE_MCP_LARGE_OUTPUT_FILES": "false",
+    "CLAUDE_CODE_MAX_TOOL_USE_CONCURRENCY": "128",
+}
+
 
 def _allowed(name: str) -> bool:
     return any(
@@ -47,13 +56,16 @@ def build(settings: Settings, *, tmpdir: Path, config_dir: Path) -> dict[str, st
         "TMPDIR": str(tmpdir),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
+        # A sub-agent in the background reports in a turn of its own making, between two of ours (run on 2.1.329).
+        "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
         "CLAUDE_CODE_MAX_RETRIES": str(settings.cli_retries),
-        # A stalled stream is noticed by the CLI itself, which retries; unset it takes 300 s (run on 2.1.329).
+        # A stalled stream is noticed by the CLI itself, which retries; unset it takes 300 s (run on 2.1.329). Half of
+        # our own limit, so that its retry comes first.
         "CLAUDE_ENABLE_BYTE_WATCHDOG": "1",
-        "CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS": str(int(settings.idle_timeout * 1000)),
+        "CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS": str(int(settings.idle_timeout * 500)),
     }
     if config_dir != _default_config_dir(settings):
         ours[CONFIG_DIR] = str(config_dir)
     if settings.on_context_full == "error":
         ours["DISABLE_AUTO_COMPACT"] = "1"
-    return inherited(settings) | ours
+    return TOOL_DEFAULTS | inherited(settings) | ours

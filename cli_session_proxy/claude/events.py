@@ -1,6 +1,7 @@
 """What a running CLI tells us, as data. `frames` makes these from stdout lines; `process` yields them.
 
-Every turn of a process yields any number of events and ends with exactly one `Result`, or raises `ProcessDied`.
+Every turn of a process yields any number of events and ends with exactly one `Result`, or with `Called` where the
+process waits for the client, or raises `ProcessDied`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,25 @@ class ToolActivity:
     """A tool of the CLI's own that ran inside the turn: its call or its result, for the dump only."""
 
     entry: JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """The model's message is complete and calls tools of the client: the process waits for their results.
+
+    The last event before the results, instead of a `Result`. `usage` is what the model used since the last one.
+    """
+
+    calls: tuple[Block, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A call of a client's tool that does not come out; `why` goes to the model as its result."""
+
+    call: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +105,8 @@ CliEvent = (
     SessionSeen
     | AssistantMessage
     | ToolActivity
+    | Called
+    | Refused
     | ApiRetry
     | Compacted
     | Activity

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
-from dataclasses import dataclass, field
+import tempfile
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ..client_tools import SERVER, Offers
+from ..errors import ClaudeUnavailable, InvalidRequest, ProxyError, SandboxError
 from ..models import JSON
 from ..settings import Profile
 from .capability import Capability
@@ -33,6 +37,7 @@ class Launch:
     `model`, `system_prompt` and `effort` are final: the profile's own wishes are resolved by the caller.
     `profile.tools`: plain names become available, rules such as `Bash(git *)` or `mcp__…` are allowed as well;
     everything else is up to `permission_mode`. `settings` is merged into --settings. `env` is everything.
+    `offers` are the client's own tools: given to the running process, which can be given others later.
     """
 
     capability: Capability
@@ -46,6 +51,7 @@ class Launch:
     append_system_prompt: str | None = field(default=None, repr=False)
     effort: str | None = None
     settings: JSON = field(default_factory=dict, compare=False)
+    offers: Offers = field(default_factory=Offers, compare=False)
 
     def argv(self, prompt_file: Path | None = None) -> list[str]:
         """The command line. With `prompt_file` the system prompt is read from there (see `wants_prompt_file`)."""
@@ -54,8 +60,11 @@ class Launch:
 
     @property
     def signature(self) -> str:
-        """Equal for two launches that one warm process can serve: everything but `resume`."""
-        choices = self._choices(None), self.system_prompt, self.settings
+        """Equal for two launches that one warm process can serve: everything but `resume`, and but the text of
+        the system prompt where the process can be given another one (`ClaudeProcess.adapt`)."""
+        changeable = self.capability.takes_system_prompt and bool((self.system_prompt or "").strip())
+        fixed = replace(self, system_prompt="given later") if changeable else self
+        choices = fixed._choices(None), fixed.system_prompt, self.settings
         whole = (str(self.capability), str(self.cwd), self.session_id, self.env, choices)
         return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -91,7 +100,8 @@ class Launch:
         return argv + self._tools() + self._prompts(prompt_file)
 
     def _tools(self) -> list[str]:
-        rules = [tool for tool in self.profile.tools if "(" in tool or tool.startswith("mcp__")]
+        rules = [f"mcp__{SERVER}"] if self.capability.takes_tools else []
+        rules += [tool for tool in self.profile.tools if "(" in tool or tool.startswith("mcp__")]
         names = list(dict.fromkeys(tool.split("(")[0] for tool in self.profile.tools if not tool.startswith("mcp__")))
         argv = [f"--allowedTools={','.join(rules)}"] if rules else []
         if self.capability.chooses_tools:
@@ -107,3 +117,27 @@ class Launch:
             flag = "--system-prompt" if self._has("--system-prompt") else "--append-system-prompt"
             argv.append(f"{flag}={self.system_prompt}")
         return argv
+
+
+def write_prompt(launch: Launch) -> Path:
+    """The system prompt as a private file in the agent's own TMPDIR, removed when the process is closed."""
+    folder = dict(launch.env).get("TMPDIR")
+    try:
+        handle, name = tempfile.mkstemp(prefix="system-prompt-", suffix=".txt", dir=folder)
+    except OSError as exc:
+        raise SandboxError(f"cannot write to {folder} ({exc.strerror}): make it a writable directory") from exc
+    with open(handle, "wb") as file:
+        # A lone surrogate has no UTF-8 form; the CLI itself would show it to the model as U+FFFD.
+        file.write((launch.system_prompt or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode())
+    return Path(name)
+
+
+def cannot_start(launch: Launch, exc: OSError | ValueError) -> ProxyError:
+    """Why the system refused to start it."""
+    if isinstance(exc, ValueError):
+        return InvalidRequest("the system prompt or model holds a character that the Claude CLI cannot be given")
+    if exc.errno == errno.E2BIG:
+        return InvalidRequest("the system prompt is too large for this Claude CLI's command line: upgrade the CLI")
+    if not launch.cwd.is_dir():
+        return SandboxError(f"the sandbox {launch.cwd} is not a directory")
+    return ClaudeUnavailable(f"{launch.capability.path} cannot be started ({exc.strerror}): see `doctor`")

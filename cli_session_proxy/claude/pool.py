@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import structlog
@@ -28,10 +28,24 @@ START_TIME = 2.0
 
 
 class Pool:
-    """The processes of one proxy. Use it on one event loop; `close` ends them all."""
+    """The processes of one proxy. Use it on one event loop; `close` ends them all.
 
-    def __init__(self, settings: Settings) -> None:
+    `born` is told the pid and start time of each before it gets a prompt, `reaped` the pid when it is gone,
+    `started` how many seconds it took to its first word.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        born: Callable[[int, str | None], None] = lambda _pid, _start: None,
+        reaped: Callable[[int], None] = lambda _pid: None,
+        started: Callable[[float], None] = lambda _seconds: None,
+    ) -> None:
         self._settings = settings
+        self._born = born
+        self._reaped = reaped
+        self._started = started
         self._processes: dict[str, ClaudeProcess] = {}
         self._out: set[ClaudeProcess] = set()
         self._dying: set[ClaudeProcess] = set()
@@ -59,19 +73,43 @@ class Pool:
                 raise SessionBusy("a turn of this session is still running: wait for it")
             if current is not None and current.usable and current.launch.signature == launch.signature:
                 self._out.add(current)
-                return current, True
+                try:
+                    if await current.adapt(launch):
+                        return current, True
+                except BaseException:
+                    self._out.discard(current)  # not usable any more: closed at the next use, or by the reaper
+                    raise
             await self._discard(launch.session_id)
             process = await self._spawn(launch)
             if self._reaper is None or self._reaper.done():
                 self._reaper = asyncio.create_task(self._reap())
             return process, False
 
+    async def take_waiting(self, launch: Launch) -> ClaudeProcess | None:
+        """The session's process, where it waits for results and would go on as the launch asks; else None."""
+        async with self._session(launch.session_id):
+            current = self._processes.get(launch.session_id)
+            if current is None or current in self._out or not current.waiting:
+                return None
+            same = current.launch.signature == launch.signature and current.launch.offers == launch.offers
+            if not same or current.launch.system_prompt != launch.system_prompt:
+                return None
+            self._out.add(current)
+            return current
+
+    def counts(self) -> tuple[int, int]:
+        """Processes in use, and idle ones that are kept warm."""
+        return len(self._out), len(self._idle())
+
     async def checkin(self, process: ClaudeProcess) -> None:
-        """Give it back after a turn. One that cannot serve another turn of its session is closed (waited for)."""
+        """Give it back after a turn. One that cannot serve another turn of its session is closed (waited for).
+
+        One that waits for its client's results may do so for `tool_timeout`; its place may be needed before.
+        """
         self._out.discard(process)
         process.last_used = time.monotonic()
         self._changed.set()
-        fits = process.usable and process.session_id == process.launch.session_id
+        fits = (process.usable or process.waiting) and process.session_id == process.launch.session_id
         if self._closed or not fits:
             await self._close(process)
 
@@ -122,6 +160,7 @@ class Pool:
         self._dying.add(process)
         try:
             await process.close()
+            self._reaped(process.pid)
         finally:
             self._dying.discard(process)
             self._out.discard(process)
@@ -135,6 +174,7 @@ class Pool:
             await self._permit()
             try:
                 process = await ClaudeProcess.spawn(launch, self._settings)
+                self._born(process.pid, process.start_time)
             except BaseException:
                 self._spawns.release()
                 raise
@@ -160,9 +200,12 @@ class Pool:
             raise _full("too many Claude CLIs are being started") from exc
 
     async def _release_when_started(self, process: ClaudeProcess) -> None:
+        began = time.monotonic()
         try:
             async with asyncio.timeout(START_TIME):
                 await process.started.wait()
+            if process.alive:
+                self._started(time.monotonic() - began)
         except TimeoutError:
             return  # no prompt yet, or stuck: it does not cost a core any more
         finally:
@@ -202,13 +245,20 @@ class Pool:
     async def _reap(self) -> None:
         """Close what has been idle for `process_idle`, and what died while idle."""
         while True:
-            limit = time.monotonic() - self._settings.process_idle
             for process in self._idle():
                 # Asked again: the process may have been checked out while another one was closed.
-                if process not in self._out and (process.last_used <= limit or not process.usable):
+                if process not in self._out and self._time_left(process) <= 0:
                     await self._reap_one(process)
-            ages = [process.last_used - limit for process in self._idle()]
-            await asyncio.sleep(max(0.05, min(ages, default=self._settings.process_idle)))
+            left = [self._time_left(process) for process in self._idle()]
+            shortest = min(self._settings.process_idle, self._settings.tool_timeout)
+            await asyncio.sleep(max(0.05, min([*left, shortest])))
+
+    def _time_left(self, process: ClaudeProcess) -> float:
+        """How long this idle process may stay, in seconds."""
+        if not process.usable and not process.waiting:
+            return 0.0
+        limit = self._settings.tool_timeout if process.waiting else self._settings.process_idle
+        return process.last_used + limit - time.monotonic()
 
     async def _reap_one(self, process: ClaudeProcess) -> None:
         try:

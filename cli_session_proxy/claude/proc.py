@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 PS_TIMEOUT = 5.0
+_DEAD = "ZX"  # ended, and only waiting for its parent to take note
 _STARTTIME = 22  # proc_pid_stat(5): clock ticks after boot
 
 
@@ -23,12 +24,13 @@ def _by_proc(pid: int) -> str | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The second field, the program's name, may hold spaces and brackets; the third follows the last ")".
-    return stat.rpartition(")")[2].split()[_STARTTIME - 3]
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in _DEAD else fields[_STARTTIME - 3]
 
 
 async def _by_ps(pid: int) -> str | None:
     process = await asyncio.create_subprocess_exec(
-        "ps", "-o", "lstart=", "-p", str(pid), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        "ps", "-o", "stat=,lstart=", "-p", str(pid), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
     try:
         async with asyncio.timeout(PS_TIMEOUT):
@@ -37,4 +39,5 @@ async def _by_ps(pid: int) -> str | None:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    return output.decode(errors="replace").strip() or None
+    state, _, started = output.decode(errors="replace").strip().partition(" ")
+    return started.strip() or None if state[:1] not in _DEAD else None

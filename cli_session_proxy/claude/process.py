@@ -1,6 +1,7 @@
 """One CLI process: started, talked to one turn at a time, always drained, and never left behind.
 
 - stdout is read by a task of the process's own, whoever listens; stderr too, into a bounded tail.
+- A turn may stop at calls of the client's tools: then the process is `waiting`, and `go_on` brings the results.
 - A turn that its consumer leaves half-way spoils the process (`usable` is False): what it still says belongs to
   that turn, and must not become the answer to another.
 - `close` returns when the process and its group are dead and reaped: only then may its transcript be touched.
@@ -12,22 +13,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import signal
-import tempfile
 import time
 from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from ..errors import ClaudeUnavailable, InvalidRequest, SandboxError
+import structlog
+
+from ..client_tools import SERVER, Judge, Offers, refused
+from ..errors import ClaudeUnavailable
 from ..models import JSON, Block
 from ..settings import Settings
 from . import frames
-from .events import CliEvent, ProcessDied, Result
-from .launch import Launch
+from .events import Called, CliEvent, ProcessDied, Refused, Result
+from .launch import Launch, cannot_start, write_prompt
 from .proc import start_time
+from .tool_server import ToolServer
+from .turn_reader import TurnReader
 
 STDERR_TAIL = 16 * 1024
 READ_SIZE = 256 * 1024
@@ -35,11 +40,15 @@ INBOX = 256  # frames read ahead of the consumer; then the pipe, and so the CLI,
 KILL_WAIT = 10.0  # seconds the kernel gets to end a killed process
 DRAIN_WAIT = 1.0  # seconds for the last bytes of a dead process; a stranger may hold its pipes open for ever
 NO_CONVERSATION = "No conversation found"
+# How much longer than we the CLI waits for a result: it would tell the model itself that none came.
+TOOL_SLACK = 600.0
 # Offered with an MCP server, whatever the tools; they read what the server of the profile offers.
 MCP_HELPERS = frozenset({"ListMcpResourcesTool", "ReadMcpResourceTool"})
 
 
 __all__ = ["ClaudeProcess", "Launch"]
+
+log = structlog.get_logger(__name__)
 
 
 class _End:
@@ -70,6 +79,9 @@ class ClaudeProcess:
         self._writer: asyncio.Task[None] | None = None
         self._ended = False
         self._requests = 0
+        self._tools = ToolServer()
+        self._reader: TurnReader | None = None  # of the turn that runs, or that waits for the client
+        self._model: str | None = None  # the model's id, as the process itself names it
         self._stderr = bytearray()
         self._closing: asyncio.Task[None] | None = None
         self._readers = (asyncio.create_task(self._read_stdout()), asyncio.create_task(self._read_stderr()))
@@ -77,7 +89,7 @@ class ClaudeProcess:
     @classmethod
     async def spawn(cls, launch: Launch, settings: Settings) -> ClaudeProcess:
         """Raises ClaudeUnavailable (cannot be started), SandboxError (no such cwd), InvalidRequest (too large)."""
-        prompt_file = await asyncio.to_thread(_write_prompt, launch) if launch.wants_prompt_file else None
+        prompt_file = await asyncio.to_thread(write_prompt, launch) if launch.wants_prompt_file else None
         loop = asyncio.get_running_loop()
         try:
             transport, protocol = await loop.subprocess_exec(
@@ -86,7 +98,7 @@ class ClaudeProcess:
             )  # fmt: skip
         except (OSError, ValueError) as exc:
             _remove(prompt_file)
-            raise _cannot_start(launch, exc) from exc
+            raise cannot_start(launch, exc) from exc
         except BaseException:
             _remove(prompt_file)
             raise
@@ -94,6 +106,8 @@ class ClaudeProcess:
         process._prompt_file = prompt_file
         try:
             process.start_time = await start_time(process.pid)
+            if not await process._offer(launch.offers):
+                raise await process._death()
         except BaseException:
             process.kill()
             await process.close()
@@ -108,8 +122,13 @@ class ClaudeProcess:
     def usable(self) -> bool:
         """It can take a turn now."""
         stdin = self._child.stdin
-        ready = self.alive and not self.busy and not self._spoiled and self._closing is None
+        ready = self.alive and not self.busy and not self._spoiled and self._closing is None and self._reader is None
         return ready and stdin is not None and not stdin.is_closing()
+
+    @property
+    def waiting(self) -> bool:
+        """It has called tools of the client and can take their results now."""
+        return self.alive and self._reader is not None and not self.busy and not self._spoiled and self._closing is None
 
     @property
     def cwd(self) -> Path:
@@ -130,21 +149,40 @@ class ClaudeProcess:
 
     # --- a turn -----------------------------------------------------------------------------------------
 
-    async def turn(self, frame_uuid: str, content: Sequence[Block]) -> AsyncIterator[CliEvent]:
-        """Send one prompt; yield its events, the `Result` last. Raises ProcessDied.
+    async def turn(
+        self, frame_uuid: str, content: Sequence[Block], judge: Judge | None = None
+    ) -> AsyncIterator[CliEvent]:
+        """Send one prompt; yield its events, the `Result` or `Called` last. Raises ProcessDied.
 
         Once the `Result` is out the process is free again. Unbounded in time: the caller limits it, and closes
         or kills the process when it gives up.
         """
         if not self.usable:
             raise ProcessDied("the process cannot take a turn", returncode=self.returncode, stderr=self.stderr)
-        self.busy = True
-        inbox: asyncio.Queue[_Heard] = asyncio.Queue(INBOX)
-        self._inbox = inbox
-        reader = frames.TurnReader(frame_uuid)
+        self._inbox = asyncio.Queue(INBOX)
+        self._reader = TurnReader(frame_uuid, judge)
         line = frames.user_frame(frame_uuid, frames.deliverable(self.launch.capability, content))
+        async with contextlib.aclosing(self._exchange(self._reader, line)) as events:
+            async for event in events:
+                yield event
+
+    async def go_on(self, results: Mapping[str, JSON], judge: Judge) -> AsyncIterator[CliEvent]:
+        """Bring the results (MCP's) that it waits for, by call; yield what follows, as `turn` does."""
+        if not self.waiting or self._reader is None:
+            raise ProcessDied("the process does not wait", returncode=self.returncode, stderr=self.stderr)
+        self._reader.go_on(judge)
+        brought = [self._tools.answer(call, result) for call, result in results.items()]
+        lines = b"".join(frames.answer(frame) for frame in brought if frame is not None)
+        async with contextlib.aclosing(self._exchange(self._reader, lines)) as events:
+            async for event in events:
+                yield event
+
+    async def _exchange(self, reader: TurnReader, lines: bytes) -> AsyncGenerator[CliEvent, None]:
+        inbox = self._inbox
+        assert inbox is not None
+        self.busy = True
         # Beside the reading: a prompt larger than the pipe must not wait for output that waits for us.
-        self._writer = asyncio.create_task(self._write(line))
+        self._writer = asyncio.create_task(self._write(lines))
         complete = False
         try:
             while not complete:
@@ -153,14 +191,22 @@ class ClaudeProcess:
                     raise await self._death()
                 self._check_tools(frame)
                 for event in reader.feed(frame):
+                    if isinstance(event, Refused):
+                        await self._refuse(event)
                     if isinstance(event, Result):
                         self._complete(event)
                         complete = True
+                    if isinstance(event, Called):
+                        self.busy, complete = False, True
                     yield event
         finally:
             if not complete:
                 self._spoiled = True
                 self._release()
+
+    async def _refuse(self, call: Refused) -> None:
+        if (frame := self._tools.answer(call.call, refused(call.why))) is not None:
+            await self._write(frames.answer(frame))
 
     def _complete(self, result: Result) -> None:
         """The turn is over. Raises ProcessDied where the CLI did not know the session: no turn happened."""
@@ -181,6 +227,7 @@ class ClaudeProcess:
         self._leave_inbox()
         if self._writer is not None:
             self._writer.cancel()
+        self._reader = None
         self.busy = False
         self.last_used = time.monotonic()
 
@@ -196,6 +243,7 @@ class ClaudeProcess:
         """A CLI that offers tools which nobody allowed is stopped before it can call one."""
         if frame is None or frame.get("type") != "system" or frame.get("subtype") != "init":
             return
+        self._model = str(frame["model"]) if frame.get("model") else None
         allowed = {tool.split("(")[0] for tool in self.launch.profile.tools}
         offered = {str(tool) for tool in frame.get("tools") or () if not str(tool).startswith("mcp__")}
         if allowed or offered <= MCP_HELPERS:
@@ -231,6 +279,69 @@ class ClaudeProcess:
             stdin.write(frames.control_request(f"proxy-{self._requests}", "interrupt"))
             await stdin.drain()
 
+    async def adapt(self, launch: Launch) -> bool:
+        """Serve this launch from now on: one of the same `signature`, perhaps with another system prompt.
+
+        The prompt is given to the running process (3 to 20 ms on 2.1.329, against 350 ms for a new process); the
+        next request carries it. False when it did not take it: then the process cannot serve this launch.
+        """
+        if launch.system_prompt != self.launch.system_prompt:
+            fields = {"model": self._model, "system_prompt": launch.system_prompt, "only_if_model_is_current": True}
+            if self._model is None or not await self._ask("set_model", **fields):
+                return False
+        if not await self._offer(launch.offers):
+            return False
+        self.launch = launch
+        return True
+
+    async def _offer(self, offers: Offers) -> bool:
+        """Offer these tools of the client's from now on. False when this process cannot (see `ToolServer.takes`)."""
+        if offers == self._tools.offers:
+            return True
+        if not self._tools.takes(offers):
+            return False
+        if self._tools.offers and not await self._ask("mcp_set_servers", servers={}):
+            return False
+        self._tools.offer(offers)
+        if not offers:
+            return True
+        timeout = int((self._settings.tool_timeout + TOOL_SLACK) * 1000)
+        server = {"type": "sdk", "name": SERVER, "timeout": timeout, "disableAutoBackground": True}
+        if not await self._ask("mcp_set_servers", servers={SERVER: server}):
+            return False
+        listed = asyncio.create_task(self._tools.listed.wait())
+        try:
+            wait_for: set[asyncio.Task[Any]] = {listed, self._readers[0]}
+            await asyncio.wait(wait_for, timeout=self._settings.spawn_timeout, return_when=asyncio.FIRST_COMPLETED)
+            return listed.done()
+        finally:
+            listed.cancel()
+
+    async def _ask(self, subtype: str, **fields: object) -> bool:
+        """A control request of an idle process, and whether it succeeded. Bounded by `spawn_timeout`."""
+        stdin = self._child.stdin
+        if not self.usable or stdin is None:
+            return False
+        self._requests += 1
+        request_id = f"proxy-{self._requests}"
+        self.busy = self._spoiled = True  # until it has answered: what it says later is nobody's answer
+        inbox: asyncio.Queue[_Heard] = asyncio.Queue(INBOX)
+        self._inbox = inbox
+        try:
+            async with asyncio.timeout(self._settings.spawn_timeout):
+                stdin.write(frames.control_request(request_id, subtype, **fields))
+                await stdin.drain()
+                while not isinstance(frame := await inbox.get(), _End):
+                    if (answer := frames.control_response(frame, request_id)) is not None:
+                        self._spoiled = False
+                        return answer
+        except (TimeoutError, BrokenPipeError, ConnectionResetError) as exc:
+            log.warning("control_request_unanswered", subtype=subtype, pid=self.pid, error=type(exc).__name__)
+        finally:
+            self._leave_inbox()
+            self.busy = False
+        return False
+
     # --- its output ---------------------------------------------------------------------------------------
 
     async def _read_stdout(self) -> None:
@@ -255,8 +366,13 @@ class ClaudeProcess:
                 await self._inbox.put(_End())
 
     async def _put(self, line: bytes) -> None:
+        frame = frames.parse(line) if line.strip() else None
+        if frame is not None and frame.get("type") == "control_request":
+            reply = self._tools.handle(frame)
+            if reply is not None:
+                await self._write(frames.answer(reply))
         if self._inbox is not None and line.strip():
-            await self._inbox.put(frames.parse(line))
+            await self._inbox.put(frame)
 
     def _leave_inbox(self) -> None:
         """From now on what it says is dropped; a reader that waits for room is let go."""
@@ -331,29 +447,7 @@ class ClaudeProcess:
             await asyncio.wait_for(self._child.wait(), timeout)
 
 
-def _write_prompt(launch: Launch) -> Path:
-    """The system prompt as a private file in the agent's own TMPDIR, removed when the process is closed."""
-    folder = dict(launch.env).get("TMPDIR")
-    try:
-        handle, name = tempfile.mkstemp(prefix="system-prompt-", suffix=".txt", dir=folder)
-    except OSError as exc:
-        raise SandboxError(f"cannot write to {folder} ({exc.strerror}): make it a writable directory") from exc
-    with open(handle, "wb") as file:
-        # A lone surrogate has no UTF-8 form; the CLI itself would show it to the model as U+FFFD.
-        file.write((launch.system_prompt or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode())
-    return Path(name)
-
-
 def _remove(path: Path | None) -> None:
     if path is not None:
         path.unlink(missing_ok=True)
 
-
-def _cannot_start(launch: Launch, exc: OSError | ValueError) -> Exception:
-    if isinstance(exc, ValueError):
-        return InvalidRequest("the system prompt or model holds a character that the Claude CLI cannot be given")
-    if exc.errno == errno.E2BIG:
-        return InvalidRequest("the system prompt is too large for this Claude CLI's command line: upgrade the CLI")
-    if not launch.cwd.is_dir():
-        return SandboxError(f"the sandbox {launch.cwd} is not a directory")
-    return ClaudeUnavailable(f"{launch.capability.path} cannot be started ({exc.strerror}): see `doctor`")

@@ -13,7 +13,7 @@ from . import shown
 from .schema import SCHEMA
 
 
-async def chain_json(store: Store, agent: Agent, *, sandbox: str) -> AsyncIterator[str]:
+async def chain_json(store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False) -> AsyncIterator[str]:
     """One valid JSON document in pieces, a newline at its end. Raises `NotFound` before the first piece.
 
     Sessions and links are read first: a turn committed meanwhile may be listed without its links, never a link
@@ -32,7 +32,7 @@ async def chain_json(store: Store, agent: Agent, *, sandbox: str) -> AsyncIterat
     yield _line(head)[:-1] + ',\n"turns":['
     separator = "\n"
     async for turn in store.turns(agent.key):
-        yield separator + _line(shown.turn(turn))
+        yield separator + _line(shown.turn(turn, verbatim=verbatim))
         separator = ",\n"
     yield '],\n"sessions":' + _list(shown.session(session) for session in chain.sessions)
     yield ',\n"links":' + _list(shown.link(link) for link in chain.links) + "}\n"

@@ -1,4 +1,4 @@
-"""The forms of a dump by name. Every one is streamed: memory is bounded by one turn, not by the chain."""
+"""The forms of a dump by name. Each is streamed: memory is bounded by one turn and the outline, not by the chain."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Protocol
 from ..models import Agent
 from ..stores.base import Store
 from .chain_json import chain_json
+from .html import html
 from .markdown import markdown
+from .mermaid import mermaid
 
 
 class Write(Protocol):
-    def __call__(self, store: Store, agent: Agent, *, sandbox: str) -> AsyncIterator[str]: ...
+    def __call__(self, store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False) -> AsyncIterator[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,4 +27,6 @@ class Format:
 FORMATS: Mapping[str, Format] = {
     "json": Format(chain_json, "application/json"),
     "markdown": Format(markdown, "text/markdown; charset=utf-8"),
+    "mermaid": Format(mermaid, "text/vnd.mermaid; charset=utf-8"),
+    "html": Format(html, "text/html; charset=utf-8"),
 }

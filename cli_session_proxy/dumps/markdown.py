@@ -9,24 +9,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..errors import NotFound
-from ..models import Agent, Chain, Continuity, Link, LinkReason, Turn
+from ..models import Agent, Chain, Continuity, Link, Turn
 from ..stores.base import Store
 from . import shown
+from .words import WHY
 
-# What a reader wants to know of a link; a session's first one is no repair.
-_WHY: dict[LinkReason, str] = {
-    "started": "session started",
-    "forked_by_cli": "the CLI answered with a new session id",
-    "rebuilt": "repaired: the session was rebuilt from the chain",
-    "branched": "a branch: the session was made from an earlier turn",
-    "reset_by_cli": "the CLI reset its session (/clear)",
-    "moved": "the session was moved",
-    "adopted": "the session was adopted",
-}
 _REPAIRED: frozenset[Continuity] = frozenset({"rebuilt", "branched"})
 
 
-async def markdown(store: Store, agent: Agent, *, sandbox: str) -> AsyncIterator[str]:
+async def markdown(store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False) -> AsyncIterator[str]:
     """The conversation in pieces, a turn each. Raises `NotFound` before the first one."""
     chain = await store.chain(agent.key)
     if chain is None:
@@ -38,7 +29,7 @@ async def markdown(store: Store, agent: Agent, *, sandbox: str) -> AsyncIterator
     number, before = 0, None
     async for turn in store.turns(agent.key):
         number += 1
-        yield "\n".join(_turn(number, turn, before, links.pop(turn.id, [])))
+        yield "\n".join(_turn(number, turn, before, links.pop(turn.id, []), verbatim=verbatim))
         before = turn.id
 
 
@@ -50,8 +41,8 @@ def _title(chain: Chain, sandbox: str, links: Sequence[Link]) -> Iterator[str]:
     yield ""
 
 
-def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link]) -> Iterator[str]:
-    told = shown.turn(turn)
+def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], *, verbatim: bool) -> Iterator[str]:
+    told = shown.turn(turn, verbatim=verbatim)
     facts = [turn.status, turn.continuity or "not run", turn.model, _time(turn.created_at)]
     if turn.origin != "chat":
         facts.append(turn.origin)
@@ -59,6 +50,8 @@ def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link]) ->
     yield f"<sub>{turn.id}, session {turn.session_id or 'none'}</sub>\n"
     if turn.parent_id != before:
         yield f"> continues {_inline(turn.parent_id or 'nothing: a new start')}, not the turn above\n"
+    if told["continuity_reason"]:
+        yield f"> continuity: {_inline(_compact(told['continuity_reason']))}\n"
     for link in links:
         yield _link(link) + "\n"
     if turn.continuity in _REPAIRED and told["reason"]:
@@ -83,7 +76,7 @@ def _link(link: Link) -> str:
     told = shown.link(link)
     detail = f": {_inline(_compact(told['detail']))}" if told["detail"] else ""
     ids = f"{link.from_session or 'none'} → {link.to_session}"
-    return f"> {_WHY[link.reason]} (`{link.reason}`, {ids}){detail}"
+    return f"> {WHY[link.reason]} (`{link.reason}`, {ids}){detail}"
 
 
 def _content(blocks: Sequence[dict[str, Any]]) -> Iterator[str]:

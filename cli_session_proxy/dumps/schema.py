@@ -45,6 +45,8 @@ class TurnDump(TypedDict):
     effort: str | None
     profile: str | None
     stop_reason: str | None
+    # why it continues what it continues: the rule, messages sent, matched and imported, where the path was left
+    continuity_reason: JSON
     reason: JSON
     timings: JSON
     tools: list[JSON]

@@ -11,8 +11,12 @@ from .. import redact
 from ..models import Block, Link, Message, Session, Turn
 from .schema import LinkDump, MessageDump, SessionDump, TurnDump, UsageDump
 
+# Of a turn's reason: what `continuity` decided (docs/continuity-rules.md); the rest is how its session came to be.
+_CONTINUITY = ("rule", "messages", "matched", "imported", "diverged_at", "left_off", "why")
 
-def turn(row: Turn) -> TurnDump:
+
+def turn(row: Turn, *, verbatim: bool = False) -> TurnDump:
+    """`verbatim` shows what was said (system, input, output, tools) as it is; all else is redacted even then."""
     shown: TurnDump = {
         "id": row.id,
         "parent_id": row.parent_id,
@@ -20,8 +24,8 @@ def turn(row: Turn) -> TurnDump:
         "model": row.model,
         "session_id": row.session_id,
         "continuity": row.continuity,
-        "input": [message(item) for item in row.input],
-        "output": blocks(row.output),
+        "input": [message(item, verbatim=verbatim) for item in row.input],
+        "output": blocks(row.output, verbatim=verbatim),
         "usage": cast(UsageDump, row.usage.as_json()),
         "cost_usd": row.cost_usd,
         "error": redact.data(row.error),
@@ -29,21 +33,22 @@ def turn(row: Turn) -> TurnDump:
         "started_at": row.started_at,
         "finished_at": row.finished_at,
         "attempts": redact.data(row.attempts),
-        "system": redact.data(row.system),
+        "system": row.system if verbatim else redact.data(row.system),
         "effort": row.effort,
         "profile": row.profile,
         "stop_reason": row.stop_reason,
+        "continuity_reason": redact.data({name: row.reason[name] for name in _CONTINUITY if name in row.reason}),
         "reason": redact.data(row.reason),
         "timings": redact.data(row.timings),
-        "tools": blocks(row.tools),
+        "tools": blocks(row.tools, verbatim=verbatim),
         "delivery": row.delivery,
         "origin": row.origin,
     }
     return shown
 
 
-def message(row: Message) -> MessageDump:
-    return {"role": row.role, "content": blocks(row.content)}
+def message(row: Message, *, verbatim: bool = False) -> MessageDump:
+    return {"role": row.role, "content": blocks(row.content, verbatim=verbatim)}
 
 
 def session(row: Session) -> SessionDump:
@@ -67,8 +72,9 @@ def link(row: Link) -> LinkDump:
     }
 
 
-def blocks(rows: tuple[Block, ...]) -> list[Block]:
-    return [cast(Block, redact.data(_without_images(row))) for row in rows]
+def blocks(rows: tuple[Block, ...], *, verbatim: bool = False) -> list[Block]:
+    plain = (_without_images(row) for row in rows)
+    return [cast(Block, row if verbatim else redact.data(row)) for row in plain]
 
 
 def _without_images(value: Any) -> Any:

@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..continuity import TextJoin
 from ..errors import InvalidRequest, ProxyError
-from ..models import JSON, BlockDelta, BlockStart, Finished, Turn, TurnEvent, TurnRequest, Usage
+from ..models import JSON, Block, BlockDelta, BlockStart, Finished, Turn, TurnEvent, TurnRequest, Usage
+from ..structured import read_format
 from . import chat_messages
 from .common import (
     SSE_DONE,
@@ -28,6 +30,7 @@ from .common import (
     sse,
     wrong_type,
 )
+from .openai_tools import read_choice, read_tools
 
 WIRE = "chat"
 
@@ -38,10 +41,12 @@ EFFORTS = {
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
 IGNORED = (
-    "temperature", "top_p", "top_k", "seed", "max_tokens", "max_completion_tokens", "stop", "frequency_penalty",
-    "presence_penalty", "logit_bias", "service_tier", "verbosity", "prediction", "parallel_tool_calls", "tool_choice",
-    "function_call", "web_search_options", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+    "temperature", "top_p", "top_k", "seed", "max_tokens", "max_completion_tokens", "frequency_penalty",
+    "presence_penalty", "logit_bias", "service_tier", "verbosity", "prediction", "web_search_options",
+    "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
 )  # fmt: skip
+
+TEXT: JSON = {"type": "text"}
 
 _NUMBERS = (
     "temperature", "top_p", "top_k", "seed", "max_tokens", "max_completion_tokens", "frequency_penalty",
@@ -67,6 +72,7 @@ def read(body: JSON, naming: Naming) -> ChatCall:
     _check_types(body)
     agent_id = naming.agent_id(body)
     system, messages = chat_messages.read(body.get("messages"))
+    tools = read_tools(body)
     request = TurnRequest(
         model=model_name(body.get("model")),
         messages=messages,
@@ -75,6 +81,10 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         agent_id=agent_id,
         system=system,
         effort=_effort(body),
+        tools=tools,
+        tool_choice=read_choice(body, tools),
+        stop=_stop(body),
+        format=read_format(optional(body, "response_format", dict, "an object") or TEXT, "response_format"),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,
@@ -106,9 +116,15 @@ def _check_types(body: Mapping[str, Any]) -> None:
         optional(body, name, dict, "an object")
     for name in ("user", "service_tier", "verbosity"):
         optional(body, name, str, "a string")
+
+
+def _stop(body: Mapping[str, Any]) -> tuple[str, ...]:
     stop = body.get("stop")
-    if not (stop is None or isinstance(stop, str) or _all_strings(stop)):
+    if isinstance(stop, str):
+        stop = [stop]
+    if not (stop is None or _all_strings(stop)):
         raise wrong_type("stop", "a string or a list of strings")
+    return tuple(one for one in stop or () if one)
 
 
 def _all_strings(value: object) -> bool:
@@ -123,22 +139,13 @@ def _refuse_what_would_lie(body: Mapping[str, Any]) -> None:
         raise InvalidRequest("logprobs: the Claude CLI gives none; leave it out", param="logprobs")
     if body.get("top_logprobs"):
         raise InvalidRequest("top_logprobs: the Claude CLI gives none; leave it out", param="top_logprobs")
-    for name in ("tools", "functions"):
-        if optional(body, name, list, "a list"):
-            raise InvalidRequest(
-                f"{name}: the client's own tools are not supported yet; leave them out, "
-                "or give the agent tools of the CLI by a profile in the settings",
-                param=name,
-            )
+    for name in ("functions", "function_call"):
+        if body.get(name) is not None:
+            raise InvalidRequest(f"{name} is OpenAI's older way to say tools: send tools instead", param=name)
     _refuse_output_kinds(body)
 
 
 def _refuse_output_kinds(body: Mapping[str, Any]) -> None:
-    wanted = optional(body, "response_format", dict, "an object")
-    if wanted is not None and wanted.get("type") != "text":
-        raise InvalidRequest(
-            "response_format: only text is supported; ask for JSON in the prompt instead", param="response_format"
-        )
     modalities = body.get("modalities")
     if modalities is not None and modalities != ["text"]:
         raise InvalidRequest('modalities: only ["text"] is supported', param="modalities")
@@ -189,6 +196,15 @@ def completion(turn: Turn) -> JSON:
     }
 
 
+def model_info(name: str, since: int) -> JSON:
+    """One entry of the models list. The CLI's names stand for whatever it maps them to, so `since` is our start."""
+    return {"id": name, "object": "model", "created": since, "owned_by": "anthropic"}
+
+
+def model_list(models: list[JSON]) -> JSON:
+    return {"object": "list", "data": models}
+
+
 def completion_id(turn_id: str) -> str:
     return f"chatcmpl-{turn_id}"
 
@@ -230,15 +246,25 @@ class ChunkWriter:
         no_usage = b',"usage":null' if include_usage else b""
         self._suffix = b'},"logprobs":null,"finish_reason":null}]' + no_usage + b"}\n\n"
         self._sent: dict[str, list[str]] = {"text": [], "thinking": []}
+        self._join = TextJoin()
         self._begun = False
+        self._calls: dict[int, int] = {}  # block -> call
+        self._told: set[str] = set()  # calls by id
 
     def feed(self, event: TurnEvent) -> list[bytes]:
         """What this event adds to the stream; nothing for events that the wire has no words for."""
+        if isinstance(event, BlockDelta) and event.index in self._calls:
+            arguments = {"arguments": event.delta.get("partial_json", "")}
+            return [self._chunk({"tool_calls": [{"index": self._calls[event.index], "function": arguments}]})]
         if isinstance(event, BlockDelta):
             kind = str(event.delta.get("type", "")).removesuffix("_delta")
             return self._piece(kind, event.delta.get(kind))
         if isinstance(event, BlockStart):
             kind = str(event.block.get("type", ""))
+            if kind == "tool_use":
+                return self._call(event.index, event.block)
+            if kind == "text":
+                self._join.next_text()
             return self._piece(kind, event.block.get(kind))
         if isinstance(event, Finished):
             return self._end(event.turn)
@@ -249,7 +275,19 @@ class ChunkWriter:
         return [sse(as_openai_error(error))]
 
     def _piece(self, kind: str, text: object) -> list[bytes]:
-        if kind not in self._sent or not isinstance(text, str) or not text:
+        if kind not in self._sent or not isinstance(text, str):
+            return []
+        return self._say(kind, self._join.feed(text) if kind == "text" else text)
+
+    def _call(self, index: int, block: Block) -> list[bytes]:
+        number = self._calls[index] = len(self._calls)
+        self._told.add(block["id"])
+        function = {"name": block["name"], "arguments": ""}
+        call = {"index": number, "id": block["id"], "type": "function", "function": function}
+        return [*self._begin(), self._chunk({"tool_calls": [call]})]
+
+    def _say(self, kind: str, text: str) -> list[bytes]:
+        if not text:
             return []
         self._sent[kind].append(text)
         piece = self._prefix[kind] + json.dumps(text).encode() + self._suffix
@@ -264,9 +302,11 @@ class ChunkWriter:
         return [self._chunk({"role": "assistant", "content": "", "refusal": None})]
 
     def _end(self, turn: Turn) -> list[bytes]:
+        held = self._say("text", self._join.end())
         missing = [piece for kind in ("thinking", "text") for piece in self._rest(kind, turn)]
-        calls = [{"index": index, **call} for index, call in enumerate(_tool_calls(turn))]
-        chunks = [*self._begin(), *missing]
+        untold = [call for call in _tool_calls(turn) if call["id"] not in self._told]
+        calls = [{"index": at, **call} for at, call in enumerate(untold, len(self._told))]
+        chunks = [*self._begin(), *held, *missing]
         if calls:
             chunks.append(self._chunk({"tool_calls": calls}))
         chunks.append(self._chunk({}, finish_reason(turn)))
@@ -277,7 +317,7 @@ class ChunkWriter:
     def _rest(self, kind: str, turn: Turn) -> list[bytes]:
         """What was committed but never came as a delta: a replayed turn, or a CLI without partial messages."""
         whole, sent = answer_text(turn.output, kind), "".join(self._sent[kind])
-        return self._piece(kind, whole.removeprefix(sent)) if whole.startswith(sent) else []
+        return self._say(kind, whole.removeprefix(sent)) if whole.startswith(sent) else []
 
     def _chunk(self, delta: JSON, finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -11,10 +9,8 @@ from typing import Any
 
 from ..errors import InvalidRequest
 from ..models import Block, Message
+from .blocks import base64_image, checked_conversation, is_web_address
 from .common import optional, required, wrong_type
-
-# What the Messages API takes as an image (its documentation, "Vision").
-IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.I)
 
@@ -43,18 +39,7 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
             raise InvalidRequest(
                 f"{where}.role must be system, developer, user, assistant or tool", param=f"{where}.role"
             )
-    _check_last(conversation)
-    return "\n\n".join(text for text in system if text.strip()) or None, tuple(message for _, message in conversation)
-
-
-def _check_last(conversation: list[tuple[str, Message]]) -> None:
-    if not conversation:
-        raise InvalidRequest("messages must hold a user message", param="messages")
-    where, last = conversation[-1]
-    if last.role != "user":
-        raise InvalidRequest("the last message must be the user's or a tool's", param=f"{where}.role")
-    if not any(block["type"] != "text" or block["text"].strip() for block in last.content):
-        raise InvalidRequest(f"{where}.content is empty: send a text or an image", param=f"{where}.content")
+    return "\n\n".join(text for text in system if text.strip()) or None, checked_conversation(conversation)
 
 
 def _system_text(message: Part, where: str) -> str:
@@ -126,22 +111,17 @@ def _refusal(part: Part, where: str) -> Block | None:
 def _image(part: Part, where: str) -> Block:
     image = required(part, "image_url", dict, "an object", where=f"{where}.")
     url: str = required(image, "url", str, "a string", where=f"{where}.image_url.")
-    param = f"{where}.image_url.url"
-    if url[:7].lower() == "http://" or url[:8].lower() == "https://":
+    return image_block(url, f"{where}.image_url.url")
+
+
+def image_block(url: str, param: str) -> Block:
+    """An image by http(s) URL or as a data URL; `param` is the field it stood in. Raises `InvalidRequest`."""
+    if is_web_address(url):
         return {"type": "image", "source": {"type": "url", "url": url}}
     head = _DATA_URL.match(url)
     if head is None or head[2].lower() != ";base64":
         raise InvalidRequest(f"{param} must be an http(s) URL or data:image/…;base64,…", param=param)
-    media_type, data = head[1].lower(), url[head.end() :]
-    if media_type not in IMAGE_TYPES:
-        raise InvalidRequest(f"{param}: the image must be one of {', '.join(IMAGE_TYPES)}", param=param)
-    try:
-        empty = not base64.b64decode(data, validate=True)
-    except binascii.Error as exc:
-        raise InvalidRequest(f"{param} is not valid base64", param=param) from exc
-    if empty:
-        raise InvalidRequest(f"{param} holds no image", param=param)
-    return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
+    return base64_image(head[1], url[head.end() :], param)
 
 
 def _tool_use(call: object, where: str) -> Block:

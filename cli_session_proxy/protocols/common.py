@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
-from .. import redact
+from .. import continuity, redact
 from ..errors import InvalidRequest, ProxyError
 from ..models import JSON, Block
 from ..sandbox import AGENT_ID_LIMIT, LOCAL_OWNER
@@ -66,7 +66,9 @@ def checked_agent_id(value: object, param: str = "agent_id") -> str:
     return value
 
 
-def naming(headers: Mapping[str, str], *, path_agent: str | None, request_id: str | None) -> Naming:
+def naming(
+    headers: Mapping[str, str], *, path_agent: str | None, request_id: str | None, owner: str = LOCAL_OWNER
+) -> Naming:
     """Naming from headers (lower-case names, latin-1 values as ASGI gives them) and the path's decoded agent."""
     header = headers.get("x-agent-id")
     return Naming(
@@ -76,6 +78,7 @@ def naming(headers: Mapping[str, str], *, path_agent: str | None, request_id: st
         idempotency_key=_idempotency_key(headers.get("idempotency-key")),
         is_retry=_is_retry(headers.get("x-stainless-retry-count")),
         request_id=request_id,
+        owner=owner,
     )
 
 
@@ -187,6 +190,8 @@ def required(body: Mapping[str, Any], name: str, kind: type[T], wanted: str, *, 
 
 def answer_text(blocks: Iterable[Block], kind: str = "text") -> str:
     """All the text (or `thinking`) of an answer: the same, streamed or not."""
+    if kind == "text":
+        return continuity.answer_text(blocks)
     return "".join(str(block.get(kind, "")) for block in blocks if block.get("type") == kind)
 
 
@@ -208,6 +213,11 @@ def as_openai_error(error: ProxyError) -> JSON:
 def sse(data: JSON) -> bytes:
     """One `data:` event. ASCII JSON has no line breaks of its own, so one line is enough."""
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def sse_event(name: str, data: JSON) -> bytes:
+    """The same with a name, for the wires that have an `event:` line."""
+    return b"event: " + name.encode() + b"\n" + sse(data)
 
 
 SSE_DONE = b"data: [DONE]\n\n"

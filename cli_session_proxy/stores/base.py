@@ -22,8 +22,11 @@ from ..models import (
     Chain,
     ChainSummary,
     Continuity,
+    Conversation,
     Delivery,
+    Item,
     Link,
+    LinkReason,
     Message,
     Record,
     Session,
@@ -52,6 +55,9 @@ class NewTurn:
     idempotency_key: str | None = None
     idempotency_until: float | None = None
     instance: str | None = None
+    call: JSON | None = None
+    takes: tuple[str, ...] = ()  # hand-written items that its input begins with
+    replaces: str | None = None  # the turn that gives its idempotency key up to this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +110,14 @@ ChainPart = WholeTurn | Session | Link
 
 @dataclass(frozen=True, slots=True)
 class NewChain:
-    """An agent that comes with a history. `head` names one of its turns."""
+    """An agent that comes with a history; it began at `created_at` and is taken in `now`. `head`: one of its turns."""
 
     owner: str
     agent_id: str
     dir: str
     named: bool
     created_at: float
+    now: float
     head: Callable[[], str | None]
 
 
@@ -127,6 +134,7 @@ class Begun:
     started_at: float
     attempt: JSON
     instance: str | None = None
+    system: str | None = None  # taken over from the parent; None leaves the turn's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +162,21 @@ class Commit:
     finished_at: float
     reason: JSON = field(default_factory=dict)
     move_head: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPage:
+    """Turns of an agent, newest first, with the links made at them.
+
+    `newest` is the place of the first one in the order of acceptance (1 is the agent's first turn), `total` how many
+    turns the agent has, `link_counts` how many links of each reason, both at the time of the page.
+    """
+
+    turns: tuple[Turn, ...]
+    links: tuple[Link, ...]
+    newest: int
+    total: int
+    link_counts: dict[LinkReason, int]
 
 
 class Store(Protocol):
@@ -206,7 +229,17 @@ class Store(Protocol):
     async def requeue(self, turn_id: str, instance: str | None) -> Turn:
         """A failed or cancelled turn becomes `queued` again (a new attempt); its `seq` and parent stay."""
 
-    async def set_delivery(self, turn_id: str, delivery: Delivery) -> None: ...
+    async def set_delivery(self, turn_id: str, delivery: Delivery) -> None:
+        """Note whether the answer arrived. `delivered` is final: a later word does not change it."""
+
+    async def claim(self, turn_id: str, instance: str | None) -> bool:
+        """Take an undelivered answer for the client that asks again: it is `pending` from now on.
+
+        False where a turn continues, or is about to continue, the conversation without it.
+        """
+
+    async def set_call(self, turn_id: str, call: JSON) -> None:
+        """Replace what a stateful wire keeps with the turn."""
 
     async def set_head(self, agent_key: int, turn_id: str | None) -> None: ...
 
@@ -222,6 +255,13 @@ class Store(Protocol):
         """Turns on a path (`completed`, `requires_action`) whose `path_hash` is among these; indexed.
 
         Within one agent, or, with `agent_key` None, among the owner's agents that are not named.
+        """
+
+    async def deepest(self, owner: str, path_hashes: Sequence[str], agent_key: int | None = None) -> Turn | None:
+        """The turn at the last of these hashes that is known, in the scope of `turns_by_hash`; bounded work.
+
+        The hashes lead down one path: where one is known, those before it are. Very many turns may share a hash;
+        of the newest few a head is preferred, then one whose answer arrived, then the newest.
         """
 
     async def own_frames(self, agent_key: int, uuids: Sequence[str]) -> set[str]:
@@ -241,8 +281,17 @@ class Store(Protocol):
     def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
         """All turns of an agent in the order of acceptance, streamed."""
 
+    async def page(self, agent_key: int, *, before_seq: int | None, limit: int) -> TurnPage:
+        """At most `limit` turns of an agent accepted before `before_seq` (None: the newest ones), newest first."""
+
+    async def repairs(self, agent_key: int, *, limit: int) -> list[Link]:
+        """The newest `limit` links of an agent that are not a plain start, newest first."""
+
     def unfinished(self) -> AsyncIterator[Turn]:
         """Turns that are `queued` or `running`, in the order of acceptance."""
+
+    async def waiting(self, agent_key: int) -> list[Turn]:
+        """The unfinished turns of one agent, of every proxy, in the order of acceptance."""
 
     async def pending_deliveries(self) -> list[Turn]:
         """Finished turns whose delivery is still `pending`."""
@@ -257,6 +306,20 @@ class Store(Protocol):
         """Insert or replace a session, with the links that explain it."""
 
     async def chain(self, agent_key: int) -> Chain | None: ...
+
+    # conversations
+    async def conversation(self, agent_key: int) -> Conversation | None: ...
+
+    async def save_conversation(self, agent_key: int, data: Conversation) -> None:
+        """Insert or replace it."""
+
+    async def add_items(self, agent_key: int, new: Sequence[Item]) -> None: ...
+
+    async def items(self, agent_key: int, *, pending: bool = False) -> list[Item]:
+        """All that was written by hand, or what no turn has taken in (those of a failed turn are pending again)."""
+
+    async def remove_item(self, agent_key: int, item_id: str) -> bool:
+        """False when there is none of this id."""
 
     async def expired_agents(self, before: float) -> list[Agent]:
         """Agents whose last turn is older than `before`."""

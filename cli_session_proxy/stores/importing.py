@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, bindparam, select, update
 
 from ..errors import InvalidRequest, NotFound
 from ..models import FINISHED, Agent, Link, Session
-from . import writing
+from . import reading, writing
 from .base import ChainPart, NewChain, WholeTurn
 from .tables import agents, frames, sessions, turns
+
+
+# Made once: a statement that is built anew for each turn costs more than its execution.
+_EXISTS = select(turns.c.seq).where(turns.c.id == bindparam("turn_id"))
 
 
 def import_chain(conn: Connection, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
@@ -34,8 +38,9 @@ def import_chain(conn: Connection, new: NewChain, parts: Iterable[ChainPart]) ->
         writing.set_head(conn, agent.key, head)
     except (NotFound, ValueError):
         raise _unsound(f"its head {head} is none of its turns") from None
-    created = update(agents).where(agents.c.key == agent.key).values(created_at=new.created_at)
-    conn.execute(created)
+    # Active now: an old conversation that was just brought in must not be forgotten by `retention_days` at once.
+    times = {"created_at": new.created_at, "last_at": new.now}
+    conn.execute(update(agents).where(agents.c.key == agent.key).values(**times))
     return replace(agent, head=head, created_at=new.created_at)
 
 
@@ -49,8 +54,8 @@ def _turn(conn: Connection, agent: Agent, part: WholeTurn, later: list[tuple[str
         later.append((turn.id, turn.parent_id))
         turn = replace(turn, parent_id=None)
     writing.insert_whole(conn, turn, part.records)
-    if turn.frame_uuid is not None:
-        conn.execute(frames.insert().prefix_with("OR IGNORE"), {"agent_key": agent.key, "uuid": turn.frame_uuid})
+    if turn.frame_uuid is not None and not reading.own_frames(conn, agent.key, [turn.frame_uuid]):
+        conn.execute(frames.insert(), {"agent_key": agent.key, "uuid": turn.frame_uuid})
 
 
 def _explain(conn: Connection, agent: Agent, part: Session | Link, later: list[tuple[str, str]]) -> None:
@@ -76,7 +81,7 @@ def _hang(conn: Connection, later: list[tuple[str, str]]) -> None:
 
 
 def _exists(conn: Connection, turn_id: str) -> bool:
-    return conn.scalar(select(turns.c.seq).where(turns.c.id == turn_id)) is not None
+    return conn.scalar(_EXISTS, {"turn_id": turn_id}) is not None
 
 
 def _unsound(why: str) -> InvalidRequest:

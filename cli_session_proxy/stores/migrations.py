@@ -14,7 +14,7 @@ from sqlalchemy import Connection, false, inspect, select
 
 from ..errors import StoreUnavailable
 from .database import copy_aside
-from .tables import meta, metadata
+from .tables import conversations, items, meta, metadata, turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,14 @@ class Migration:
     apply: Callable[[Connection], None]
 
 
-MIGRATIONS: tuple[Migration, ...] = ()
+def _stateful_wires(conn: Connection) -> None:
+    """What OpenAI's Responses and Conversations keep: a column of `turns`, and two tables."""
+    if turns.c.call.name not in {column["name"] for column in inspect(conn).get_columns(turns.name)}:
+        conn.exec_driver_sql(f'ALTER TABLE {turns.name} ADD COLUMN "{turns.c.call.name}" TEXT')
+    metadata.create_all(conn, tables=[conversations, items])
+
+
+MIGRATIONS: tuple[Migration, ...] = (Migration("stateful wires", _stateful_wires),)
 
 
 def prepare(conn: Connection, path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> None:

@@ -7,13 +7,17 @@ from typing import Any
 
 from sqlalchemy import CTE, ColumnElement, Connection, Integer, Select, Table, and_, case, func, or_, select
 
-from ..models import FINISHED, ON_PATH, Agent, Chain, ChainSummary, Record, Session, Turn
+from ..models import FINISHED, ON_PATH, Agent, Chain, ChainSummary, Link, Record, Session, Turn
 from . import rows
+from .base import TurnPage
 from .images import chunks
 from .tables import agents, frames, idempotency_keys, image_refs, images, links, records, sessions, turns
 
 # What a page of a stream holds in memory: an input may carry images of many MB.
 PAGE = 100
+
+# Of turns with one and the same path the newest few are looked at: very many strangers may share an opening.
+CANDIDATES = 8
 
 # Links that stand for a repair: the session had to be made equal to the path again.
 REPAIRS = ("rebuilt", "moved")
@@ -127,14 +131,46 @@ def turn_by_fingerprint(conn: Connection, owner: str, fingerprint: str) -> Turn 
 
 
 def turns_by_hash(conn: Connection, owner: str, hashes: Sequence[str], agent_key: int | None) -> list[Turn]:
-    query = _TURN.join(agents, agents.c.key == turns.c.agent_key).where(
-        agents.c.owner == owner, turns.c.status.in_(sorted(ON_PATH))
-    )
-    query = query.where(agents.c.named.is_(False) if agent_key is None else turns.c.agent_key == agent_key)
+    query = _on_paths(_TURN, owner, agent_key)
     found = [
         turn for part in chunks(sorted(set(hashes))) for turn in _turns(conn, query.where(turns.c.path_hash.in_(part)))
     ]
     return sorted(found, key=lambda turn: turn.seq)
+
+
+def deepest(conn: Connection, owner: str, hashes: Sequence[str], agent_key: int | None) -> Turn | None:
+    head = case((agents.c.head == turns.c.id, 1), else_=0).label("head")
+    newest_first = _on_paths(select(turns.c.seq, head), owner, agent_key).order_by(turns.c.seq.desc())
+    arrived = case((turns.c.delivery == "undelivered", 0), else_=1)
+
+    def known(index: int) -> bool:
+        return conn.execute(newest_first.where(turns.c.path_hash == hashes[index]).limit(1)).first() is not None
+
+    def best(index: int) -> Turn | None:
+        newest = newest_first.where(turns.c.path_hash == hashes[index]).limit(CANDIDATES).subquery()
+        query = _TURN.join(newest, newest.c.seq == turns.c.seq)
+        return _first(conn, query.order_by(newest.c.head.desc(), arrived.desc(), turns.c.seq.desc()))
+
+    found = best(-1) if hashes else None
+    if found is not None:  # nearly always the last one is known
+        return found
+    if len(hashes) < 2 or not known(0):
+        return None
+    # What lies above a known turn is known as well: look near the end first, as edits are made there, then halve.
+    low, high, step = 1, len(hashes) - 1, 1
+    while low < high:
+        middle = max((low + high + 1) // 2, high + 1 - step)
+        low, high = (middle, high) if known(middle - 1) else (low, middle - 1)
+        step *= 2
+    return best(low - 1)
+
+
+def _on_paths(query: Select[Any], owner: str, agent_key: int | None) -> Select[Any]:
+    """Only turns on a path: those of one agent, or of the owner's agents that are not named."""
+    query = query.join(agents, agents.c.key == turns.c.agent_key).where(
+        agents.c.owner == owner, turns.c.status.in_(sorted(ON_PATH))
+    )
+    return query.where(agents.c.named.is_(False) if agent_key is None else turns.c.agent_key == agent_key)
 
 
 def own_frames(conn: Connection, agent_key: int, uuids: Sequence[str]) -> set[str]:
@@ -156,9 +192,35 @@ def page_of_agent(conn: Connection, agent_key: int, after_seq: int) -> list[Turn
     return _turns(conn, query.order_by(turns.c.seq).limit(PAGE))
 
 
+def page_back(conn: Connection, agent_key: int, before_seq: int | None, limit: int) -> TurnPage:
+    own = turns.c.agent_key == agent_key
+    query = _TURN.where(own) if before_seq is None else _TURN.where(own, turns.c.seq < before_seq)
+    found = _turns(conn, query.order_by(turns.c.seq.desc()).limit(limit))
+    why = [
+        rows.link(row)
+        for part in chunks([turn.id for turn in found])
+        for row in conn.execute(select(links).where(links.c.turn_id.in_(part)).order_by(links.c.n))
+    ]
+    total = conn.scalar(select(func.count()).where(own)) or 0
+    newest = conn.scalar(select(func.count()).where(own, turns.c.seq <= found[0].seq)) if found else 0
+    reasons = select(links.c.reason, func.count().label("number")).where(links.c.agent_key == agent_key)
+    counts = {row.reason: row.number for row in conn.execute(reasons.group_by(links.c.reason))}
+    return TurnPage(tuple(found), tuple(why), newest or 0, total, counts)
+
+
+def repairs(conn: Connection, agent_key: int, limit: int) -> list[Link]:
+    query = select(links).where(links.c.agent_key == agent_key, links.c.reason != "started")
+    return [rows.link(row) for row in conn.execute(query.order_by(links.c.n.desc()).limit(limit))]
+
+
 def page_of_unfinished(conn: Connection, after_seq: int) -> list[Turn]:
     query = _TURN.where(turns.c.status.in_(("queued", "running")), turns.c.seq > after_seq)
     return _turns(conn, query.order_by(turns.c.seq).limit(PAGE))
+
+
+def waiting(conn: Connection, agent_key: int) -> list[Turn]:
+    query = _TURN.where(turns.c.status.in_(("queued", "running")), turns.c.agent_key == agent_key)
+    return _turns(conn, query.order_by(turns.c.seq))
 
 
 # --- paths ---

@@ -74,6 +74,7 @@ def turn_values(cutter: Cutter, turn: Turn) -> Values:
         "timings": dumps(turn.timings),
         "attempts": dumps(turn.attempts),
         "error": _optional(turn.error),
+        "call": _optional(turn.call),
         "images": dumps(places) if places else None,
     }
     return values | texts | {"bytes": size(*texts.values())}
@@ -118,6 +119,7 @@ def _turn(row: Row[Any], places: dict[str, list[Place]], known: dict[str, str]) 
         timings=json.loads(row.timings),
         attempts=tuple(json.loads(row.attempts)),
         error=_loaded(row.error),
+        call=_loaded(row.call),
     )
 
 

@@ -9,10 +9,23 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 
-from ..models import JSON, Agent, Chain, ChainSummary, Delivery, Link, Record, Session, Status, Turn
+from ..models import (
+    JSON,
+    Agent,
+    Chain,
+    ChainSummary,
+    Conversation,
+    Delivery,
+    Item,
+    Link,
+    Record,
+    Session,
+    Status,
+    Turn,
+)
 from ..settings import Settings
-from . import importing, migrations, reading, writing
-from .base import Begun, ChainPart, Commit, ImportedTurn, NewChain, NewTurn, Store
+from . import conversing, importing, migrations, reading, writing
+from .base import Begun, ChainPart, Commit, ImportedTurn, NewChain, NewTurn, Store, TurnPage
 from .database import Database
 from .migrations import MIGRATIONS, Migration
 
@@ -108,6 +121,9 @@ class SqlStore(Store):
     async def set_delivery(self, turn_id: str, delivery: Delivery) -> None:
         await self._db.write(lambda conn: writing.set_delivery(conn, turn_id, delivery))
 
+    async def claim(self, turn_id: str, instance: str | None) -> bool:
+        return await self._db.write(lambda conn: writing.claim(conn, turn_id, instance))
+
     async def set_head(self, agent_key: int, turn_id: str | None) -> None:
         await self._db.write(lambda conn: writing.set_head(conn, agent_key, turn_id))
 
@@ -122,6 +138,9 @@ class SqlStore(Store):
 
     async def turns_by_hash(self, owner: str, path_hashes: Sequence[str], agent_key: int | None = None) -> list[Turn]:
         return await self._db.read(lambda conn: reading.turns_by_hash(conn, owner, path_hashes, agent_key))
+
+    async def deepest(self, owner: str, path_hashes: Sequence[str], agent_key: int | None = None) -> Turn | None:
+        return await self._db.read(lambda conn: reading.deepest(conn, owner, path_hashes, agent_key))
 
     async def own_frames(self, agent_key: int, uuids: Sequence[str]) -> set[str]:
         return await self._db.read(lambda conn: reading.own_frames(conn, agent_key, uuids))
@@ -147,6 +166,12 @@ class SqlStore(Store):
     async def _page_of_agent(self, agent_key: int, after_seq: int) -> list[Turn]:
         return await self._db.read(lambda conn: reading.page_of_agent(conn, agent_key, after_seq))
 
+    async def page(self, agent_key: int, *, before_seq: int | None, limit: int) -> TurnPage:
+        return await self._db.read(lambda conn: reading.page_back(conn, agent_key, before_seq, limit))
+
+    async def repairs(self, agent_key: int, *, limit: int) -> list[Link]:
+        return await self._db.read(lambda conn: reading.repairs(conn, agent_key, limit))
+
     async def unfinished(self) -> AsyncIterator[Turn]:
         after_seq = 0
         while page := await self._page_of_unfinished(after_seq):
@@ -156,6 +181,9 @@ class SqlStore(Store):
 
     async def _page_of_unfinished(self, after_seq: int) -> list[Turn]:
         return await self._db.read(lambda conn: reading.page_of_unfinished(conn, after_seq))
+
+    async def waiting(self, agent_key: int) -> list[Turn]:
+        return await self._db.read(lambda conn: reading.waiting(conn, agent_key))
 
     async def pending_deliveries(self) -> list[Turn]:
         return await self._db.read(reading.pending_deliveries)
@@ -173,6 +201,27 @@ class SqlStore(Store):
 
     async def chain(self, agent_key: int) -> Chain | None:
         return await self._db.read(lambda conn: reading.chain(conn, agent_key))
+
+    # conversations
+
+    async def set_call(self, turn_id: str, call: JSON) -> None:
+        await self._db.write(lambda conn: conversing.set_call(conn, turn_id, call))
+
+    async def conversation(self, agent_key: int) -> Conversation | None:
+        return await self._db.read(lambda conn: conversing.conversation(conn, agent_key))
+
+    async def save_conversation(self, agent_key: int, data: Conversation) -> None:
+        await self._db.write(lambda conn: conversing.save_conversation(conn, agent_key, data))
+
+    async def add_items(self, agent_key: int, new: Sequence[Item]) -> None:
+        await self._db.write(lambda conn: conversing.add_items(conn, agent_key, new))
+
+    async def items(self, agent_key: int, *, pending: bool = False) -> list[Item]:
+        read = conversing.pending_items if pending else conversing.items_of
+        return await self._db.read(lambda conn: read(conn, agent_key))
+
+    async def remove_item(self, agent_key: int, item_id: str) -> bool:
+        return await self._db.write(lambda conn: conversing.remove_item(conn, agent_key, item_id))
 
     async def expired_agents(self, before: float) -> list[Agent]:
         return await self._db.read(lambda conn: reading.expired_agents(conn, before))

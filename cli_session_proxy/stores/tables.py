@@ -85,6 +85,7 @@ turns = Table(
     Column("attempts", Text, nullable=False),
     Column("images", Text),
     Column("system", Text),
+    Column("call", Text),
     Column("input", Text, nullable=False),
     Column("output", Text, nullable=False),
     Column("tools", Text, nullable=False),
@@ -173,4 +174,27 @@ idempotency_keys = Table(
     Column("until", Double),
     Index("idempotency_keys_turn", "turn_id"),
     Index("idempotency_keys_until", "until"),
+)
+
+# What OpenAI's Conversations keep beside the chain (migration 1).
+conversations = Table(
+    "conversations",
+    metadata,
+    Column("agent_key", ForeignKey("agents.key"), primary_key=True),
+    Column("metadata", Text, nullable=False),
+    Column("removed", Text, nullable=False),
+)
+
+# Items that a client wrote by hand; `turn_id` is the latest turn that was accepted with them.
+items = Table(
+    "items",
+    metadata,
+    Column("n", _Serial, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("agent_key", ForeignKey("agents.key"), nullable=False),
+    Column("turn_id", ForeignKey("turns.id")),
+    Column("data", Text, nullable=False),
+    Index("items_agent", "agent_key", "n"),
+    Index("items_turn", "turn_id"),
+    sqlite_autoincrement=True,
 )

@@ -14,7 +14,7 @@ from sqlalchemy import Column, Connection, CursorResult, Row, bindparam, select,
 
 from ..errors import NotFound, StoreUnavailable
 from ..models import FINISHED, JSON, ON_PATH, Agent, Delivery, Link, Record, Session, Status, Turn
-from . import images, reading, rows
+from . import conversing, images, reading, rows
 from .base import Begun, Commit, ImportedTurn, KeyTaken, NewTurn
 from .images import Cutter
 from .tables import agents, frames, idempotency_keys, links, records, sessions, turns
@@ -25,6 +25,7 @@ _INSERT_LINK = links.insert()
 _INSERT_SESSION = sessions.insert()
 _INSERT_FRAME = frames.insert()
 _UPDATE_TURN = turns.update().where(turns.c.id == bindparam("turn_id"))
+_GROW = _UPDATE_TURN.values(bytes=turns.c.bytes + bindparam("grown"))
 _UPDATE_SESSION = sessions.update().where(
     sessions.c.id == bindparam("session_id"), sessions.c.agent_key == bindparam("of_agent")
 )
@@ -33,7 +34,9 @@ _MOVE_HEAD = agents.update().where(agents.c.key == bindparam("of_agent"))
 
 _UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
 _FAILED: frozenset[Status] = FINISHED - ON_PATH
-_STATE = (turns.c.agent_key, turns.c.status, turns.c.reason, turns.c.attempts, turns.c.instance)
+_STATE = (turns.c.agent_key, turns.c.status, turns.c.reason, turns.c.attempts, turns.c.instance, turns.c.delivery)
+# The rules by which a client says itself what it continues (see `continuity`).
+_NAMED_PATH = ("id", "history")
 
 
 def ensure_agent(conn: Connection, owner: str, agent_id: str, dir: str, *, named: bool, now: float) -> Agent:
@@ -52,6 +55,7 @@ def delete_agent(conn: Connection, key: int) -> None:
     conn.execute(links.delete().where(links.c.agent_key == key))
     conn.execute(sessions.delete().where(sessions.c.agent_key == key))
     conn.execute(frames.delete().where(frames.c.agent_key == key))
+    conversing.forget(conn, key)
     images.forget(conn, key)
     conn.execute(turns.delete().where(turns.c.agent_key == key))
     conn.execute(agents.delete().where(agents.c.key == key))
@@ -64,13 +68,14 @@ def accept(conn: Connection, new: NewTurn) -> Turn:
     turn = Turn(
         new.id, 0, new.agent_key, new.parent_id, "queued", new.model, tuple(new.input), new.created_at, new.system,
         new.effort, new.profile, reason=new.reason, origin=new.origin, fingerprint=new.fingerprint,
-        instance=new.instance,
+        instance=new.instance, call=new.call,
     )  # fmt: skip
     owner = _free_key(conn, new) if new.idempotency_key is not None else None
     turn = replace(turn, seq=_insert(conn, turn))
     if owner is not None:
         taken = {"owner": owner, "key": new.idempotency_key, "turn_id": new.id, "until": new.idempotency_until}
         conn.execute(idempotency_keys.insert(), taken)
+    conversing.take(conn, new.agent_key, new.takes, new.id)
     return turn
 
 
@@ -78,6 +83,8 @@ def _free_key(conn: Connection, new: NewTurn) -> str | None:
     """The owner, in whose name the key is free now; expired keys of everybody are dropped on the way."""
     key = idempotency_keys.c
     conn.execute(idempotency_keys.delete().where(key.until <= new.created_at))
+    if new.replaces is not None:
+        conn.execute(idempotency_keys.delete().where(key.turn_id == new.replaces))
     owner = conn.scalar(select(agents.c.owner).where(agents.c.key == new.agent_key))
     taken = conn.scalar(select(key.turn_id).where(key.owner == owner, key.key == new.idempotency_key))
     if taken is not None:
@@ -106,16 +113,18 @@ def insert_whole(conn: Connection, turn: Turn, lines: Iterable[Record]) -> None:
     """Store a finished turn with its records."""
     _insert(conn, turn)
     grown = _save_records(conn, turn.agent_key, turn.id, lines)
-    conn.execute(update(turns).where(turns.c.id == turn.id).values(bytes=turns.c.bytes + grown))
+    conn.execute(_GROW, {"turn_id": turn.id, "grown": grown})
 
 
 def begin(conn: Connection, begun: Begun) -> None:
     row = _need(conn, begun.turn_id, _UNFINISHED, _STATE)
     if not reading.own_frames(conn, row.agent_key, [begun.frame_uuid]):
         conn.execute(_INSERT_FRAME, {"agent_key": row.agent_key, "uuid": begun.frame_uuid})
+    kept = {} if begun.system is None else {"system": rows.dumps(begun.system)}
     _update(
         conn,
         begun.turn_id,
+        **kept,
         status="running",
         parent_id=begun.parent_id,
         session_id=begun.session_id,
@@ -187,8 +196,21 @@ def requeue(conn: Connection, turn_id: str, instance: str | None) -> Turn:
 
 
 def set_delivery(conn: Connection, turn_id: str, delivery: Delivery) -> None:
-    if not _update(conn, turn_id, delivery=delivery):
-        raise _unknown(turn_id)
+    row = _need(conn, turn_id, None, _STATE)
+    if row.delivery != "delivered":
+        _update(conn, turn_id, delivery=delivery)
+
+
+def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
+    """Only while the conversation goes on from this answer: as the head, or where the client names the path."""
+    row = _need(conn, turn_id, ON_PATH, _STATE)
+    if row.delivery == "undelivered" and json.loads(row.reason).get("rule") not in _NAMED_PATH:
+        head = conn.scalar(select(agents.c.head).where(agents.c.key == row.agent_key))
+        if head != turn_id or reading.waiting(conn, row.agent_key):
+            return False
+    if row.delivery != "delivered":
+        _update(conn, turn_id, delivery="pending", instance=instance)
+    return True
 
 
 def set_head(conn: Connection, agent_key: int, turn_id: str | None) -> None:

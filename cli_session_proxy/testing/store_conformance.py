@@ -289,6 +289,44 @@ async def history_finds_only_what_it_may(factory: StoreFactory) -> None:
         assert await store.turns_by_hash("local", []) == []
 
 
+async def the_deepest_known_hash_decides(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        for owner in ("me", "them"):
+            agent = await an_agent(store, "a", owner, named=False)
+            for depth in range(40):
+                turn_id, parent = f"{owner}{depth}", f"{owner}{depth - 1}" if depth else None
+                await complete(store, agent, turn_id, parent, session=f"{owner}s", path_hash=f"{owner[0]}{depth}")
+        known = [f"m{depth}" for depth in range(40)]
+        for depth in (1, 2, 3, 17, 39, 40):
+            foreign = [f"x{n}" for n in range(7)]
+            for path in (known[:depth], [*known[:depth], *foreign]):
+                found = await store.deepest("me", path)
+                assert found is not None
+                assert found.id == f"me{depth - 1}"
+        assert await store.deepest("me", []) is None
+        assert await store.deepest("me", ["x1", "x2"]) is None
+        assert await store.deepest("them", known) is None
+
+
+async def of_turns_on_one_path_a_head_wins_then_the_newest_that_arrived(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent, other = await an_agent(store, "a", named=False), await an_agent(store, "b", named=False)
+        for number in range(3):
+            await complete(store, agent, f"t{number}", session=f"s{number}", path_hash="h")
+        await complete(store, other, "lost", session="s9", path_hash="h")
+        await store.set_delivery("lost", "undelivered")
+
+        async def found() -> str | None:
+            turn = await store.deepest("local", ["h"])
+            return turn.id if turn else None
+
+        await store.set_head(agent.key, "t0")
+        await store.set_head(other.key, None)
+        assert await found() == "t0"
+        await store.set_head(agent.key, None)
+        assert await found() == "t2"
+
+
 async def a_fingerprint_finds_the_latest(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)

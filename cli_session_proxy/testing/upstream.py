@@ -107,6 +107,16 @@ class Upstream:
             await self._arrival.wait_for(lambda: len(matching()) >= count)
             return matching()[count - 1]
 
+    def forget(self, keep: int = 0) -> None:
+        """Forget all requests but the newest `keep`: in a long run they are many megabytes."""
+        while len(self._seen) > keep:
+            self._seen.popleft()
+
+    def heal(self) -> None:
+        """Forget the behaviours that still wait: every answer is an ordinary one from now on."""
+        self._rules.clear()
+        self._queue.clear()
+
     def clear(self) -> None:
         """Forget the requests, the behaviours and the cache; not those being answered."""
         for kept in (self._seen, self._others, self._rules, self._queue, self._cache):

@@ -10,7 +10,7 @@ import pytest
 
 from cli_session_proxy.claude.events import ProcessDied, Result
 from cli_session_proxy.claude.failures import error_for, error_for_death
-from cli_session_proxy.claude.frames import TurnReader
+from cli_session_proxy.claude.turn_reader import TurnReader
 from cli_session_proxy.claude.resets import seconds_until
 
 from .helpers import DATA, recorded

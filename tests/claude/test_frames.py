@@ -24,13 +24,13 @@ from cli_session_proxy.claude.events import (
 from cli_session_proxy.claude.frames import (
     LineSplitter,
     LineTooLong,
-    TurnReader,
     control_request,
     deliverable,
     parse,
     unsafe_prompt,
     user_frame,
 )
+from cli_session_proxy.claude.turn_reader import TurnReader
 from cli_session_proxy.models import BlockDelta, BlockStart, BlockStop, Usage
 
 from .helpers import recorded, result

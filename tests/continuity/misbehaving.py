@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 # The names in the comment are what the proxy looks for in a CLI's program text.
-_PROGRAM = '''#!{python}
+_PROGRAM = """#!{python}
 # "--system-prompt <" "--system-prompt-file <" "client_composed"
 import json, os, pathlib, subprocess, sys
 
@@ -49,7 +49,7 @@ for line in child.stdout:
     sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
 sys.exit(child.wait())
-'''
+"""
 
 
 class MisbehavingCli:
@@ -62,6 +62,13 @@ class MisbehavingCli:
         program = _PROGRAM.format(python=sys.executable, order=str(self._order), binary=str(binary))
         self.path.write_text(program)
         self.path.chmod(0o755)
+
+    @classmethod
+    def at(cls, folder: Path) -> MisbehavingCli:
+        """The one that was made there."""
+        cli = object.__new__(cls)
+        cli.path, cli._order = folder / "claude", folder / "order"
+        return cli
 
     def next(self, word: str) -> None:
         self._order.write_text(word)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from cli_session_proxy.testing.seen import Seen
 
@@ -25,6 +26,11 @@ class Fact:
     @property
     def whole(self) -> bool:
         return self.key == self.text
+
+    @property
+    def number(self) -> int:
+        """Which one it was, of those with a short key."""
+        return int(self.key.split("-")[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,9 @@ class Score:
         if self.refused is not None:
             return f"no answer ({self.refused})"
         faults = [f"{getattr(self, name)} {name}" for name in ("doubled", "lost", "reordered", "foreign")]
-        return ", ".join([f"{self.remembered}/{self.acknowledged}", *(one for one in faults if not one.startswith("0"))])
+        return ", ".join(
+            [f"{self.remembered}/{self.acknowledged}", *(one for one in faults if not one.startswith("0"))]
+        )
 
 
 def messages_of(seen: Seen) -> list[tuple[str, str]]:
@@ -71,13 +79,13 @@ def score(seen: Seen, facts: Sequence[Fact], probe: Fact, before: Seen | None) -
     said = [text for role, text in told if role == "user"]
     answered = [_squeezed(text) for role, text in told if role == "assistant"]
     counts = [(_count(said, fact), _answers(answered, fact)) for fact in facts]
-    places = [_place(said, fact) for fact in facts if _place(said, fact) is not None]
+    places = [place for fact in facts if (place := _place(said, fact)) is not None]
     return Score(
         acknowledged=len(facts),
         remembered=sum(asked == told == 1 for asked, told in counts),
         doubled=sum(asked > 1 or told > 1 for asked, told in counts) + (_count(said, probe) > 1),
         lost=sum(not asked or not told for asked, told in counts) + (_count(said, probe) < 1),
-        reordered=sum(later < earlier for earlier, later in zip(places, places[1:], strict=False)),  # type: ignore[operator]
+        reordered=sum(later < earlier for earlier, later in pairwise(places)),
         foreign=len(_strangers(said, [*facts, probe])),
         prefix=None if before is None else seen.prefix_kept(before),
     )

@@ -30,7 +30,9 @@ PATIENCE = 30.0
 MODEL = "sonnet"
 
 
-class Refused(Exception):  # noqa: N818 - the client's view: it got an error, and may send again
+class Refused(Exception):
+    """The client's view: it got an error, and may send again."""
+
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
@@ -39,7 +41,7 @@ class Refused(Exception):  # noqa: N818 - the client's view: it got an error, an
 async def until(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
     """The first true value of the condition; what happens in another process can only be looked at."""
     async with asyncio.timeout(timeout):
-        while not (value := condition()):
+        while not (value := condition()):  # noqa: ASYNC110 - a file or a process of somebody else's tells nobody
             await asyncio.sleep(POLL)
         return value
 
@@ -79,6 +81,10 @@ class Talk(ABC):
             self.facts.append(fact)
             return fact
         raise AssertionError("tries must be positive")
+
+    def remember(self, fact: Fact, answer: str) -> None:
+        """A turn that somebody else had in this session."""
+        self.facts.append(Fact(fact.text, fact.key, answer))
 
     async def probe(self, fact: Fact | None = None) -> Score:
         """One more turn, and how its request tells all that was acknowledged before."""
@@ -151,6 +157,7 @@ class EngineTalk(Talk):
     def __init__(self, settings: Settings, upstream: Upstream, agent: str = "a") -> None:
         super().__init__(settings, upstream)
         self.agent = agent
+        self._links = 0
         self.engine: Engine
         self.turn: Turn
 
@@ -162,6 +169,10 @@ class EngineTalk(Talk):
 
     async def down(self) -> None:
         await self.engine.stop()
+
+    async def say_again(self, turn: Turn) -> None:
+        """The very request of this turn once more."""
+        await self._say(str(turn.input[0].content[0]["text"]))
 
     async def _say(self, said: str) -> str:
         try:
@@ -186,11 +197,16 @@ class EngineTalk(Talk):
     def pids(self) -> list[int]:
         return [process.pid for process in self.engine._pool._all() if process.alive]
 
+    def busy(self) -> bool:
+        """A turn is with the CLI, prompt and all."""
+        return any(process.busy for process in self.engine._pool._all())
+
     async def links(self) -> list[Link]:
-        """Why the session of the last turn is what it is."""
+        """What was linked since the links were last asked for."""
         chain = await self.engine.store.chain(self.turn.agent_key)
         assert chain is not None
-        return [link for link in chain.links if link.turn_id == self.turn.id]
+        new, self._links = chain.links[self._links :], len(chain.links)
+        return list(new)
 
 
 class BareTalk(Talk):
@@ -286,12 +302,24 @@ class Hand:
 
 
 @asynccontextmanager
-async def by_hand(talk: Talk) -> AsyncIterator[Hand]:
+async def talking(settings: Settings, upstream: Upstream) -> AsyncIterator[EngineTalk]:
+    talk = EngineTalk(settings, upstream)
+    await talk.up()
+    try:
+        yield talk
+    finally:
+        await talk.down()
+
+
+@asynccontextmanager
+async def by_hand(talk: Talk, cwd: Path | None = None) -> AsyncIterator[Hand]:
+    """On the agent's session, in its directory; with `cwd`, on a session of the person's own."""
     argv = [str(talk.settings.claude_bin), "-p", "--input-format", "stream-json", "--output-format", "stream-json"]
-    argv += ["--verbose", f"--resume={talk.session_id}", "--system-prompt", talk.settings.system_prompt]
+    argv += ["--verbose", "--system-prompt", talk.settings.system_prompt]
+    argv += [] if cwd else [f"--resume={talk.session_id}"]
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(
-        *argv, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, cwd=talk.cwd, env=talk.environment(),
+        *argv, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, cwd=cwd or talk.cwd, env=talk.environment(),
         limit=64 * 1024 * 1024,
     )  # fmt: skip
     try:

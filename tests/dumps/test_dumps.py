@@ -99,7 +99,7 @@ SECRETS = [
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@pytest.mark.parametrize("format", sorted(FORMATS.keys() - {"mermaid"}))  # no text of anybody's is in that one
 async def test_no_secret_is_shown(secret: str, format: str) -> None:
     words = block(f"look: {secret} !")
     row = turn(

@@ -165,3 +165,13 @@ def test_a_thousand_chunks_cost_little() -> None:
         writer.feed(event)
     # 5 ms on two shared cores; the bound leaves room for a loaded machine
     assert time.process_time() - before < 0.05
+
+
+def test_several_texts_are_one_string_streamed_or_not() -> None:
+    said = ("  One.\n", "\n\n", "\nTwo ", "three.\n")
+    turn = replace(TURN, output=tuple({"type": "text", "text": text} for text in said))
+    events = [event for index, text in enumerate(said) for event in texts(*text, index=index)]
+    expected = "  One.\n\nTwo\n\nthree.\n"
+    assert chat.completion(turn)["choices"][0]["message"]["content"] == expected
+    assert joined(streamed([STARTED, *events, Finished(turn)]), "content") == expected
+    assert joined(streamed([STARTED, Finished(turn)]), "content") == expected

@@ -1,0 +1,413 @@
+"""One turn on one CLI: steps 3 to 6 of a request (see `turns`), and once more where nothing was lost by it.
+
+The caller has the agent for itself while this runs. A turn that fails never moves the head, and its session is
+made equal to the path again before it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import structlog
+
+from . import continuity, structured
+from .adoption import adopt
+from .claude import failures
+from .claude.events import (
+    ApiRetry,
+    AssistantMessage,
+    Called,
+    Compacted,
+    ProcessDied,
+    Result,
+    SessionSeen,
+    ToolActivity,
+)
+from .claude.pool import Pool
+from .client_tools import Answers, Judge, Wants, answers, calls_of, instruction
+from .errors import StoreUnavailable, TurnTimeout
+from .live import LiveTurn, said
+from .models import JSON, Agent, Block, BlockDelta, BlockStart, BlockStop, Link, Started, Status, Turn
+from .sessions import Foreign, Plan, Ready, Said, Sessions
+from .settings import Settings
+from .stopping import Cutter
+from .stores.base import Begun, Commit, Store
+
+log = structlog.get_logger(__name__)
+
+# A turn whose process dies before it said anything is run once more by itself; more would hide a broken CLI.
+ATTEMPTS = 2
+
+T = TypeVar("T")
+
+
+class Observer(Protocol):
+    """Is told what the engine did, for numbers and live views. It must not fail, and not wait."""
+
+    def turn_ended(self, turn: Turn, links: Sequence[Link]) -> None:
+        """A turn was committed, with these links, or it failed or was cancelled."""
+
+    def spawned(self, seconds: float) -> None:
+        """A CLI said its first word so long after its start."""
+
+
+class Own(Protocol):
+    """Makes a task that the engine waits for when it stops."""
+
+    def __call__(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]: ...
+
+
+@asynccontextmanager
+async def limited(deadline: float, message: str) -> AsyncIterator[asyncio.Timeout]:
+    """Until `deadline` (the loop's time), then `TurnTimeout`."""
+    clock = asyncio.timeout_at(deadline)
+    try:
+        async with clock:
+            yield clock
+    except TimeoutError as exc:
+        if not clock.expired():
+            raise
+        raise TurnTimeout(message) from exc
+
+
+async def uninterrupted(task: asyncio.Task[T]) -> T:
+    """The task's result, whoever wants to cancel meanwhile: they come too late."""
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise
+    return task.result()
+
+
+class Attempts:
+    """Runs turns, one an agent at a time. One per engine."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        sessions: Sessions,
+        pool: Pool,
+        instance: str,
+        own: Own,
+        observers: Sequence[Observer],
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self._sessions = sessions
+        self._pool = pool
+        self._instance = instance
+        self._own = own
+        self._observers = observers
+
+    async def execute(self, live: LiveTurn, agent: Agent, *, at_head: bool, deadline: float) -> None:
+        """Run the turn and tell its clients. `deadline` is the loop's time. Raises `ProxyError`."""
+        fault: str | None = None
+        for attempt in range(1, ATTEMPTS + 1):
+            if live.cancelled_because is not None:  # while what the attempt before left was put away
+                raise asyncio.CancelledError
+            live.at("queued")
+            run = _Run(live, agent, attempt, fault)
+            try:
+                async with limited(deadline, self.too_long):
+                    result = await self._attempt(run, at_head=at_head, deadline=deadline)
+                assert run.ready is not None
+                await uninterrupted(self._own(self._commit(run, run.ready, result)))
+                return
+            except ProcessDied as died:
+                run.ended("failed", why=died.why)
+                if attempt == ATTEMPTS or live.spoke or run.plan.profile.tools:
+                    raise failures.error_for_death(died) from died
+                log.warning("turn_repeated", turn_id=live.turn.id, why=died.why)
+            except structured.InvalidOutput as invalid:
+                if attempt == ATTEMPTS or run.plan.profile.tools:
+                    raise invalid.as_error() from invalid
+                fault = invalid.fault
+                run.ended("failed", why=fault)
+                log.warning("turn_repeated", turn_id=live.turn.id, why="invalid structured output")
+            finally:
+                if run.ready is not None and not run.committed:
+                    await self._spoiled(run.ready, run)
+
+    # --- 3, 4: a session, a frame, the events
+
+    async def _attempt(self, run: _Run, *, at_head: bool, deadline: float) -> Result | Called:
+        try:
+            ready = run.ready = await self._prepared(run, at_head=at_head)
+            run.live.at("session_ready")
+            await self.store.begin(self._begun(run, ready))
+        except StoreUnavailable as exc:
+            raise not_run(exc) from exc
+        result = await self._drive(run, ready, deadline)
+        if isinstance(result, Result) and result.is_error and run.cutter.hit is None:
+            raise failures.error_for(result, retries=run.retries)
+        if isinstance(result, Result) and run.format is not None:
+            run.output = await asyncio.to_thread(structured.checked, run.format, run.output)
+        return result
+
+    async def _prepared(self, run: _Run, *, at_head: bool) -> Ready:
+        parent = run.parent = await self._parent(run, at_head=at_head)
+        run.kept_system = _kept_system(run.live.turn, parent)
+        run.plan = self._plan(run, run.live.turn, parent)
+        run.cutter = Cutter(run.plan.wants.stop)
+        return await self._ready(run, parent, at_head=at_head)
+
+    async def _parent(self, run: _Run, *, at_head: bool) -> Turn | None:
+        """The turn to continue: decided by the request, or the head as it is now, less what never arrived."""
+        turn_id = run.agent.head if at_head else run.live.turn.parent_id
+        parent = await self.store.turn(turn_id) if turn_id else None
+        while at_head and parent is not None and parent.delivery == "undelivered":
+            run.reason["left_off"] = parent.id
+            parent = await self.store.turn(parent.parent_id) if parent.parent_id else None
+        if parent is not None and parent.delivery in ("undelivered", "uncertain"):
+            # Whoever goes on from an answer has it, or does without: from now on the same words are said anew.
+            await self.store.set_delivery(parent.id, "delivered")
+        return parent
+
+    def _plan(self, run: _Run, turn: Turn, parent: Turn | None) -> Plan:
+        profile = self.settings.profile_for(turn.profile)
+        system = turn.system or run.kept_system
+        if system is None:
+            system = profile.system_prompt or (None if profile.tools else self.settings.system_prompt)
+        model = profile.model if turn.model == "default" and profile.model else turn.model
+        said = answers(parent.output if parent else (), turn.input)
+        wants = Wants.of(turn.reason, parent.reason if parent and said.results and turn.reason.get("delta") else None)
+        return Plan(model, system, turn.effort, profile, self._prompt(run, wants, said), wants, said)
+
+    def _prompt(self, run: _Run, wants: Wants, said: Answers) -> tuple[Block, ...]:
+        """What is said to the CLI. To results alone nothing is added: the process goes on from them."""
+        out = list(said.rest)
+        if said.alone and run.fault is None:
+            return ()
+        if run.format is not None:
+            out.append(structured.instruction(run.format, run.fault))
+        asked = instruction(wants.choice, [tool.name for tool in wants.offers.tools])
+        return (*out, asked) if asked is not None else tuple(out)
+
+    async def _ready(self, run: _Run, parent: Turn | None, *, at_head: bool) -> Ready:
+        try:
+            return await self._sessions.ready(
+                run.agent, parent, run.plan, run.live.turn.id, run.frame_uuid, adopt=at_head
+            )
+        except Foreign as foreign:
+            assert parent is not None
+            adopted = await adopt(self.store, run.agent, parent, foreign)
+            run.parent = adopted
+            return await self._sessions.ready(
+                run.agent, adopted, run.plan, run.live.turn.id, run.frame_uuid, adopt=False
+            )
+
+    def _begun(self, run: _Run, ready: Ready) -> Begun:
+        run.reason |= ready.reason
+        now = time.time()
+        entry = run.begun(ready.session.id, now)
+        return Begun(
+            turn_id=run.live.turn.id,
+            parent_id=run.parent.id if run.parent else None,
+            session_id=ready.session.id,
+            frame_uuid=run.frame_uuid,
+            continuity=ready.continuity,
+            system=run.kept_system,
+            reason=run.live.turn.reason | run.reason,
+            started_at=now,
+            attempt=entry,
+            instance=self._instance,
+        )
+
+    async def _drive(self, run: _Run, ready: Ready, deadline: float) -> Result | Called:
+        """Send the frame and pass on what comes; a silent CLI is given up, a running tool is not silent."""
+        clock_of = asyncio.get_running_loop().time
+        idle = self.settings.idle_timeout
+        judge = Judge(run.plan.wants.offers, run.plan.wants.choice)
+        if ready.results:
+            events = ready.process.go_on(ready.results, judge)
+        else:
+            events = ready.process.turn(run.frame_uuid, run.plan.prompt, judge)
+        silent = f"nothing came from the CLI for {idle:g} s; send it again, or raise idle_timeout"
+        async with limited(clock_of() + idle, silent) as clock:
+            async for event in events:
+                clock.reschedule(deadline if isinstance(event, ToolActivity) else clock_of() + idle)
+                if isinstance(event, Result | Called):
+                    run.live.at("result")
+                    return event
+                going = run.cutter.hit is None
+                self._take(run, ready, event)
+                if going and run.cutter.hit is not None:
+                    await ready.process.interrupt()
+        raise ProcessDied("the CLI ended the turn without a result", returncode=None, stderr="")
+
+    @property
+    def too_long(self) -> str:
+        return f"the turn took longer than {self.settings.turn_timeout:g} s; send it again, or raise turn_timeout"
+
+    def _take(self, run: _Run, ready: Ready, event: object) -> None:
+        match event:
+            case BlockStart() | BlockDelta() | BlockStop():
+                self._publish(run, ready, event)
+            case AssistantMessage() if run.cutter.hit is None:
+                run.output.extend(event.blocks)
+            case SessionSeen():
+                run.session_id = event.session_id
+            case ToolActivity():
+                run.tools.append(event.entry)
+            case ApiRetry():
+                run.retries.append(event.detail)
+            case Compacted():
+                run.reason["compacted"] = event.detail
+            case _:
+                pass
+
+    def _publish(self, run: _Run, ready: Ready, event: BlockStart | BlockDelta | BlockStop) -> None:
+        going = run.cutter.hit is None
+        for told in run.cutter.feed(event):
+            if run.format is None:  # else told when it is known to be valid
+                run.start(ready)
+                run.live.publish(told)
+        if going and run.cutter.hit is not None:
+            run.output.append(run.cutter.last)
+            run.reason["stop_sequence"] = run.cutter.hit
+
+    async def _spoiled(self, ready: Ready, run: _Run) -> None:
+        """The session's process knows a prompt that is not on the path: it must be gone before the next turn."""
+        await uninterrupted(self._own(self._sessions.spoil(ready, run.session_id)))
+
+    # --- 5, 6: commit and acknowledge
+
+    async def _commit(self, run: _Run, ready: Ready, result: Result | Called) -> None:
+        live, turn = run.live, run.live.turn
+        end = _End.of(run, ready, result)
+        run.output = list(end.said.output)
+        captured = await self._sessions.capture(ready, turn, end.said)
+        before = run.parent.path_hash if run.parent else None
+        if run.retries:
+            run.reason["retries"] = run.retries
+        live.at("committed")
+        commit = Commit(
+            turn_id=turn.id,
+            status=end.status,
+            output=end.said.output,
+            stop_reason=end.stop_reason,
+            usage=result.usage,
+            cost_usd=_cost(ready.session.cost_total_usd, end.said.cost_total),
+            tools=tuple(run.tools),
+            timings=live.timings,
+            attempts=run.ended(end.status, session_id=end.said.session_id),
+            records=captured.records,
+            session=captured.session,
+            links=(*ready.links, *captured.links),
+            path_hash=continuity.path_hash(before, turn.input, run.output),
+            depth=(run.parent.depth if run.parent else 0) + 1,
+            delivery="undelivered" if live.abandoned else "pending",
+            finished_at=time.time(),
+            reason=turn.reason | run.reason | {"records": captured.note},
+        )
+        try:
+            committed = await self.store.commit(commit)
+        except StoreUnavailable as exc:
+            raise StoreUnavailable(
+                f"this turn was run, and its answer was not kept ({exc.message}); the conversation is as before: "
+                "send it again",
+                retry_after=exc.retry_after,
+            ) from exc
+        run.committed = True
+        await self._pool.checkin(ready.process)
+        for link in commit.links:
+            if link.reason in ("rebuilt", "moved", "adopted"):
+                log.info("repaired", agent=run.agent.agent_id, turn_id=turn.id, reason=link.reason)
+        for observer in self._observers:
+            observer.turn_ended(committed, commit.links)
+        run.start(ready)
+        if run.format is not None:
+            for event in said(committed.output):
+                live.publish(event)
+        live.finish(committed)
+
+
+class _Run:
+    """One attempt of one turn, while it is under way."""
+
+    def __init__(self, live: LiveTurn, agent: Agent, number: int, fault: str | None = None) -> None:
+        self.live = live
+        self.format: JSON | None = live.turn.reason.get("format")
+        self.fault = fault  # why the structured output of the attempt before was refused
+        self.agent = agent
+        self.number = number
+        self.frame_uuid = str(uuid.uuid4())
+        self.parent: Turn | None = None
+        self.kept_system: str | None = None
+        self.plan: Plan
+        self.cutter = Cutter(())
+        self.ready: Ready | None = None
+        self.session_id: str | None = None
+        self.output: list[Block] = []
+        self.tools: list[JSON] = []
+        self.retries: list[JSON] = []
+        self.reason: JSON = {} if fault is None else {"output_refused": fault}
+        self.committed = False
+        self._entry: JSON | None = None
+        self._started = False
+
+    def start(self, ready: Ready) -> None:
+        """Tell the clients where the turn runs, once, before the first piece of the answer."""
+        if not self._started:
+            self._started = True
+            self.live.at("first_block")
+            session_id = self.session_id or ready.session.id
+            self.live.publish(Started(self.agent.agent_id, self.live.turn.id, session_id, ready.continuity))
+
+    def begun(self, session_id: str, now: float) -> JSON:
+        """The journal's entry of this attempt."""
+        self._entry = {"n": self.number, "session_id": session_id, "frame_uuid": self.frame_uuid, "started_at": now}
+        self.live.attempts.append(self._entry)
+        return dict(self._entry)
+
+    def ended(self, status: str, **how: Any) -> tuple[JSON, ...]:
+        """All attempts of the turn, this one with its end."""
+        self.live.attempt_ended({"ended_at": time.time(), "status": status, **how})
+        return tuple(self.live.attempts)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a turn ends: with the model's last word, at a stop sequence, or at calls of the client's tools."""
+
+    status: Status
+    stop_reason: str | None
+    said: Said
+
+    @staticmethod
+    def of(run: _Run, ready: Ready, result: Result | Called) -> _End:
+        stopped = run.cutter.hit is not None
+        called = isinstance(result, Called) and not stopped
+        calls = frozenset(calls_of(result.calls)) if isinstance(result, Called) and called else frozenset()
+        # A message that the provider cut and the CLI asked for again may have left calls that were never made.
+        output = tuple(block for block in run.output if block.get("type") != "tool_use" or block.get("id") in calls)
+        session_id = result.session_id if isinstance(result, Result) else run.session_id or ready.session.id
+        cost = result.cost_total_usd if isinstance(result, Result) else None
+        reason = "stop_sequence" if stopped else result.stop_reason if isinstance(result, Result) else "tool_use"
+        heard = Said(run.frame_uuid, output, session_id, cost, calls, stopped)
+        return _End("requires_action" if called else "completed", reason, heard)
+
+
+def _kept_system(turn: Turn, parent: Turn | None) -> str | None:
+    """A delta without a system prompt keeps its parent's; stored with the turn, so that the next one finds it."""
+    return parent.system if turn.system is None and turn.reason.get("delta") and parent is not None else None
+
+
+def not_run(exc: StoreUnavailable) -> StoreUnavailable:
+    return StoreUnavailable(f"this turn was not run: {exc.message}", retry_after=exc.retry_after, detail=exc.detail)
+
+
+def _cost(before: float, total: float | None) -> float | None:
+    """This turn's share of the CLI's running total, which starts anew where the CLI did not restore it."""
+    if total is None:
+        return None
+    return total - before if total >= before else total

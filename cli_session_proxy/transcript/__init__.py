@@ -1,0 +1,42 @@
+"""The CLI's own JSONL file of a session: where it lies, what it says, how to write it again.
+
+A line with a `uuid` is part of the conversation (user, assistant, attachment, system records, chained by
+`parentUuid`); a line without one is a note of the CLI's own (queue, cost, request log). Sidechain records
+belong to sub-agents. Source: facts measured on 1.0.120 and 2.1.329, section "Transcripts".
+"""
+
+from .comparing import Found, Verdict, check, quick_check
+from .entries import Entry, Parsed, has_ended, is_complete, messages_of, parse, parse_records, unbroken
+from .files import gather
+from .following import Reader
+from .places import beside, find_elsewhere, path_of, project_dir, remove
+from .writing import NO_CONTENT, OPENED_BY_ASSISTANT, Scribe, in_strict_order, timestamp, with_session_id, write
+
+__all__ = [
+    "NO_CONTENT",
+    "OPENED_BY_ASSISTANT",
+    "Entry",
+    "Found",
+    "Parsed",
+    "Reader",
+    "Scribe",
+    "Verdict",
+    "beside",
+    "check",
+    "find_elsewhere",
+    "gather",
+    "has_ended",
+    "in_strict_order",
+    "is_complete",
+    "messages_of",
+    "parse",
+    "parse_records",
+    "path_of",
+    "project_dir",
+    "quick_check",
+    "remove",
+    "timestamp",
+    "unbroken",
+    "with_session_id",
+    "write",
+]

@@ -1,0 +1,54 @@
+"""What a turn added to a transcript, read without reading the rest again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from ..models import FileMark
+from .entries import Parsed, parse
+
+
+class Reader:
+    """Follows one transcript from turn to turn, reading only what was appended.
+
+    It keeps a running hash, so that a mark costs the new bytes only, however long the file is.
+    """
+
+    def __init__(self, path: Path, leaf: str | None) -> None:
+        self.path = path
+        self.leaf = leaf
+        self._hash = hashlib.sha256()
+        self._size = 0
+        self._identity: tuple[int, int] | None = None
+
+    def skip_to(self, mark: FileMark) -> None:
+        """Take what the mark describes as read (it was checked); the hash is caught up from the file."""
+        with self.path.open("rb") as file:
+            self._hash = hashlib.sha256(file.read(mark.size))
+        self._size, self.leaf = mark.size, mark.leaf
+        self._identity = (mark.device, mark.inode)
+
+    def holds(self, mark: FileMark) -> bool:
+        return self._size == mark.size and self._identity == (mark.device, mark.inode)
+
+    def appended(self) -> tuple[Parsed, FileMark] | None:
+        """What was added since the last call, and the file's new mark. None when it is not the same file."""
+        try:
+            with self.path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                identity = (stat.st_dev, stat.st_ino)
+                if self._identity not in (None, identity) or stat.st_size < self._size:
+                    return None
+                file.seek(self._size)
+                data = file.read()
+        except OSError:
+            return None
+        self._identity = identity
+        self._hash.update(data)
+        self._size += len(data)
+        parsed = parse(data)
+        self.leaf = parsed.leaf or self.leaf
+        mark = FileMark(*identity, self._size, stat.st_mtime_ns, self._hash.hexdigest(), self.leaf)
+        return parsed, mark

@@ -1,0 +1,106 @@
+// Elements and texts. Every text of a conversation goes through textContent: nothing is ever parsed as HTML.
+
+/** h("p.note", {title: "…"}, "text", child, …): an element; false and null children are left out. */
+export function h(kind, attributes, ...children) {
+  const [name, ...classes] = kind.split(".");
+  const element = document.createElement(name || "div");
+  if (classes.length) element.className = classes.join(" ");
+  for (const [key, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    element.setAttribute(key, value === true ? "" : String(value));
+  }
+  add(element, children);
+  return element;
+}
+
+export function add(element, children) {
+  for (const child of children.flat()) {
+    if (child === null || child === undefined || child === false) continue;
+    element.append(child instanceof Node ? child : document.createTextNode(String(child)));
+  }
+}
+
+export function fill(element, ...children) {
+  element.textContent = "";
+  add(element, children);
+}
+
+/** The same hue for the same session wherever it is shown. */
+export function hueOf(id) {
+  let hash = 2166136261;
+  for (const char of id || "") hash = Math.imul(hash ^ char.charCodeAt(0), 16777619);
+  // the golden angle spreads near hashes over the circle
+  return Math.round(((hash >>> 0) % 1000) * 137.508) % 360;
+}
+
+export function coloured(element, sessionId) {
+  if (sessionId) {
+    element.style.setProperty("--hue", hueOf(sessionId)); // through the CSSOM, which the CSP allows
+    element.classList.add("coloured");
+  }
+  return element;
+}
+
+export function session(id) {
+  if (!id) return h("span.quiet", null, "no session");
+  return coloured(h("span.session", { title: id }, id.slice(0, 8)), id);
+}
+
+export function money(dollars) {
+  if (dollars === null || dollars === undefined) return "–";
+  return `$${dollars.toFixed(dollars < 0.1 ? 4 : 2)}`;
+}
+
+export function bytes(count) {
+  for (const unit of ["B", "KB", "MB"]) {
+    if (count < 1024) return `${count.toFixed(0)} ${unit}`;
+    count /= 1024;
+  }
+  return `${count.toFixed(1)} GB`;
+}
+
+export function millis(value) {
+  if (value >= 60000) return `${(value / 60000).toFixed(1)} min`;
+  return value >= 1000 ? `${(value / 1000).toFixed(2)} s` : `${Math.round(value)} ms`;
+}
+
+export function count(number, one, many = `${one}s`) {
+  return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
+}
+
+const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" });
+
+/** A time for a row: the clock today, the day before that; the whole of it as the title. */
+export function time(seconds) {
+  if (!seconds) return h("time");
+  const at = new Date(seconds * 1000);
+  const today = at.toDateString() === new Date().toDateString();
+  const text = today ? clock.format(at) : `${day.format(at)} ${clock.format(at).slice(0, 5)}`;
+  return h("time", { datetime: at.toISOString(), title: at.toLocaleString() }, text);
+}
+
+/** What a link or a reason means to a person. */
+export const MEANING = {
+  started: "session started",
+  forked_by_cli: "the CLI answered with a new session id",
+  rebuilt: "repaired: the session was rebuilt from the chain",
+  branched: "a branch: the session was made from an earlier turn",
+  reset_by_cli: "the CLI reset its session (/clear)",
+  moved: "repaired: the transcript was moved back",
+  adopted: "turns made outside the proxy were adopted",
+};
+export const REPAIRS = new Set(["rebuilt", "moved", "adopted", "reset_by_cli"]);
+
+/** The evidence of a link in one line. */
+export function evidence(link) {
+  const detail = link.detail || {};
+  if (detail.why) return detail.why;
+  if (detail.found_at) return `found at ${detail.found_at}`;
+  if (detail.asked) return `asked for ${detail.asked.slice(0, 8)}, got ${String(detail.answered).slice(0, 8)}`;
+  return Object.entries(detail).map(([name, value]) => `${name}: ${short(value)}`).join(", ");
+}
+
+export function short(value) {
+  return typeof value === "string" ? value : JSON.stringify(value);
+}

@@ -1,0 +1,178 @@
+// One turn, whole: what was said, why it ran where it ran, what it took, and whether the transcript agrees.
+
+import { chainPath, get } from "./api.js";
+import { coloured, count, fill, h, MEANING, millis, money, session, short, time } from "./dom.js";
+
+// The way of a turn, in order; each part of the bar ends at its step.
+const STEPS = ["queued", "session_ready", "first_block", "result", "committed"];
+const STEP_NAMES = {
+  queued: "queued", session_ready: "session made ready", first_block: "until the first word",
+  result: "answering", committed: "committed",
+};
+const FOUND = {
+  equal: "the session's transcript is the chain's path, record for record",
+  busy: "a turn is just writing this session",
+  different: "the next turn mends it from the chain",
+  none: "no session holds this turn: it was imported, or it failed",
+};
+const STATE_OF = { equal: "completed", busy: "running", different: "failed", none: "" };
+const LONG = 4000; // characters of one text that are shown at once
+
+export class TurnView {
+  constructor(section, { onFault }) {
+    this.section = section;
+    this.onFault = onFault;
+    this.asked = 0;
+  }
+
+  close() {
+    this.asked += 1;
+    this.shown = null;
+    this.section.hidden = true;
+  }
+
+  async open(agentId, turnId) {
+    const asked = ++this.asked;
+    const path = `${chainPath(agentId)}/turns/${encodeURIComponent(turnId)}`;
+    try {
+      const found = await get(path);
+      if (asked !== this.asked) return;
+      const again = this.shown === turnId;
+      const top = this.section.scrollTop;
+      this.draw(agentId, found);
+      this.section.hidden = false;
+      this.section.scrollTop = again ? top : 0;
+      this.shown = turnId;
+      this.onFault(null);
+      if (["completed", "requires_action"].includes(found.turn.status)) {
+        const compared = await get(`${path}/transcript`);
+        if (asked === this.asked) this.drawTranscript(compared);
+      }
+    } catch (fault) {
+      if (asked === this.asked) this.onFault(fault);
+    }
+  }
+
+  draw(agentId, { turn, links, number, children, is_head: isHead }) {
+    const to = (id) => h("a", { href: `#/${encodeURIComponent(agentId)}/${encodeURIComponent(id)}`, title: id }, id.slice(0, 13));
+    const others = children.length > 1 ? ` (${children.length} branches)` : "";
+    fill(
+      this.section,
+      h("h2", null, `Turn ${number} `, h("span.badge", { "data-state": turn.status }, turn.status.replace("_", " ")), " ",
+        turn.continuity && h("span.badge", { "data-continuity": turn.continuity }, turn.continuity), " ",
+        isHead && h("span.badge.head", null, "head")),
+      facts([
+        ["id", h("code", null, turn.id)],
+        ["model", [turn.model, turn.effort && `, effort ${turn.effort}`, turn.profile && `, profile ${turn.profile}`]],
+        ["session", turn.session_id ? coloured(h("code.session", null, turn.session_id), turn.session_id) : session(null)],
+        ["accepted", time(turn.created_at)],
+        ["continues", turn.parent_id ? to(turn.parent_id) : "nothing: a new start"],
+        ["continued by", children.length ? [...children.flatMap((id) => [to(id), " "]), others] : "nothing yet"],
+        ["came by", turn.origin],
+        ["answer", turn.delivery],
+      ]),
+      ...links.map((link) => h("div.link.card", { "data-reason": link.reason },
+        h("strong", null, link.reason), " ", MEANING[link.reason] || "",
+        h("p.quiet", null, session(link.from_session), " → ", session(link.to_session), " ", time(link.at)),
+        facts(Object.entries(link.detail).map(([name, value]) => [name.replaceAll("_", " "), short(value)])))),
+      turn.error && h("div.card.error", null, h("strong", null, turn.error.code || "error"), " ", turn.error.message || short(turn.error)),
+      turn.system && part("System", text(turn.system)),
+      part("Input", ...turn.input.map((message) => said(message.role, message.content))),
+      turn.tools.length > 0 && part("Tools of the CLI", ...turn.tools.map(tool)),
+      part("Output", turn.output.length ? said("assistant", turn.output) : h("p.quiet", null, "nothing")),
+      part("Time", timings(turn)),
+      part("Tokens and cost", tokens(turn)),
+      part("Why it ran so", facts(Object.entries(turn.reason).map(([name, value]) => [name.replaceAll("_", " "), reason(value)]))),
+      turn.attempts.length > 1 && part("Attempts", ...turn.attempts.map((one) => h("pre", null, JSON.stringify(one)))),
+      h("section.transcript", { "aria-label": "Chain and transcript" }),
+      h("details", null, h("summary", null, "JSON"), h("pre", null, JSON.stringify(turn, null, 1))),
+    );
+  }
+
+  drawTranscript(compared) {
+    const { found } = compared;
+    const rows = compared.records.map((row) => h("tr", { "data-state": row.state },
+      h("td", { title: row.uuid }, row.kind),
+      h("td", null, row.state),
+      h("td", null, row.chain !== null && h("pre", { title: "in the chain" }, row.chain),
+        row.file !== null && h("pre.file", { title: "in the transcript" }, row.file))));
+    fill(
+      this.section.querySelector(".transcript"),
+      h("h3", null, "Chain and transcript"),
+      h("p", null, h("span.badge", { "data-state": STATE_OF[found] }, found), " ", FOUND[found]),
+      ...compared.differences.map((one) => h("p.link", { "data-reason": "rebuilt" }, h("strong", null, one.kind), " ", one.text)),
+      compared.transcript && h("p.quiet", null, h("code", null, compared.transcript)),
+      rows.length > 0 && h("details", found === "different" ? { open: true } : null,
+        h("summary", null, `${count(rows.length, "record")} of this turn`), h("table.records", null, h("tbody", null, ...rows))),
+    );
+  }
+}
+
+function part(title, ...children) {
+  return h("section", { "aria-label": title }, h("h3", null, title), ...children);
+}
+
+function facts(rows) {
+  return h("dl.facts", null, ...rows.flatMap(([name, value]) => [h("dt", null, name), h("dd", null, ...[value].flat())]));
+}
+
+function reason(value) {
+  if (value === null || typeof value !== "object" || Array.isArray(value)) return short(value);
+  return facts(Object.entries(value).map(([name, inner]) => [name.replaceAll("_", " "), short(inner)]));
+}
+
+function said(role, blocks) {
+  return h("div.said", { "data-role": role }, h("span.role", null, role), ...blocks.map(block));
+}
+
+function block(one) {
+  if (one.type === "text") return text(one.text);
+  if (one.type === "thinking") return h("details", null, h("summary", null, "thinking"), text(one.thinking || ""));
+  if (one.type === "image" && one.sha256) return h("p.quiet", null, `image ${one.media_type}, ${one.bytes} bytes, sha256 ${one.sha256}`);
+  return h("pre", null, JSON.stringify(one, null, 1));
+}
+
+function text(words) {
+  if (words.length <= LONG) return h("div.text", null, words);
+  const rest = h("details", null, h("summary", null, `${(words.length - LONG).toLocaleString("en")} more characters`),
+    h("div.text", null, words.slice(LONG)));
+  return h("div", null, h("div.text", null, words.slice(0, LONG)), rest);
+}
+
+function tool(entry) {
+  const name = entry.name || entry.type || "tool";
+  return h("details", null, h("summary", null, name), h("pre", null, JSON.stringify(entry, null, 1)));
+}
+
+function timings(turn) {
+  const known = STEPS.filter((step) => typeof turn.timings[step] === "number");
+  if (!known.length) return h("p.quiet", null, "not measured");
+  const total = Math.max(turn.timings[known[known.length - 1]], 1);
+  let before = 0;
+  const parts = known.map((step) => {
+    const took = Math.max(0, turn.timings[step] - before);
+    before = turn.timings[step];
+    return { step, took };
+  });
+  const bar = h("div.bar", { role: "img", "aria-label": `${millis(total)} in all` });
+  for (const { step, took } of parts) {
+    const piece = h("span", { "data-step": step, title: `${STEP_NAMES[step]}: ${millis(took)}` });
+    piece.style.flexGrow = took / total;
+    bar.append(piece);
+  }
+  const legend = parts.map(({ step, took }) => h("span.step", { "data-step": step }, `${STEP_NAMES[step]} ${millis(took)}`));
+  const retries = (turn.reason.retries || []).length;
+  return h("div", null, bar, h("p.legend", null, ...legend, h("span", null, `${millis(total)} in all`),
+    retries > 0 && h("span", null, `${retries} retries of the provider's API`)));
+}
+
+function tokens(turn) {
+  const { usage } = turn;
+  return facts([
+    ["new", usage.input_tokens.toLocaleString("en")],
+    ["read from the cache", usage.cache_read_tokens.toLocaleString("en")],
+    ["written to the cache", usage.cache_write_tokens.toLocaleString("en")],
+    ["answer", [usage.output_tokens.toLocaleString("en"), usage.thinking_tokens ? ` (thinking ${usage.thinking_tokens})` : ""]],
+    ["cost", money(turn.cost_usd)],
+  ]);
+}

@@ -1,0 +1,70 @@
+"""A served engine on the real CLI, and what every client that sends its whole history must get from it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.testing.upstream import Upstream
+from cli_session_proxy.turns import Engine
+
+from ..serving import serving
+
+TURNS = 10
+
+
+def facts(turns: int = TURNS) -> list[str]:
+    """What is said in each turn; the answer to each is in `answer_to`."""
+    return [f"Remember: number {n} is {n * 7}" for n in range(turns)]
+
+
+def answer_to(turn: int) -> str:
+    return f"Noted: number {turn} is {turn * 7}."
+
+
+@dataclass(frozen=True)
+class Served:
+    """`url` is what clients take as their base URL."""
+
+    url: str
+    engine: Engine
+    upstream: Upstream
+
+    async def assert_one_chain(self, texts: list[str]) -> None:
+        """One agent, one session, one message a turn; the model saw every turn once and the cache held."""
+        (chain,) = [summary async for summary in self.engine.store.summaries()]
+        turns = [turn async for turn in self.engine.store.turns(chain.agent.key)]
+        assert [turn.parent_id for turn in turns] == [None, *(turn.id for turn in turns[:-1])]
+        assert [[block.get("text") for message in turn.input for block in message.content] for turn in turns] == [
+            [text] for text in texts
+        ]
+        assert [turn.continuity for turn in turns] == ["started"] + ["warm"] * (len(texts) - 1)
+        assert [turn.reason["rule"] for turn in turns] == ["new"] + ["history"] * (len(texts) - 1)
+        assert [turn.reason["matched"] for turn in turns] == [2 * n for n in range(len(texts))]
+        assert not any("diverged_at" in turn.reason for turn in turns)
+        assert chain.sessions == 1
+        assert chain.agent.head == turns[-1].id
+        self._assert_upstream(texts)
+
+    def _assert_upstream(self, texts: list[str]) -> None:
+        requests = self.upstream.requests
+        assert len(requests) == len(texts)
+        assert requests[-1].user_texts() == texts
+        roles = [message["role"] for message in requests[-1].messages if message["role"] != "system"]
+        assert roles == ["user", "assistant"] * (len(texts) - 1) + ["user"]
+        kept = [now.prefix_kept(before) for before, now in pairwise(requests)]
+        assert kept == [1.0] * (len(texts) - 1)
+
+
+@asynccontextmanager
+async def served(settings: Settings, upstream: Upstream) -> AsyncIterator[Served]:
+    engine = Engine(settings)
+    await engine.start()
+    try:
+        async with serving(engine, settings) as url:
+            yield Served(url, engine, upstream)
+    finally:
+        await engine.stop()

@@ -1,0 +1,72 @@
+"""One conversation that changes its wire at every turn, named by a header: one chain, all remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..conftest import MakeSettings
+from ..litellm_offline import litellm
+from ..wires import google_client, proxied, the_one_chain
+
+NAMED = {"X-Agent-Id": "a"}
+Say = Callable[[str], Awaitable[str]]
+
+
+async def test_every_turn_by_another_wire_is_remembered(
+    make_settings: MakeSettings, claude_2: Path, upstream: Upstream
+) -> None:
+    async with (
+        proxied(make_settings(claude_bin=claude_2)) as (engine, root),
+        openai.AsyncOpenAI(base_url=f"{root}/v1", api_key="k", max_retries=0, default_headers=NAMED) as of_openai,
+        anthropic.AsyncAnthropic(base_url=root, api_key="k", max_retries=0, default_headers=NAMED) as of_anthropic,
+        google_client(root, NAMED) as of_google,
+    ):
+
+        async def chat(text: str) -> str:
+            messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
+            answer = await of_openai.chat.completions.create(model="sonnet", messages=messages)
+            return answer.choices[0].message.content or ""
+
+        async def responses(text: str) -> str:
+            return (await of_openai.responses.create(model="sonnet", input=text)).output_text
+
+        async def messages(text: str) -> str:
+            answer = await of_anthropic.messages.create(
+                model="sonnet", max_tokens=100, messages=[{"role": "user", "content": text}]
+            )
+            return "".join(block.text for block in answer.content if block.type == "text")
+
+        async def generate(text: str) -> str:
+            return (await of_google.models.generate_content(model="sonnet", contents=text)).text or ""
+
+        async def interactions(text: str) -> str:
+            return (await of_google.interactions.create(model="sonnet", input=text)).output_text or ""
+
+        async def lite(text: str) -> str:
+            answer: Any = await litellm.acompletion(
+                model="anthropic/sonnet", api_base=root, api_key="k", extra_headers=NAMED,
+                messages=[{"role": "user", "content": text}],
+            )  # fmt: skip
+            return str(answer.choices[0].message.content)
+
+        said = await _said(chat, responses, messages, generate, interactions, lite)
+        assert said == [f"Noted: number {number} is {number * 7}." for number in range(6)]
+        turns = await the_one_chain(engine, 6)
+        wires = ["chat", "responses", "messages", "generate", "interactions", "messages"]
+        assert [turn.origin for turn in turns] == wires
+        # one process from the first turn on: the system prompt of the first holds, nothing is sent twice
+        assert [turn.continuity for turn in turns] == ["started"] + ["warm"] * 5
+        assert upstream.requests[-1].user_texts() == [
+            f"Remember: number {number} is {number * 7}" for number in range(6)
+        ]
+
+
+async def _said(*wires: Say) -> list[str]:
+    return [await say(f"Remember: number {number} is {number * 7}") for number, say in enumerate(wires)]

@@ -1,0 +1,54 @@
+"""The Vercel AI SDK with its whole history and no name, on each of its providers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..conftest import ROOT, MakeSettings, required
+from .remembering import answer_to, facts, served
+
+TALK = Path(__file__).parent / "ai_sdk" / "talk.mjs"
+PACKAGES = ROOT / ".tools" / "ai-sdk"
+TURNS = 5
+
+
+@pytest.fixture(scope="session")
+def packages() -> Path:
+    required(PACKAGES / "node_modules" / "ai", "make tools", what="the Vercel AI SDK")
+    return PACKAGES
+
+
+async def talk(packages: Path, wire: str, url: str, texts: list[str]) -> list[str]:
+    with TALK.open("rb") as script:
+        child = await asyncio.create_subprocess_exec(
+            "node", "--input-type=module", "-", wire, url, json.dumps(texts),
+            stdin=script, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=packages,
+            env={"PATH": os.environ["PATH"], "AI_SDK_LOG_WARNINGS": "false"},
+        )  # fmt: skip
+    try:
+        said, complaints = await asyncio.wait_for(child.communicate(), 60)
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    assert child.returncode == 0, complaints.decode()
+    answers: list[str] = json.loads(said)
+    return answers
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses", "anthropic", "google"])
+async def test_five_turns_are_one_chain(
+    make_settings: MakeSettings, claude_2: Path, upstream: Upstream, packages: Path, wire: str
+) -> None:
+    async with served(make_settings(claude_bin=claude_2), upstream) as proxy:
+        url = proxy.url.replace("/v1", "/v1beta") if wire == "google" else proxy.url
+        answers = await talk(packages, wire, url, facts(TURNS))
+        assert answers == [answer_to(turn) for turn in range(TURNS)]
+        await proxy.assert_one_chain(facts(TURNS))

@@ -1,0 +1,48 @@
+"""The full matrix on demand (`-m 'full or not full'`), and its table (`--table PATH`)."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from .report import Report
+
+_REPORT = pytest.StashKey[Report]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=None, help="run the chaos of this seed once more")
+    parser.addoption("--table", type=Path, default=None, help="write the continuity table of this run to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_REPORT] = Report()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without -m, what is marked `full` is deselected: left out on purpose, not skipped."""
+    if config.option.markexpr:
+        return
+    full = [item for item in items if item.get_closest_marker("full")]
+    if full:
+        config.hook.pytest_deselected(items=full)
+        items[:] = [item for item in items if item not in set(full)]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    path = session.config.getoption("--table", default=None)
+    if path is not None:
+        session.config.stash[_REPORT].write(path)
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    given: int | None = request.config.getoption("--seed")
+    return random.randrange(1_000_000) if given is None else given
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Report:
+    return request.config.stash[_REPORT]

@@ -1,0 +1,60 @@
+"""The table of a full run: what was broken, what the bare CLI makes of it, what the proxy makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .row import Row
+from .score import Score
+
+_HEAD = """# What survives a breakage: measured
+
+Each row ran on the real CLI over a scripted upstream: three turns are acknowledged, one thing is broken, one more turn
+is sent, and the `messages` array that reaches the model is read. "3/3" = all acknowledged turns are there exactly
+once, with their answers, in order. The bare CLI is driven as a script would (`claude -p`, `--resume` of the last id;
+a turn that failed is sent again). Prefix = bytes of the request before the breakage that still start the next one ÷
+its bytes: at 1.00 the prompt cache holds. Made by `make continuity`.
+
+| | broken | bare CLI 2.1 | proxy, CLI 2.1 | prefix | proxy, CLI 1.0 |
+|---|---|---|---|---|---|
+"""
+
+
+@dataclass(slots=True)
+class Report:
+    """Scores by row; a row that did not run is a dash."""
+
+    scores: dict[str, dict[str, Score]] = field(default_factory=dict)
+    groups: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def add(self, row: Row, cli: str, bare: bool, score: Score) -> None:
+        self.groups[str(row)] = (row.group, row.name)
+        self.scores.setdefault(str(row), {})["bare" if bare else cli] = score
+
+    def write(self, path: Path) -> None:
+        path.write_text(_HEAD + "".join(f"{line}\n" for line in self._lines()) + self._sum(), encoding="utf-8")
+
+    def _lines(self) -> list[str]:
+        lines = []
+        last = ""
+        for key, (group, name) in self.groups.items():
+            scores = self.scores[key]
+            new = scores.get("2.1")
+            prefix = "–" if new is None or new.prefix is None else f"{new.prefix:.2f}"
+            cells = [_cell(scores.get("bare")), _cell(new), prefix, _cell(scores.get("1.0"))]
+            lines.append(f"| {group if group != last else ''} | {name} | {' | '.join(cells)} |")
+            last = group
+        return lines
+
+    def _sum(self) -> str:
+        parts = []
+        for name, of in (("bare CLI 2.1", "bare"), ("proxy, CLI 2.1", "2.1"), ("proxy, CLI 1.0", "1.0")):
+            scores = [row[of] for row in self.scores.values() if of in row]
+            if scores:
+                parts.append(f"{name} {sum(score.whole for score in scores)} of {len(scores)}")
+        return f"\nRows with every acknowledged turn remembered once, in order: {'; '.join(parts)}.\n"
+
+
+def _cell(score: Score | None) -> str:
+    return "–" if score is None else str(score)

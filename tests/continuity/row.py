@@ -1,0 +1,42 @@
+"""A row of the matrix: one thing that breaks after some acknowledged turns, and what must come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .score import Fact
+from .talk import Talk
+
+Breaks = Callable[[Talk], Awaitable[None]]
+BOTH = ("2.1", "1.0")
+NEW = ("2.1",)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`continuity` and `because` (a part of the repair's words) are what the proxy must say of the next turn.
+
+    `prefix`: the next request extends the last one byte for byte (2.1.x). `quick`: the CLIs with which every run of
+    the tests tries it; the full matrix tries all of `clis`. `bare`: it means something without a proxy. `probe` is
+    the next turn's text, `refused` the error that it must get, with the chain as before.
+    """
+
+    group: str
+    name: str
+    breaks: Breaks
+    clis: tuple[str, ...] = BOTH
+    quick: tuple[str, ...] = ()
+    bare: bool = True
+    continuity: str | None = None
+    because: str | None = None
+    link: str | None = None
+    prefix: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    probe: Callable[[], Fact] | None = None
+    refused: str | None = None
+    wrapped: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.group}: {self.name}"

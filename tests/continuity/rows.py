@@ -1,0 +1,14 @@
+"""All rows of the matrix."""
+
+from __future__ import annotations
+
+from . import rows_cli, rows_files, rows_many, rows_upstream
+
+ROWS = (
+    *rows_files.ROWS,
+    *rows_cli.ROWS,
+    *rows_upstream.ROWS,
+    *rows_many.ROWS,
+    *rows_upstream.TEXT_ROWS,
+    *rows_upstream.MODEL_ROWS,
+)

@@ -1,0 +1,207 @@
+"""Rows about session ids and the CLI's processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from cli_session_proxy.testing.script import Gate, Reply
+
+from .misbehaving import MisbehavingCli
+from .row import BOTH, NEW, Breaks, Row
+from .talk import EngineTalk, Refused, Talk, by_hand, run_by_hand, until
+
+
+def _order(talk: Talk, word: str) -> MisbehavingCli:
+    assert talk.settings.claude_bin is not None
+    cli = MisbehavingCli.at(talk.settings.claude_bin.parent)
+    cli.next(word)
+    return cli
+
+
+def _at_start(word: str) -> Breaks:
+    """The next CLI that starts misbehaves once, while the client says something."""
+
+    async def run(talk: Talk) -> None:
+        await talk.down()
+        cli = _order(talk, word)
+        await talk.up()
+        await talk.tell(tries=2)
+        assert cli.done
+
+    return run
+
+
+def _at_the_result(word: str) -> Breaks:
+    async def run(talk: Talk) -> None:
+        cli = _order(talk, word)
+        await talk.tell(tries=2)
+        assert cli.done
+
+    return run
+
+
+async def fork_at_every_resume(talk: Talk) -> None:
+    """From now on every resume answers with a new id, as CLI 1.0.x does and others were seen to do."""
+    _order(talk, "fork")
+    for _ in range(2):
+        await talk.restart()
+        await talk.tell()
+
+
+# --- somebody else's hand on the session
+
+
+async def type_clear(talk: Talk) -> None:
+    """An interactive CLI on this session, in which somebody types /clear and goes on talking."""
+    async with by_hand(talk) as hand:
+        hand.type("/clear")
+        hand.type("this is said after the clearing")
+        result = await hand.result()
+        while "said after" not in str(result.get("result")):
+            result = await hand.result()
+        assert result["session_id"] != talk.session_id
+
+
+async def continue_by_hand(talk: Talk) -> None:
+    for _ in range(2):
+        fact = talk.new_fact()
+        result = await run_by_hand(talk, fact.text, talk.session_id)
+        talk.session_id = result["session_id"]
+        talk.remember(fact, str(result["result"]))
+
+
+async def continue_by_hand_while_stopped(talk: Talk) -> None:
+    await talk.down()
+    await continue_by_hand(talk)
+    await talk.up()
+
+
+async def a_hand_that_finishes(talk: Talk) -> None:
+    """Somebody is in the middle of a turn when the client asks; it is waited for, and both are remembered."""
+    gate = Gate()
+    fact = talk.new_fact()
+    talk.upstream.when(fact.key, gate)
+    async with by_hand(talk) as hand:
+        hand.type(fact.text)
+        await gate.reached.wait()
+        await until(lambda: fact.key in talk.transcript.read_text(encoding="utf-8"))
+        asking = asyncio.create_task(talk.tell())
+        await asyncio.wait([asking], timeout=0.5)
+        assert not asking.done()
+        gate.open()
+        result = await hand.result()
+        talk.remember(fact, str(result["result"]))
+        await asking
+    talk.facts.sort(key=lambda one: one.number)
+
+
+# --- kill -9
+
+
+async def kill_before_the_prompt_is_on_disk(talk: Talk) -> None:
+    """A warm process is stopped in its tracks, given the prompt, and killed; one that starts is killed at once."""
+    warm = talk.pids()
+    for pid in warm:
+        os.kill(pid, signal.SIGSTOP)
+    asking = asyncio.create_task(talk.tell(tries=2))
+    if isinstance(talk, EngineTalk) and warm:
+        await until(talk.busy)
+    else:
+        await until(talk.pids)
+    talk.kill()
+    await asking
+
+
+async def kill_after_the_prompt_is_on_disk(talk: Talk) -> None:
+    gate, fact = Gate(), talk.new_fact()
+    talk.upstream.when(fact.key, gate)
+    asking = asyncio.create_task(talk.tell(fact, tries=2))
+    await gate.reached.wait()
+    await until(lambda: _on_disk(talk, fact.key))
+    talk.kill()
+    await asking
+
+
+async def kill_in_mid_answer(talk: Talk) -> None:
+    """The first block of the answer is said, the second is under way."""
+    fact = talk.new_fact()
+    blocks = [{"type": "text", "text": f"one {fact.key}"}, {"type": "text", "text": "two two two two two two"}]
+    gate = Gate(after=len(blocks[0]["text"]) // 8 + 2, reply=Reply(blocks))
+    talk.upstream.when(fact.key, gate)
+    asking = asyncio.create_task(talk.tell(fact, tries=2))
+    await gate.reached.wait()
+    talk.kill()
+    await asking
+
+
+async def kill_while_idle(talk: Talk) -> None:
+    talk.kill()
+    await talk.all_dead()
+
+
+def _on_disk(talk: Talk, what: str) -> bool:
+    return any(what in path.read_text(encoding="utf-8") for path in talk.projects.glob("*/*.jsonl"))
+
+
+# --- another binary
+
+
+def _point_at(talk: Talk, version: str) -> None:
+    assert talk.settings.claude_bin is not None
+    lab = talk.settings.claude_bin.parent
+    talk.settings.claude_bin.unlink()
+    talk.settings.claude_bin.symlink_to(lab / version)
+
+
+def _versions(*versions: str, restarting: bool) -> Callable[[Talk], Awaitable[None]]:
+    async def run(talk: Talk) -> None:
+        for version in versions:
+            if restarting:
+                await talk.down()
+            _point_at(talk, version)
+            if restarting:
+                await talk.up()
+            await talk.tell()
+
+    return run
+
+
+async def remove_and_put_back(talk: Talk) -> None:
+    binary = talk.settings.claude_bin
+    assert binary is not None
+    target = os.readlink(binary)
+    binary.unlink()
+    with suppress(Refused):
+        await talk.tell()
+    assert talk.refusals
+    binary.symlink_to(target)
+
+
+IDS = "ids"
+CLI = "CLI process"
+ROWS = (
+    Row(IDS, "new id at every resume", fork_at_every_resume, clis=NEW, quick=NEW, continuity="resumed", wrapped=True),
+    Row(IDS, "`/clear` typed into an interactive CLI", type_clear, clis=NEW, quick=NEW),
+    Row(IDS, "continued by hand under a warm process", continue_by_hand, clis=NEW, quick=NEW, link="adopted"),
+    Row(IDS, "continued by hand while stopped", continue_by_hand_while_stopped, clis=NEW, link="adopted"),
+    Row(IDS, "somebody is in the middle of a turn", a_hand_that_finishes, clis=NEW, quick=NEW, bare=False),
+    Row(IDS, '"No conversation found" with a fresh id', _at_start("no_conversation"), quick=NEW, wrapped=True),
+    Row(CLI, "kill -9 before the prompt is on disk", kill_before_the_prompt_is_on_disk, quick=NEW),
+    Row(CLI, "kill -9 after it", kill_after_the_prompt_is_on_disk, quick=BOTH),
+    Row(CLI, "kill -9 in mid-answer", kill_in_mid_answer),
+    Row(CLI, "kill -9 between the answer and the result", _at_the_result("kill_before_result"), quick=NEW,
+        wrapped=True),
+    Row(CLI, "kill -9 while idle", kill_while_idle, clis=NEW, quick=NEW, continuity="resumed"),
+    Row(CLI, "exit 0 before it answers", _at_start("exit_0"), wrapped=True),
+    Row(CLI, "exit 0 with no result", _at_the_result("exit_0_before_result"), quick=NEW, wrapped=True),
+    Row(CLI, "garbage on stdout", _at_start("garbage"), quick=NEW, wrapped=True),
+    Row(CLI, "upgraded", _versions("2.1", restarting=True), clis=("1.0",), quick=("1.0",), prefix=False),
+    Row(CLI, "downgraded", _versions("1.0", restarting=True), clis=NEW, prefix=False),
+    Row(CLI, "downgraded and upgraded under a running proxy", _versions("1.0", "2.1", restarting=False), clis=NEW,
+        quick=NEW, prefix=False),
+    Row(CLI, "removed and put back", remove_and_put_back, quick=NEW),
+)  # fmt: skip

@@ -1,0 +1,202 @@
+"""Rows about session files and directories."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .row import BOTH, NEW, Breaks, Row
+from .talk import EngineTalk, Talk, by_hand, until
+
+LONG_AGO = 100 * 86400  # seconds; a CLI's own clean-up takes what is older than 30 days
+
+
+def _cold(breaks: Callable[[Talk], None]) -> Breaks:
+    async def run(talk: Talk) -> None:
+        await talk.down()
+        breaks(talk)
+        await talk.up()
+
+    return run
+
+
+def _warm(breaks: Callable[[Talk], None]) -> Breaks:
+    async def run(talk: Talk) -> None:
+        breaks(talk)
+
+    return run
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines(keepends=True)
+
+
+def _spoken(lines: list[str]) -> list[int]:
+    return [at for at, line in enumerate(lines) if json.loads(line).get("type") in ("user", "assistant")]
+
+
+def delete(talk: Talk) -> None:
+    talk.transcript.unlink()
+
+
+def remove_a_middle_line(talk: Talk) -> None:
+    lines = _lines(talk.transcript)
+    del lines[_spoken(lines)[2]]
+    talk.transcript.write_text("".join(lines), encoding="utf-8")
+
+
+def break_a_parent(talk: Talk) -> None:
+    lines = _lines(talk.transcript)
+    at = _spoken(lines)[2]
+    line = json.loads(lines[at])
+    line["parentUuid"] = "00000000-0000-4000-8000-000000000000"
+    lines[at] = json.dumps(line, separators=(",", ":")) + "\n"
+    talk.transcript.write_text("".join(lines), encoding="utf-8")
+
+
+def cut_the_last_line(talk: Talk) -> None:
+    lines = _lines(talk.transcript)
+    last = _spoken(lines)[-1]
+    kept = "".join(lines[:last]) + lines[last][: len(lines[last]) // 2]
+    talk.transcript.write_text(kept, encoding="utf-8")
+
+
+def empty(talk: Talk) -> None:
+    talk.transcript.write_bytes(b"")
+
+
+def swap_for_another(talk: Talk) -> None:
+    """Another conversation under this session's name."""
+    other = "".join(_lines(talk.transcript)).replace("fact-", "fact-9").replace(talk.session_id, talk.session_id)
+    other = re.sub(r'"(uuid|parentUuid)":"([0-9a-f]{8})', lambda found: f'"{found[1]}":"{found[2][::-1]}', other)
+    talk.transcript.write_text(other, encoding="utf-8")
+
+
+def wipe_projects(talk: Talk) -> None:
+    shutil.rmtree(talk.projects)
+
+
+def make_unreadable(talk: Talk) -> None:
+    """A folder in its place: the tests may run as root, whom no file mode stops."""
+    talk.transcript.unlink()
+    talk.transcript.mkdir()
+    (talk.transcript / "in-the-way").touch()
+
+
+def make_dangling(talk: Talk) -> None:
+    talk.transcript.unlink()
+    talk.transcript.symlink_to(talk.settings.var / "nowhere")
+
+
+def append_garbage(talk: Talk) -> None:
+    with talk.transcript.open("ab") as file:
+        file.write(b'\x00\xff not a record\n{"type":"user"')
+
+
+async def let_it_age(talk: Talk) -> None:
+    """Too old for the CLI's own clean-up, which any CLI that shares the folder does at its start."""
+    await talk.down()
+    long_ago = time.time() - LONG_AGO
+    for path in talk.projects.rglob("*"):
+        os.utime(path, (long_ago, long_ago))
+    elsewhere = talk.settings.var / "elsewhere"
+    elsewhere.mkdir()
+    async with by_hand(talk, cwd=elsewhere) as hand:
+        hand.type("hello")
+        await until(lambda: not talk.transcript.exists())
+    await talk.up()
+
+
+# --- directories
+
+
+async def move_var(talk: Talk) -> None:
+    await talk.down()
+    moved = talk.settings.var.with_name("var-moved")
+    talk.settings.var.rename(moved)
+    await talk.up(var=moved)
+
+
+async def reach_through_a_link(talk: Talk) -> None:
+    await talk.down()
+    link = talk.settings.var.with_name("var-link")
+    link.symlink_to(talk.settings.var)
+    await talk.up(var=link)
+
+
+async def move_and_link(talk: Talk) -> None:
+    """The directory moved to another disk, and a link put in its place."""
+    await talk.down()
+    moved = talk.settings.var.with_name("other-disk")
+    talk.settings.var.rename(moved)
+    talk.settings.var.symlink_to(moved)
+    await talk.up()
+
+
+def _into(talk: Talk, cwd: Path) -> None:
+    slug = talk.projects / re.sub(r"[^a-zA-Z0-9]", "-", os.path.realpath(cwd))
+    slug.mkdir()
+    talk.transcript.rename(slug / talk.transcript.name)
+
+
+def put_under_a_doubled_prefix(talk: Talk) -> None:
+    _into(talk, talk.cwd.parent / "agents" / talk.cwd.name)
+
+
+def put_under_another_cwd(talk: Talk) -> None:
+    _into(talk, talk.settings.var / "another")
+
+
+async def lose_the_sandbox(talk: Talk) -> None:
+    await talk.down()
+    shutil.rmtree(talk.cwd)
+    if not isinstance(talk, EngineTalk):
+        talk.cwd.mkdir()
+    await talk.up()
+
+
+FILES = "session files"
+WHERE = "directories"
+_MISSING = "no transcript"
+ROWS = (
+    Row(FILES, "transcript deleted between turns", _cold(delete), quick=BOTH, continuity="rebuilt", because=_MISSING),
+    Row(FILES, "transcript deleted under a warm process", _warm(delete), quick=NEW, continuity="rebuilt",
+        because=_MISSING),
+    Row(FILES, "a middle line removed", _cold(remove_a_middle_line), quick=NEW, continuity="rebuilt",
+        because="records instead of"),
+    Row(FILES, "a middle line removed under a warm process", _warm(remove_a_middle_line), continuity="rebuilt",
+        because="records instead of"),
+    Row(FILES, "parentUuid broken", _cold(break_a_parent), quick=NEW, continuity="rebuilt",
+        because="is not the chain's"),
+    Row(FILES, "last line cut", _cold(cut_the_last_line), quick=NEW, continuity="rebuilt",
+        because="records instead of"),
+    Row(FILES, "half a line of something else at the end", _cold(append_garbage), continuity="rebuilt",
+        because="cut"),
+    Row(FILES, "file emptied", _cold(empty), continuity="rebuilt", because="0 records instead of"),
+    Row(FILES, "replaced by another session's", _cold(swap_for_another), quick=NEW, continuity="rebuilt",
+        because="is not the chain's"),
+    Row(FILES, "replaced under a warm process", _warm(swap_for_another), continuity="rebuilt",
+        because="is not the chain's"),
+    Row(FILES, "whole `projects/` wiped", _cold(wipe_projects), continuity="rebuilt", because=_MISSING),
+    Row(FILES, "whole `projects/` wiped under a warm process", _warm(wipe_projects), continuity="rebuilt",
+        because=_MISSING),
+    Row(FILES, "older than the clean-up period", let_it_age, quick=NEW, continuity="rebuilt", because=_MISSING),
+    Row(FILES, "unreadable: a folder in its place", _cold(make_unreadable), quick=NEW, continuity="rebuilt",
+        because="directory"),
+    Row(FILES, "a dangling link in its place", _cold(make_dangling), continuity="rebuilt", because=_MISSING),
+    Row(WHERE, "`var/` moved while stopped", move_var, quick=NEW, continuity="resumed", link="moved"),
+    Row(WHERE, "`var/` reached through a symlink", reach_through_a_link, continuity="resumed"),
+    Row(WHERE, "`var/` moved, a symlink in its place", move_and_link, continuity="resumed", link="moved"),
+    Row(WHERE, "transcript under a doubled `agents/agents`", _cold(put_under_a_doubled_prefix), quick=NEW,
+        continuity="resumed", link="moved"),
+    Row(WHERE, "transcript under another cwd's folder", _cold(put_under_another_cwd), continuity="resumed",
+        link="moved"),
+    Row(WHERE, "the same under a warm process", _warm(put_under_another_cwd), clis=NEW, continuity="resumed",
+        link="moved"),
+    Row(WHERE, "the sandbox deleted", lose_the_sandbox, continuity="resumed"),
+)  # fmt: skip

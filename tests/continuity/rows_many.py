@@ -1,0 +1,30 @@
+"""Rows about requests at the same time, and seven ways at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+from .row import BOTH, NEW, Row
+from .talk import Talk
+
+AT_ONCE = 6
+
+
+async def six_at_once(talk: Talk) -> None:
+    await asyncio.gather(*(talk.tell() for _ in range(AT_ONCE)))
+
+
+async def six_at_once_and_kills(talk: Talk) -> None:
+    """Each of them is killed once, as soon as a CLI has its prompt; the client sends it again."""
+    told = asyncio.gather(*(talk.tell(tries=3) for _ in range(AT_ONCE)))
+    for count in range(1, AT_ONCE, 2):
+        await talk.upstream.arrived(len(talk.facts) + count)
+        talk.kill()
+    await told
+
+
+CONCURRENCY = "concurrency"
+ROWS = (
+    Row(CONCURRENCY, "6 at once to one agent", six_at_once, clis=BOTH, quick=NEW),
+    Row(CONCURRENCY, "6 at once, their CLIs killed", six_at_once_and_kills, clis=BOTH),
+)

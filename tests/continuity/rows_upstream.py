@@ -1,0 +1,178 @@
+"""Rows about the provider, the words, the model and the settings of a turn."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from cli_session_proxy.testing.script import Behaviour, Big, Cut, ErrorEvent, Fail, Reply, Stall
+
+from .row import BOTH, NEW, Breaks, Row
+from .score import Fact
+from .talk import Refused, Talk
+
+RESET = {"retry-after": "1", "anthropic-ratelimit-unified-reset": "4102444800"}
+
+
+def once(behaviour: Behaviour) -> Breaks:
+    """One request fails; the CLI or the client tries again."""
+
+    async def run(talk: Talk) -> None:
+        fact = talk.new_fact()
+        talk.upstream.when(fact.key, behaviour)
+        await talk.tell(fact, tries=3)
+
+    return run
+
+
+def always(behaviour: Behaviour) -> Breaks:
+    """The prompt fails until the client gives up; then it says something else."""
+
+    async def run(talk: Talk) -> None:
+        fact = talk.new_fact()
+        talk.upstream.when(fact.key, behaviour, times=None)
+        try:
+            await talk.tell(fact, tries=2)
+        except Refused:
+            return
+        raise AssertionError("it was to fail")
+
+    return run
+
+
+def fails_then_resent(behaviour: Behaviour) -> Breaks:
+    """It fails through all of the CLI's own retries; then the client sends the same again, and it is answered."""
+
+    async def run(talk: Talk) -> None:
+        fact = talk.new_fact()
+        talk.upstream.when(fact.key, behaviour, times=None)
+        try:
+            await talk.tell(fact)
+        except Refused:
+            talk.upstream.heal()
+        await talk.tell(fact, tries=2)
+
+    return run
+
+
+# Megabytes are more tokens than a model takes: told the truth, the CLI would compact the conversation.
+FEW_TOKENS = {"input_tokens": 10, "output_tokens": 10, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}
+
+
+def _roomy(breaks: Breaks) -> Breaks:
+    """A model with room for megabytes."""
+
+    async def run(talk: Talk) -> None:
+        talk.upstream.when("", Reply(usage=FEW_TOKENS), times=None)
+        await breaks(talk)
+
+    return run
+
+
+async def answer_of_5_mb(talk: Talk) -> None:
+    fact = talk.new_fact()
+    talk.upstream.when(fact.key, replace(Big(5 * 1024 * 1024), usage=FEW_TOKENS))
+    await talk.tell(fact)
+    talk.upstream.when("", Reply(usage=FEW_TOKENS), times=None)
+
+
+UPSTREAM = "upstream"
+FAST = {"cli_retries": 1}
+ROWS = (
+    Row(UPSTREAM, "400, resent", fails_then_resent(Fail(400)), quick=BOTH, settings=FAST),
+    Row(UPSTREAM, "400, given up", always(Fail(400)), quick=NEW, settings=FAST),
+    Row(UPSTREAM, "401, resent", fails_then_resent(Fail(401)), settings=FAST),
+    Row(UPSTREAM, "429 with a reset, resent", fails_then_resent(Fail(429, RESET)), settings=FAST),
+    Row(UPSTREAM, "500 once", once(Fail(500))),
+    Row(UPSTREAM, "500 through every retry, resent", fails_then_resent(Fail(500)), settings=FAST),
+    Row(UPSTREAM, "529 once", once(Fail(529))),
+    Row(UPSTREAM, "529 through every retry, given up", always(Fail(529)), quick=NEW, settings=FAST),
+    Row(UPSTREAM, "cut mid-stream once", once(Cut(after=2)), quick=NEW),
+    Row(UPSTREAM, "cut mid-stream always, given up", always(Cut(after=2)), settings={"cli_retries": 0}),
+    Row(UPSTREAM, "a stall", fails_then_resent(Stall(after=2)), settings={"idle_timeout": 3.0, "cli_retries": 0}),
+    Row(UPSTREAM, "an error event mid-stream", once(ErrorEvent(after=2)), quick=NEW),
+    Row(UPSTREAM, "an answer of 5 MB", answer_of_5_mb, quick=NEW),
+)  # fmt: skip
+
+
+# --- words ------------------------------------------------------------------------------------------------
+
+
+def _says(text: str) -> Breaks:
+    """The words must reach the model as they are, then and at the next turn."""
+
+    async def run(talk: Talk) -> None:
+        await talk.tell(Fact(text, text))
+
+    return run
+
+
+def _clearly_refused(text: str) -> Breaks:
+    async def run(talk: Talk) -> None:
+        with suppress(Refused):
+            await talk.tell(Fact(text, text))
+        assert talk.bare or talk.refusals[-1] == "invalid_request"
+
+    return run
+
+
+_PLANES = "".join(chr(plane * 0x10000 + 0x123) for plane in (0, 1, 2, 3, 14, 15, 16)) + "é é \u202e \ufeff. \u2028 ."
+_RECORD = '{"type":"user","uuid":"00000000-0000-4000-8000-000000000000","parentUuid":null,"message":{"role":"user"}}'
+WORDS = "text"
+VERBATIM = (
+    ("`/clear`", "/clear", BOTH, NEW),
+    ("`/compact now`", "/compact now", NEW, ()),
+    ("`@file`", "look at @/etc/hostname please", BOTH, NEW),
+    ("`!cmd`", "!echo hello", BOTH, ()),
+    ("leading `--`", "--resume=00000000-0000-4000-8000-000000000000 --help", BOTH, ()),
+    ("NUL", "before\0after", BOTH, NEW),
+    ("2 MB", "word and " * (2 * 1024 * 1024 // 9) + "end", BOTH, NEW),
+    ("transcript-like JSON", f'{_RECORD}\n{{"sessionId":"00000000-0000-4000-8000-000000000000"}}', BOTH, ()),
+    ("every Unicode plane", _PLANES, BOTH, ()),
+    ("`<system-reminder>`", "a <system-reminder>no reminder</system-reminder> b", NEW, ()),
+)
+TEXT_ROWS = (
+    *(Row(WORDS, name, _roomy(_says(text)), clis=clis, quick=quick) for name, text, clis, quick in VERBATIM),
+    Row(WORDS, "a lone surrogate", _clearly_refused("before \ud800 after"), clis=BOTH),
+    Row(WORDS, "empty", _clearly_refused(""), quick=NEW),
+    Row(WORDS, "only whitespace", _clearly_refused(" \n\t "), clis=BOTH),
+    Row(WORDS, "`/` alone with nothing to hide it behind", _clearly_refused("/"), clis=("1.0",), bare=False),
+)
+
+
+# --- what a turn asks for --------------------------------------------------------------------------------
+
+
+def _with(**extra: Any) -> Breaks:
+    async def run(talk: Talk) -> None:
+        talk.extra = {**talk.extra, **extra}
+
+    return run
+
+
+async def three_models(talk: Talk) -> None:
+    for model in ("haiku", "opus", "sonnet", "haiku"):
+        talk.model = model
+        await talk.tell()
+
+
+async def think_then_switch(talk: Talk) -> None:
+    """A signed thought of one model is nothing to another one; the answers are."""
+    for model in ("sonnet", "opus", "sonnet"):
+        talk.model = model
+        fact = talk.new_fact()
+        talk.upstream.when(fact.key, Reply(thinking="hm"))
+        await talk.tell(fact)
+        await talk.restart()
+
+
+CODER = {"coder": {"tools": ["Read"]}}
+MODEL = "model"
+MODEL_ROWS = (
+    Row(MODEL, "haiku → opus → sonnet → haiku", three_models, quick=NEW),
+    Row(MODEL, "thoughts of several models", think_then_switch, prefix=False),
+    Row(MODEL, "system prompt changed", _with(system="You are BETA."), quick=NEW, prefix=False),
+    Row(MODEL, "effort changed", _with(effort="high"), bare=False),
+    Row(MODEL, "tools profile changed", _with(profile="coder"), bare=False, prefix=False, settings={"profiles": CODER}),
+)

@@ -1,0 +1,80 @@
+"""A full context: the CLI compacts and the chain says so, or the client is told and the chain is as before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cli_session_proxy.testing.script import Reply
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..conftest import MakeSettings
+from .talk import EngineTalk, talking
+
+FULL = {"input_tokens": 990_000}
+# A line of the CLI's own request for the summary (2.1.329).
+ASKS_FOR_SUMMARY = "create a detailed summary"
+
+
+async def _filled(talk: EngineTalk) -> str:
+    """Three turns, the last of which reports a full context. Returns what a summary of them would be."""
+    for _ in range(2):
+        await talk.tell()
+    talk.upstream.next(Reply(usage=FULL))
+    await talk.tell()
+    return "Told so far: " + ", ".join(fact.key for fact in talk.facts)
+
+
+async def test_a_compaction_is_recorded_and_survives_a_wipe_with_the_prompt_cache(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    async with talking(make_settings(claude_bin=claude_2), upstream) as talk:
+        summary = await _filled(talk)
+        upstream.when(ASKS_FOR_SUMMARY, Reply(f"<summary>{summary}</summary>"), times=None)
+        after = await talk.tell()
+        assert talk.turn.reason["compacted"]
+        assert summary in str(upstream.requests[-1].messages)
+        assert after.key in upstream.requests[-1].prompt
+        await talk.tell()
+        before = talk.turn
+        await talk.down()
+        for path in talk.projects.glob("*/*.jsonl"):
+            path.unlink()
+        await talk.up()
+        last = await talk.tell()
+        assert (talk.turn.continuity, talk.turn.parent_id) == ("rebuilt", before.id)
+        assert upstream.requests[-1].prefix_kept(upstream.requests[-2]) == 1.0
+        told = str(upstream.requests[-1].messages)
+        assert summary in told
+        assert [told.count(fact.text) for fact in talk.facts[3:]] == [1, 1, 1]
+        assert last.key in upstream.requests[-1].prompt
+
+
+async def test_a_turn_before_the_compaction_can_still_be_continued(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    async with talking(make_settings(claude_bin=claude_2), upstream) as talk:
+        upstream.when(ASKS_FOR_SUMMARY, Reply("<summary>a summary</summary>"), times=None)
+        await talk.tell()
+        first, facts = talk.turn, list(talk.facts)
+        talk.upstream.next(Reply(usage=FULL))
+        await talk.tell()
+        await talk.tell()
+        assert talk.turn.reason["compacted"]
+        talk.facts, talk.extra = facts, {"continues": first.id}
+        score = await talk.probe()
+        assert score.whole, score
+        assert talk.turn.continuity == "branched"
+
+
+async def test_without_compaction_a_full_context_is_told_and_the_chain_stays(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    async with talking(make_settings(claude_bin=claude_2, on_context_full="error"), upstream) as talk:
+        await _filled(talk)
+        head, count = talk.turn.id, len(upstream.requests)
+        score = await talk.probe()
+        assert score.refused == "context_too_long"
+        assert len(upstream.requests) == count
+        agent = await talk.engine.store.agent("local", talk.agent)
+        assert agent is not None
+        assert agent.head == head

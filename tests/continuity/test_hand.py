@@ -1,0 +1,61 @@
+"""A person in the agent's session: waited for, adopted, or left behind with what they wrote kept aside."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy import repairs
+from cli_session_proxy.testing.script import Gate
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..conftest import MakeSettings
+from .talk import EngineTalk, by_hand, talking, until
+
+
+@pytest.fixture
+async def talk(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[EngineTalk]:
+    """Three acknowledged turns, and little patience with people."""
+    monkeypatch.setattr(repairs, "BUSY_WAIT", 0.3)
+    async with talking(make_settings(claude_bin=claude_2), upstream) as talk:
+        for _ in range(3):
+            await talk.tell()
+        yield talk
+
+
+async def test_a_turn_that_somebody_else_does_not_finish_in_time_is_a_409_and_then_adopted(talk: EngineTalk) -> None:
+    gate, fact = Gate(), talk.new_fact()
+    talk.upstream.when(fact.key, gate)
+    async with by_hand(talk) as hand:
+        hand.type(fact.text)
+        await gate.reached.wait()
+        await until(lambda: fact.key in talk.transcript.read_text(encoding="utf-8"))
+        score = await talk.probe()
+        assert score.refused == "session_busy"
+        gate.open()
+        result = await hand.result()
+        talk.remember(fact, str(result["result"]))
+    score = await talk.probe()
+    assert score.whole, score
+    assert "adopted" in [link.reason for link in await talk.links()]
+
+
+async def test_a_turn_that_somebody_else_can_never_finish_is_kept_aside_and_blocks_nobody(talk: EngineTalk) -> None:
+    gate, done, fact = Gate(), talk.new_fact(), talk.new_fact()
+    talk.upstream.when(fact.key, gate)
+    async with by_hand(talk) as hand:
+        hand.type(done.text)
+        talk.remember(done, str((await hand.result())["result"]))
+        hand.type(fact.text)
+        await gate.reached.wait()
+        await until(lambda: fact.key in talk.transcript.read_text(encoding="utf-8"))
+    # killed here, in the middle of the second turn
+    score = await talk.probe()
+    assert score.whole, score
+    assert {"adopted", "rebuilt"} <= {link.reason for link in await talk.links()}
+    [kept] = (talk.settings.var / "salvage").iterdir()
+    assert fact.key in kept.read_text(encoding="utf-8")

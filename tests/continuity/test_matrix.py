@@ -1,0 +1,99 @@
+"""Each row: some acknowledged turns, something breaks, and what reaches the model with the next turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..conftest import MakeSettings
+from .misbehaving import MisbehavingCli
+from .report import Report
+from .row import Row
+from .rows import ROWS
+from .score import Score
+from .talk import BareTalk, EngineTalk, Talk
+
+TOLD = 3  # acknowledged turns before it breaks
+
+
+def _cases() -> Iterator[object]:
+    for row in ROWS:
+        for cli in row.clis:
+            marks = () if cli in row.quick else (pytest.mark.full,)
+            yield pytest.param(row, cli, False, id=f"{row}-{cli}", marks=marks)
+        if row.bare:
+            yield pytest.param(row, "2.1", True, id=f"{row}-bare", marks=(pytest.mark.full,))
+
+
+@pytest.fixture
+def lab(claude_2: Path, claude_1: Path, tmp_path: Path) -> Path:
+    """A folder with `claude`, a link that a row may point at another CLI, and links to the CLIs by version."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, binary in (("2.1", claude_2), ("1.0", claude_1)):
+        (folder / name).symlink_to(binary)
+    return folder
+
+
+def _settings(make: MakeSettings, lab: Path, row: Row, cli: str) -> Settings:
+    binary = lab / "claude"
+    if row.wrapped:
+        MisbehavingCli(lab, (lab / cli).resolve())
+    else:
+        binary.symlink_to(lab / cli)
+    return make(claude_bin=binary, **row.settings)
+
+
+@pytest.mark.parametrize(("row", "cli", "bare"), list(_cases()))
+async def test_what_is_acknowledged_is_remembered(
+    row: Row, cli: str, bare: bool, lab: Path, make_settings: MakeSettings, upstream: Upstream, report: Report
+) -> None:
+    settings = _settings(make_settings, lab, row, cli)
+    talk: Talk = BareTalk(settings, upstream) if bare else EngineTalk(settings, upstream)
+    await talk.up()
+    try:
+        for _ in range(TOLD):
+            await talk.tell()
+        if isinstance(talk, EngineTalk):
+            await talk.links()
+        failed = await _broken(row, talk)
+        first = await talk.probe(row.probe() if row.probe else None) if failed is None else failed
+        report.add(row, cli, bare, first)
+        if isinstance(talk, EngineTalk):
+            await _check(row, cli, talk, first)
+            assert str(await talk.probe()).startswith(f"{len(talk.facts) - 1}/{len(talk.facts) - 1}")
+    finally:
+        await talk.down()
+
+
+async def _broken(row: Row, talk: Talk) -> Score | None:
+    """Break it. The bare CLI may not even come that far."""
+    try:
+        await row.breaks(talk)
+    except Exception as exc:
+        if not talk.bare:
+            raise
+        return Score(len(talk.facts), refused=str(exc) or type(exc).__name__)
+    return None
+
+
+async def _check(row: Row, cli: str, talk: EngineTalk, first: Score) -> None:
+    if row.refused is not None:
+        assert first.refused == row.refused
+        return
+    assert first.whole, first
+    links = await talk.links()
+    reason = str([talk.turn.reason, *(link.detail for link in links)])
+    if row.because is not None:
+        assert row.because in reason
+    if row.link is not None:
+        assert row.link in [link.reason for link in links]
+    if row.continuity is not None:
+        assert talk.turn.continuity == row.continuity, reason
+    if row.prefix and cli == "2.1":
+        assert first.prefix == 1.0

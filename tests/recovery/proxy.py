@@ -1,0 +1,99 @@
+"""A proxy in a process of its own, that can be told to die at a named step of a turn.
+
+    python -m tests.recovery.proxy '{"settings": …, "die_at": STEP | null}'
+
+It reads requests from stdin, one JSON object a line: {"say": […], "die": bool, …} with further fields of the request,
+and answers with one JSON object a line. One request after the other; with {"wait": false} the next is read at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+
+from cli_session_proxy.claude.process import ClaudeProcess
+from cli_session_proxy.errors import ProxyError
+from cli_session_proxy.sessions import Sessions
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.turns import Engine
+from tests.talking import request, text
+
+Method = Callable[..., Awaitable[Any]]
+
+# step -> the method it is at, and whether it is before or after it
+STEPS: dict[str, tuple[type, str, bool]] = {
+    "before journal": (SqlStore, "begin", True),
+    "after journal": (SqlStore, "begin", False),
+    "after send": (ClaudeProcess, "_write", False),
+    "after result": (Sessions, "capture", True),
+    "before commit": (SqlStore, "commit", True),
+    "before acknowledge": (SqlStore, "commit", False),
+}
+armed = False
+
+
+def deadly(owner: type, name: str, *, before: bool) -> None:
+    method: Method = getattr(owner, name)
+
+    async def wrapped(*args: Any, **more: Any) -> Any:
+        if armed and before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = await method(*args, **more)
+        if armed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+async def answered(engine: Engine, order: dict[str, Any]) -> None:
+    try:
+        answer = await engine.submit(request(*order.pop("say"), **order))
+        turn = await answer.turn()
+        answer.acknowledge()
+        said = {"turn": turn.id, "text": text(turn), "continuity": turn.continuity}
+    except ProxyError as exc:
+        said = {"error": exc.code, "message": exc.message}
+    print(json.dumps(said), flush=True)
+
+
+async def main() -> None:
+    global armed
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    told = json.loads(sys.argv[1])
+    if told["die_at"] is not None:
+        owner, name, before = STEPS[told["die_at"]]
+        deadly(owner, name, before=before)
+    engine = Engine(Settings(**told["settings"]))
+    await engine.start()
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    stopped = asyncio.create_task(stop.wait())
+    print(json.dumps({"ready": os.getpid()}), flush=True)
+    asked = []
+    while not stop.is_set():
+        reading = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
+        await asyncio.wait({reading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not reading.done() or not reading.result():
+            break
+        order = json.loads(reading.result())
+        armed, wait = order.pop("die", False), order.pop("wait", True)
+        asked.append(asyncio.create_task(answered(engine, order)))
+        if wait:
+            await asked[-1]
+    stopped.cancel()
+    await engine.stop()
+    await asyncio.gather(*asked)
+    os._exit(0)  # a thread may still wait for a line of stdin
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,188 @@
+"""A proxy that dies at any step: what it acknowledged is there once, and what it was doing runs once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.claude.proc import start_time
+from cli_session_proxy.models import Turn
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.sql import store_for
+from cli_session_proxy.testing.script import Gate, Reply
+from cli_session_proxy.testing.upstream import Upstream
+from cli_session_proxy.turns import Engine
+
+from ..conftest import MakeSettings
+from ..talking import ask, heard, running, text
+from .others import other_proxy, until
+from .proxy import STEPS
+
+# At these steps the CLI has the whole answer on disk: nobody needs to ask the model again.
+ANSWERED = ("after result", "before commit", "before acknowledge")
+
+
+async def turns_of(engine: Engine, agent_id: str = "a") -> list[Turn]:
+    agent = await engine.store.agent("local", agent_id)
+    assert agent is not None
+    return [turn async for turn in engine.store.turns(agent.key)]
+
+
+async def queued(settings: Settings, count: int) -> None:
+    """Wait until so many turns are accepted and wait in the store."""
+    store = store_for(settings)
+    await store.open()
+
+    async def waiting() -> bool:
+        return count == len([turn async for turn in store.unfinished() if turn.status == "queued"])
+
+    await until(waiting)
+    await store.close()
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_proxy_killed_at_a_step_loses_and_doubles_nothing(
+    step: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    async with other_proxy(settings, die_at=step) as other:
+        assert await other.ask("one") is not None
+        assert await other.ask("two", die=True) is None
+        assert await other.died() == -signal.SIGKILL
+    async with running(settings) as engine:
+        again = await ask(engine, "two")
+        asked = [seen for seen in upstream.requests if seen.prompt == "two"]
+        await ask(engine, "three")
+        turns = await turns_of(engine)
+    assert text(again) == "You said: two (2)"
+    assert heard(upstream) == ["one", "two", "three"]
+    assert [turn.status for turn in turns].count("completed") == 3
+    if step in ANSWERED:
+        assert len(asked) == 1
+        assert [turn.status for turn in turns] == ["completed"] * 3
+    kept = [now.prefix_kept(before) for before, now in zip(upstream.requests, upstream.requests[1:], strict=False)]
+    assert kept[-1] == 1.0
+
+
+@pytest.mark.parametrize("step", ["after send", "after result", "before acknowledge"])
+async def test_an_old_cli_loses_and_doubles_nothing_either(
+    step: str, claude_1: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_1)
+    async with other_proxy(settings, die_at=step) as other:
+        assert await other.ask("one") is not None
+        assert await other.ask("two", die=True) is None
+    async with running(settings) as engine:
+        await ask(engine, "two")
+        asked = [seen for seen in upstream.requests if seen.prompt == "two"]
+        await ask(engine, "three")
+    assert heard(upstream) == ["one", "two", "three"]
+    if step in ANSWERED:
+        assert len(asked) == 1
+
+
+async def test_another_request_keeps_the_answer_that_may_have_arrived(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    async with other_proxy(settings, die_at="after result") as other:
+        assert await other.ask("one", die=True) is None
+    async with running(settings) as engine:
+        await ask(engine, "two")
+        assert heard(upstream) == ["one", "two"]
+        # The conversation has gone on: the same words are new ones.
+        await ask(engine, "one")
+        [settled, *_] = await turns_of(engine)
+    assert heard(upstream) == ["one", "two", "one"]
+    assert "died" in settled.reason["settled"]
+
+
+async def test_an_orphaned_cli_is_ended_before_anything_is_sent_again(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    gate = Gate(reply=Reply("too late"))
+    upstream.when("two", gate)
+    async with other_proxy(settings) as other:
+        assert await other.ask("one") is not None
+        await other.tell("two")
+        async with asyncio.timeout(30):
+            await gate.reached.wait()
+        [note] = (settings.var / "run").glob("*/[0-9]*")
+        await other.end(signal.SIGKILL)
+        assert await start_time(int(note.name)) is not None
+        async with running(settings) as engine:
+            assert await start_time(int(note.name)) is None
+            gate.open()
+            await ask(engine, "three")
+            turns = await turns_of(engine)
+            assert not note.exists()
+    assert heard(upstream) == ["one", "three"]
+    assert [turn.status for turn in turns] == ["completed", "cancelled", "completed"]
+    assert turns[1].error is not None
+    assert turns[1].error["code"] == "interrupted"
+    assert [entry["status"] for entry in turns[1].attempts] == ["cancelled"]
+
+
+async def test_a_retry_of_what_was_queued_at_the_crash_is_a_new_attempt_of_the_same_turn(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    gate = Gate()
+    upstream.when("one", gate)
+    async with other_proxy(settings) as other:
+        await other.tell("one", wait=False)
+        async with asyncio.timeout(30):
+            await gate.reached.wait()
+        await other.tell("two", wait=False, idempotency_key="k")
+        await queued(settings, 1)
+        await other.end(signal.SIGKILL)
+    async with running(settings) as engine:
+        again = await ask(engine, "two", idempotency_key="k")
+        replayed = await ask(engine, "two", idempotency_key="k")
+        turns = await turns_of(engine)
+    assert heard(upstream) == ["two"]
+    assert again.id == replayed.id == turns[1].id
+    assert [turn.status for turn in turns] == ["cancelled", "completed"]
+
+
+async def test_sigterm_drains_what_runs_and_waits(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    gate = Gate()
+    upstream.when("one", gate)
+    async with other_proxy(settings) as other:
+        await other.tell("one", wait=False)
+        async with asyncio.timeout(30):
+            await gate.reached.wait()
+        await other.tell("two", wait=False)
+        await queued(settings, 1)
+        other.process.send_signal(signal.SIGTERM)
+        gate.open()
+        assert [(await other.heard() or {}).get("text") for _ in range(2)] == ["You said: one (1)", "You said: two (2)"]
+        assert await other.end(signal.SIGTERM) == 0
+    assert not list((settings.var / "run").glob("*"))
+
+
+async def test_the_drain_is_bounded_and_ends_turns_with_a_reason(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2, drain_timeout=0.5)
+    gate = Gate()
+    upstream.when("one", gate)
+    async with other_proxy(settings) as other:
+        await other.tell("one", wait=False)
+        async with asyncio.timeout(30):
+            await gate.reached.wait()
+        await other.tell("two", wait=False)
+        await queued(settings, 1)
+        assert await other.end(signal.SIGTERM) == 0
+        assert [(await other.heard() or {}).get("error") for _ in range(2)] == ["turn_cancelled"] * 2
+    async with running(settings) as engine:
+        assert [turn.status for turn in await turns_of(engine)] == ["cancelled"] * 2
+        await ask(engine, "three")
+    assert heard(upstream) == ["three"]

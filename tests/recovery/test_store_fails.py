@@ -1,0 +1,171 @@
+"""A store that cannot write: the client learns whether its turn was run, and the conversation is as before."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_session_proxy.errors import StoreUnavailable
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.sql import FILE, SqlStore
+from cli_session_proxy.testing.upstream import Upstream
+from cli_session_proxy.turns import Engine
+
+from ..conftest import MakeSettings
+from ..talking import ask, heard
+from .test_kill import turns_of
+
+
+class FailingStore(SqlStore):
+    """Refuses the methods named in `broken`, as a full disk does."""
+
+    def __init__(self, settings: Settings, **more: Any) -> None:
+        super().__init__(settings.var / FILE, **more)
+        self.broken: set[str] = set()
+
+    def _refuse(self, name: str) -> None:
+        if name in self.broken:
+            raise StoreUnavailable("database or disk is full: free space on its disk")
+
+    async def accept(self, *args: Any) -> Any:
+        self._refuse("accept")
+        return await super().accept(*args)
+
+    async def begin(self, *args: Any) -> None:
+        self._refuse("begin")
+        await super().begin(*args)
+
+    async def commit(self, *args: Any) -> Any:
+        self._refuse("commit")
+        return await super().commit(*args)
+
+    async def fail(self, *args: Any) -> Any:
+        self._refuse("fail")
+        return await super().fail(*args)
+
+
+@asynccontextmanager
+async def on_store(settings: Settings, store: SqlStore) -> AsyncIterator[Engine]:
+    engine = Engine(settings, store)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.parametrize(
+    ("broken", "run"),
+    [
+        ({"accept"}, False),
+        ({"begin"}, False),
+        ({"begin", "fail"}, False),
+        ({"commit"}, True),
+        ({"commit", "fail"}, True),
+    ],
+    ids=lambda value: "+".join(sorted(value)) if isinstance(value, set) else None,
+)
+async def test_a_disk_that_is_full_at_a_step_costs_that_turn_only(
+    broken: set[str], run: bool, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    store = FailingStore(settings)
+    async with on_store(settings, store) as engine:
+        await ask(engine, "one")
+        store.broken = broken
+        with pytest.raises(StoreUnavailable, match="was run, and its answer was not kept" if run else "was not run"):
+            await ask(engine, "two")
+        assert ("two" in heard(upstream)) is run
+        store.broken = set()
+        await ask(engine, "three")
+        turns = await turns_of(engine)
+    assert heard(upstream) == ["one", "three"]
+    assert [turn.status for turn in turns if turn.status != "failed"] == ["completed", "completed"]
+    if "accept" not in broken:
+        assert turns[1].error is not None
+        assert turns[1].error["code"] == "store_unavailable"
+
+
+async def test_an_end_that_could_not_be_stored_is_stored_when_the_store_can_again(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    store = FailingStore(settings)
+    async with on_store(settings, store) as engine:
+        store.broken = {"commit", "fail"}
+        with pytest.raises(StoreUnavailable):
+            await ask(engine, "one")
+        assert [turn.status for turn in await turns_of(engine)] == ["running"]
+        store.broken = set()
+        async with asyncio.timeout(10):
+            while [turn.status for turn in await turns_of(engine)] != ["failed"]:
+                await asyncio.sleep(0.05)
+
+
+async def test_an_end_that_was_never_stored_is_settled_by_the_next_proxy(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    store = FailingStore(settings)
+    async with on_store(settings, store) as engine:
+        await ask(engine, "one")
+        store.broken = {"commit", "fail"}
+        with pytest.raises(StoreUnavailable):
+            await ask(engine, "two")
+    async with on_store(settings, FailingStore(settings)) as engine:
+        await ask(engine, "three")
+        turns = await turns_of(engine)
+    # The CLI had finished it, but its client was told to send it again.
+    assert heard(upstream) == ["one", "three"]
+    assert [turn.status for turn in turns] == ["completed", "cancelled", "completed"]
+
+
+async def test_a_database_that_cannot_grow_is_a_store_that_cannot_write(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    store = FailingStore(settings)
+
+    def pages(limit: int) -> Any:
+        return lambda conn: conn.exec_driver_sql(f"PRAGMA max_page_count={limit}").scalar()
+
+    async with on_store(settings, store) as engine:
+        await ask(engine, "one")
+        free = await store._db.write(pages(1))  # as many as there are now
+        assert free
+        refused = 0
+        for n in range(4):
+            try:
+                await ask(engine, f"big {n} " + "x" * 20000)
+            except StoreUnavailable as exc:
+                refused += 1
+                assert "full" in exc.message
+                assert "not run" in exc.message or "not kept" in exc.message
+        assert refused
+        await store._db.write(pages(1 << 30))
+        await ask(engine, "last")
+        done = [turn for turn in await turns_of(engine) if turn.status == "completed"]
+    assert heard(upstream) == [block["text"] for turn in done for message in turn.input for block in message.content]
+
+
+async def test_a_database_locked_by_another_program_is_waited_for_and_then_refused(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    store = FailingStore(settings, busy_timeout=0.3)
+    async with on_store(settings, store) as engine:
+        await ask(engine, "one")
+        other = sqlite3.connect(settings.var / FILE, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match=r"not run.*locked by another program"):
+            await ask(engine, "two")
+        other.execute("ROLLBACK")
+        other.close()
+        await ask(engine, "three")
+    assert heard(upstream) == ["one", "three"]

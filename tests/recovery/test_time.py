@@ -1,0 +1,82 @@
+"""Nobody waits longer than they said, and nothing that was given up reaches the model afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.errors import TurnTimeout
+from cli_session_proxy.testing.script import Gate, Stall
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..conftest import MakeSettings
+from ..talking import ask, heard, request, running
+from .test_kill import turns_of
+from .test_several_proxies import reached
+
+
+@pytest.mark.parametrize("after", [0, 1], ids=["before the first byte", "mid-stream"])
+async def test_a_stall_upstream_ends_in_bounded_time(
+    after: int, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    upstream.when("stalled", Stall(after=after), times=None)
+    async with running(make_settings(claude_bin=claude_2, idle_timeout=2.0)) as engine:
+        await ask(engine, "one")
+        async with asyncio.timeout(20):
+            with pytest.raises(TurnTimeout):
+                await ask(engine, "stalled")
+        await ask(engine, "two")
+    assert heard(upstream) == ["one", "two"]
+
+
+async def test_a_turn_ends_with_its_own_time(claude_2: Path, make_settings: MakeSettings, upstream: Upstream) -> None:
+    upstream.when("slow", Gate())
+    async with running(make_settings(claude_bin=claude_2, turn_timeout=2.0)) as engine:
+        with pytest.raises(TurnTimeout, match="longer than 2 s"):
+            await ask(engine, "slow")
+        await ask(engine, "one")
+    assert heard(upstream) == ["one"]
+
+
+async def test_a_client_waits_no_longer_than_its_timeout_and_can_come_back_for_the_answer(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    gate = Gate()
+    upstream.when("slow", gate)
+    async with running(make_settings(claude_bin=claude_2, disconnect_grace=30.0)) as engine:
+        answer = await engine.submit(request("slow", timeout=0.5))
+        await reached(gate)
+        with pytest.raises(TurnTimeout, match=r"within the 0\.5 s"):
+            async for _ in answer.events():
+                pass
+        with pytest.raises(TurnTimeout):
+            await answer.turn()
+        answer.leave()
+        again = await engine.submit(request("slow", timeout=30.0))
+        assert again.turn_id == answer.turn_id
+        gate.open()
+        await again.turn()
+        again.acknowledge()
+        await ask(engine, "next")
+    assert heard(upstream) == ["slow", "next"]
+
+
+async def test_a_queued_turn_whose_client_gave_up_is_never_sent(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    gate = Gate()
+    upstream.when("first", gate)
+    async with running(make_settings(claude_bin=claude_2, disconnect_grace=0.1)) as engine:
+        first = asyncio.create_task(ask(engine, "first"))
+        await reached(gate)
+        with pytest.raises(TurnTimeout):
+            await ask(engine, "impatient", timeout=0.2)
+        async with asyncio.timeout(10):
+            while [turn.status for turn in await turns_of(engine)] != ["running", "cancelled"]:
+                await asyncio.sleep(0.02)
+        gate.open()
+        await first
+        await ask(engine, "last")
+    assert heard(upstream) == ["first", "last"]

@@ -1,0 +1,169 @@
+"""The page in a real browser: what a person sees of chains, turns and repairs, and how they get there."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+from playwright.async_api import Browser, Page, expect
+
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..conftest import MakeSettings
+from ..serving import serving
+from ..talking import ask, running
+from .conftest import an_agent, imported, page_of, store_only
+
+HOSTILE = (
+    "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+    "</style></script><svg onload=alert(1)> \" onmouseover='alert(1)' {{7*7}} javascript:alert(1)"
+)
+
+
+def _say_red(transcript: Path) -> None:
+    transcript.write_text(transcript.read_text().replace("colour is teal.", "colour is red."))
+
+
+async def focused(page: Page) -> str:
+    """The text of the row that has the keyboard."""
+    found: str = await page.evaluate("document.activeElement.innerText")
+    return found
+
+
+async def test_a_hostile_prompt_stays_text(browser: Browser, tmp_path: Path) -> None:
+    settings = store_only(tmp_path)
+    async with running(settings) as engine, serving(engine, settings) as url:
+        await imported(engine, await an_agent(engine, HOSTILE), [(HOSTILE, HOSTILE)])
+        async with page_of(browser, url) as page:
+            await expect(page.locator("#chains .name")).to_have_text(HOSTILE)
+            await page.locator("#chains .row").click()
+            await expect(page.locator("#chain h1")).to_have_text(HOSTILE)
+            await page.locator("#chain .row").click()
+            await expect(page.locator("#turn .said .text").first).to_have_text(HOSTILE)
+            assert await page.locator("main script, main img, main style, [onerror], [onload]").count() == 0
+            assert await page.title() == f"{HOSTILE} · cli_session_proxy"
+
+
+async def test_the_files_allow_nothing_inline_and_nothing_from_elsewhere(tmp_path: Path) -> None:
+    settings = store_only(tmp_path)
+    async with (
+        running(settings) as engine,
+        serving(engine, settings) as url,
+        httpx.AsyncClient(base_url=url.removesuffix("/v1"), trust_env=False) as http,
+    ):
+        page = await http.get("/ui")
+        assert page.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'; style-src")
+        assert "unsafe" not in page.headers["content-security-policy"]
+        assert "style=" not in page.text
+        assert "http" not in page.text.replace("http-equiv", "")
+        assert (await http.get("/ui/main.js")).headers["content-type"].startswith("text/javascript")
+        assert (await http.get("/ui/..%2froutes.py")).status_code == 404
+        assert (await http.get("/ui/nothing.js")).json()["error"]["code"] == "not_found"
+
+
+async def test_ten_thousand_turns_open_at_once_and_can_be_paged_to_the_first(browser: Browser, tmp_path: Path) -> None:
+    settings = store_only(tmp_path)
+    async with running(settings) as engine, serving(engine, settings) as url:
+        await imported(engine, await an_agent(engine, "long"), [(f"question {n}", "a") for n in range(1, 10_001)])
+        async with page_of(browser, url) as page:
+            await page.locator("#chains .row").click()
+            await expect(page.locator("#chain .asked").first).to_have_text("question 10000", timeout=2000)
+            assert await page.locator("#chain .row").count() <= 300
+            await page.keyboard.press("Shift+G")
+            await expect(page.locator("#chain .asked").last).to_have_text("question 1", timeout=30_000)
+            assert await page.locator("#chain .row").count() == 10_000
+            numbers = await page.locator("#chain .row").evaluate_all("rows => rows.map(row => row.dataset.turn)")
+            assert len(set(numbers)) == 10_000
+
+
+async def test_branches_are_drawn_in_lanes_of_their_own(browser: Browser, tmp_path: Path) -> None:
+    settings = store_only(tmp_path)
+    async with running(settings) as engine, serving(engine, settings) as url:
+        agent = await an_agent(engine, "branchy")
+        root = await imported(engine, agent, [("root", "r")])
+        await imported(engine, agent, [("left 1", "a"), ("left 2", "b")], parent=root, mark="l")
+        await imported(engine, agent, [("right", "c")], parent=root, mark="r")
+        async with page_of(browser, url) as page:
+            await page.locator("#chains .row").click()
+            await expect(page.locator("#chain .row")).to_have_count(4)
+            dots = await page.locator("#chain .graph circle").evaluate_all(
+                "dots => dots.map(dot => dot.getAttribute('cx'))"
+            )
+            right, left_2, left_1, root_dot = dots
+            assert left_2 == left_1 != right == root_dot
+            assert await page.locator("#chain .graph circle.head").count() == 1
+
+
+async def test_the_keyboard_alone_is_enough(browser: Browser, tmp_path: Path) -> None:
+    settings = store_only(tmp_path)
+    async with running(settings) as engine, serving(engine, settings) as url:
+        for name in ("alpha", "beta", "gamma"):
+            await imported(engine, await an_agent(engine, name), [(f"{name} {n}", "yes") for n in range(1, 4)])
+        async with page_of(browser, url) as page:
+            await expect(page.locator("#chains .row")).to_have_count(3)
+            await page.keyboard.press("/")
+            await page.keyboard.type("BET")
+            await expect(page.locator("#chains .row")).to_have_count(1)
+            await page.keyboard.press("Enter")
+            assert "beta" in await focused(page)
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#chain .row")).to_have_count(3)
+            await expect(page.locator("#chain .row:focus .asked")).to_have_text("beta 3")
+            await page.keyboard.press("j")
+            await page.keyboard.press("j")
+            await page.keyboard.press("k")
+            await expect(page.locator("#chain .row:focus .asked")).to_have_text("beta 2")
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#turn .said .text").first).to_have_text("beta 2")
+            await page.keyboard.press("Escape")
+            await expect(page.locator("#turn")).to_be_hidden()
+            await expect(page.locator("#chain .row:focus .asked")).to_have_text("beta 2")
+            await page.keyboard.press("Escape")
+            await expect(page.locator("#chain")).to_be_hidden()
+            await page.keyboard.press("?")
+            await expect(page.locator("#help")).to_be_visible()
+            await page.keyboard.press("Escape")
+            await expect(page.locator("#help")).to_be_hidden()
+
+
+async def test_it_is_dark_where_the_system_is(browser: Browser, tmp_path: Path) -> None:
+    settings = store_only(tmp_path)
+    async with running(settings) as engine, serving(engine, settings) as url:
+        backs = {}
+        for scheme in ("light", "dark"):
+            async with page_of(browser, url, scheme=scheme) as page:
+                backs[scheme] = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+        light, dark = (sum(map(int, backs[name][4:-1].split(","))) for name in ("light", "dark"))
+        assert light > 700
+        assert dark < 120
+
+
+async def test_a_repair_appears_live_with_its_reason_and_evidence(
+    browser: Browser, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    async with running(settings) as engine, serving(engine, settings) as url, page_of(browser, url) as page:
+        first = await ask(engine, "remember: the colour is teal", agent="live")
+        await page.locator("#chains .row").click()
+        await expect(page.locator("#chain .row")).to_have_count(1)
+        await expect(page.locator("#live")).to_have_text("live")
+        session = await engine.store.session(first.session_id or "")
+        assert session is not None
+        await asyncio.to_thread(Path(session.transcript).unlink)
+        second = await ask(engine, "what is the colour?", agent="live")
+        row = page.locator(f"#chain .row[data-turn={second.id}]")
+        await expect(row.locator(".answered")).to_have_text("colour is teal.")
+        await expect(row.locator('.link[data-reason="rebuilt"]')).to_contain_text(
+            f"no transcript at {session.transcript}"
+        )
+        await row.click()
+        opened = page.locator("#turn")
+        await expect(opened.locator(".bar span")).to_have_count(5)
+        await expect(opened.locator(".link.card")).to_contain_text("written again from the chain's records")
+        await expect(opened.locator(".transcript .badge")).to_have_text("equal")
+        # and what the transcript loses afterwards is shown as well
+        await asyncio.to_thread(_say_red, Path(session.transcript))
+        await page.reload()
+        await expect(opened.locator(".transcript .badge")).to_have_text("different")
+        await expect(opened.locator('.transcript tr[data-state="changed"] .file')).to_have_text("colour is red.")
