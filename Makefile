@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test check demo tools clean
+.PHONY: serve test check continuity demo tools clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
 	@$(BIN)/cli-session-proxy serve
@@ -20,6 +20,9 @@ demo: $(VENV)/.serve  ## a conversation over the real CLI, offline
 
 test: check tools  ## all that CI runs
 	$(BIN)/python -m pytest
+
+continuity: $(VENV)/.test tools  ## every breakage on both CLIs and on the bare one; writes docs/continuity.md
+	$(BIN)/python -m pytest tests/continuity -m 'full or not full' --table docs/continuity.md
 
 check: $(VENV)/.test  ## style and types
 	$(BIN)/ruff check .

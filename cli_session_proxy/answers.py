@@ -24,6 +24,9 @@ from .turns import Answer
 
 log = logs.get(__name__)
 
+# Where tokens are counted before a turn: only the provider can do that.
+ESTIMATED = {"X-Estimated": "true"}
+
 
 class Writer(Protocol):
     """A wire's stream: events in, bytes out."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -31,13 +30,14 @@ from .claude.events import (
 )
 from .claude.pool import Pool
 from .client_tools import Answers, Judge, Wants, answers, calls_of, instruction
-from .errors import StoreUnavailable, TurnTimeout
+from .errors import StoreUnavailable
 from .live import LiveTurn, said
 from .models import JSON, Agent, Block, BlockDelta, BlockStart, BlockStop, Link, Started, Status, Turn
 from .sessions import Foreign, Plan, Ready, Said, Sessions
 from .settings import Settings
 from .stopping import Cutter
 from .stores.base import Begun, Commit, Store
+from .tasks import limited, uninterrupted
 
 log = structlog.get_logger(__name__)
 
@@ -61,30 +61,6 @@ class Own(Protocol):
     """Makes a task that the engine waits for when it stops."""
 
     def __call__(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]: ...
-
-
-@asynccontextmanager
-async def limited(deadline: float, message: str) -> AsyncIterator[asyncio.Timeout]:
-    """Until `deadline` (the loop's time), then `TurnTimeout`."""
-    clock = asyncio.timeout_at(deadline)
-    try:
-        async with clock:
-            yield clock
-    except TimeoutError as exc:
-        if not clock.expired():
-            raise
-        raise TurnTimeout(message) from exc
-
-
-async def uninterrupted(task: asyncio.Task[T]) -> T:
-    """The task's result, whoever wants to cancel meanwhile: they come too late."""
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():
-                raise
-    return task.result()
 
 
 class Attempts:

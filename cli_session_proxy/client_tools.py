@@ -256,6 +256,17 @@ def _size(results: Iterable[JSON]) -> int:
     return sum(len(part.get("text", "")) for result in results for part in result["content"])
 
 
+def in_our_ids(new: Sequence[Message], said: Sequence[Block], output: Sequence[Block]) -> tuple[Message, ...]:
+    """`new` with the ids of `output` where the client gave the same calls, `said`, others (or none at all)."""
+    ours = dict(zip(calls_of(said), calls_of(output), strict=False))
+    return tuple(Message(message.role, tuple(_in_our_id(block, ours) for block in message.content)) for message in new)
+
+
+def _in_our_id(block: Block, ours: Mapping[str, str]) -> Block:
+    known = ours.get(str(block.get("tool_use_id")))
+    return block if known is None or block.get("type") != "tool_result" else {**block, "tool_use_id": known}
+
+
 def mcp_result(block: Block) -> JSON | None:
     """A `tool_result` as the result of an MCP tools/call; None where MCP has no words for it (an image's URL)."""
     content = block.get("content")

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from .errors import InvalidRequest, NotFound, PreviousNotFound
 from .live import Answer
-from .models import FINISHED, JSON, ON_PATH, Agent, Conversation, Item, Message, Turn, TurnRequest
+from .models import FINISHED, JSON, ON_PATH, Agent, Block, Conversation, Item, Message, Turn, TurnRequest
 from .protocols import conversations, responses, responses_items
 from .protocols.conversations import NewConversation, agent_id_of, unknown
 from .protocols.responses import ResponsesCall, response_id, turn_id_of
@@ -76,6 +76,7 @@ class Dialogues:
 
     async def submit(self, call: ResponsesCall) -> Answer:
         """Accept what a client of Responses asks. Raises `ProxyError`."""
+        call = await self._with_items(call)
         if call.conversation is not None:
             agent = await self._conversation_agent(call.naming.owner, call.conversation)
             return await self._in_conversation(call, agent)
@@ -92,6 +93,28 @@ class Dialogues:
         if call.previous is not None:
             return await self._previous(call.naming.owner, call.previous)
         return await self._head(call)
+
+    async def _with_items(self, call: ResponsesCall) -> ResponsesCall:
+        """The call with the items that it names by their ids (as the Vercel AI SDK does) in their places."""
+        messages: list[Message] = []
+        for message in call.messages:
+            reference = responses_items.reference_of(message)
+            messages.append(message if reference is None else await self._referred(call.naming.owner, reference))
+        return replace(call, messages=tuple(messages))
+
+    async def _referred(self, owner: str, reference: Block) -> Message:
+        item_id = reference["id"]
+        turn_id = responses_items.turn_id_of_item(item_id)
+        try:
+            turn = await self.response(owner, response_id(turn_id)) if turn_id else None
+        except NotFound:
+            turn = None
+        for entry in _entries(turn, ()) if turn else ():
+            if entry.id == item_id and entry.message is not None:
+                return entry.message
+        raise InvalidRequest(
+            f"Item with id '{item_id}' not found: send the item itself", param=f"{reference['where']}.id"
+        )
 
     async def _head(self, call: ResponsesCall) -> Turn | None:
         if call.agent_id is None or call.naming.fresh:
@@ -299,6 +322,8 @@ def _request(
         wire=responses.WIRE,
         request_id=call.naming.request_id,
         format=call.format,
+        tools=call.tools,
+        tool_choice=call.tool_choice,
         call={**call.call, "system_items": list(items)},
         takes=takes,
     )

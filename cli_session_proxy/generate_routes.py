@@ -7,7 +7,7 @@ from functools import partial
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from .answers import JsonAnswer, StreamAnswer, ignored_header
+from .answers import ESTIMATED, JsonAnswer, StreamAnswer, ignored_header
 from .bodies import read_call
 from .errors import InvalidRequest, NotFound
 from .models import JSON
@@ -31,7 +31,8 @@ class GenerateRoutes:
         model, _, method = target.rpartition(":")
         if method == "countTokens":
             generate.checked_model(model)
-            return JSONResponse(await read_call(request, self._settings.max_body, generate.count))
+            counted = await read_call(request, self._settings.max_body, generate.count)
+            return JSONResponse(counted, headers=ESTIMATED)
         if method not in ("generateContent", "streamGenerateContent") or not model:
             raise NotFound(
                 f"there is no POST {request.url.path}: send models/{{model}}:generateContent, "

@@ -9,7 +9,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 
 from . import errors
 from .errors import ProxyError, TurnTimeout
-from .models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent
+from .models import (
+    CANCELLED_BY_CLIENT,
+    JSON,
+    Block,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    Finished,
+    Started,
+    Turn,
+    TurnEvent,
+)
 
 
 class LiveTurn:
@@ -246,7 +257,7 @@ class Answer:
 
     def cancel(self) -> None:
         """End the turn now: a queued one is removed from its lane, a running one is interrupted."""
-        self._live.cancel("cancelled by the client")
+        self._live.cancel(CANCELLED_BY_CLIENT)
 
 
 def replay(live: LiveTurn) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 
-from .answers import JsonAnswer, StreamAnswer, ignored_header
+from .answers import ESTIMATED, JsonAnswer, StreamAnswer, ignored_header
 from .bodies import read_call
-from .models import JSON
 from .protocols import messages
 from .settings import Settings
 from .turns import Engine
@@ -31,5 +30,6 @@ class MessagesRoutes:
         writer = messages.EventWriter(answer.turn_id, call.request.model, request.scope["state"]["request_id"])
         return StreamAnswer(answer, headers, writer, self._settings.keepalive)
 
-    async def count_tokens(self, request: Request) -> JSON:
-        return await read_call(request, self._settings.max_body, messages.count)
+    async def count_tokens(self, request: Request) -> Response:
+        counted = await read_call(request, self._settings.max_body, messages.count)
+        return JSONResponse(counted, headers=ESTIMATED)

@@ -21,6 +21,9 @@ LinkReason = Literal["started", "forked_by_cli", "rebuilt", "branched", "reset_b
 # Did the answer reach its client? `pending` until the acknowledgement; `uncertain` after a crash in between.
 Delivery = Literal["pending", "delivered", "undelivered", "uncertain"]
 
+# How the message of a `turn_cancelled` begins where its client asked for it; others lost their client or their proxy.
+CANCELLED_BY_CLIENT = "cancelled by the client"
+
 ON_PATH: frozenset[Status] = frozenset({"completed", "requires_action"})
 FINISHED: frozenset[Status] = frozenset({"completed", "requires_action", "failed", "cancelled"})
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 
 from . import continuity, history
-from .client_tools import as_cli, wants
+from .client_tools import as_cli, in_our_ids, wants
 from .continuity import Decision, Ending
 from .errors import InvalidRequest, NotFound
 from .models import FINISHED, JSON, ON_PATH, Agent, Turn, TurnRequest
@@ -56,6 +58,10 @@ class Placement:
         )
         if agent is None:
             agent = await self._ensure(request.owner, new_id("auto"), named=False)
+        if match is not None and decision.parent == match[0].id and not decision.imported:
+            known = itertools.takewhile(lambda one: one.role == "assistant", reversed(request.messages[: match[1].end]))
+            said = [block for message in reversed(list(known)) for block in message.content]
+            decision = replace(decision, new=in_our_ids(decision.new, said, match[0].output))
         return agent, decision
 
     async def _agent_of(self, request: TurnRequest) -> Agent:

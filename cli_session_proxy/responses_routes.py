@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from .answers import JsonAnswer, StreamAnswer, ignored_header
+from .answers import ESTIMATED, JsonAnswer, StreamAnswer, ignored_header
 from .bodies import named, read_call
 from .dialogues import Dialogues
 from .errors import InvalidRequest, NotFound, SessionBusy
@@ -64,7 +64,7 @@ class ResponsesRoutes:
         if parent is not None:
             tokens += parent.usage.prompt_tokens + parent.usage.output_tokens
         body = {"object": "response.input_tokens", "input_tokens": tokens}
-        return JSONResponse(body, headers={"X-Estimated": "true"})
+        return JSONResponse(body, headers=ESTIMATED)
 
     async def retrieve(self, request: Request, response_id: str) -> Response:
         turn = await self._dialogues.response(named(request).owner, response_id)

@@ -121,6 +121,7 @@ class Sessions:
         self._repairs = Repairs(settings, store, self._config_dir)
         self._readers: OrderedDict[str, Reader] = OrderedDict()
         self._in_step: dict[str, str] = {}  # warm session -> the turn its process's memory ends with
+        self._totals: dict[str, float] = {}  # warm session -> what its process says that all its turns cost
 
     # --- before the turn
 
@@ -148,12 +149,23 @@ class Sessions:
         mark = prepared.session.mark
         return Ready(
             process=process,
-            session=prepared.session,
+            session=await self._with_total(now, prepared.session, warm=warm),
             continuity="warm" if warm else prepared.continuity,
             leaf=mark.leaf if mark else None,
             links=prepared.links,
             reason=prepared.reason,
         )
+
+    async def _with_total(self, now: Now, session: Session, *, warm: bool) -> Session:
+        """The session with the CLI's own total before the turn: what the turn costs is the difference.
+
+        A process that resumes starts from the total in its transcript, which it writes at its end (2.1.329).
+        """
+        total = self._totals.get(session.id, 0.0)
+        if not warm:
+            keeps = now.capability.keeps_session_id
+            total = await asyncio.to_thread(transcript.total_cost, Path(session.transcript)) if keeps else 0.0
+        return replace(session, cost_total_usd=total)
 
     # calls of the client's tools
 
@@ -167,6 +179,7 @@ class Sessions:
         if process is None:
             return None
         leaf = session.mark.leaf if session.mark else None
+        session = await self._with_total(now, session, warm=True)
         return Ready(process, session, "warm", leaf, (), {"session": "waited for these results"}, brought, quiet=True)
 
     async def _reopened(
@@ -251,8 +264,16 @@ class Sessions:
             detail: JSON = {"asked": before.id, "answered": session_id}
             links = (Link(before.id, session_id, turn.id, "forked_by_cli", detail, time.time()),)
         if taken.mark is not None and (ready.process.usable or ready.process.waiting):
-            self._in_step[session_id] = turn.id
+            self._stays(session_id, turn.id, total)
         return Captured(tuple(records), session, links, taken.note)
+
+    def _stays(self, session_id: str, turn_id: str, total: float) -> None:
+        """The process is in step with this turn now. What is known of processes that are gone is forgotten."""
+        self._in_step[session_id], self._totals[session_id] = turn_id, total
+        if len(self._in_step) > 2 * self._settings.max_processes:
+            for gone in [known for known in self._in_step if self._pool.peek(known) is None]:
+                del self._in_step[gone]
+                self._totals.pop(gone, None)
 
     async def _taken(self, ready: Ready, path: Path, said: Said) -> _Taken:
         """What the turn added. It is written in batches: the last one is waited for, bounded."""
@@ -345,6 +366,7 @@ class Sessions:
 
     async def _end(self, session_id: str) -> None:
         self._in_step.pop(session_id, None)
+        self._totals.pop(session_id, None)
         self._readers.pop(session_id, None)
         await self._pool.discard(session_id)
 

@@ -73,9 +73,7 @@ class Cutter:
         return [BlockDelta(index, {"type": "text_delta", "text": text})] if text else []
 
 
-def cut(
-    entries: Sequence[Entry], output: Sequence[Block], scribe: Scribe, model: str, *, unseen: bool
-) -> list[Record]:
+def cut(entries: Sequence[Entry], output: Sequence[Block], scribe: Scribe, model: str, *, unseen: bool) -> list[Record]:
     """The turn's records as far as the answer goes: whole ones, then one with the shortened text.
 
     `output` is the answer as cut, its last block the shortened one. `unseen`: the CLI takes an answer that the

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import structlog
 
-from .errors import ProxyError
+from .errors import ProxyError, TurnTimeout
 from .stores.base import KeyTaken
 
 log = structlog.get_logger(__name__)
@@ -50,3 +51,27 @@ class Tasks:
             task.cancel()
         while tasks := self._work | self._services:
             await asyncio.wait(tasks)
+
+
+@asynccontextmanager
+async def limited(deadline: float, message: str) -> AsyncIterator[asyncio.Timeout]:
+    """Until `deadline` (the loop's time), then `TurnTimeout`."""
+    clock = asyncio.timeout_at(deadline)
+    try:
+        async with clock:
+            yield clock
+    except TimeoutError as exc:
+        if not clock.expired():
+            raise
+        raise TurnTimeout(message) from exc
+
+
+async def uninterrupted(task: asyncio.Task[T]) -> T:
+    """The task's result, whoever wants to cancel meanwhile: they come too late."""
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise
+    return task.result()

@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from . import errors
-from .attempts import Attempts, Observer, limited, not_run
+from .attempts import Attempts, Observer, not_run
 from .claude.pool import Pool
 from .ends import Ends
 from .errors import (
@@ -40,7 +40,7 @@ from .sessions import Sessions
 from .settings import Settings
 from .stores.base import KeyTaken, Store
 from .stores.sql import store_for
-from .tasks import Tasks
+from .tasks import Tasks, limited
 from .watcher import Watcher
 
 __all__ = ["Answer", "Engine"]

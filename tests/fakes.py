@@ -71,6 +71,7 @@ class FakeAnswer:
     def __init__(self, agent_id: str, steps: Sequence[Step]) -> None:
         self.agent_id = agent_id
         self.turn_id = "turn_1"
+        self.accepted = TURN
         self.replayed = False
         self.acknowledged = False
         self.left = False

@@ -131,7 +131,7 @@ async def test_the_openai_client_streams_an_answer(serving: Serving) -> None:
 
 async def test_a_delta_is_passed_on_before_the_next_one_exists(serving: Serving) -> None:
     gate = asyncio.Event()
-    head, first, second, stop = text("Hello ", "there.")
+    head, first, second, stop = text("Hello", " there.")
     async with serving(lambda _: [started(), head, first, gate, second, stop, Finished(TURN)]) as door:
         stream = await door.openai.chat.completions.create(
             model="sonnet", messages=[{"role": "user", "content": "hello"}], stream=True
@@ -139,7 +139,7 @@ async def test_a_delta_is_passed_on_before_the_next_one_exists(serving: Serving)
         got = ""
         async for chunk in stream:
             got += chunk.choices[0].delta.content or ""
-            if got == "Hello ":
+            if got == "Hello":
                 assert not door.engine.answers[0].done.is_set()
                 gate.set()
         assert got == "Hello there."

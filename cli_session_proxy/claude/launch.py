@@ -27,6 +27,8 @@ KNOWN_TOOLS = (
     "TaskList", "TaskOutput", "TaskStop", "TaskUpdate", "TodoRead", "TodoWrite", "ToolSearch", "WebFetch", "WebSearch",
     "Write", "exit_plan_mode",
 )  # fmt: skip
+# Offered with an MCP server, whatever the tools; they read what the server of the profile offers.
+MCP_HELPERS = frozenset({"ListMcpResourcesTool", "ReadMcpResourceTool"})
 ALL_TOOLS = "default"  # the word that --tools takes for the whole set
 
 
@@ -130,6 +132,18 @@ def write_prompt(launch: Launch) -> Path:
         # A lone surrogate has no UTF-8 form; the CLI itself would show it to the model as U+FFFD.
         file.write((launch.system_prompt or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode())
     return Path(name)
+
+
+def check_tools(launch: Launch, init: JSON) -> None:
+    """Raises ClaudeUnavailable where the CLI's `init` frame offers tools that the launch does not allow."""
+    allowed = {tool.split("(")[0] for tool in launch.profile.tools}
+    offered = {str(tool) for tool in init.get("tools") or () if not str(tool).startswith("mcp__")}
+    if allowed or offered <= MCP_HELPERS:
+        return  # with a profile's tools nothing is compared: newer CLIs offer some under other names
+    names = ", ".join(sorted(offered))
+    raise ClaudeUnavailable(
+        f"Claude CLI {launch.capability.version} offers tools that are off here ({names}): use another version"
+    )
 
 
 def cannot_start(launch: Launch, exc: OSError | ValueError) -> ProxyError:

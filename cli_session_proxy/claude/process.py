@@ -19,19 +19,18 @@ import time
 from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import structlog
 
-from ..client_tools import SERVER, Judge, Offers, refused
+from ..client_tools import Judge, Offers, refused
 from ..errors import ClaudeUnavailable
 from ..models import JSON, Block
 from ..settings import Settings
 from . import frames
 from .events import Called, CliEvent, ProcessDied, Refused, Result
-from .launch import Launch, cannot_start, write_prompt
+from .launch import Launch, cannot_start, check_tools, write_prompt
 from .proc import start_time
-from .tool_server import ToolServer
+from .tool_server import ToolServer, offer
 from .turn_reader import TurnReader
 
 STDERR_TAIL = 16 * 1024
@@ -40,11 +39,6 @@ INBOX = 256  # frames read ahead of the consumer; then the pipe, and so the CLI,
 KILL_WAIT = 10.0  # seconds the kernel gets to end a killed process
 DRAIN_WAIT = 1.0  # seconds for the last bytes of a dead process; a stranger may hold its pipes open for ever
 NO_CONVERSATION = "No conversation found"
-# How much longer than we the CLI waits for a result: it would tell the model itself that none came.
-TOOL_SLACK = 600.0
-# Offered with an MCP server, whatever the tools; they read what the server of the profile offers.
-MCP_HELPERS = frozenset({"ListMcpResourcesTool", "ReadMcpResourceTool"})
-
 
 __all__ = ["ClaudeProcess", "Launch"]
 
@@ -244,15 +238,11 @@ class ClaudeProcess:
         if frame is None or frame.get("type") != "system" or frame.get("subtype") != "init":
             return
         self._model = str(frame["model"]) if frame.get("model") else None
-        allowed = {tool.split("(")[0] for tool in self.launch.profile.tools}
-        offered = {str(tool) for tool in frame.get("tools") or () if not str(tool).startswith("mcp__")}
-        if allowed or offered <= MCP_HELPERS:
-            return  # with a profile's tools nothing is compared: newer CLIs offer some under other names
-        self.kill()
-        names = ", ".join(sorted(offered))
-        raise ClaudeUnavailable(
-            f"Claude CLI {self.launch.capability.version} offers tools that are off here ({names}): use another version"
-        )
+        try:
+            check_tools(self.launch, frame)
+        except ClaudeUnavailable:
+            self.kill()
+            raise
 
     async def _death(self) -> ProcessDied:
         """Why there will be no result."""
@@ -296,26 +286,7 @@ class ClaudeProcess:
 
     async def _offer(self, offers: Offers) -> bool:
         """Offer these tools of the client's from now on. False when this process cannot (see `ToolServer.takes`)."""
-        if offers == self._tools.offers:
-            return True
-        if not self._tools.takes(offers):
-            return False
-        if self._tools.offers and not await self._ask("mcp_set_servers", servers={}):
-            return False
-        self._tools.offer(offers)
-        if not offers:
-            return True
-        timeout = int((self._settings.tool_timeout + TOOL_SLACK) * 1000)
-        server = {"type": "sdk", "name": SERVER, "timeout": timeout, "disableAutoBackground": True}
-        if not await self._ask("mcp_set_servers", servers={SERVER: server}):
-            return False
-        listed = asyncio.create_task(self._tools.listed.wait())
-        try:
-            wait_for: set[asyncio.Task[Any]] = {listed, self._readers[0]}
-            await asyncio.wait(wait_for, timeout=self._settings.spawn_timeout, return_when=asyncio.FIRST_COMPLETED)
-            return listed.done()
-        finally:
-            listed.cancel()
+        return await offer(self._tools, offers, self._ask, until=self._readers[0], settings=self._settings)
 
     async def _ask(self, subtype: str, **fields: object) -> bool:
         """A control request of an idle process, and whether it succeeded. Bounded by `spawn_timeout`."""
@@ -450,4 +421,3 @@ class ClaudeProcess:
 def _remove(path: Path | None) -> None:
     if path is not None:
         path.unlink(missing_ok=True)
-

@@ -1,4 +1,4 @@
-"""The in-process MCP server of the client's tools, as the CLI talks to it over its control channel. Pure.
+"""The in-process MCP server of the client's tools, as the CLI talks to it over its control channel.
 
 Run on 2.1.329: a control request `mcp_set_servers` with `{"client": {"type": "sdk", "name": "client"}}` makes the
 CLI ask for initialize and tools/list, and at a model's call for tools/call, each as a `control_request` with the
@@ -10,12 +10,22 @@ process: the CLI keeps what it had.
 from __future__ import annotations
 
 import asyncio
+from typing import Any, Protocol
 
 from ..client_tools import SERVER, Offers
 from ..models import JSON
+from ..settings import Settings
 
 TOOL_USE_ID = "claudecode/toolUseId"
 PROTOCOL = "2025-06-18"
+# How much longer than we the CLI waits for a result (seconds): it would tell the model itself that none came.
+TOOL_SLACK = 600.0
+
+
+class Ask(Protocol):
+    """Makes a control request, and tells whether it succeeded."""
+
+    async def __call__(self, subtype: str, **fields: object) -> bool: ...
 
 
 class ToolServer:
@@ -83,3 +93,25 @@ class ToolServer:
 def _response(request_id: str, message: JSON) -> JSON:
     response = {"subtype": "success", "request_id": request_id, "response": {"mcp_response": message}}
     return {"type": "control_response", "response": response}
+
+
+async def offer(server: ToolServer, offers: Offers, ask: Ask, *, until: asyncio.Task[None], settings: Settings) -> bool:
+    """Make these what the running process offers. False where it cannot, or where it ends (`until`) before it has."""
+    if offers == server.offers:
+        return True
+    if not server.takes(offers) or (server.offers and not await ask("mcp_set_servers", servers={})):
+        return False
+    server.offer(offers)
+    if not offers:
+        return True
+    timeout = int((settings.tool_timeout + TOOL_SLACK) * 1000)
+    entry = {"type": "sdk", "name": SERVER, "timeout": timeout, "disableAutoBackground": True}
+    if not await ask("mcp_set_servers", servers={SERVER: entry}):
+        return False
+    listed = asyncio.create_task(server.listed.wait())
+    try:
+        either: set[asyncio.Task[Any]] = {listed, until}
+        await asyncio.wait(either, timeout=settings.spawn_timeout, return_when=asyncio.FIRST_COMPLETED)
+        return listed.done()
+    finally:
+        listed.cancel()

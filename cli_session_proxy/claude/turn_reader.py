@@ -209,7 +209,8 @@ class TurnReader:
             detail["rate_limit"] = self._rate_limit
         result = Result(
             session_id=session_id,
-            is_error=bool(frame.get("is_error")),
+            # 1.0.120 calls an answer that broke off `error_during_execution`, and `is_error` false.
+            is_error=bool(frame.get("is_error")) or str(frame.get("subtype")).startswith("error"),
             subtype=str(frame.get("subtype", "")),
             text=_text(frame.get("result")) or "",
             stop_reason=_text(frame.get("stop_reason")),

@@ -15,9 +15,10 @@ from ..errors import InvalidRequest, ProxyError
 from ..models import JSON, BlockDelta, BlockStart, Finished, Turn, TurnEvent, TurnRequest
 from ..structured import checked_schema
 from . import failures, generate_content
-from .blocks import effort_of_budget, estimated_tokens, refuse_tools
+from .blocks import effort_of_budget, estimated_tokens
 from .common import Naming, answer_text, fingerprint, model_name, sse, wrong_type
 from .generate_content import either
+from .other_tools import google_choice, google_tools
 
 WIRE = "generate"
 
@@ -26,10 +27,10 @@ EFFORTS = {"MINIMAL": "low", "LOW": "low", "MEDIUM": "medium", "HIGH": "high", "
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
 IGNORED = (
-    "temperature", "topP", "topK", "maxOutputTokens", "stopSequences", "seed", "presencePenalty", "frequencyPenalty",
+    "temperature", "topP", "topK", "maxOutputTokens", "seed", "presencePenalty", "frequencyPenalty",
     "mediaResolution",
 )  # fmt: skip
-IGNORED_OUTSIDE = ("safetySettings", "toolConfig", "serviceTier")
+IGNORED_OUTSIDE = ("safetySettings", "serviceTier")
 
 _NUMBERS = ("temperature", "topP", "topK", "maxOutputTokens", "seed", "presencePenalty", "frequencyPenalty")
 _CONFIG = "generationConfig"
@@ -53,6 +54,7 @@ def read(body: JSON, naming: Naming, model: str) -> GenerateCall:
     agent_id = naming.agent_id(body)
     system, messages = generate_content.read(body)
     thinking = either(config, "thinkingConfig", dict, "an object", where=f"{_CONFIG}.") or {}
+    tools = google_tools(body)
     request = TurnRequest(
         model=checked_model(model),
         messages=messages,
@@ -62,6 +64,9 @@ def read(body: JSON, naming: Naming, model: str) -> GenerateCall:
         system=system,
         effort=_effort(thinking),
         format=_format(config),
+        tools=tools,
+        tool_choice=google_choice(body, tools),
+        stop=tuple(stop for stop in either(config, "stopSequences") or () if stop),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,
@@ -124,7 +129,6 @@ def _check_types(config: Mapping[str, Any]) -> None:
 
 
 def _refuse_what_would_lie(body: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    refuse_tools(body)
     if either(body, "cachedContent") is not None:
         raise InvalidRequest("cachedContent: there is none here; send the contents themselves", param="cachedContent")
     candidates = either(config, "candidateCount", int, "a whole number", where=f"{_CONFIG}.")

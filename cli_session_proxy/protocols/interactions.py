@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..errors import InvalidRequest
-from ..models import JSON, Status, Turn, TurnRequest, Usage
+from ..models import CANCELLED_BY_CLIENT, JSON, Status, Turn, TurnRequest, Usage
 from ..structured import checked_schema
 from . import interactions_steps
-from .blocks import refuse_tools
 from .common import Naming, fingerprint, optional, required, wrong_type
 from .generate import checked_model
+from .other_tools import interactions_choice, interactions_tools
 
 WIRE = "interactions"
 
@@ -27,7 +27,7 @@ WIRE = "interactions"
 EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh"}
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
-IGNORED = ("temperature", "top_p", "seed", "stop_sequences", "max_output_tokens", "tool_choice")
+IGNORED = ("temperature", "top_p", "seed", "max_output_tokens")
 IGNORED_OUTSIDE = ("safety_settings", "service_tier", "labels", "webhook_config")
 
 _NUMBERS = ("temperature", "top_p", "seed", "max_output_tokens")
@@ -59,6 +59,7 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
     agent_id = naming.agent_id(body)
     previous = body.get("previous_interaction_id")
     system = body.get("system_instruction") or None
+    tools = interactions_tools(body)
     request = TurnRequest(
         model=checked_model(required(body, "model", str, "a string")),
         messages=interactions_steps.read(body.get("input")),
@@ -70,6 +71,9 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
         keep_system=previous is None,
         effort=_effort(config),
         format=_format(body),
+        tools=tools,
+        tool_choice=interactions_choice(config, tools),
+        stop=_stops(config),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,
@@ -99,6 +103,13 @@ def _call(body: JSON, config: Mapping[str, Any]) -> JSON:
         "system_instruction": body.get("system_instruction"),
         "summaries": config.get("thinking_summaries") == "auto",
     }
+
+
+def _stops(config: Mapping[str, Any]) -> tuple[str, ...]:
+    stops = optional(config, "stop_sequences", list, "a list of strings", where="generation_config.") or []
+    if not all(isinstance(stop, str) for stop in stops):
+        raise wrong_type("generation_config.stop_sequences", "a list of strings")
+    return tuple(stop for stop in stops if stop)
 
 
 def _effort(config: Mapping[str, Any]) -> str | None:
@@ -148,7 +159,6 @@ def _check_types(body: JSON) -> None:
 def _refuse_what_would_lie(body: JSON) -> None:
     if body.get("agent") is not None and body.get("model") is None:
         raise InvalidRequest("agent: Google's agents are not here; name a model of the CLI in `model`", param="agent")
-    refuse_tools(body)
     for name in ("cached_content", "continuation_token", "environment"):
         if body.get(name) is not None:
             raise InvalidRequest(f"{name}: there is none here; leave it out", param=name)
@@ -174,8 +184,8 @@ def turn_id_of(interaction: str) -> str | None:
 
 
 def status_of(turn: Turn) -> str:
-    """A turn that nobody cancelled but a dead proxy left is a failure to its client."""
-    if turn.status == "cancelled" and (turn.error or {}).get("code") != "turn_cancelled":
+    """A turn that ended for another reason than its client's wish, such as a restart of the proxy, has failed."""
+    if turn.status == "cancelled" and not str((turn.error or {}).get("message")).startswith(CANCELLED_BY_CLIENT):
         return "failed"
     if turn.status == "completed" and turn.stop_reason in _INCOMPLETE:
         return "incomplete"

@@ -18,8 +18,9 @@ from ..errors import InvalidRequest, NotFound, ProxyError
 from ..models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Turn, TurnEvent, TurnRequest
 from ..structured import read_format
 from . import failures, messages_content
-from .blocks import effort_of_budget, estimated_tokens, opened, refuse_tools
+from .blocks import effort_of_budget, estimated_tokens, opened
 from .common import Naming, fingerprint, model_name, optional, required, sse_event, wrong_type
+from .other_tools import messages_choice, messages_tools
 
 WIRE = "messages"
 
@@ -28,7 +29,7 @@ EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
 IGNORED = (
-    "max_tokens", "stop_sequences", "temperature", "top_k", "top_p", "tool_choice", "service_tier", "inference_geo",
+    "max_tokens", "temperature", "top_k", "top_p", "service_tier", "inference_geo",
     "container", "context_management", "speed", "diagnostics",
 )  # fmt: skip
 
@@ -53,6 +54,7 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
     _refuse_what_would_lie(body)
     agent_id = naming.agent_id(body)
     system, messages = messages_content.read(body)
+    tools = messages_tools(body)
     request = TurnRequest(
         model=model_name(body.get("model")),
         messages=messages,
@@ -62,6 +64,9 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
         system=system,
         effort=_effort(body),
         format=_format(body),
+        tools=tools,
+        tool_choice=messages_choice(body, tools),
+        stop=tuple(stop for stop in body.get("stop_sequences") or () if stop),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,
@@ -77,7 +82,7 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
 
 def count(body: JSON, naming: Naming) -> JSON:  # noqa: ARG001 - every `read` of a body takes both
     """The answer of count_tokens: an estimate of what was sent (`blocks.estimated_tokens`)."""
-    refuse_tools(body)
+    messages_tools(body)
     model_name(body.get("model"))
     return {"input_tokens": estimated_tokens(*messages_content.read(body, answered=False))}
 
@@ -130,7 +135,6 @@ def _refuse_what_would_lie(body: Mapping[str, Any]) -> None:
             param="thread.previous_message_id",
             detail={"error_code": "thread_not_found"},
         )
-    refuse_tools(body)
     if optional(body, "mcp_servers", list, "a list"):
         raise InvalidRequest(
             "mcp_servers: give the agent servers by a profile in the settings instead", param="mcp_servers"
@@ -150,6 +154,7 @@ def message(turn: Turn) -> JSON:
         **_head(turn.id, turn.model),
         "content": _content(turn),
         "stop_reason": stop_reason(turn),
+        "stop_sequence": turn.reason.get("stop_sequence"),
         "usage": usage(turn),
     }
 
@@ -207,7 +212,7 @@ def _whole(block: Block) -> Block:
 class EventWriter:
     """Turn events in, server-sent events out, in the order that Anthropic documents. One for each stream.
 
-    Indices are counted here: calls of the CLI's own tools are left out of the answer, so the turn's have gaps.
+    Indices are counted here: those of a turn may have gaps.
     """
 
     def __init__(self, turn_id: str, model: str, request_id: str) -> None:
@@ -217,10 +222,12 @@ class EventWriter:
         self._indices: dict[int, int] = {}
         self._begun = False
         self._next = 0
+        self._calls: set[str] = set()  # those that were told, by id
 
     def feed(self, event: TurnEvent) -> list[bytes]:
         """What this event adds to the stream; nothing for events that the wire has no words for."""
-        if isinstance(event, BlockStart) and event.block.get("type") in _SPOKEN:
+        if isinstance(event, BlockStart) and event.block.get("type") in (*_SPOKEN, "tool_use"):
+            self._calls.add(str(event.block.get("id")))
             index = self._indices[event.index] = self._next
             self._next += 1
             block = _whole(event.block)
@@ -251,10 +258,9 @@ class EventWriter:
             said = [block for block in turn.output if block.get("type") in _SPOKEN]
             events += [piece for block in said for piece in self._block(block)]
         if turn.status == "requires_action":
-            events += [
-                piece for block in turn.output if block.get("type") == "tool_use" for piece in self._block(block)
-            ]
-        delta = {"stop_reason": stop_reason(turn), "stop_sequence": None}
+            calls = [block for block in turn.output if block.get("type") == "tool_use"]
+            events += [piece for block in calls if block["id"] not in self._calls for piece in self._block(block)]
+        delta = {"stop_reason": stop_reason(turn), "stop_sequence": turn.reason.get("stop_sequence")}
         return [*events, _event("message_delta", delta=delta, usage=usage(turn)), _event("message_stop")]
 
     def _block(self, block: Block) -> list[bytes]:

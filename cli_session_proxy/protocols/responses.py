@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidRequest
-from ..models import JSON, Message, Status, Turn, Usage
+from ..models import CANCELLED_BY_CLIENT, JSON, Message, Status, Tool, ToolChoice, Turn, Usage
 from ..structured import read_format
 from . import responses_items
-from .blocks import refuse_tools
 from .chat import EFFORTS
 from .common import Naming, fingerprint, model_name, optional, required, wrong_type
+from .openai_tools import read_choice, read_tools
 
 WIRE = "responses"
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
 IGNORED = (
-    "temperature", "top_p", "max_output_tokens", "max_tool_calls", "parallel_tool_calls", "tool_choice", "truncation",
+    "temperature", "top_p", "max_output_tokens", "max_tool_calls", "truncation",
     "service_tier", "top_logprobs", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
 )  # fmt: skip
 _NUMBERS = ("temperature", "top_p", "max_output_tokens", "max_tool_calls", "top_logprobs")
@@ -77,6 +77,8 @@ class ResponsesCall:
     conversation: str | None
     effort: str | None
     format: JSON | None
+    tools: tuple[Tool, ...]
+    tool_choice: ToolChoice
     stream: bool
     background: bool
     call: JSON
@@ -85,7 +87,6 @@ class ResponsesCall:
 
 def read(body: JSON, naming: Naming) -> ResponsesCall:
     """The call that a body means. Raises `InvalidRequest`, which names the field."""
-    refuse_tools(body)
     if body.get("prompt") is not None:
         raise InvalidRequest("prompt: templates are not kept here; send instructions and input", param="prompt")
     _check_types(body)
@@ -96,7 +97,8 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
             "previous_response_id and conversation exclude each other: send one of them", param="previous_response_id"
         )
     given = body.get("input")
-    said = responses_items.Input((), ()) if given is None else responses_items.read(given)
+    said = responses_items.Input((), ()) if given is None else responses_items.read(given, references=True)
+    tools = read_tools(body)
     text = optional(body, "text", dict, "an object") or {}
     wanted = optional(text, "format", dict, "an object", where="text.") or {"type": "text"}
     return ResponsesCall(
@@ -111,16 +113,22 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
         conversation=conversation,
         effort=_effort(body),
         format=read_format(wanted, "text.format"),
+        tools=tools,
+        tool_choice=read_choice(body, tools),
         stream=bool(body.get("stream")),
         background=bool(body.get("background")),
-        call=_call(body, wanted, said.system, conversation),
+        call=_call(body, wanted, said.system, conversation, tools),
         ignored=tuple(name for name in IGNORED if body.get(name) is not None),
     )
 
 
-def _call(body: JSON, format: JSON, system: tuple[str, ...], conversation: str | None) -> JSON:
+def _call(
+    body: JSON, format: JSON, system: tuple[str, ...], conversation: str | None, tools: tuple[Tool, ...]
+) -> JSON:
     """What is kept with the turn. Names of our own: `wire`, `store`, `background`, `system_sent`."""
     echo = {name: body[name] for name in _ECHOED if body.get(name) is not None}
+    if isinstance(body.get("tool_choice"), str | dict):
+        echo["tool_choice"] = body["tool_choice"]
     for name, words in _WORDS.items():
         if echo.get(name) not in words:
             echo.pop(name, None)
@@ -133,6 +141,7 @@ def _call(body: JSON, format: JSON, system: tuple[str, ...], conversation: str |
         "conversation": conversation,
         "system_sent": list(system),
         "echo": echo,
+        "tools": [_shown_tool(tool) for tool in tools],
         "format": format,
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
     }
@@ -201,8 +210,8 @@ def turn_id_of(response: str) -> str | None:
 
 
 def status_of(turn: Turn) -> str:
-    """A turn that nobody cancelled but a dead proxy left is a failure to its client."""
-    if turn.status == "cancelled" and (turn.error or {}).get("code") != "turn_cancelled":
+    """A turn that ended for another reason than its client's wish, such as a restart of the proxy, has failed."""
+    if turn.status == "cancelled" and not str((turn.error or {}).get("message")).startswith(CANCELLED_BY_CLIENT):
         return "failed"
     if turn.status == "completed" and turn.stop_reason in _INCOMPLETE:
         return "incomplete"
@@ -233,10 +242,17 @@ def response(turn: Turn, status: str | None = None) -> JSON:
         "reasoning": call.get("reasoning", {"effort": None, "summary": None}),
         "store": call.get("store", True),
         "text": {"format": _shown_format(call.get("format", {"type": "text"})), "verbosity": "medium"},
-        "tools": [],
+        "tools": call.get("tools", []),
         "usage": usage(turn.usage) if ended else None,
         **echo,
     }
+
+
+def _shown_tool(tool: Tool) -> JSON:
+    return {
+        "type": "function", "name": tool.name, "description": tool.description, "parameters": tool.schema,
+        "strict": tool.strict,
+    }  # fmt: skip
 
 
 def _shown_format(format: JSON) -> JSON:

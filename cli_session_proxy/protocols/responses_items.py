@@ -31,8 +31,12 @@ class Input:
 # --- reading ----------------------------------------------------------------------------------------------
 
 
-def read(given: object, where: str = "input") -> Input:
-    """A string or a list of items. Reasoning items say nothing and are dropped. Raises `InvalidRequest`."""
+def read(given: object, where: str = "input", *, references: bool = False) -> Input:
+    """A string or a list of items. Reasoning items say nothing and are dropped. Raises `InvalidRequest`.
+
+    With `references`, an item may be named by its id: such a message holds nothing but a block that says which
+    (`reference_of`), until somebody who knows the turns puts the item in its place.
+    """
     if isinstance(given, str):
         if not given.strip():
             raise InvalidRequest(f"{where} is empty: send a text or a list of items", param=where)
@@ -48,6 +52,10 @@ def read(given: object, where: str = "input") -> Input:
         kind = optional(item, "type", str, "a string", where=f"{here}.") or "message"
         if kind == "reasoning":
             continue
+        if kind == "item_reference" and references:
+            item_id = required(item, "id", str, "a string", where=f"{here}.")
+            messages.append(Message("assistant", ({"type": "item_reference", "id": item_id, "where": here},)))
+            continue
         if kind not in _READERS:
             raise InvalidRequest(
                 f"{here}: items of type {kind!r} are not supported; send {', '.join(_READERS)}", param=f"{here}.type"
@@ -58,6 +66,18 @@ def read(given: object, where: str = "input") -> Input:
         else:
             system.append(said)
     return Input(tuple(text for text in system if text.strip()), tuple(messages))
+
+
+def reference_of(message: Message) -> Block | None:
+    """The `id` and `where` of the item that stands in this place by its id; None for a message of words."""
+    block = message.content[0] if message.content else {}
+    return block if block.get("type") == "item_reference" else None
+
+
+def turn_id_of_item(item_id: str) -> str | None:
+    """The turn that an item's id was made from; None for an id that no turn gave."""
+    parts = item_id.split("_")
+    return f"turn_{'_'.join(parts[1:-1])}" if len(parts) > 2 else None
 
 
 def _message(item: Mapping[str, Any], where: str) -> Message | str:

@@ -13,7 +13,6 @@ from . import reading, writing
 from .base import ChainPart, NewChain, WholeTurn
 from .tables import agents, frames, sessions, turns
 
-
 # Made once: a statement that is built anew for each turn costs more than its execution.
 _EXISTS = select(turns.c.seq).where(turns.c.id == bindparam("turn_id"))
 

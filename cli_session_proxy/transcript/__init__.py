@@ -8,7 +8,7 @@ belong to sub-agents. Source: facts measured on 1.0.120 and 2.1.329, section "Tr
 from .comparing import Found, Verdict, check, quick_check
 from .entries import Entry, Parsed, has_ended, is_complete, messages_of, parse, parse_records, unbroken
 from .files import gather
-from .following import Reader
+from .following import Reader, total_cost
 from .places import beside, find_elsewhere, path_of, project_dir, remove
 from .writing import NO_CONTENT, OPENED_BY_ASSISTANT, Scribe, in_strict_order, timestamp, with_session_id, write
 
@@ -36,6 +36,7 @@ __all__ = [
     "quick_check",
     "remove",
     "timestamp",
+    "total_cost",
     "unbroken",
     "with_session_id",
     "write",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import mmap
 import os
 from pathlib import Path
 
@@ -52,3 +54,19 @@ class Reader:
         self.leaf = parsed.leaf or self.leaf
         mark = FileMark(*identity, self._size, stat.st_mtime_ns, self._hash.hexdigest(), self.leaf)
         return parsed, mark
+
+
+_TOTAL = b'{"type":"cost-state",'
+
+
+def total_cost(path: Path) -> float:
+    """US dollars that the CLI takes as spent when it resumes this transcript: its last note of it, else 0."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            at = data.rfind(_TOTAL)  # inside a record's text its quotes would be escaped
+            end = data.find(b"\n", at)
+            line = data[at : end if end >= 0 else len(data)] if at >= 0 else b"{}"
+        total = json.loads(line).get("totalCostUSD")
+    except (OSError, ValueError):  # no file, an empty one, or a cut line
+        return 0.0
+    return float(total) if isinstance(total, int | float) else 0.0

@@ -116,7 +116,7 @@ def test_nothing_but_the_allowed_reaches_the_cli(tmp_path: Path, monkeypatch: py
     assert not {"SECRET_OF_SOMEONE", "CLAUDECODE", "CLAUDE_CONFIG_DIR", "DISABLE_AUTO_COMPACT"} & set(env)
     assert (env["ANTHROPIC_API_KEY"], env["LC_TIME"], env["MORE"]) == ("sk-ant-fake", "C", "1")
     assert (env["TMPDIR"], env["CLAUDE_CODE_MAX_RETRIES"]) == (str(tmp_path), "3")
-    assert env["CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS"] == "7500"
+    assert env["CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS"] == "3750"
 
 
 def test_the_config_dir_is_the_setting_then_the_variable_then_the_users_own(

@@ -47,7 +47,8 @@ async def test_every_turn_by_another_wire_is_remembered(
             return (await of_google.models.generate_content(model="sonnet", contents=text)).text or ""
 
         async def interactions(text: str) -> str:
-            return (await of_google.interactions.create(model="sonnet", input=text)).output_text or ""
+            made: Any = await of_google.interactions.create(model="sonnet", input=text)
+            return str(made.output_text)
 
         async def lite(text: str) -> str:
             answer: Any = await litellm.acompletion(

@@ -185,7 +185,7 @@ ROWS = (
     Row(FILES, "whole `projects/` wiped", _cold(wipe_projects), continuity="rebuilt", because=_MISSING),
     Row(FILES, "whole `projects/` wiped under a warm process", _warm(wipe_projects), continuity="rebuilt",
         because=_MISSING),
-    Row(FILES, "older than the clean-up period", let_it_age, quick=NEW, continuity="rebuilt", because=_MISSING),
+    Row(FILES, "older than the clean-up period", let_it_age, continuity="rebuilt", because=_MISSING),
     Row(FILES, "unreadable: a folder in its place", _cold(make_unreadable), quick=NEW, continuity="rebuilt",
         because="directory"),
     Row(FILES, "a dangling link in its place", _cold(make_dangling), continuity="rebuilt", because=_MISSING),

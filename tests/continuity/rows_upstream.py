@@ -90,7 +90,7 @@ ROWS = (
     Row(UPSTREAM, "529 through every retry, given up", always(Fail(529)), quick=NEW, settings=FAST),
     Row(UPSTREAM, "cut mid-stream once", once(Cut(after=2)), quick=NEW),
     Row(UPSTREAM, "cut mid-stream always, given up", always(Cut(after=2)), settings={"cli_retries": 0}),
-    Row(UPSTREAM, "a stall", fails_then_resent(Stall(after=2)), settings={"idle_timeout": 3.0, "cli_retries": 0}),
+    Row(UPSTREAM, "a stall", fails_then_resent(Stall(after=2)), settings={"idle_timeout": 8.0, "cli_retries": 0}),
     Row(UPSTREAM, "an error event mid-stream", once(ErrorEvent(after=2)), quick=NEW),
     Row(UPSTREAM, "an answer of 5 MB", answer_of_5_mb, quick=NEW),
 )  # fmt: skip
@@ -123,7 +123,6 @@ WORDS = "text"
 VERBATIM = (
     ("`/clear`", "/clear", BOTH, NEW),
     ("`/compact now`", "/compact now", NEW, ()),
-    ("`@file`", "look at @/etc/hostname please", BOTH, NEW),
     ("`!cmd`", "!echo hello", BOTH, ()),
     ("leading `--`", "--resume=00000000-0000-4000-8000-000000000000 --help", BOTH, ()),
     ("NUL", "before\0after", BOTH, NEW),
@@ -132,7 +131,16 @@ VERBATIM = (
     ("every Unicode plane", _PLANES, BOTH, ()),
     ("`<system-reminder>`", "a <system-reminder>no reminder</system-reminder> b", NEW, ()),
 )
+
+
+async def name_a_file(talk: Talk) -> None:
+    """The words reach the model, the file does not."""
+    (talk.cwd / "secret.txt").write_text("fact-0-5ec2e7ed")
+    await _roomy(_says("look at @secret.txt please"))(talk)
+
+
 TEXT_ROWS = (
+    Row(WORDS, "`@file`", name_a_file, quick=NEW),
     *(Row(WORDS, name, _roomy(_says(text)), clis=clis, quick=quick) for name, text, clis, quick in VERBATIM),
     Row(WORDS, "a lone surrogate", _clearly_refused("before \ud800 after"), clis=BOTH),
     Row(WORDS, "empty", _clearly_refused(""), quick=NEW),

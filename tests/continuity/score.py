@@ -86,7 +86,7 @@ def score(seen: Seen, facts: Sequence[Fact], probe: Fact, before: Seen | None) -
         doubled=sum(asked > 1 or told > 1 for asked, told in counts) + (_count(said, probe) > 1),
         lost=sum(not asked or not told for asked, told in counts) + (_count(said, probe) < 1),
         reordered=sum(later < earlier for earlier, later in pairwise(places)),
-        foreign=len(_strangers(said, [*facts, probe])),
+        foreign=len(_strangers(seen, [*facts, probe])),
         prefix=None if before is None else seen.prefix_kept(before),
     )
 
@@ -113,8 +113,6 @@ def _place(said: Sequence[str], fact: Fact) -> tuple[int, int] | None:
     return None
 
 
-def _strangers(said: Sequence[str], known: Sequence[Fact]) -> set[str]:
-    """Facts in the request that nobody acknowledged: a failed prompt, or another agent's."""
-    keys = {fact.key for fact in known}
-    whole = {fact.text for fact in known if fact.whole}
-    return {token for text in said if text not in whole for token in _TOKEN.findall(text)} - keys
+def _strangers(seen: Seen, known: Sequence[Fact]) -> set[str]:
+    """Facts anywhere in the request that nobody acknowledged: a failed prompt, another agent's, a file of ours."""
+    return set(_TOKEN.findall(seen.raw.decode("utf-8", "replace"))) - {fact.key for fact in known}

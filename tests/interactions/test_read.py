@@ -54,8 +54,11 @@ def test_steps_are_a_history() -> None:
 
 
 def test_what_is_asked_is_kept_for_later() -> None:
-    call = read(background=True, previous_interaction_id="interaction_1", system_instruction="Be brief.",
-                generation_config={"thinking_level": "high", "thinking_summaries": "auto", "seed": 1}, labels={"a": "b"})  # fmt: skip
+    config = {"thinking_level": "high", "thinking_summaries": "auto", "seed": 1}
+    call = read(
+        background=True, previous_interaction_id="interaction_1", system_instruction="Be brief.",
+        generation_config=config, labels={"a": "b"},
+    )  # fmt: skip
     assert (call.previous, call.background, call.stream) == ("interaction_1", True, False)
     assert (call.request.system, call.request.keep_system, call.request.effort) == ("Be brief.", False, "high")
     assert call.ignored == ("generation_config.seed", "labels")

@@ -11,7 +11,6 @@ import pytest
 from google.genai._gaos.types.interactions import Interaction
 from google.genai._gaos.types.interactions.interactionsseevent import InteractionSSEEvent
 from google.genai._interactions import BadRequestError, NotFoundError
-from google.genai.client import AsyncClient
 from pydantic import TypeAdapter
 
 from cli_session_proxy.settings import Settings
@@ -23,6 +22,8 @@ from ..conftest import MakeSettings
 from ..wires import five_turns, google_client, proxied, the_one_chain
 
 EVENT: TypeAdapter[Any] = TypeAdapter(InteractionSSEEvent)
+# Any: the client's own types cannot tell whether `create` was asked to stream.
+Proxy = tuple[Engine, Any]
 THINK: Any = {"thinking_summaries": "auto"}
 
 
@@ -32,15 +33,13 @@ def settings(make_settings: MakeSettings, claude_2: Path) -> Settings:
 
 
 @pytest.fixture
-async def proxy(settings: Settings) -> AsyncIterator[tuple[Engine, AsyncClient]]:
+async def proxy(settings: Settings) -> AsyncIterator[Proxy]:
     async with proxied(settings) as (engine, root), google_client(root) as client:
         yield engine, client
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_five_turns_by_id_are_one_chain(
-    proxy: tuple[Engine, AsyncClient], upstream: Upstream, stream: bool
-) -> None:
+async def test_five_turns_by_id_are_one_chain(proxy: Proxy, upstream: Upstream, stream: bool) -> None:
     engine, client = proxy
     last: dict[str, Any] = {}
 
@@ -65,7 +64,7 @@ async def test_five_turns_by_id_are_one_chain(
     assert [turn.origin for turn in turns] == ["interactions"] * 5
 
 
-async def test_two_that_share_a_previous_id_are_branches(proxy: tuple[Engine, AsyncClient], upstream: Upstream) -> None:
+async def test_two_that_share_a_previous_id_are_branches(proxy: Proxy, upstream: Upstream) -> None:
     _, client = proxy
     root = await client.interactions.create(model="sonnet", input="Remember: the colour is teal")
     ids: Any = [root.id, root.id]
@@ -80,7 +79,7 @@ async def test_two_that_share_a_previous_id_are_branches(proxy: tuple[Engine, As
         assert made.output_text == f"I remember: colour is teal; tree 0 is {tree}; tree 1 is {tree}."
 
 
-async def test_a_stream_is_read_on_from_any_event(proxy: tuple[Engine, AsyncClient], upstream: Upstream) -> None:
+async def test_a_stream_is_read_on_from_any_event(proxy: Proxy, upstream: Upstream) -> None:
     _, client = proxy
     upstream.when("hello", Reply("Grüße, 猫! This is a longer answer.", thinking="They greet me."))
     events = [
@@ -113,9 +112,7 @@ async def test_a_stream_is_read_on_from_any_event(proxy: tuple[Engine, AsyncClie
             assert rest[-1].event_type == "interaction.completed"
 
 
-async def test_a_background_interaction_goes_on_without_its_client(
-    proxy: tuple[Engine, AsyncClient], upstream: Upstream
-) -> None:
+async def test_a_background_interaction_goes_on_without_its_client(proxy: Proxy, upstream: Upstream) -> None:
     engine, client = proxy
     gate = Gate(reply=Reply("Done."))
     upstream.when("hello", gate)
@@ -134,9 +131,7 @@ async def test_a_background_interaction_goes_on_without_its_client(
     assert turn.delivery == "delivered"
 
 
-async def test_a_background_interaction_is_cancelled_and_never_continued(
-    proxy: tuple[Engine, AsyncClient], upstream: Upstream
-) -> None:
+async def test_a_background_interaction_is_cancelled_and_never_continued(proxy: Proxy, upstream: Upstream) -> None:
     _, client = proxy
     gate = Gate()
     upstream.when("hello", gate)
@@ -156,7 +151,7 @@ async def test_a_background_interaction_of_a_dead_proxy_is_failed_with_a_reason(
     upstream.when("hello", gate)
     quick = settings.model_copy(update={"drain_timeout": 0.0})
     async with proxied(quick) as (_, root), google_client(root) as client:
-        made = await client.interactions.create(model="sonnet", input="hello", background=True)
+        made: Any = await client.interactions.create(model="sonnet", input="hello", background=True)
         assert made.id is not None
         await asyncio.wait_for(gate.reached.wait(), 20)
     async with proxied(quick) as (_, root), google_client(root) as client:
@@ -164,9 +159,7 @@ async def test_a_background_interaction_of_a_dead_proxy_is_failed_with_a_reason(
         assert found.status in ("failed", "cancelled")
 
 
-async def test_deleted_unstored_and_unknown_ids_are_not_found(
-    proxy: tuple[Engine, AsyncClient], upstream: Upstream
-) -> None:
+async def test_deleted_unstored_and_unknown_ids_are_not_found(proxy: Proxy, upstream: Upstream) -> None:
     _, client = proxy
     kept = await client.interactions.create(model="sonnet", input="hello")
     unstored = await client.interactions.create(model="sonnet", input="hello", store=False)

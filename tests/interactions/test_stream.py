@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from cli_session_proxy.errors import TurnCancelled, UpstreamError
 from cli_session_proxy.live import said
-from cli_session_proxy.models import BlockDelta, BlockStart, BlockStop, Finished, Turn, TurnEvent
+from cli_session_proxy.models import CANCELLED_BY_CLIENT, BlockDelta, BlockStart, BlockStop, Finished, Turn, TurnEvent
 from cli_session_proxy.protocols import interactions
 from cli_session_proxy.protocols.interactions_stream import EventWriter
 
@@ -108,7 +108,11 @@ def test_calls_are_handed_over_when_the_turn_waits_for_them() -> None:
     ("error", "status", "last"),
     [
         (UpstreamError("it broke"), "failed", "error"),
-        (TurnCancelled("enough"), "cancelled", "interaction.status_update"),
+        (
+            TurnCancelled(f"{CANCELLED_BY_CLIENT}; nothing of this turn was kept"),
+            "cancelled",
+            "interaction.status_update",
+        ),
     ],
 )
 def test_a_failure_is_told_live_and_later(error: Any, status: str, last: str) -> None:

@@ -44,6 +44,7 @@ async def test_five_turns_with_the_whole_history_are_one_chain(
 
     async def say(text: str) -> str:
         history.append({"role": "user", "content": text})
+        answer: Message
         if stream:
             async with client.messages.stream(model="sonnet", max_tokens=100, messages=history) as events:
                 answer = await events.get_final_message()
@@ -89,33 +90,28 @@ async def test_thinking_is_given_signed_streamed_or_not_and_taken_back(
     proxy: tuple[Engine, anthropic.AsyncAnthropic], upstream: Upstream
 ) -> None:
     engine, client = proxy
-    upstream.when("hello", Reply("Hi.", thinking="They greet me."), times=2)
+    upstream.when("hello", Reply("Hi.", thinking="They greet me."), times=3)
     given: dict[str, Any] = {"model": "sonnet", "max_tokens": 100}
     whole = await client.messages.create(messages=HELLO, **given)
-    kinds = []
-    async with client.messages.stream(messages=HELLO, **given) as events:
-        async for event in events:
-            if event.type not in ("text", "thinking", "signature"):  # made by the client's own helper
-                EVENT.validate_python(
-                    event.model_dump(
-                        include={"type", "index", "delta", "message", "usage"}
-                        | ({"content_block"} if event.type == "content_block_start" else set())
-                    )
-                )
-                kinds.append(event.type)
-        streamed = await events.get_final_message()
-    for answer in (whole, streamed):
+    async with client.messages.stream(messages=HELLO, **given) as stream:
+        streamed = await stream.get_final_message()
+    answers: list[Any] = [whole, streamed]
+    for answer in answers:
         assert [block.type for block in answer.content] == ["thinking", "text"]
         thinking = answer.content[0]
-        assert thinking.type == "thinking"
         assert (thinking.thinking, bool(thinking.signature)) == ("They greet me.", True)
+    kinds = []
+    events = await client.messages.create(messages=HELLO, stream=True, **given)
+    async for event in events:
+        EVENT.validate_python(event.model_dump())
+        kinds.append(event.type)
     assert kinds[0] == "message_start"
     assert kinds[-2:] == ["message_delta", "message_stop"]
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 2
     again = [*HELLO, {"role": "assistant", "content": whole.content}, {"role": "user", "content": "list"}]
     answer = await client.messages.create(messages=again, **given)
-    assert answer.content[0].to_dict()["text"] == "1. hello\n2. list"
-    assert len(await chains(engine)) == 2
+    assert answer.content[0].text == "1. hello\n2. list"
+    assert len(await chains(engine)) == 3
 
 
 async def test_a_message_thread_falls_back_to_the_whole_history_by_itself(
@@ -151,3 +147,34 @@ async def test_counting_and_models_speak_anthropic(proxy: tuple[Engine, anthropi
     assert [model.id async for model in client.models.list()] == ["sonnet", "opus", "haiku", "default"]
     model = await client.models.retrieve("opus")
     assert (model.id, model.type, model.lifecycle) == ("opus", "model", "active")
+
+
+async def test_calls_of_tools_in_the_history_reach_the_model(
+    proxy: tuple[Engine, anthropic.AsyncAnthropic], upstream: Upstream
+) -> None:
+    engine, client = proxy
+    history: Any = [
+        {"role": "user", "content": "Remember: the colour is teal"},
+        {"role": "assistant", "content": [
+            {"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": "toolu_x1", "name": "look", "input": {"at": 1}},
+        ]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_x1", "content": "a tree"}]},
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "recall"},
+    ]  # fmt: skip
+    answer: Any = await client.messages.create(model="sonnet", max_tokens=100, messages=history)
+    assert answer.content[0].text == "I remember: colour is teal."
+    seen = upstream.requests[-1].texts()
+    assert ("assistant", 'tool_use: look {"at": 1}') in seen
+    assert ("user", "tool_result: a tree") in seen
+    await the_one_chain(engine, 3)
+
+
+async def test_the_old_cli_streams_too(make_settings: MakeSettings, claude_1: Path, upstream: Upstream) -> None:
+    async with proxied(make_settings(claude_bin=claude_1)) as (_, root), client_of(root) as client:
+        async with client.messages.stream(model="sonnet", max_tokens=100, messages=HELLO) as stream:
+            said = "".join([piece async for piece in stream.text_stream])
+            answer = await stream.get_final_message()
+        assert said == "You said: hello (1)"
+        assert [block.type for block in answer.content] == ["text"]

@@ -11,10 +11,10 @@ from pydantic import TypeAdapter
 
 from cli_session_proxy.errors import Overloaded
 from cli_session_proxy.live import said
-from cli_session_proxy.models import BlockDelta, BlockStart, Finished, Started, Turn, TurnEvent, Usage
+from cli_session_proxy.models import BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent, Usage
 from cli_session_proxy.protocols import messages
 
-from ..fakes import TURN, started, text
+from ..fakes import TURN, started
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 THINKING = {"type": "thinking", "thinking": "Hm.", "signature": "sig"}
@@ -100,10 +100,13 @@ def test_a_stream_tells_the_same_as_the_whole() -> None:
         BlockStart(0, {"type": "thinking", "thinking": "", "signature": ""}),
         BlockDelta(0, {"type": "thinking_delta", "thinking": "Hm."}),
         BlockDelta(0, {"type": "signature_delta", "signature": "sig"}),
-        *list(said([THINKING]))[-1:],
+        BlockStop(0),
         # a tool of the CLI's own: nothing for the client, and the indices have no gap
-        BlockStart(1, CALL), BlockDelta(1, {"type": "input_json_delta", "partial_json": "{}"}),
-        *[replace(event, index=2) for event in text("Hello ", "there.")],  # type: ignore[call-arg,type-var]
+        BlockStart(1, CALL), BlockDelta(1, {"type": "input_json_delta", "partial_json": "{}"}), BlockStop(1),
+        BlockStart(2, {"type": "text", "text": ""}),
+        BlockDelta(2, {"type": "text_delta", "text": "Hello "}),
+        BlockDelta(2, {"type": "text_delta", "text": "there."}),
+        BlockStop(2),
         Finished(done),
     ]  # fmt: skip
     events = told(live)

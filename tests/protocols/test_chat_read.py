@@ -153,9 +153,8 @@ def test_broken_messages_are_refused_by_field(messages: object, param: str) -> N
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2), ("n", "1"), ("logprobs", True), ("top_logprobs", 3), ("tools", [{"type": "function"}]),
-        ("tools", "x"), ("functions", [{}]), ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {}}), ("modalities", ["text", "audio"]),
+        ("n", 2), ("n", "1"), ("logprobs", True), ("top_logprobs", 3), ("tools", "x"),
+        ("tool_choice", "sometimes"), ("tool_choice", "required"), ("functions", [{}]), ("response_format", "json"), ("modalities", ["text", "audio"]),
         ("audio", {"voice": "x"}), ("stream", "yes"), ("stream", 1), ("stream_options", []), ("temperature", "hot"),
         ("temperature", True), ("max_tokens", "many"), ("stop", 7), ("stop", [7]), ("metadata", "x"), ("user", 7),
         ("reasoning_effort", "enormous"), ("reasoning_effort", 3), ("model", 7), ("model", ""), ("model", "--help"),
@@ -164,6 +163,18 @@ def test_broken_messages_are_refused_by_field(messages: object, param: str) -> N
 )  # fmt: skip
 def test_what_would_lie_or_is_of_a_wrong_type_is_refused_by_field(field: str, value: object) -> None:
     assert refused(**{field: value}) == field
+
+
+def test_a_response_format_that_asks_for_json_is_passed_on_and_a_broken_one_is_named() -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"type": "string"}}}
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert read(response_format=asked).request.format == {"schema": schema}
+    assert read(response_format={"type": "json_object"}).request.format == {"schema": None}
+    assert read(response_format={"type": "text"}).request.format is None
+    assert refused(response_format={"type": "xml"}) == "response_format.type"
+    place = "response_format.json_schema.schema"
+    assert refused(response_format={"type": "json_schema", "json_schema": {}}) == place
+    assert refused(response_format={"type": "json_schema", "json_schema": {"schema": {"type": "wrong"}}}) == place
 
 
 def test_nulls_and_harmless_values_are_no_error() -> None:
@@ -179,7 +190,8 @@ def test_what_the_cli_cannot_honour_is_named() -> None:
     call = read(
         temperature=0, top_p=1, max_tokens=5, stop=["x"], seed=None, user="u", metadata={}, store=True, future=1
     )
-    assert call.ignored == ("temperature", "top_p", "max_tokens", "stop")
+    assert call.ignored == ("temperature", "top_p", "max_tokens")
+    assert call.request.stop == ("x",)
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,22 @@ from pathlib import Path
 
 from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
+from cli_session_proxy.turns import Engine
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard, request, running
-from .others import other_proxy
+from .others import other_proxy, until
 from .test_kill import turns_of
 
 
 async def reached(gate: Gate) -> None:
     async with asyncio.timeout(30):
         await gate.reached.wait()
+
+
+async def is_undelivered(engine: Engine, turn_id: str) -> bool:
+    turn = await engine.store.turn(turn_id)
+    return turn is not None and turn.delivery == "undelivered"
 
 
 async def test_two_proxies_take_turns_and_neither_trusts_its_old_process(
@@ -131,9 +137,7 @@ async def test_who_left_one_proxy_finds_its_turn_at_another(
         answer = await one.submit(request("first"))
         await reached(gate)
         answer.leave()
-        async with asyncio.timeout(10):
-            while (turn := await two.store.turn(answer.turn_id)) is None or turn.delivery != "undelivered":
-                await asyncio.sleep(0.01)
+        await until(lambda: is_undelivered(two, answer.turn_id))
         again = await two.submit(request("first"))
         assert again.turn_id == answer.turn_id
         await asyncio.sleep(1.2)  # the first proxy's patience: it must see that somebody waits again

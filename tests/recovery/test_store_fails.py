@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from cli_session_proxy.turns import Engine
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard
+from .others import until
 from .test_kill import turns_of
 
 
@@ -62,23 +62,16 @@ async def on_store(settings: Settings, store: SqlStore) -> AsyncIterator[Engine]
 
 @pytest.mark.parametrize(
     ("broken", "run"),
-    [
-        ({"accept"}, False),
-        ({"begin"}, False),
-        ({"begin", "fail"}, False),
-        ({"commit"}, True),
-        ({"commit", "fail"}, True),
-    ],
-    ids=lambda value: "+".join(sorted(value)) if isinstance(value, set) else None,
+    [("accept", False), ("begin", False), ("begin fail", False), ("commit", True), ("commit fail", True)],
 )
 async def test_a_disk_that_is_full_at_a_step_costs_that_turn_only(
-    broken: set[str], run: bool, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    broken: str, run: bool, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     settings = make_settings(claude_bin=claude_2)
     store = FailingStore(settings)
     async with on_store(settings, store) as engine:
         await ask(engine, "one")
-        store.broken = broken
+        store.broken = set(broken.split())
         with pytest.raises(StoreUnavailable, match="was run, and its answer was not kept" if run else "was not run"):
             await ask(engine, "two")
         assert ("two" in heard(upstream)) is run
@@ -103,9 +96,11 @@ async def test_an_end_that_could_not_be_stored_is_stored_when_the_store_can_agai
             await ask(engine, "one")
         assert [turn.status for turn in await turns_of(engine)] == ["running"]
         store.broken = set()
-        async with asyncio.timeout(10):
-            while [turn.status for turn in await turns_of(engine)] != ["failed"]:
-                await asyncio.sleep(0.05)
+
+        async def stored() -> bool:
+            return [turn.status for turn in await turns_of(engine)] == ["failed"]
+
+        await until(stored)
 
 
 async def test_an_end_that_was_never_stored_is_settled_by_the_next_proxy(
@@ -139,15 +134,14 @@ async def test_a_database_that_cannot_grow_is_a_store_that_cannot_write(
         await ask(engine, "one")
         free = await store._db.write(pages(1))  # as many as there are now
         assert free
-        refused = 0
+        refused: list[str] = []
         for n in range(4):
             try:
                 await ask(engine, f"big {n} " + "x" * 20000)
             except StoreUnavailable as exc:
-                refused += 1
-                assert "full" in exc.message
-                assert "not run" in exc.message or "not kept" in exc.message
+                refused.append(exc.message)
         assert refused
+        assert all("full" in message and ("not run" in message or "not kept" in message) for message in refused)
         await store._db.write(pages(1 << 30))
         await ask(engine, "last")
         done = [turn for turn in await turns_of(engine) if turn.status == "completed"]
@@ -163,7 +157,7 @@ async def test_a_database_locked_by_another_program_is_waited_for_and_then_refus
         await ask(engine, "one")
         other = sqlite3.connect(settings.var / FILE, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreUnavailable, match=r"not run.*locked by another program"):
+        with pytest.raises(StoreUnavailable, match=r"not run.*locked by"):
             await ask(engine, "two")
         other.execute("ROLLBACK")
         other.close()

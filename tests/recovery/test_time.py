@@ -13,6 +13,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard, request, running
+from .others import until
 from .test_kill import turns_of
 from .test_several_proxies import reached
 
@@ -73,9 +74,11 @@ async def test_a_queued_turn_whose_client_gave_up_is_never_sent(
         await reached(gate)
         with pytest.raises(TurnTimeout):
             await ask(engine, "impatient", timeout=0.2)
-        async with asyncio.timeout(10):
-            while [turn.status for turn in await turns_of(engine)] != ["running", "cancelled"]:
-                await asyncio.sleep(0.02)
+
+        async def given_up() -> bool:
+            return [turn.status for turn in await turns_of(engine)] == ["running", "cancelled"]
+
+        await until(given_up)
         gate.open()
         await first
         await ask(engine, "last")

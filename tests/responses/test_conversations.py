@@ -149,3 +149,6 @@ async def test_a_chain_of_another_wire_has_a_conversation_too(door: Door, upstre
     told = await door.openai.responses.create(model="sonnet", input="recall", conversation=conversation)
     assert told.output_text == "I remember: a is 1."
     assert (await texts(door, conversation))[0] == "remember a = 1"
+    again = await door.http.post("/agents/ada/v1/responses", json={"model": "sonnet", "input": "recall again"})
+    assert again.headers["x-agent-id"] == "ada"
+    assert heard(upstream) == ["remember a = 1", "recall", "recall again"]

@@ -83,5 +83,14 @@ async def test_a_background_response_survives_kill_9_of_the_proxy(
                     after = await client.responses.retrieve(response.id)
             assert after.status in ("completed", "failed")
             assert after.output_text or (after.error and after.error.message)
+        # a proxy that is told to stop ends what it cannot finish, and says so
+        upstream.next(stuck := Gate())
+        running = await client.responses.create(model="sonnet", input="go", background=True)
+        await asyncio.wait_for(stuck.reached.wait(), START)
+    async with served(settings, tmp_path) as (client, _):
+        ended = await client.responses.retrieve(running.id)
+        assert ended.status == "failed"
+        assert ended.error is not None
+        assert "shutting down" in ended.error.message
         told = await client.responses.create(model="sonnet", input="recall", previous_response_id=first.id)
         assert told.output_text == "I remember: a is 1."

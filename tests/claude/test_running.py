@@ -1,0 +1,41 @@
+"""The CLI's own register of who has which session open."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from cli_session_proxy.claude.proc import start_time
+from cli_session_proxy.claude.running import has_register, holder
+
+SESSION = "11111111-1111-4111-8111-111111111111"
+
+
+def _register(folder: Path, pid: int, started: str | None, session_id: str = SESSION) -> None:
+    (folder / "sessions").mkdir(exist_ok=True)
+    entry = {"pid": pid, "sessionId": session_id, "procStart": started, "status": "busy"}
+    (folder / "sessions" / f"{pid}.json").write_text(json.dumps(entry))
+
+
+async def test_a_living_process_holds_its_session(tmp_path: Path) -> None:
+    assert not has_register(tmp_path)
+    assert await holder(tmp_path, SESSION) is None
+    _register(tmp_path, os.getpid(), await start_time(os.getpid()))
+    assert has_register(tmp_path)
+    assert await holder(tmp_path, SESSION) == os.getpid()
+    assert await holder(tmp_path, SESSION.replace("1", "2")) is None
+
+
+async def test_a_dead_process_or_another_under_its_pid_holds_nothing(tmp_path: Path) -> None:
+    _register(tmp_path, os.getpid(), "1")
+    _register(tmp_path, 2**22 + 1, "1")
+    assert await holder(tmp_path, SESSION) is None
+
+
+async def test_what_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "sessions").mkdir()
+    (tmp_path / "sessions" / "1.json").write_text("{")
+    (tmp_path / "sessions" / "2.json").write_text("[]")
+    (tmp_path / "sessions" / "3.json").mkdir()
+    assert await holder(tmp_path, SESSION) is None

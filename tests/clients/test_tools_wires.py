@@ -1,0 +1,171 @@
+"""Tool loops of the vendors' own clients over the other wires and the real CLI."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+from google import genai
+from google.genai import types
+
+from cli_session_proxy.testing.script import Reply, ToolUse
+from cli_session_proxy.testing.upstream import Upstream
+
+from .test_tools_chat import CITY, base, called, seen_once
+
+__all__ = ["base"]
+
+NAMES = ("get_weather", "get_time")
+SAID = "Let me look."
+DONE = "The tool said: get_time is fine"
+
+
+@asynccontextmanager
+async def google(base: str) -> AsyncIterator[Any]:
+    async with httpx.AsyncClient() as http:
+        options = types.HttpOptions(base_url=base.removesuffix("/v1"), httpx_async_client=http)
+        async with genai.Client(api_key="unused", http_options=options).aio as client:
+            yield client
+
+
+def asked(upstream: Upstream) -> None:
+    upstream.when("where", ToolUse([called(name, city="Rome") for name in NAMES], text=SAID))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_anthropic(stream: bool, base: str, upstream: Upstream) -> None:
+    tools: Any = [{"name": name, "description": name, "input_schema": CITY} for name in NAMES]
+    asked(upstream)
+    messages: list[Any] = [{"role": "user", "content": "where"}]
+    async with anthropic.AsyncAnthropic(base_url=base.removesuffix("/v1"), api_key="unused") as client:
+
+        async def say() -> anthropic.types.Message:
+            wanted: Any = {"model": "sonnet", "max_tokens": 1000, "messages": messages, "tools": tools}
+            if not stream:
+                return await client.messages.create(**wanted)
+            async with client.messages.stream(**wanted) as events:
+                return await events.get_final_message()
+
+        first = await say()
+        assert (first.stop_reason, [block.type for block in first.content]) == (
+            "tool_use",
+            ["text", "tool_use", "tool_use"],
+        )
+        calls = [block for block in first.content if block.type == "tool_use"]
+        assert [call.input for call in calls] == [{"city": "Rome"}] * 2
+        results = [
+            {"type": "tool_result", "tool_use_id": call.id, "content": f"{call.name} is fine"}
+            for call in reversed(calls)
+        ]
+        messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": results}]
+        second = await say()
+        assert (second.stop_reason, second.content[0].text) == ("end_turn", DONE)  # type: ignore[union-attr]
+        upstream.when("count", Reply("one STOP two"))
+        messages += [{"role": "assistant", "content": second.content}, {"role": "user", "content": "count"}]
+        third = await client.messages.create(
+            model="sonnet", max_tokens=10, messages=messages, tools=tools, stop_sequences=["STOP"]
+        )
+        assert (third.stop_reason, third.stop_sequence) == ("stop_sequence", "STOP")
+    seen_once(upstream, 2)
+    assert upstream.requests[-1].prefix_kept(upstream.requests[0]) == 1.0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_openai_responses_by_previous_id(stream: bool, base: str, upstream: Upstream) -> None:
+    tools: Any = [{"type": "function", "name": name, "parameters": CITY, "strict": False} for name in NAMES]
+    asked(upstream)
+    async with openai.AsyncOpenAI(base_url=base, api_key="unused") as client:
+
+        async def say(**more: Any) -> Any:
+            if not stream:
+                return await client.responses.create(model="sonnet", tools=tools, **more)
+            async with client.responses.stream(model="sonnet", tools=tools, **more) as events:
+                return await events.get_final_response()
+
+        first = await say(input="where")
+        calls = [item for item in first.output if item.type == "function_call"]
+        assert [json.loads(call.arguments) for call in calls] == [{"city": "Rome"}] * 2
+        results = [
+            {"type": "function_call_output", "call_id": call.call_id, "output": f"{call.name} is fine"}
+            for call in reversed(calls)
+        ]
+        second = await say(input=results, previous_response_id=first.id)
+        assert second.output_text == DONE
+        await say(input="list", previous_response_id=second.id)
+    seen_once(upstream, 2)
+    assert upstream.requests[-1].prefix_kept(upstream.requests[0]) == 1.0
+
+
+async def test_openai_agents_over_responses(base: str, upstream: Upstream) -> None:
+    set_tracing_disabled(True)
+
+    @function_tool
+    def get_weather(city: str) -> str:
+        return f"{city} is sunny"
+
+    @function_tool
+    def get_time(city: str) -> str:
+        return f"{city} has noon"
+
+    client = openai.AsyncOpenAI(base_url=base, api_key="unused")
+    model = OpenAIResponsesModel("sonnet", openai_client=client)
+    clock = Agent(name="clock", instructions="You tell the time.", tools=[get_time], model=model)
+    desk = Agent(name="desk", instructions="You help.", tools=[get_weather], handoffs=[clock], model=model)
+    upstream.when("how is Rome", ToolUse([called("get_weather", city="Rome")]))
+    upstream.when("sunny", ToolUse([called("transfer_to_clock")]))
+    upstream.when("clock", ToolUse([called("get_time", city="Rome")]))
+    try:
+        done = await Runner.run(desk, "how is Rome")
+    finally:
+        await client.close()
+    assert done.final_output == "The tool said: Rome has noon"
+    seen_once(upstream, 3)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_google_genai(stream: bool, base: str, upstream: Upstream) -> None:
+    def get_weather(city: str) -> str:
+        """The weather of a city."""
+        return f"{city} is sunny"
+
+    def get_time(city: str) -> str:
+        """The time in a city."""
+        return f"{city} has noon"
+
+    upstream.when("where", ToolUse([called(name, city="Rome") for name in NAMES]))
+    async with google(base) as client:
+        chat = client.chats.create(model="sonnet", config=types.GenerateContentConfig(tools=[get_weather, get_time]))
+        if stream:
+            pieces = [piece.text or "" async for piece in await chat.send_message_stream("where")]
+            said = "".join(pieces)
+        else:
+            said = (await chat.send_message("where")).text or ""
+        await chat.send_message("list")
+    assert "Rome has noon" in said
+    seen_once(upstream, 2)
+
+
+async def test_google_interactions(base: str, upstream: Upstream) -> None:
+    tools: Any = [{"type": "function", "name": name, "description": name, "parameters": CITY} for name in NAMES]
+    asked(upstream)
+    async with google(base) as client:
+        first: Any = await client.interactions.create(model="sonnet", input="where", tools=tools)
+        assert first.status == "requires_action"
+        calls = [step for step in first.steps if step.type == "function_call"]
+        results: Any = [
+            {"type": "function_result", "call_id": call.id, "name": call.name, "result": f"{call.name} is fine"}
+            for call in calls
+        ]
+        second: Any = await client.interactions.create(
+            model="sonnet", input=results, tools=tools, previous_interaction_id=first.id
+        )
+    assert second.status == "completed"
+    assert DONE in str(second.steps)
+    seen_once(upstream, 2)
