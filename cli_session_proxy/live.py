@@ -120,7 +120,7 @@ class LiveTurn:
 
     def at(self, step: str) -> None:
         """The turn has come this far: queued, session_ready, first_block, result, committed. The last attempt counts,
-        but it was queued until its first one."""
+        but it was queued until its first one; `committed` is when the commit begins, as it is a part of it."""
         if step not in self._steps or step != "queued":
             self._steps[step] = time.time()
 

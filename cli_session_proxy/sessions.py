@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from . import client_tools, reopening, stopping, transcript
+from . import capturing, client_tools, reopening, stopping, transcript
+from .capturing import Said
 from .claude import capability as cli
 from .claude import environment, frames
 from .claude.capability import Capability
@@ -72,21 +73,6 @@ class Ready:
     results: Mapping[str, JSON] = field(default_factory=dict)
     lead: tuple[Record, ...] = ()
     quiet: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """How the CLI's side of a turn ended, as far as it concerns the session.
-
-    `calls` are the client's that wait for results; `stopped`: the answer was cut at a stop sequence.
-    """
-
-    frame_uuid: str
-    output: tuple[Block, ...]
-    session_id: str
-    cost_total: float | None = None
-    calls: frozenset[str] = frozenset()
-    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,14 +283,14 @@ class Sessions:
                 note = "the transcript is gone; records made from the frames"
                 return _Taken([], None, note, more=bool(said.calls))
             parsed, _ = got
-            records = _sound(_after(parsed.entries, ready.leaf), ready, said)
+            records = capturing.sound(capturing.after(parsed.entries, ready.leaf), ready.leaf, said, quiet=ready.quiet)
             return _Taken(records, None, "the transcript was replaced during the turn")
         parsed, mark = got
-        entries = _after(parsed.entries, ready.leaf)
-        records = _sound(entries, ready, said)
+        entries = capturing.after(parsed.entries, ready.leaf)
+        records = capturing.sound(entries, ready.leaf, said, quiet=ready.quiet)
         if not records or parsed.broken:
             self._readers.pop(session_id, None)
-            more = parsed.broken > 0 or not _is_whole([entry for entry in entries if entry.on_path], said)
+            more = parsed.broken > 0 or not capturing.is_whole([entry for entry in entries if entry.on_path], said)
             return _Taken(records, None, "the transcript does not continue the path", more)
         self._remember(session_id, reader)
         return _Taken(records, mark, "read from the transcript")
@@ -313,7 +299,7 @@ class Sessions:
         """The answer was cut at a stop sequence: so are its records, and the transcript with them."""
         await self._end(ready.session.id)
         await self._end(said.session_id)
-        added = await asyncio.to_thread(_read_after, path, ready.leaf)
+        added = await asyncio.to_thread(capturing.read_after, path, ready.leaf)
         scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
         if any(entry.kind == "user" for entry in added) or ready.quiet:
             unseen = ready.process.launch.capability.takes_tools
@@ -384,41 +370,6 @@ class Sessions:
 
     def _path(self, cwd: Path) -> Path:
         return transcript.project_dir(self._config_dir, cwd)
-
-
-def _after(entries: Sequence[transcript.Entry], leaf: str | None) -> list[transcript.Entry]:
-    """The lines behind the path's last record; all of them when it is not among these lines."""
-    if leaf is not None:
-        for at, entry in enumerate(entries):
-            if entry.uuid == leaf:
-                return list(entries[at + 1 :])
-    return list(entries)
-
-
-def _sound(entries: Sequence[transcript.Entry], ready: Ready, said: Said) -> list[Record]:
-    """These lines as records, if they are this turn's whole exchange hanging on the path; else none."""
-    path = [entry for entry in entries if entry.on_path]
-    ours = [entry for entry in path if entry.kind == "user"]
-    if not _is_whole(path, said) or not transcript.unbroken(path, ready.leaf):
-        return []
-    tagged = any(entry.uuid == said.frame_uuid for entry in ours)
-    if not ready.quiet and (not ours or (not tagged and any(entry.data.get("promptSource") for entry in ours))):
-        return []
-    return [entry.record() for entry in entries]
-
-
-def _is_whole(path: Sequence[transcript.Entry], said: Said) -> bool:
-    """Does it hold all that was said: the calls that wait, or an exchange with its end?"""
-    if said.calls:
-        return said.calls <= set(client_tools.calls_of(block for entry in path for block in entry.content))
-    return transcript.is_complete(path)
-
-
-def _read_after(path: Path, leaf: str | None) -> list[transcript.Entry]:
-    try:
-        return _after(transcript.parse(path.read_bytes()).entries, leaf)
-    except OSError:
-        return []
 
 
 def _launch(now: Now, plan: Plan, env: Mapping[str, str], session_id: str, *, resume: bool) -> Launch:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import json
 import tempfile
+from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -132,6 +134,27 @@ def write_prompt(launch: Launch) -> Path:
         # A lone surrogate has no UTF-8 form; the CLI itself would show it to the model as U+FFFD.
         file.write((launch.system_prompt or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode())
     return Path(name)
+
+
+async def begun(launch: Launch, limit: int) -> tuple[asyncio.SubprocessTransport, Process, Path | None]:
+    """The child, and the file of its system prompt. `limit` is how many bytes are read ahead.
+
+    Raises ClaudeUnavailable, SandboxError, InvalidRequest (see `cannot_start`).
+    """
+    prompt_file = await asyncio.to_thread(write_prompt, launch) if launch.wants_prompt_file else None
+    loop = asyncio.get_running_loop()
+    try:
+        transport, protocol = await loop.subprocess_exec(
+            lambda: SubprocessStreamProtocol(limit=limit, loop=loop), *launch.argv(prompt_file),
+            stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=launch.cwd, env=dict(launch.env), start_new_session=True,
+        )  # fmt: skip
+    except BaseException as exc:
+        if prompt_file is not None:
+            prompt_file.unlink(missing_ok=True)
+        if isinstance(exc, OSError | ValueError):
+            raise cannot_start(launch, exc) from exc
+        raise
+    return transport, Process(transport, protocol, loop), prompt_file
 
 
 def check_tools(launch: Launch, init: JSON) -> None:

@@ -16,7 +16,7 @@ import contextlib
 import os
 import signal
 import time
-from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
+from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from ..models import JSON, Block
 from ..settings import Settings
 from . import frames
 from .events import Called, CliEvent, ProcessDied, Refused, Result
-from .launch import Launch, cannot_start, check_tools, write_prompt
+from .launch import Launch, begun, check_tools
 from .proc import start_time
 from .tool_server import ToolServer, offer
 from .turn_reader import TurnReader
@@ -83,20 +83,8 @@ class ClaudeProcess:
     @classmethod
     async def spawn(cls, launch: Launch, settings: Settings) -> ClaudeProcess:
         """Raises ClaudeUnavailable (cannot be started), SandboxError (no such cwd), InvalidRequest (too large)."""
-        prompt_file = await asyncio.to_thread(write_prompt, launch) if launch.wants_prompt_file else None
-        loop = asyncio.get_running_loop()
-        try:
-            transport, protocol = await loop.subprocess_exec(
-                lambda: SubprocessStreamProtocol(limit=READ_SIZE, loop=loop), *launch.argv(prompt_file),
-                stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=launch.cwd, env=dict(launch.env), start_new_session=True,
-            )  # fmt: skip
-        except (OSError, ValueError) as exc:
-            _remove(prompt_file)
-            raise cannot_start(launch, exc) from exc
-        except BaseException:
-            _remove(prompt_file)
-            raise
-        process = cls(launch, settings, transport, Process(transport, protocol, loop))
+        transport, child, prompt_file = await begun(launch, READ_SIZE)
+        process = cls(launch, settings, transport, child)
         process._prompt_file = prompt_file
         try:
             process.start_time = await start_time(process.pid)
@@ -409,15 +397,11 @@ class ClaudeProcess:
             task.cancel()
         await asyncio.wait(tasks)
         self.started.set()
-        await asyncio.to_thread(_remove, self._prompt_file)
+        if self._prompt_file is not None:
+            await asyncio.to_thread(self._prompt_file.unlink, missing_ok=True)
         if self._child.returncode is None:
             raise ClaudeUnavailable(f"Claude CLI process {self.pid} cannot be killed: look at the machine")
 
     async def _exited(self, timeout: float) -> None:
         with contextlib.suppress(TimeoutError):  # the next step is harsher
             await asyncio.wait_for(self._child.wait(), timeout)
-
-
-def _remove(path: Path | None) -> None:
-    if path is not None:
-        path.unlink(missing_ok=True)

@@ -23,7 +23,10 @@ class UsageDump(TypedDict):
 
 
 class TurnDump(TypedDict):
-    """Times are UTC seconds since the epoch, timings seconds, costs US dollars; an image is its hash, type and size."""
+    """Times are UTC seconds since the epoch, timings milliseconds since acceptance, costs US dollars.
+
+    An image is its hash, type and size.
+    """
 
     id: str
     parent_id: str | None

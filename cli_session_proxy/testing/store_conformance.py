@@ -249,6 +249,26 @@ async def long_chains_stream_whole(factory: StoreFactory) -> None:
         assert len(await store.turns_by_hash("local", [f"h{n}" for n in range(1200)], agent.key)) == count
 
 
+async def turns_are_paged_newest_first_with_their_links(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent, other = await an_agent(store), await an_agent(store, "b")
+        for n in range(5):
+            link = Link(None, "s1", f"t{n}", "rebuilt" if n else "started", {"n": n}, float(n))
+            await complete(store, agent, f"t{n}", f"t{n - 1}" if n else None, links=(link,))
+            await complete(store, other, f"x{n}", session="s2")
+        first = await store.page(agent.key, before_seq=None, limit=2)
+        assert [turn.id for turn in first.turns] == ["t4", "t3"]
+        assert sorted(link.turn_id or "" for link in first.links) == ["t3", "t4"]
+        assert (first.newest, first.total, first.link_counts) == (5, 5, {"started": 1, "rebuilt": 4})
+        rest = await store.page(agent.key, before_seq=first.turns[-1].seq, limit=9)
+        assert [turn.id for turn in rest.turns] == ["t2", "t1", "t0"]
+        assert (rest.newest, rest.total) == (3, 5)
+        past = await store.page(agent.key, before_seq=rest.turns[-1].seq, limit=9)
+        assert (past.turns, past.links, past.newest) == ((), (), 0)
+        assert [link.turn_id for link in await store.repairs(agent.key, limit=3)] == ["t4", "t3", "t2"]
+        assert len(await store.repairs(agent.key, limit=99)) == 4
+
+
 async def an_import_is_all_or_nothing(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
@@ -457,6 +477,7 @@ CONTRACTS: tuple[Contract, ...] = (
     an_idempotency_key_belongs_to_one_turn,
     acceptance_is_one_order_for_all,
     long_chains_stream_whole,
+    turns_are_paged_newest_first_with_their_links,
     an_import_is_all_or_nothing,
     a_path_is_one_branch_of_the_tree,
     history_finds_only_what_it_may,

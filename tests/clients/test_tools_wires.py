@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import anthropic
-import httpx
 import openai
 import pytest
 from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
-from google import genai
 from google.genai import types
 
 from cli_session_proxy.testing.script import Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..wires import google_client
 from .test_tools_chat import CITY, base, called, seen_once
 
 __all__ = ["base"]
@@ -25,14 +22,6 @@ __all__ = ["base"]
 NAMES = ("get_weather", "get_time")
 SAID = "Let me look."
 DONE = "The tool said: get_time is fine"
-
-
-@asynccontextmanager
-async def google(base: str) -> AsyncIterator[Any]:
-    async with httpx.AsyncClient() as http:
-        options = types.HttpOptions(base_url=base.removesuffix("/v1"), httpx_async_client=http)
-        async with genai.Client(api_key="unused", http_options=options).aio as client:
-            yield client
 
 
 def asked(upstream: Upstream) -> None:
@@ -46,7 +35,7 @@ async def test_anthropic(stream: bool, base: str, upstream: Upstream) -> None:
     messages: list[Any] = [{"role": "user", "content": "where"}]
     async with anthropic.AsyncAnthropic(base_url=base.removesuffix("/v1"), api_key="unused") as client:
 
-        async def say() -> anthropic.types.Message:
+        async def say() -> Any:
             wanted: Any = {"model": "sonnet", "max_tokens": 1000, "messages": messages, "tools": tools}
             if not stream:
                 return await client.messages.create(**wanted)
@@ -66,7 +55,7 @@ async def test_anthropic(stream: bool, base: str, upstream: Upstream) -> None:
         ]
         messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": results}]
         second = await say()
-        assert (second.stop_reason, second.content[0].text) == ("end_turn", DONE)  # type: ignore[union-attr]
+        assert (second.stop_reason, second.content[0].text) == ("end_turn", DONE)
         upstream.when("count", Reply("one STOP two"))
         messages += [{"role": "assistant", "content": second.content}, {"role": "user", "content": "count"}]
         third = await client.messages.create(
@@ -140,7 +129,7 @@ async def test_google_genai(stream: bool, base: str, upstream: Upstream) -> None
         return f"{city} has noon"
 
     upstream.when("where", ToolUse([called(name, city="Rome") for name in NAMES]))
-    async with google(base) as client:
+    async with google_client(base.removesuffix("/v1")) as client:
         chat = client.chats.create(model="sonnet", config=types.GenerateContentConfig(tools=[get_weather, get_time]))
         if stream:
             pieces = [piece.text or "" async for piece in await chat.send_message_stream("where")]
@@ -155,7 +144,7 @@ async def test_google_genai(stream: bool, base: str, upstream: Upstream) -> None
 async def test_google_interactions(base: str, upstream: Upstream) -> None:
     tools: Any = [{"type": "function", "name": name, "description": name, "parameters": CITY} for name in NAMES]
     asked(upstream)
-    async with google(base) as client:
+    async with google_client(base.removesuffix("/v1")) as client:
         first: Any = await client.interactions.create(model="sonnet", input="where", tools=tools)
         assert first.status == "requires_action"
         calls = [step for step in first.steps if step.type == "function_call"]

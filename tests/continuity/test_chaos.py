@@ -60,6 +60,8 @@ async def _chaos(settings: Settings, upstream: Upstream, seed: int, turns: int) 
         await talk.tell()
         while len(talk.facts) < turns:
             broken = [dice.choice(BREAKAGES) for _ in range(dice.choice((0, 1, 1, 2)))]
+            if rows_cli.continue_by_hand in broken:  # nobody can continue by hand what is broken
+                broken = [rows_cli.continue_by_hand]
             for breaks in broken:
                 # the second one may find its file gone already
                 with suppress(FileNotFoundError, IndexError, IsADirectoryError, FileExistsError):

@@ -117,7 +117,7 @@ def test_what_has_no_effect_is_named() -> None:
         (config(responseMimeType="text/x.enum"), "generationConfig.responseMimeType"),
         (config(responseSchema={"type": "DICT"}), "generationConfig.responseSchema"),
         (config(thinkingConfig={"thinkingLevel": "UTMOST"}), "generationConfig.thinkingConfig.thinkingLevel"),
-        ({"tools": [{"functionDeclarations": []}]}, "tools"),
+        ({"tools": {}}, "tools"),
         ({"cachedContent": "cachedContents/1"}, "cachedContent"),
         ({"model": 1, "agent_id": 1}, "agent_id"),
     ],

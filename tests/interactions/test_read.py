@@ -106,7 +106,7 @@ def test_json_is_asked_for_in_every_form(fields: dict[str, Any], format: Any) ->
         ({"previous_interaction_id": 1}, "previous_interaction_id"),
         ({"generation_config": {"temperature": "hot"}}, "generation_config.temperature"),
         ({"generation_config": {"thinking_level": "utmost"}}, "generation_config.thinking_level"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"response_modalities": ["audio"]}, "response_modalities"),
         ({"response_format": [{"type": "text"}, {"type": "audio"}]}, "response_format"),
         ({"response_format": {"type": "audio"}}, "response_format.type"),

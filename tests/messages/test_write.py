@@ -101,8 +101,7 @@ def test_a_stream_tells_the_same_as_the_whole() -> None:
         BlockDelta(0, {"type": "thinking_delta", "thinking": "Hm."}),
         BlockDelta(0, {"type": "signature_delta", "signature": "sig"}),
         BlockStop(0),
-        # a tool of the CLI's own: nothing for the client, and the indices have no gap
-        BlockStart(1, CALL), BlockDelta(1, {"type": "input_json_delta", "partial_json": "{}"}), BlockStop(1),
+        # the engine keeps calls of the CLI's own tools to itself: the wire's indices have no gap for that
         BlockStart(2, {"type": "text", "text": ""}),
         BlockDelta(2, {"type": "text_delta", "text": "Hello "}),
         BlockDelta(2, {"type": "text_delta", "text": "there."}),

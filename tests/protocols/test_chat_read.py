@@ -154,7 +154,8 @@ def test_broken_messages_are_refused_by_field(messages: object, param: str) -> N
     ("field", "value"),
     [
         ("n", 2), ("n", "1"), ("logprobs", True), ("top_logprobs", 3), ("tools", "x"),
-        ("tool_choice", "sometimes"), ("tool_choice", "required"), ("functions", [{}]), ("response_format", "json"), ("modalities", ["text", "audio"]),
+        ("tool_choice", "sometimes"), ("tool_choice", "required"), ("functions", [{}]), ("response_format", "json"),
+        ("modalities", ["text", "audio"]),
         ("audio", {"voice": "x"}), ("stream", "yes"), ("stream", 1), ("stream_options", []), ("temperature", "hot"),
         ("temperature", True), ("max_tokens", "many"), ("stop", 7), ("stop", [7]), ("metadata", "x"), ("user", 7),
         ("reasoning_effort", "enormous"), ("reasoning_effort", 3), ("model", 7), ("model", ""), ("model", "--help"),

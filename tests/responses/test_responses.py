@@ -323,7 +323,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
     ({"input": [{"type": "computer_call"}]}, "input[0].type"),
     ({"input": [{"role": "assistant", "content": "x"}]}, "input"),
-    ({"input": "x", "tools": [{"type": "function", "name": "f"}]}, "tools"),
+    ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"input": "x", "stream": "yes"}, "stream"),
     ({"input": "x", "metadata": {"a": 1}}, "metadata"),
     ({"input": "x", "reasoning": {"effort": "huge"}}, "reasoning.effort"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 from playwright.async_api import Browser, Page, expect
+from pydantic import SecretStr
 
 from cli_session_proxy.testing.upstream import Upstream
 
@@ -167,3 +168,47 @@ async def test_a_repair_appears_live_with_its_reason_and_evidence(
         await page.reload()
         await expect(opened.locator(".transcript .badge")).to_have_text("different")
         await expect(opened.locator('.transcript tr[data-state="changed"] .file')).to_have_text("colour is red.")
+
+
+async def test_it_asks_for_the_key_and_shows_only_that_owners_chains(browser: Browser, tmp_path: Path) -> None:
+    keys = {"alice": "alice-has-a-long-key", "bob": "bob-has-another-long-key"}
+    settings = store_only(tmp_path).model_copy(update={"keys": {name: SecretStr(key) for name, key in keys.items()}})
+    async with running(settings) as engine, serving(engine, settings) as url:
+        for owner in keys:
+            agent = await engine.store.ensure_agent(owner, f"{owner}s agent", owner, named=True, now=1.0)
+            await imported(engine, agent, [("hello", "hi")])
+        async with page_of(browser, url, refused=True) as page:
+            await expect(page.locator("#key")).to_be_focused()
+            await page.keyboard.type("wrong-but-long-enough")
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#key")).to_be_focused()
+            await page.keyboard.type(keys["alice"])
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#chains .name")).to_have_text("alices agent")
+            await expect(page.locator("#ask-key")).to_be_hidden()
+            await page.locator("#chains .row").click()
+            await expect(page.locator("#chain .row")).to_have_count(1)
+            await expect(page.locator("#live")).to_have_text("live")
+            assert keys["alice"] not in page.url
+            await page.reload()
+            await expect(page.locator("#chain .row")).to_have_count(1)
+
+
+async def test_a_name_with_a_slash_is_one_agent_and_pages_are_checked(tmp_path: Path) -> None:
+    settings = store_only(tmp_path)
+    async with (
+        running(settings) as engine,
+        serving(engine, settings) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False) as http,
+    ):
+        await imported(engine, await an_agent(engine, "a/turns"), [("one", "1"), ("two", "2"), ("three", "3")])
+        page = (await http.get("/chains/a%2Fturns/turns?limit=2")).json()
+        assert [row["asked"] for row in page["data"]] == ["three", "two"]
+        older = (await http.get(f"/chains/a%2Fturns/turns?before={page['next']}")).json()
+        assert ([row["number"] for row in older["data"]], older["next"]) == ([1], None)
+        assert (await http.get("/chains/a%2Fturns")).json()["agent_id"] == "a/turns"
+        for query in ("limit=0", "limit=x", "before=-1", f"before={10**30}", "limit=²"):
+            assert (await http.get(f"/chains/a%2Fturns/turns?{query}")).status_code == 400
+        assert (await http.get("/chains/a%2Fturns/turns/turn_of_nobody")).status_code == 404
+        other = await imported(engine, await an_agent(engine, "other"), [("secret", "of another")])
+        assert (await http.get(f"/chains/a%2Fturns/turns/{other}")).status_code == 404

@@ -1,0 +1,189 @@
+"""Every snippet of the README and docs/ does what it says: real CLI, scripted model, one running server for all.
+
+A comment right above a block tells what the test needs to know and a reader need not see:
+
+    <!-- prints: colour is teal. -->     its output holds this
+    <!-- not run: needs docker -->       and why
+
+Blocks of one document run from top to bottom, as somebody would who follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import sys
+import tomllib
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from cli_session_proxy.settings import load
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..conftest import FAKE_KEY, ROOT, required
+
+# Documents beside the test's own limit: a heavy client needs seconds to be imported on a busy machine (s).
+START_TIMEOUT = STOP_TIMEOUT = 60.0
+SNIPPET_TIMEOUT = 120.0
+
+ADDRESS = "127.0.0.1:8787"
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+RUN = ("python", "sh", "js", "toml")
+# shown, not executed
+SHOWN = ("", "text", "json", "mermaid", "yaml")
+
+_BLOCK = re.compile(
+    r"(?P<marks>(?:^[ ]*<!--[^\n]*-->\n)*)^(?P<indent>[ ]*)```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```[ ]*$",
+    re.M | re.S,
+)
+_MARK = re.compile(r"<!-- (not run|prints): (.+?) -->")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """`place` is `file:line` of its first line of code. `not_run` says why not."""
+
+    place: str
+    language: str
+    code: str
+    not_run: str | None
+    prints: str | None
+
+
+def blocks_of(document: Path) -> list[Block]:
+    text = document.read_text()
+    found = []
+    for block in _BLOCK.finditer(text):
+        marks = dict(_MARK.findall(block["marks"]))
+        line = text.count("\n", 0, block.start("code")) + 1
+        code = re.sub(rf"^{block['indent']}", "", block["code"], flags=re.M)
+        place = f"{document.relative_to(ROOT)}:{line}"
+        found.append(Block(place, block["language"].strip(), code, marks.get("not run"), marks.get("prints")))
+    return found
+
+
+# Every document may speak of an agent that its reader has talked to.
+ADA = Block(
+    "the first words to ada",
+    "sh",
+    f"curl -sS --fail-with-body http://{ADDRESS}/agents/ada/v1/chat/completions -H 'Content-Type: application/json'"
+    """ -d '{"model": "sonnet", "messages": [{"role": "user", "content": "Remember: the tree is ash"}]}'""",
+    not_run=None,
+    prints="Noted: tree is ash.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder as a reader's checkout, the running server's address, and the environment of what is run there."""
+
+    folder: Path
+    address: str
+    env: dict[str, str]
+
+    async def run(self, block: Block) -> None:
+        if block.language == "toml":
+            load(**tomllib.loads(block.code))  # a ConfigError names what is wrong
+            return
+        command, more = {
+            "python": ([sys.executable, "-"], {"CLI_SESSION_PROXY_VAR": str(self.folder / "own-var")}),
+            "sh": (["bash", "-eu", "-o", "pipefail"], {}),
+            "js": (["node", "--input-type=module", "-"], {}),
+        }[block.language]
+        cwd = self.folder
+        if block.language == "js":
+            cwd = ROOT / ".tools" / "ai-sdk"
+            required(cwd / "node_modules" / "ai", "make tools", what="the Vercel AI SDK")
+        child = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, cwd=cwd, env={**self.env, **more}
+        )
+        try:
+            code = block.code.replace(ADDRESS, self.address).encode()
+            said, _ = await asyncio.wait_for(child.communicate(code), SNIPPET_TIMEOUT)
+        finally:
+            if child.returncode is None:
+                child.kill()
+                await child.wait()
+        output = said.decode(errors="replace")
+        assert child.returncode == 0, f"{block.place} ended with {child.returncode}:\n{output}"
+        assert block.prints is None or block.prints in output, f"{block.place} printed:\n{output}"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def place(claude_2: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Place]:
+    """`cli-session-proxy serve` on a free port, under an environment of its own."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "home").mkdir()
+    for name, target in ((".venv", Path(sys.prefix)), ("docs", ROOT / "docs")):
+        (folder / name).symlink_to(target)
+    async with Upstream() as upstream:
+        env = _environment(folder, claude_2, upstream.url)
+        server = await asyncio.create_subprocess_exec(
+            "cli-session-proxy", "serve", "--port", "0", stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, cwd=folder, env=env
+        )
+        assert server.stdout is not None
+        told = asyncio.create_task(server.stdout.readline())
+        try:
+            line = (await asyncio.wait_for(told, START_TIMEOUT)).decode()
+            listening = re.match(r"listening on http://(\S+)", line)
+            assert listening, line
+            reading = asyncio.create_task(server.stdout.read())  # a line a repair: nobody may wait for a full pipe
+            yield Place(folder, listening[1], env)
+            server.terminate()
+            await asyncio.wait_for(reading, STOP_TIMEOUT)
+        finally:
+            if server.returncode is None:
+                server.terminate()
+            await asyncio.wait_for(server.wait(), STOP_TIMEOUT)
+
+
+def _environment(folder: Path, claude: Path, upstream: str) -> dict[str, str]:
+    home = str(folder / "home")
+    for_claude = {
+        "ANTHROPIC_API_KEY": FAKE_KEY, "ANTHROPIC_BASE_URL": upstream, "HOME": home,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1", "CLAUDE_CODE_MAX_RETRIES": "0",
+    }  # fmt: skip
+    tools = {str(Path(found).parent) for name in ("node", "curl", "bash") if (found := shutil.which(name))}
+    return {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), *sorted(tools)]),
+        "HOME": home,
+        "LANG": "C.UTF-8",
+        "CLI_SESSION_PROXY_VAR": str(folder / "var"),
+        "CLI_SESSION_PROXY_CLAUDE_BIN": str(claude),
+        "CLI_SESSION_PROXY_CLAUDE_CONFIG_DIR": str(folder / "claude-config"),
+        "CLI_SESSION_PROXY_CLAUDE_ENV": json.dumps(for_claude),
+        # no price list, no warnings for the terminal
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "AI_SDK_LOG_WARNINGS": "false",
+    }
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=[path.name for path in DOCUMENTS])
+async def test_every_snippet_runs(document: Path, place: Place, subtests: pytest.Subtests) -> None:
+    await place.run(ADA)
+    for block in blocks_of(document):
+        if block.language in RUN and block.not_run is None:
+            with subtests.test(msg=block.place):
+                await place.run(block)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=[path.name for path in DOCUMENTS])
+def test_every_block_is_run_or_says_why_not(document: Path) -> None:
+    blocks = blocks_of(document)
+    unknown = [f"{block.place}: {block.language}" for block in blocks if block.language not in RUN + SHOWN]
+    assert not unknown, f"neither run ({', '.join(RUN)}) nor only shown ({', '.join(SHOWN[1:])})"
+    # A mark that stands above nothing that could run, or a fence that the pattern missed, would hide a snippet.
+    text = document.read_text()
+    marks = sum((block.not_run is not None) + (block.prints is not None) for block in blocks if block.language in RUN)
+    assert len(_MARK.findall(text)) == marks
+    assert len(re.findall(r"^ *(?:```|~~~)", text, re.M)) == 2 * len(blocks)
