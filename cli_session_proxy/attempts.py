@@ -153,7 +153,7 @@ class Attempts:
         system = turn.system or run.kept_system
         if system is None:
             system = profile.system_prompt or (None if profile.tools else self.settings.system_prompt)
-        model = profile.model if turn.model == "default" and profile.model else turn.model
+        model = turn.model if turn.model != "default" else profile.model or self.settings.default_model
         said = answers(parent.output if parent else (), turn.input)
         wants = Wants.of(turn.reason, parent.reason if parent and said.results and turn.reason.get("delta") else None)
         return Plan(model, system, turn.effort, profile, self._prompt(run, wants, said), wants, said)

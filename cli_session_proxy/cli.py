@@ -45,14 +45,16 @@ def serve(
     var: Var = None,
     claude_bin: ClaudeBin = None,
     claude_config_dir: ConfigDir = None,
-    default_model: Annotated[str | None, typer.Option(help="What `default` means.", show_default="sonnet")] = None,
+    default_model: Annotated[
+        str | None, typer.Option(help="What `default` means.", show_default="the CLI's own")
+    ] = None,
     profile: Annotated[str | None, typer.Option(help="The profile of agents that name none.")] = None,
     turn_timeout: Annotated[float | None, typer.Option(help="Seconds for a whole turn.", show_default="1800")] = None,
     idle_timeout: Annotated[float | None, typer.Option(help="Seconds without a sign.", show_default="300")] = None,
     retention_days: Annotated[float | None, typer.Option(help="Forget agents idle for longer.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error.", show_default="info")] = None,
 ) -> None:
-    """Serve OpenAI's Chat Completions on this machine."""
+    """Serve every wire on this machine: OpenAI, Anthropic, Google, and the page at /ui."""
     flags = dict(locals())
     settings = load(**flags)
     from .server import serve as run

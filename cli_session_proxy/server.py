@@ -24,6 +24,7 @@ from .keys import Keys
 from .login import report
 from .messages_routes import MessagesRoutes
 from .metrics import MetricsRoute
+from .openapi import OpenApiRoute
 from .responses_routes import ResponsesRoutes
 from .routes import Routes
 from .served import announced, url_of
@@ -46,6 +47,7 @@ def create_app(engine: Engine, settings: Settings) -> FastAPI:
         title="cli_session_proxy", docs_url=None, redoc_url=None, openapi_url=None,
         redirect_slashes=False,
     )  # fmt: skip
+    OpenApiRoute().add_to(app)
     MetricsRoute(engine).add_to(app)
     Ui(engine, settings).add_to(app)
     Routes(engine, settings).add_to(app)

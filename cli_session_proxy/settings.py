@@ -71,7 +71,7 @@ class Settings(BaseSettings):
     claude_bin: Path | None = None
     claude_config_dir: Path | None = None
     claude_env: dict[str, str] = Field(default_factory=dict)
-    default_model: str = "sonnet"
+    default_model: str = "default"  # what `default` runs as; "default" leaves it to the CLI
     system_prompt: str = NEUTRAL_SYSTEM_PROMPT
     profile: str | None = None
     profiles: dict[str, Profile] = Field(default_factory=dict)

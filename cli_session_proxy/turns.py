@@ -24,6 +24,7 @@ from .ends import Ends
 from .errors import (
     ClaudeUnavailable,
     ConfigError,
+    InvalidRequest,
     ProxyError,
     StoreUnavailable,
     TurnCancelled,
@@ -37,7 +38,7 @@ from .placement import HOUR, Placement, new_turn
 from .recovery import Recovery
 from .sandbox import Sandboxes
 from .sessions import Sessions
-from .settings import Settings
+from .settings import Profile, Settings
 from .stores.base import KeyTaken, Store
 from .stores.sql import store_for
 from .tasks import Tasks, limited
@@ -130,7 +131,7 @@ class Engine:
         """Accept a request durably and in order; it runs on its own from here. Raises `ProxyError`."""
         if not self._open:
             raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
-        self.settings.profile_for(request.profile)
+        _may_use_tools(self.settings.profile_for(request.profile), request)
         earlier = await self._placement.earlier(request, time.time(), self._abandoned)
         if earlier is not None:
             answer = await self._again(earlier.id, request)
@@ -370,6 +371,14 @@ class Engine:
             except ProxyError as exc:
                 log.warning("not_expired", error=exc.message)
             await asyncio.sleep(HOUR)
+
+
+def _may_use_tools(profile: Profile, request: TurnRequest) -> None:
+    """Strangers whose histories look alike must not meet in one sandbox where tools can leave something behind."""
+    if profile.tools and request.agent_id is None and request.continues is None:
+        raise InvalidRequest(
+            "the profile turns the CLI's tools on, so the agent needs a name: send X-Agent-Id", param="agent_id"
+        )
 
 
 def _prepare_var(var: Path, instances: Instances) -> None:

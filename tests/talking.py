@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -54,3 +56,19 @@ def text(turn: Turn) -> str:
 def heard(upstream: Upstream) -> list[str]:
     """The user's texts in the last request that reached the model, in order."""
     return upstream.requests[-1].user_texts()
+
+
+async def by_hand(settings: Settings, session_id: str, said: str) -> str:
+    """`claude -p --resume <id>` in the agent's sandbox, by a person with the same configuration; the answer."""
+    assert settings.claude_bin is not None
+    env = {"PATH": os.environ["PATH"], "CLAUDE_CONFIG_DIR": str(settings.claude_config_dir), **settings.claude_env}
+    process = await asyncio.create_subprocess_exec(
+        str(settings.claude_bin), "-p", "--resume", session_id, "--output-format", "json", said,
+        cwd=settings.var / "sandbox" / "agents" / "a", env=env, stdout=asyncio.subprocess.PIPE,
+        stdin=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        output, _ = await process.communicate()
+    answer = json.loads(output)
+    assert answer["session_id"] == session_id
+    return str(answer["result"])

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import configparser
 import re
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 import typer
@@ -58,14 +55,3 @@ def test_the_unit_stops_no_earlier_than_the_proxy_is_ready_to() -> None:
     assert int(service["TimeoutStopSec"]) > fields["drain_timeout"].default + fields["stop_grace"].default
     assert service["User"] != "root"
     assert service["KillMode"] == "mixed"
-
-
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        return  # not a machine with systemd: the unit's own values are checked above
-    copy = tmp_path / UNIT.name
-    copy.write_text(re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text()))
-    done = subprocess.run([analyze, "verify", str(copy)], capture_output=True, text=True, timeout=60, check=False)
-    assert UNIT.name not in done.stderr
-    assert done.returncode == 0

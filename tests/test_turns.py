@@ -10,6 +10,7 @@ import pytest
 
 from cli_session_proxy.errors import InvalidRequest, ProxyError, QueueFull, TurnCancelled
 from cli_session_proxy.models import Message
+from cli_session_proxy.settings import Profile
 from cli_session_proxy.testing.script import Fail, Gate
 from cli_session_proxy.testing.upstream import Upstream
 
@@ -281,3 +282,20 @@ async def test_deleting_an_agent_leaves_nothing_of_it(
         assert not (settings.var / "sandbox" / "agents" / "a").exists()
         await ask(engine, "hello")
     assert heard(upstream) == ["hello"]
+
+
+async def test_default_is_the_model_that_the_settings_say(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    async with running(make_settings(claude_bin=claude_2, default_model="haiku")) as engine:
+        await ask(engine, "hello", model="default")
+        await ask(engine, "again", model="sonnet")
+    assert ["haiku" in seen.body["model"] for seen in upstream.requests] == [True, False]
+
+
+async def test_a_profile_with_tools_needs_a_named_agent(claude_2: Path, make_settings: MakeSettings) -> None:
+    settings = make_settings(claude_bin=claude_2, profiles={"coder": Profile(tools=("Read",))}, profile="coder")
+    async with running(settings) as engine:
+        with pytest.raises(InvalidRequest) as refused:
+            await ask(engine, "hello", agent=None)
+        assert refused.value.param == "agent_id"

@@ -54,10 +54,11 @@ async def chains(engine: Engine) -> list[ChainSummary]:
 
 
 async def the_one_chain(engine: Engine, turns: int = 5) -> list[Turn]:
-    """The turns of the only agent, one path without a branch."""
+    """The turns of the only agent, one path without a branch, in its order."""
     [row] = await chains(engine)
-    found = [turn async for turn in engine.store.turns(row.agent.key)]
-    assert len(found) == turns
-    assert [turn.parent_id for turn in found[1:]] == [turn.id for turn in found[:-1]]
-    assert row.agent.head == found[-1].id
-    return found
+    found = {turn.id async for turn in engine.store.turns(row.agent.key)}
+    assert row.agent.head is not None
+    path = await engine.store.path(row.agent.head)
+    assert {turn.id for turn in path} == found
+    assert len(path) == turns
+    return path

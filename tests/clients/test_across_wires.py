@@ -1,8 +1,10 @@
-"""One conversation that changes its wire at every turn, named by a header: one chain, all remembered."""
+"""One conversation that changes its wire at every turn, named by a header: one chain, all remembered.
+
+The seventh turn is a person's, who resumes the session in the agent's sandbox; the proxy is not told.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,10 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..litellm_offline import litellm
+from ..talking import by_hand
 from ..wires import google_client, proxied, the_one_chain
 
 NAMED = {"X-Agent-Id": "a"}
-Say = Callable[[str], Awaitable[str]]
 
 
 async def test_every_turn_by_another_wire_is_remembered(
@@ -57,17 +59,22 @@ async def test_every_turn_by_another_wire_is_remembered(
             )  # fmt: skip
             return str(answer.choices[0].message.content)
 
-        said = await _said(chat, responses, messages, generate, interactions, lite)
-        assert said == [f"Noted: number {number} is {number * 7}." for number in range(6)]
+        said = [await say(fact(number)) for number, say in enumerate((chat, responses, messages, generate))]
+        said += [await interactions(fact(4)), await lite(fact(5))]
         turns = await the_one_chain(engine, 6)
-        wires = ["chat", "responses", "messages", "generate", "interactions", "messages"]
-        assert [turn.origin for turn in turns] == wires
         # one process from the first turn on: the system prompt of the first holds, nothing is sent twice
         assert [turn.continuity for turn in turns] == ["started"] + ["warm"] * 5
-        assert upstream.requests[-1].user_texts() == [
-            f"Remember: number {number} is {number * 7}" for number in range(6)
-        ]
+        assert upstream.requests[-1].user_texts() == [fact(number) for number in range(6)]
+        assert turns[-1].session_id is not None
+        said.append(await by_hand(engine.settings, turns[-1].session_id, fact(6)))
+        assert said == [f"Noted: number {number} is {number * 7}." for number in range(7)]
+        facts = "; ".join(f"number {number} is {number * 7}" for number in range(7))
+        assert await chat("recall") == f"I remember: {facts}."
+        turns = await the_one_chain(engine, 8)
+        wires = ["chat", "responses", "messages", "generate", "interactions", "messages", "adopted", "chat"]
+        assert [turn.origin for turn in turns] == wires
+        assert upstream.requests[-1].user_texts() == [*(fact(number) for number in range(7)), "recall"]
 
 
-async def _said(*wires: Say) -> list[str]:
-    return [await say(f"Remember: number {number} is {number * 7}") for number, say in enumerate(wires)]
+def fact(number: int) -> str:
+    return f"Remember: number {number} is {number * 7}"

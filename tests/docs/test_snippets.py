@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import tomllib
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
@@ -103,14 +104,20 @@ class Place:
             cwd = ROOT / ".tools" / "ai-sdk"
             required(cwd / "node_modules" / "ai", "make tools", what="the Vercel AI SDK")
         child = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, stderr=STDOUT, cwd=cwd, env={**self.env, **more}
+            *command,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=STDOUT,
+            cwd=cwd,
+            env={**self.env, **more},
+            start_new_session=True,
         )
         try:
             code = block.code.replace(ADDRESS, self.address).encode()
             said, _ = await asyncio.wait_for(child.communicate(code), SNIPPET_TIMEOUT)
         finally:
             if child.returncode is None:
-                child.kill()
+                os.killpg(child.pid, signal.SIGKILL)  # a snippet of sh has children
                 await child.wait()
         output = said.decode(errors="replace")
         assert child.returncode == 0, f"{block.place} ended with {child.returncode}:\n{output}"

@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 from pathlib import Path
 
-from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from ..talking import ask, heard, running
-
-
-async def by_hand(settings: Settings, session_id: str, said: str) -> None:
-    """`claude -p --resume <id>` in the agent's sandbox, by a person with the same configuration."""
-    assert settings.claude_bin is not None
-    env = {"PATH": os.environ["PATH"], "CLAUDE_CONFIG_DIR": str(settings.claude_config_dir), **settings.claude_env}
-    process = await asyncio.create_subprocess_exec(
-        str(settings.claude_bin), "-p", "--resume", session_id, "--output-format", "json", said,
-        cwd=settings.var / "sandbox" / "agents" / "a", env=env, stdout=asyncio.subprocess.PIPE,
-        stdin=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    async with asyncio.timeout(60):
-        output, _ = await process.communicate()
-    assert json.loads(output)["session_id"] == session_id
+from ..talking import ask, by_hand, heard, running
 
 
 async def test_what_a_person_adds_is_adopted_without_a_request(

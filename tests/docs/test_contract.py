@@ -1,0 +1,76 @@
+"""docs/contract.md names what the code has, and nothing else where it lists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import pytest
+import typer.main
+from fastapi.routing import APIRoute
+
+from cli_session_proxy import errors
+from cli_session_proxy.cli import app as commands
+from cli_session_proxy.dumps import schema
+from cli_session_proxy.server import create_app
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.turns import Engine
+
+from ..conftest import ROOT, MakeSettings
+
+TEXT = (ROOT / "docs" / "contract.md").read_text()
+# Shown under Google's own version of the path; the page's own views are not part of the contract.
+NOT_NAMED = re.compile(
+    r"/v1/interactions.*|/v1(beta)?/models/\{target.*|/v1/(assistants|threads).*|/ui/.*|/v1/chains/.+/.+"
+)
+
+
+def section(title: str) -> str:
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S)
+    assert found, title
+    return found[1]
+
+
+def named(text: str) -> set[str]:
+    return set(re.findall(r"`([^`\n]+)`", text))
+
+
+def subclasses(kind: type[errors.ProxyError]) -> Iterable[type[errors.ProxyError]]:
+    for sub in kind.__subclasses__():
+        yield from (sub, *subclasses(sub))
+
+
+def test_every_command_is_named() -> None:
+    there = set(typer.main.get_command(commands).commands)  # type: ignore[attr-defined]  # a group
+    first = section("Commands").partition("Each takes")[0]
+    assert {name.split()[0] for name in named(first)} == there
+
+
+def test_every_setting_is_named() -> None:
+    rows = "\n".join(line for line in section("Settings").splitlines() if line.startswith("| "))
+    assert named(rows) - {"[claude]"} == set(Settings.model_fields)
+
+
+def test_every_error_is_named_with_its_status() -> None:
+    listed = {
+        (int(status), code)
+        for line in section("Errors").splitlines()
+        if line.startswith("| ")
+        for status, code in re.findall(r"(\d{3}) `(\w+)`", line.split("|")[1])
+    }
+    assert listed == {(kind.status, kind.code) for kind in subclasses(errors.ProxyError)}
+
+
+@pytest.mark.parametrize("kind", [schema.ChainDump, schema.TurnDump, schema.SessionDump, schema.LinkDump])
+def test_every_field_of_the_dump_is_named(kind: type) -> None:
+    shape = section("The dump").partition("```text")[2].partition("```")[0]
+    assert set(kind.__annotations__) <= set(re.findall(r"\w+", shape))
+
+
+def test_every_route_is_named(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    routes = [route for route in create_app(Engine(settings), settings).routes if isinstance(route, APIRoute)]
+    there = {route.path.replace(":path", "") for route in routes if not NOT_NAMED.fullmatch(route.path)}
+    assert len(there) > 20
+    listed = {re.sub(r"\?.*", "", name) for name in named(section("Routes"))}
+    assert there <= listed

@@ -1,0 +1,90 @@
+"""The proxy's own OpenAPI document: it is right, and whatever is sent by it is answered without a fault."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis.strategies import SearchStrategy
+from openai import AsyncOpenAI
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from cli_session_proxy.models import JSON
+
+from .no_cli import no_cli
+from .responses.conftest import client_of
+
+EXAMPLES = 6
+# Retired; and asked only of an agent that is not there, because for one that is they never end.
+NEVER_WELL = ("/v1/assistants", "/v1/threads", "/v1/chains/{agent_id}/events")
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+
+
+async def document(url: str) -> JSON:
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        found: JSON = (await http.get("/openapi.json")).json()
+    return found
+
+
+async def known_ids(client: AsyncOpenAI, url: str) -> dict[str, str]:
+    """What there is, by the names of the addresses' parts. One conversation has an item, one turn is an interaction."""
+    made = await client.conversations.create(items=[{"type": "message", "role": "user", "content": "hello"}])
+    items = await client.conversations.items.list(made.id)
+    response = await client.responses.create(model="sonnet", input="hello")
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        interaction = (await http.post("/v1/interactions", json={"model": "sonnet", "input": "hello"})).json()
+    return {
+        "conversation_id": made.id, "item_id": items.data[0].id or "", "response_id": response.id,
+        "name": interaction["id"], "agent_id": "chat", "turn_id": interaction["id"].replace("interaction_", "turn_"), "model": "sonnet",
+    }  # fmt: skip
+
+
+def call_all(url: str, document: JSON, known: dict[str, str]) -> Counter[tuple[str, str, int]]:
+    """Every operation with made-up parameters and bodies, and once more about what there is; how each was answered."""
+    answered: Counter[tuple[str, str, int]] = Counter()
+    operations = [found.ok() for found in schemathesis.openapi.from_dict(document).get_all_operations()]
+    # what deletes comes last, so that what there is can be asked for until then
+    for operation in sorted(operations, key=lambda one: one.method.lower() == "delete"):
+        names = {parameter.name for parameter in operation.path_parameters}
+        call(url, operation, operation.as_strategy(), answered)
+        # the events of an agent that there is never end
+        if names and names <= known.keys() and not operation.path.endswith("/events"):
+            there = {name: known[name] for name in names}
+            call(url, operation, operation.as_strategy(path_parameters=there), answered)
+    return answered
+
+
+def call(url: str, operation: Any, cases: SearchStrategy[Any], answered: Counter[tuple[str, str, int]]) -> None:
+    @given(case=cases)
+    @hypothesis_settings(
+        max_examples=EXAMPLES, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    def each(case: Any) -> None:
+        response = case.call(base_url=url, timeout=20)
+        case.validate_response(response, checks=CHECKS)
+        answered[operation.method.upper(), operation.path, response.status_code] += 1
+
+    each()
+
+
+@pytest.mark.timeout(100)
+async def test_no_address_and_no_body_makes_a_fault_or_an_answer_that_is_not_described(tmp_path: Path) -> None:
+    async with no_cli(tmp_path) as url, client_of(f"{url}/v1") as client:
+        described = await document(url)
+        answered = await asyncio.to_thread(call_all, url, described, await known_ids(client, url))
+    well = {path for method, path, status in answered if method == "GET" and status == 200}
+    shown = {path for path, operations in described["paths"].items() if "get" in operations}
+    assert {path for path in shown - well if not path.startswith(NEVER_WELL)} == set()
