@@ -13,6 +13,7 @@ from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from .errors import InvalidRequest, NotFound, PreviousNotFound
+from .kept import KeptTurns
 from .live import Answer
 from .models import FINISHED, JSON, ON_PATH, Agent, Block, Conversation, Item, Message, Turn, TurnRequest
 from .protocols import conversations, responses, responses_items
@@ -32,6 +33,7 @@ class Dialogues:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._kept = KeptTurns(engine, turn_id_of, _unknown_response)
         # What a conversation holds is read, then taken in by a turn: one request at a time.
         self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
 
@@ -39,40 +41,21 @@ class Dialogues:
 
     async def response(self, owner: str, given: str) -> Turn:
         """The turn of a response. Raises `NotFound`: unknown, deleted, not stored, or another owner's."""
-        turn_id = turn_id_of(given)
-        turn = None if turn_id is None else await self._engine.store.turn(turn_id)
-        agent = None if turn is None else await self._engine.store.agent_by_key(turn.agent_key)
-        call = (turn.call if turn else None) or {}
-        if turn is None or agent is None or agent.owner != owner or call.get("deleted") or call.get("store") is False:
-            raise NotFound(f"Response with id '{given}' not found.", param="response_id")
-        return turn
+        return await self._kept.turn(owner, given)
 
-    async def agent_of(self, turn: Turn) -> Agent:
-        agent = await self._engine.store.agent_by_key(turn.agent_key)
-        if agent is None:
-            raise NotFound(f"Response with id '{response_id(turn.id)}' not found.", param="response_id")
-        return agent
+    async def about(self, turn: Turn) -> dict[str, str]:
+        """The answer's headers for a response that is not run by this request."""
+        return await self._kept.about(turn)
 
     async def delete_response(self, owner: str, given: str) -> None:
-        """Take the id away; the words stay in the chain for those who go on from later turns of it."""
-        turn = await self.response(owner, given)
-        if turn.status not in FINISHED:
-            await self.cancel(owner, given)
-        await self._engine.store.set_call(turn.id, {**(turn.call or {}), "deleted": True})
+        await self._kept.delete(owner, given)
 
     async def cancel(self, owner: str, given: str) -> Turn:
         """End the turn. Raises `InvalidRequest` when it has ended in another way."""
-        turn = await self.response(owner, given)
-        if turn.status == "cancelled":
-            return turn
-        if turn.status in FINISHED:
+        turn = await self._kept.cancel(owner, given)
+        if turn.status in FINISHED and turn.status != "cancelled":
             raise InvalidRequest(f"a {responses.status_of(turn)} response cannot be cancelled", param="response_id")
-        answer = self._engine.follow(turn.id)
-        if answer is not None:
-            answer.cancel()
-            answer.leave()
-            await self._engine.ended(turn.id)
-        return await self.response(owner, given)
+        return turn
 
     async def submit(self, call: ResponsesCall) -> Answer:
         """Accept what a client of Responses asks. Raises `ProxyError`."""
@@ -256,6 +239,10 @@ class Dialogues:
             start -= 1
             rest = _messages(said[start:], removed)
         return path[start - 1] if start else None, rest
+
+
+def _unknown_response(given: str) -> NotFound:
+    return NotFound(f"Response with id '{given}' not found.", param="response_id")
 
 
 def _messages(said: Sequence[Sequence[Entry]], removed: set[str]) -> tuple[Message, ...]:

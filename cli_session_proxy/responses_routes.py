@@ -9,7 +9,7 @@ from .answers import ESTIMATED, JsonAnswer, StreamAnswer, ignored_header
 from .bodies import named, read_call
 from .dialogues import Dialogues
 from .errors import InvalidRequest, NotFound, SessionBusy
-from .models import FINISHED, JSON, Turn
+from .models import FINISHED, JSON
 from .protocols import responses, responses_items
 from .protocols.blocks import estimated_tokens
 from .protocols.common import encoded_agent_id
@@ -69,7 +69,7 @@ class ResponsesRoutes:
     async def retrieve(self, request: Request, response_id: str) -> Response:
         turn = await self._dialogues.response(named(request).owner, response_id)
         if request.query_params.get("stream") != "true":
-            return JSONResponse(responses.response(turn), headers=await self._about(turn))
+            return JSONResponse(responses.response(turn), headers=await self._dialogues.about(turn))
         after = _starting_after(request)
         answer = None if turn.status in FINISHED else self._engine.follow(turn.id)
         if answer is not None:
@@ -79,7 +79,7 @@ class ResponsesRoutes:
         if turn.status not in FINISHED:
             raise SessionBusy("another proxy on this store runs this response: ask again without stream")
         body = b"".join(EventWriter(turn, starting_after=after).whole(turn))
-        return Response(body, media_type="text/event-stream", headers=await self._about(turn))
+        return Response(body, media_type="text/event-stream", headers=await self._dialogues.about(turn))
 
     async def delete(self, request: Request, response_id: str) -> JSON:
         await self._dialogues.delete_response(named(request).owner, response_id)
@@ -93,12 +93,6 @@ class ResponsesRoutes:
         written = [item for item in await self._engine.store.items(turn.agent_key) if item.turn_id == turn.id]
         entries = responses_items.input_entries(turn, written)
         return responses_items.page([entry.item for entry in entries], request.query_params)
-
-    async def _about(self, turn: Turn) -> dict[str, str]:
-        agent = await self._dialogues.agent_of(turn)
-        known = {"X-Session-Id": turn.session_id, "X-Continuity": turn.continuity}
-        named_so = {"X-Agent-Id": encoded_agent_id(agent.agent_id), "X-Turn-Id": turn.id}
-        return {**named_so, **{name: value for name, value in known.items() if value is not None}}
 
 
 def _starting_after(request: Request) -> int:

@@ -59,7 +59,7 @@ async def two(tmp_path: Path) -> AsyncIterator[Two]:
         yield found
 
 
-UNKNOWN = (
+UNKNOWN: tuple[tuple[str, str, dict[str, Any] | None, int], ...] = (
     ("GET", "/v1/responses/{response}", None, 404),
     ("GET", "/v1/responses/{response}?stream=true", None, 404),
     ("GET", "/v1/responses/{response}/input_items", None, 404),

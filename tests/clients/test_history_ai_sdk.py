@@ -25,11 +25,11 @@ def packages() -> Path:
     return PACKAGES
 
 
-async def talk(packages: Path, wire: str, url: str, texts: list[str]) -> list[str]:
-    with TALK.open("rb") as script:
+async def talk(packages: Path, wire: str, url: str, texts: list[str], *, script: Path = TALK) -> list[str]:
+    with script.open("rb") as program:
         child = await asyncio.create_subprocess_exec(
             "node", "--input-type=module", "-", wire, url, json.dumps(texts),
-            stdin=script, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=packages,
+            stdin=program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=packages,
             env={"PATH": os.environ["PATH"], "AI_SDK_LOG_WARNINGS": "false"},
         )  # fmt: skip
     try:

@@ -2,8 +2,9 @@
 
     python -m tests.recovery.proxy '{"settings": …, "die_at": STEP | null}'
 
-It reads requests from stdin, one JSON object a line: {"say": […], "die": bool, …} with further fields of the request,
-and answers with one JSON object a line. One request after the other; with {"wait": false} the next is read at once.
+It reads requests from stdin, one JSON object a line: {"say": […], "die": bool, …} with further fields of the request
+("tools" as JSON), and answers with one JSON object a line. What is said are texts.
+One request after the other; with {"wait": false} the next is read at once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import structlog
 
 from cli_session_proxy.claude.process import ClaudeProcess
 from cli_session_proxy.errors import ProxyError
+from cli_session_proxy.models import Tool
 from cli_session_proxy.sessions import Sessions
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sql import SqlStore
@@ -55,11 +57,12 @@ def deadly(owner: type, name: str, *, before: bool) -> None:
 
 
 async def answered(engine: Engine, order: dict[str, Any]) -> None:
+    order["tools"] = tuple(Tool.from_json(tool) for tool in order.pop("tools", ()))
     try:
         answer = await engine.submit(request(*order.pop("say"), **order))
         turn = await answer.turn()
         answer.acknowledge()
-        said = {"turn": turn.id, "text": text(turn), "continuity": turn.continuity}
+        said = {"turn": turn.id, "text": text(turn), "continuity": turn.continuity, "output": turn.output}
     except ProxyError as exc:
         said = {"error": exc.code, "message": exc.message}
     print(json.dumps(said), flush=True)

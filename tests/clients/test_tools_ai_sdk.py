@@ -1,0 +1,39 @@
+"""Tool loops of the Vercel AI SDK over the real CLI, on each of its providers: the model sees each once, in order."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.testing.script import ToolUse
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..conftest import MakeSettings
+from .remembering import served
+from .test_history_ai_sdk import packages, talk
+from .test_tools_chat import called, seen_once
+
+__all__ = ["packages"]
+
+TOOLS = Path(__file__).parent / "ai_sdk" / "tools.mjs"
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses", "anthropic", "google"])
+async def test_generate_text_and_stream_text_run_their_tools(
+    make_settings: MakeSettings, claude_2: Path, upstream: Upstream, packages: Path, wire: str
+) -> None:
+    upstream.when("how is Rome", ToolUse([called("get_weather", city="Rome"), called("get_time", city="Rome")]))
+    upstream.when("how is Oslo", ToolUse([called("get_weather", city="Oslo")]))
+    async with served(make_settings(claude_bin=claude_2), upstream) as proxy:
+        url = proxy.url.replace("/v1", "/v1beta") if wire == "google" else proxy.url
+        first, second, *made = await talk(packages, wire, url, ["how is Rome", "how is Oslo"], script=TOOLS)
+    assert first.startswith("The tool said: ")
+    assert "time of Rome: fine" in first
+    assert "weather of Oslo: fine" in second
+    assert made == ["time Rome", "weather Oslo", "weather Rome"]
+    seen_once(upstream, 3)
+    # A request for each message of the model, and nothing of the conversation said anew.
+    assert len(upstream.requests) == 4
+    assert [after.prefix_kept(before) for before, after in pairwise(upstream.requests)] == [1.0] * 3
