@@ -208,7 +208,9 @@ async def upstream_process() -> AsyncIterator[str]:
 async def start_proxy(place: Place, **options: str) -> HTTPServer:
     """`serve` as a user would start it."""
     env = place.environment()
-    inner = {name: value for name, value in env.items() if name.startswith(("ANTHROPIC", "CLAUDE_CODE", "DISABLE", "HOME"))}
+    inner = {
+        name: value for name, value in env.items() if name.startswith(("ANTHROPIC", "CLAUDE_CODE", "DISABLE", "HOME"))
+    }
     settings = {
         "VAR": str(place.folder / "var"),
         "CLAUDE_BIN": str(place.claude),

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import structlog
 
 from . import continuity, structured
-from .adoption import adopt
+from .chains.adoption import adopt
 from .claude import failures
 from .claude.events import (
     ApiRetry,

@@ -57,7 +57,7 @@ def serve(
     """Serve every wire on this machine: OpenAI, Anthropic, Google, and the page at /ui."""
     flags = dict(locals())
     settings = load(**flags)
-    from .server import serve as run
+    from .http_door.server import serve as run
 
     asyncio.run(run(settings, _say))
 
@@ -71,7 +71,7 @@ def chains(
     as_json: AsJson = False,
 ) -> None:
     """List the agents: turns, sessions, repairs, cost, size."""
-    from . import commands
+    from .console import showing as commands
 
     wanted = commands.Wanted.parse(search, since, status)
     rows = asyncio.run(commands.chains(load(var=var), wanted))
@@ -93,7 +93,7 @@ def dump(
     owner: Owner = "local",
 ) -> None:
     """Print an agent's chain: every turn, session and link."""
-    from . import commands
+    from .console import showing as commands
 
     chosen = commands.Shown(format, verbatim=not redact)
     work = commands.follow if follow else commands.dump
@@ -112,7 +112,7 @@ def delete(
     settings = load(var=var, claude_config_dir=claude_config_dir)
     if not yes:
         typer.confirm(f"Remove agent {agent_id!r} with all its turns and files?", abort=True)
-    from . import commands
+    from .console import showing as commands
 
     asyncio.run(commands.delete(settings, agent_id, owner))
     _say(f"deleted {agent_id}")
@@ -127,7 +127,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Compare chains with the CLI's transcripts; exit 1 when one differs."""
-    from . import upkeep
+    from .console import upkeep
 
     found = asyncio.run(upkeep.verify(load(var=var, claude_config_dir=claude_config_dir), owner, agent_id))
     if as_json:
@@ -148,7 +148,7 @@ def adopt(
     as_json: AsJson = False,
 ) -> None:
     """Bring an existing Claude session with its whole history into a new agent's chain."""
-    from . import upkeep
+    from .console import upkeep
 
     settings = load(var=var, claude_config_dir=claude_config_dir)
     done = asyncio.run(upkeep.adopt(settings, owner, session, agent_id))
@@ -166,7 +166,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write an agent's chain with all its records into one file. It holds the conversation in clear text."""
-    from . import upkeep
+    from .console import upkeep
 
     done = asyncio.run(upkeep.export(load(var=var), owner, agent_id, output))
     _say(_json_of(done) if as_json else f"wrote {done.turns} turns ({done.records} records) to {done.path}")
@@ -182,7 +182,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Take a chain in that `export` wrote, here or on another machine."""
-    from . import upkeep
+    from .console import upkeep
 
     settings = load(var=var, claude_config_dir=claude_config_dir)
     done = asyncio.run(upkeep.import_(settings, owner, file, agent_id))
@@ -200,7 +200,7 @@ def doctor(
 ) -> None:
     """Look for what could keep the proxy from working, and say what mends it; exit 1 on an error."""
     flags = {name: value for name, value in locals().items() if name != "as_json"}
-    from . import upkeep
+    from .console import upkeep
 
     if not asyncio.run(upkeep.doctor(load(**flags), _say, as_json=as_json)):
         raise typer.Exit(1)
@@ -218,7 +218,7 @@ def chat(
 ) -> None:
     """Talk to an agent in the terminal; run it again and it goes on. Ctrl-C cancels a turn, Ctrl-D leaves."""
     settings = load(var=var, claude_bin=claude_bin, claude_config_dir=claude_config_dir, profile=profile)
-    from . import chatting
+    from .console import chatting
 
     asyncio.run(chatting.chat(settings, owner, agent_id, model, _write))
 
@@ -226,7 +226,7 @@ def chat(
 @app.command()
 def demo(claude_bin: ClaudeBin = None) -> None:
     """Show a repair, offline: a scripted model, the real CLI, and a session file that is deleted half-way."""
-    from .demo import demo as run
+    from .console.demo import demo as run
 
     if not asyncio.run(run(load(claude_bin=claude_bin).claude_bin, _say)):
         raise typer.Exit(1)

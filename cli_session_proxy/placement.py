@@ -110,9 +110,7 @@ class Placement:
                 model=model,
                 input=exchange.input,
                 output=tuple(block for block in exchange.output if block.get("type") not in history.THINKING),
-                records=tuple(
-                    history.records(scribe, mender, exchange.input, as_cli(exchange.output), model)
-                ),
+                records=tuple(history.records(scribe, mender, exchange.input, as_cli(exchange.output), model)),
                 created_at=time.time(),
                 path_hash=path_hash,
                 depth=depth,

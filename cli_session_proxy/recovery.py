@@ -17,10 +17,10 @@ from pathlib import Path
 import structlog
 
 from . import continuity, transcript
+from .chains.exchanges import Exchange
 from .claude import environment
 from .claude.proc import start_time
 from .errors import NotFound, StoreUnavailable
-from .exchanges import Exchange
 from .live import with_end
 from .locks import SUFFIX, FileLock, Instances
 from .models import FINISHED, Agent, FileMark, Link, LinkReason, Session, Turn

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import transcript
+from .chains.exchanges import exchanges, is_prompt
 from .claude import running
 from .claude.capability import Capability
 from .errors import SandboxError, SessionBusy
-from .exchanges import exchanges, is_prompt
 from .models import JSON, Agent, Continuity, FileMark, Link, LinkReason, Record, Session, Turn
 from .settings import Settings
 from .stores.base import Store

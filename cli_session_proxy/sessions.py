@@ -168,9 +168,7 @@ class Sessions:
         session = await self._with_total(now, session, warm=True)
         return Ready(process, session, "warm", leaf, (), {"session": "waited for these results"}, brought, quiet=True)
 
-    async def _reopened(
-        self, now: Now, plan: Plan, parent: Turn, frame_uuid: str
-    ) -> tuple[Prepared, list[Record]]:
+    async def _reopened(self, now: Now, plan: Plan, parent: Turn, frame_uuid: str) -> tuple[Prepared, list[Record]]:
         """The path with the results of its last calls, written for a CLI that goes on from there."""
         session = await self._store.session_at(now.agent.key, parent.id)
         session_id = session.id if session else str(uuid.uuid4())
@@ -309,9 +307,7 @@ class Sessions:
         parent = ready.session.tip_turn_id
         path_records = [*(await self._store.records(parent) if parent else []), *ready.lead, *records]
         strict = not ready.process.launch.capability.keeps_session_id
-        mark = await asyncio.to_thread(
-            transcript.write, path, path_records, said.session_id, strict_order=strict
-        )
+        mark = await asyncio.to_thread(transcript.write, path, path_records, said.session_id, strict_order=strict)
         return _Taken(records, mark, "cut at a stop sequence")
 
     def _reader(self, ready: Ready, path: Path, session_id: str) -> Reader:

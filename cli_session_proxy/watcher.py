@@ -14,7 +14,7 @@ import structlog
 from watchfiles import Change, awatch
 
 from . import transcript
-from .adoption import adopt
+from .chains.adoption import adopt
 from .claude import environment
 from .errors import ProxyError
 from .locks import Writers

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cli_session_proxy.chatting import printable
-from cli_session_proxy.served import announced
-from cli_session_proxy.server import Server, bind, create_app
+from cli_session_proxy.console.chatting import printable
+from cli_session_proxy.http_door.served import announced
+from cli_session_proxy.http_door.server import Server, bind, create_app
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Fail, Gate, Reply
 from cli_session_proxy.testing.upstream import Upstream

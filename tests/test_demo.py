@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.demo import demo
+from cli_session_proxy.console.demo import demo
 
 
 async def test_the_demo_recalls_over_a_deleted_session_file(claude: Path, monkeypatch: pytest.MonkeyPatch) -> None:

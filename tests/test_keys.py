@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from cli_session_proxy.errors import ConfigError, Unauthorized
-from cli_session_proxy.keys import Keys
-from cli_session_proxy.server import bind
+from cli_session_proxy.http_door.keys import Keys
+from cli_session_proxy.http_door.server import bind
 from cli_session_proxy.settings import Settings, load
 from cli_session_proxy.turns import Engine
 

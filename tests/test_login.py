@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.login import report
+from cli_session_proxy.console.login import report
 from cli_session_proxy.settings import Settings
 
 

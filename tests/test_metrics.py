@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cli_session_proxy.errors import ProxyError
-from cli_session_proxy.metrics import NAMESPACE, Metrics
+from cli_session_proxy.http_door.metrics import NAMESPACE, Metrics
 from cli_session_proxy.models import Link, Usage
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Fail, Gate

@@ -373,9 +373,7 @@ async def test_a_copy_that_litellm_makes_of_the_handlers_file_uses_the_same_engi
 
 def _python(code: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env=offline_environment(), check=False
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=offline_environment(), check=False)
 
 
 def test_the_engine_is_stopped_at_the_interpreters_exit() -> None:

@@ -17,8 +17,8 @@ import openai
 import pytest
 
 from cli_session_proxy import errors
+from cli_session_proxy.http_door.server import Server, create_app
 from cli_session_proxy.models import Finished
-from cli_session_proxy.server import Server, create_app
 from cli_session_proxy.settings import Settings
 
 from .fakes import AGENT, TURN, FakeEngine, Step, hello, started, text, turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..following import Happened
+from ..chains.following import Happened
 from ..models import JSON
 from . import shown
 from .words import REPAIRS, WHY, time

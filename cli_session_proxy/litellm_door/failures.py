@@ -1,8 +1,8 @@
 """Our errors as the exceptions LiteLLM's callers catch, with status, code, `param` and retry-after kept.
 
-    400 BadRequestError · ContextWindowExceededError      429 RateLimitError       503 ServiceUnavailableError
-    401 AuthenticationError                               500 InternalServerError  504 Timeout
-    404 NotFoundError                                     502 BadGatewayError      others: APIError(status)
+400 BadRequestError · ContextWindowExceededError      429 RateLimitError       503 ServiceUnavailableError
+401 AuthenticationError                               500 InternalServerError  504 Timeout
+404 NotFoundError                                     502 BadGatewayError      others: APIError(status)
 """
 
 from __future__ import annotations

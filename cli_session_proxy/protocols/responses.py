@@ -122,9 +122,7 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
     )
 
 
-def _call(
-    body: JSON, format: JSON, system: tuple[str, ...], conversation: str | None, tools: tuple[Tool, ...]
-) -> JSON:
+def _call(body: JSON, format: JSON, system: tuple[str, ...], conversation: str | None, tools: tuple[Tool, ...]) -> JSON:
     """What is kept with the turn. Names of our own: `wire`, `store`, `background`, `system_sent`."""
     echo = {name: body[name] for name in _ECHOED if body.get(name) is not None}
     if isinstance(body.get("tool_choice"), str | dict):

@@ -10,8 +10,8 @@ import pytest
 
 from cli_session_proxy.claude.events import ProcessDied, Result
 from cli_session_proxy.claude.failures import error_for, error_for_death
-from cli_session_proxy.claude.turn_reader import TurnReader
 from cli_session_proxy.claude.resets import seconds_until
+from cli_session_proxy.claude.turn_reader import TurnReader
 
 from .helpers import DATA, recorded
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy import adoption, upkeep
+from cli_session_proxy.chains import adoption
+from cli_session_proxy.chains.exchanges import exchanges
+from cli_session_proxy.chains.foreign import survey
+from cli_session_proxy.console import upkeep
 from cli_session_proxy.errors import InvalidRequest, NotFound
-from cli_session_proxy.exchanges import exchanges
-from cli_session_proxy.foreign import survey
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream

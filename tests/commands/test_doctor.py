@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy import cli, doctor
+from cli_session_proxy import cli
 from cli_session_proxy.claude.proc import start_time
-from cli_session_proxy.doctor import Finding, examine
+from cli_session_proxy.console import doctor
+from cli_session_proxy.console.doctor import Finding, examine
 from cli_session_proxy.locks import Instances
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sql import FILE

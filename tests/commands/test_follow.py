@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from cli_session_proxy import cli, commands
-from cli_session_proxy.commands import Shown, Wanted
+from cli_session_proxy import cli
+from cli_session_proxy.console import showing as commands
+from cli_session_proxy.console.showing import Shown, Wanted
 from cli_session_proxy.errors import InvalidRequest, NotFound
 from cli_session_proxy.models import Message
 from cli_session_proxy.settings import Settings

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy import upkeep
-from cli_session_proxy.commands import opened
+from cli_session_proxy.console import upkeep
+from cli_session_proxy.console.showing import opened
 from cli_session_proxy.errors import InvalidRequest, NotFound
 from cli_session_proxy.models import Link, Message, Record, Session, Turn, Usage
 from cli_session_proxy.sandbox import directory_name, make_private

@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from cli_session_proxy import errors
 from cli_session_proxy.cli import app as commands
 from cli_session_proxy.dumps import schema
-from cli_session_proxy.server import create_app
+from cli_session_proxy.http_door.server import create_app
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.turns import Engine
 

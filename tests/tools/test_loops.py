@@ -250,9 +250,7 @@ async def test_a_profiles_tools_run_inside_and_the_clients_come_out(
     assert sorted(one for kind, one in made if kind == "call") == sorted(one for kind, one in made if kind == "result")
 
 
-async def test_choices_and_strict_schemas_hold(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
-) -> None:
+async def test_choices_and_strict_schemas_hold(claude_2: Path, make_settings: MakeSettings, upstream: Upstream) -> None:
     strict = (Tool("get_weather", "", SCHEMA, strict=True), TIME)
     two = ToolUse([called("get_weather"), called("get_time")])
     async with running(make_settings(claude_bin=claude_2)) as engine:

@@ -1,0 +1,1 @@
+"""Work on whole chains: adopt, verify, export, follow."""

@@ -1,0 +1,58 @@
+"""The routes of Google's generateContent."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from ..errors import InvalidRequest, NotFound
+from ..models import JSON
+from ..protocols import generate
+from ..protocols.common import Naming
+from ..settings import Settings
+from ..turns import Engine
+from .answers import ESTIMATED, JsonAnswer, StreamAnswer, ignored_header
+from .bodies import read_call
+
+
+class GenerateRoutes:
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+
+    def add_to(self, app: FastAPI) -> None:
+        for version in ("v1", "v1beta"):
+            app.add_api_route(f"/{version}/models/{{target:path}}", self.call, methods=["POST"], response_model=None)
+
+    async def call(self, request: Request, target: str) -> Response:
+        """`target` is `{model}:{method}`."""
+        model, _, method = target.rpartition(":")
+        if method == "countTokens":
+            generate.checked_model(model)
+            counted = await read_call(request, self._settings.max_body, generate.count)
+            return JSONResponse(counted, headers=ESTIMATED)
+        if method not in ("generateContent", "streamGenerateContent") or not model:
+            raise NotFound(
+                f"there is no POST {request.url.path}: send models/{{model}}:generateContent, "
+                ":streamGenerateContent?alt=sse or :countTokens"
+            )
+        stream = method == "streamGenerateContent"
+        if stream and request.query_params.get("alt") != "sse":
+            raise InvalidRequest("streamGenerateContent is served as events: add ?alt=sse", param="alt")
+        return await self._generate(request, model, stream=stream)
+
+    async def _generate(self, request: Request, model: str, *, stream: bool) -> Response:
+        def read(body: JSON, naming: Naming) -> generate.GenerateCall:
+            return generate.read(body, naming, model)
+
+        call = await read_call(request, self._settings.max_body, read)
+        answer = await self._engine.submit(call.request)
+        headers = ignored_header(call.ignored)
+        if not stream:
+            return JsonAnswer(answer, headers, partial(generate.answer, thoughts=call.thoughts))
+        writer = generate.Writer(
+            answer.turn_id, call.request.model, request.scope["state"]["request_id"], thoughts=call.thoughts
+        )
+        return StreamAnswer(answer, headers, writer, self._settings.keepalive)

@@ -1,0 +1,105 @@
+"""The routes of Google's Interactions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from ..errors import InvalidRequest, NotFound, SessionBusy
+from ..models import FINISHED, JSON, ON_PATH, TurnRequest
+from ..protocols import interactions
+from ..protocols.common import encoded_agent_id
+from ..protocols.interactions_stream import EventWriter
+from ..settings import Settings
+from ..turns import Engine
+from .answers import JsonAnswer, StreamAnswer, ignored_header
+from .bodies import named, read_call
+from .kept import KeptTurns
+
+
+class InteractionsRoutes:
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._kept = KeptTurns(engine, interactions.turn_id_of, unknown)
+
+    def add_to(self, app: FastAPI) -> None:
+        for version in ("v1", "v1beta"):
+            root = f"/{version}/interactions"
+            for method, path, handler in (
+                ("POST", root, self.create),
+                ("GET", f"{root}/{{name}}", self.retrieve),
+                ("DELETE", f"{root}/{{name}}", self.delete),
+                ("POST", f"{root}/{{name}}/cancel", self.cancel),
+            ):
+                app.add_api_route(path, handler, methods=[method], response_model=None)
+
+    async def create(self, request: Request) -> Response:
+        call = await read_call(request, self._settings.max_body, interactions.read)
+        answer = await self._engine.submit(await self._continued(call))
+        headers = ignored_header(call.ignored)
+        if call.background:
+            self._engine.keep(answer.another() if call.stream else answer)
+            if not call.stream:
+                about = {"X-Agent-Id": encoded_agent_id(answer.agent_id), "X-Turn-Id": answer.turn_id}
+                return JSONResponse(interactions.interaction(answer.accepted), headers={**about, **headers})
+        if not call.stream:
+            return JsonAnswer(answer, headers, interactions.interaction)
+        return StreamAnswer(answer, headers, EventWriter(answer.accepted), self._settings.keepalive)
+
+    async def _continued(self, call: interactions.InteractionCall) -> TurnRequest:
+        if call.previous is None:
+            return call.request
+        previous = await self._kept.turn(call.request.owner, call.previous)
+        if previous.status not in ON_PATH:
+            raise InvalidRequest(
+                f"the previous interaction is {interactions.status_of(previous)}: wait for it, "
+                "or go on from the one before it",
+                param="previous_interaction_id",
+            )
+        return replace(call.request, continues=previous.id)
+
+    async def retrieve(self, request: Request, name: str) -> Response:
+        owner = named(request).owner
+        turn = await self._kept.turn(owner, name)
+        about = await self._kept.about(turn)
+        if not _flag(request, "stream"):
+            shown = interactions.interaction(turn, include_input=_flag(request, "include_input"))
+            return JSONResponse(shown, headers=about)
+        after = _place(request.query_params.get("last_event_id"))
+        answer = None if turn.status in FINISHED else self._engine.follow(turn.id)
+        if answer is not None:
+            return StreamAnswer(answer, {}, EventWriter(answer.accepted, after=after), self._settings.keepalive)
+        turn = await self._kept.turn(owner, name)
+        if turn.status not in FINISHED:
+            raise SessionBusy("another proxy on this store runs this interaction: ask again without stream")
+        body = b"".join(EventWriter(turn, after=after).whole(turn))
+        return Response(body, media_type="text/event-stream", headers=await self._kept.about(turn))
+
+    async def delete(self, request: Request, name: str) -> JSON:
+        await self._kept.delete(named(request).owner, name)
+        return {}
+
+    async def cancel(self, request: Request, name: str) -> JSON:
+        turn = await self._kept.cancel(named(request).owner, name)
+        if turn.status != "cancelled":
+            raise InvalidRequest(f"a {interactions.status_of(turn)} interaction cannot be cancelled", param="id")
+        return interactions.interaction(turn)
+
+
+def unknown(name: str) -> NotFound:
+    return NotFound(f"there is no interaction {name!r}: it was never stored, or is deleted", param="id")
+
+
+def _flag(request: Request, name: str) -> bool:
+    return request.query_params.get(name, "").lower() == "true"
+
+
+def _place(event_id: str | None) -> int:
+    if not event_id:
+        return 0
+    if not (event_id.isascii() and event_id.isdigit() and len(event_id) < 16):
+        raise InvalidRequest("last_event_id must be an event_id of this interaction's stream", param="last_event_id")
+    return int(event_id)

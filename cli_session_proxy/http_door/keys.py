@@ -1,0 +1,102 @@
+"""Who asks: a request's key names its owner. Pure but for the keys file, which is read once.
+
+    [keys]                       cli_session_proxy.toml, or CLI_SESSION_PROXY_KEYS__ALICE=…
+    alice = "a secret"
+
+`keys_file` is a TOML file of such lines. Without any key everybody is `local`, and what they present is ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from ..errors import ConfigError, Unauthorized
+from ..sandbox import LOCAL_OWNER
+from ..settings import Settings
+
+# Shorter ones can be guessed over a network; what `openssl rand -hex 16` gives has 32.
+MIN_LENGTH = 16
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+
+
+class Keys:
+    """The named keys of the settings. Raises `ConfigError` for one that cannot be used."""
+
+    def __init__(self, settings: Settings) -> None:
+        given = {name: secret.get_secret_value() for name, secret in settings.keys.items()}
+        if settings.keys_file is not None:
+            given |= _read(settings.keys_file)
+        for name, secret in given.items():
+            _check(name, secret)
+        self._owners = {_digest(secret): name for name, secret in given.items()}
+        if len(self._owners) < len(given):
+            raise ConfigError("two [keys] have the same secret: give each name its own")
+        self._secrets = given
+
+    def __bool__(self) -> bool:
+        return bool(self._owners)
+
+    def secret_of(self, owner: str) -> str | None:
+        """For our own commands that talk to a running server."""
+        return self._secrets.get(owner)
+
+    def owner_of(self, headers: Mapping[str, str], query: str) -> str:
+        """The owner that a request's key belongs to. `headers` have lower-case names. Raises `Unauthorized`."""
+        if not self._owners:
+            return LOCAL_OWNER
+        presented = _presented(headers, query)
+        for secret in presented:
+            owner = self._owner(secret)
+            if owner is not None:
+                return owner
+        what = "this key is not known" if presented else "a key is needed"
+        raise Unauthorized(f"{what}: send it as Authorization: Bearer, x-api-key or x-goog-api-key")
+
+    def _owner(self, secret: str) -> str | None:
+        """Every key is compared, in constant time: how long it takes tells nothing."""
+        found = None
+        mine = _digest(secret)
+        for digest, owner in self._owners.items():
+            if hmac.compare_digest(digest, mine):
+                found = owner
+        return found
+
+
+def _presented(headers: Mapping[str, str], query: str) -> list[str]:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    found = [token.strip()] if scheme.lower() == "bearer" else []
+    found += [headers[name] for name in ("x-api-key", "x-goog-api-key") if name in headers]
+    if "key=" in query:
+        found += parse_qs(query).get("key", [])
+    return [secret for secret in found if secret]
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"keys_file {path} cannot be read: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        # The parser's message could quote the line, which is a secret.
+        raise ConfigError(f'keys_file {path} is not TOML: one `name = "secret"` a line') from exc
+    if not all(isinstance(secret, str) for secret in data.values()):
+        raise ConfigError(f'keys_file {path}: every line is `name = "secret"`, without sections')
+    return data
+
+
+def _check(name: str, secret: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"key name {name!r}: use up to 64 letters, digits and . _ @ -")
+    if len(secret) < MIN_LENGTH or not secret.isascii() or any(char.isspace() for char in secret):
+        raise ConfigError(f"key {name}: its secret must have at least {MIN_LENGTH} characters, ASCII without spaces")

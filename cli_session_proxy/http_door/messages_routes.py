@@ -1,0 +1,35 @@
+"""The routes of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from ..protocols import messages
+from ..settings import Settings
+from ..turns import Engine
+from .answers import ESTIMATED, JsonAnswer, StreamAnswer, ignored_header
+from .bodies import read_call
+
+
+class MessagesRoutes:
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+
+    def add_to(self, app: FastAPI) -> None:
+        app.add_api_route("/v1/messages", self.create, methods=["POST"], response_model=None)
+        app.add_api_route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"], response_model=None)
+
+    async def create(self, request: Request) -> Response:
+        call = await read_call(request, self._settings.max_body, messages.read)
+        answer = await self._engine.submit(call.request)
+        headers = ignored_header(call.ignored)
+        if not call.stream:
+            return JsonAnswer(answer, headers, messages.message)
+        writer = messages.EventWriter(answer.turn_id, call.request.model, request.scope["state"]["request_id"])
+        return StreamAnswer(answer, headers, writer, self._settings.keepalive)
+
+    async def count_tokens(self, request: Request) -> Response:
+        counted = await read_call(request, self._settings.max_body, messages.count)
+        return JSONResponse(counted, headers=ESTIMATED)
