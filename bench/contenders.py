@@ -146,8 +146,8 @@ class HTTPServer:
         data = json.dumps(body).encode()
         began = time.perf_counter()
         reader, writer = await self._connection(connection)
-        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-        writer.write(f"{head}Authorization: Bearer bench\r\n\r\n".encode() + data)
+        fixed = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        writer.write(f"{fixed}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         status = await reader.readline()
         fields: dict[bytes, bytes] = {}
         while (line := await reader.readline()).strip():

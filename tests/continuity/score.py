@@ -73,8 +73,8 @@ def messages_of(seen: Seen) -> list[tuple[str, str]]:
     return told
 
 
-def score(seen: Seen, facts: Sequence[Fact], probe: Fact, before: Seen | None) -> Score:
-    """How the request that carries `probe` tells the acknowledged `facts`."""
+def score(seen: Seen, facts: Sequence[Fact], probe: Fact, before: Sequence[Seen]) -> Score:
+    """How the request that carries `probe` tells the acknowledged `facts`, and extends each of those before it."""
     told = messages_of(seen)
     said = [text for role, text in told if role == "user"]
     answered = [_squeezed(text) for role, text in told if role == "assistant"]
@@ -87,7 +87,7 @@ def score(seen: Seen, facts: Sequence[Fact], probe: Fact, before: Seen | None) -
         lost=sum(not asked or not told for asked, told in counts) + (_count(said, probe) < 1),
         reordered=sum(later < earlier for earlier, later in pairwise(places)),
         foreign=len(_strangers(seen, [*facts, probe])),
-        prefix=None if before is None else seen.prefix_kept(before),
+        prefix=min((seen.prefix_kept(one) for one in before), default=None),
     )
 
 

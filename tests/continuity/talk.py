@@ -47,7 +47,8 @@ async def until(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
 
 
 class Talk(ABC):
-    """`facts` are the acknowledged turns, in order. `before` is the last request that was answered."""
+    """`facts` are the acknowledged turns, in order. `before` is the last request that was answered, `sound` the last
+    one before something was broken."""
 
     bare: bool
 
@@ -56,6 +57,7 @@ class Talk(ABC):
         self.upstream = upstream
         self.facts: list[Fact] = []
         self.before: Seen | None = None
+        self.sound: Seen | None = None
         self.model = MODEL
         self.extra: dict[str, Any] = {}
         self.refusals: list[str] = []
@@ -88,7 +90,8 @@ class Talk(ABC):
 
     async def probe(self, fact: Fact | None = None) -> Score:
         """One more turn, and how its request tells all that was acknowledged before."""
-        facts, before, fact = list(self.facts), self.before, fact or self.new_fact()
+        facts, fact = list(self.facts), fact or self.new_fact()
+        before = [one for one in (self.sound, self.before) if one is not None]
         count = len(self.upstream.requests)
         try:
             await self.tell(fact)

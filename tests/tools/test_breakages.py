@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import time
@@ -69,7 +68,7 @@ async def delete(talk: Talk) -> None:
 
 async def remove_a_call(talk: Talk) -> None:
     lines = talk.transcript.read_text(encoding="utf-8").splitlines(keepends=True)
-    (at, *_) = [number for number, line in enumerate(lines) if '"type":"tool_use"' in line and json.loads(line)]
+    at = next(number for number, line in enumerate(lines) if '"type":"tool_use"' in line)
     talk.transcript.write_text("".join([*lines[:at], *lines[at + 1 :]]), encoding="utf-8")
 
 
@@ -82,8 +81,8 @@ async def restart_and_delete(talk: Talk) -> None:
     talk.transcript.unlink()
 
 
-async def in_order_and_once(talk: Talk, upstream: Upstream, made: list[dict[str, Any]]) -> None:
-    """What the next turn's request carries, beside the two turns that only talk."""
+async def in_order_and_once(talk: Talk, upstream: Upstream, made: list[dict[str, Any]], *, whole: bool) -> None:
+    """What the next turn's request carries; `whole`: it is the one before and more, to the byte."""
     await talk.say("list")
     ids = [call["id"] for call in made]
     pair, last = ids[:2], ids[2:]
@@ -92,7 +91,9 @@ async def in_order_and_once(talk: Talk, upstream: Upstream, made: list[dict[str,
     ]
     said = ["tool_result: sunny", "tool_result: noon"]
     assert heard(upstream) == ["hello", "where", *said, "once more", "tool_result: rainy", "list"]
-    assert [after.prefix_kept(before) for before, after in pairwise(upstream.requests)] == [1.0] * 5
+    *kept, last_kept = [after.prefix_kept(before) for before, after in pairwise(upstream.requests)]
+    assert kept == [1.0] * 4
+    assert last_kept == 1.0 if whole else 0.9 < last_kept < 1.0
 
 
 @pytest.mark.parametrize("when", ["while it waits", "afterwards"])
@@ -119,7 +120,10 @@ async def test_a_chain_with_calls_survives(
         assert text(answered) == "The tool said: rainy"
         if when == "afterwards":
             await breaks(talk)
-        await in_order_and_once(talk, upstream, [weather, noon, oslo])
+        # Where somebody rewrites the transcript under a process that waits, the proxy's own record of the result
+        # takes the place of the CLI's: the same words in another notation.
+        whole = not (breaks is remove_a_call and when == "while it waits")
+        await in_order_and_once(talk, upstream, [weather, noon, oslo], whole=whole)
     finally:
         await talk.engine.stop()
 
@@ -146,7 +150,9 @@ async def test_a_proxy_killed_while_calls_wait_gives_each_result_once(
     ids = [weather["id"], noon["id"]]
     assert tool_blocks(upstream) == [(kind, one) for kind in ("call", "result") for one in ids]
     assert heard(upstream) == ["where", "tool_result: sunny", "tool_result: noon", "list"]
-    assert [after.prefix_kept(before) for before, after in pairwise(upstream.requests)] == [1.0] * 2
+    # The orphan, until it was ended, may have told the model in vain that its calls failed: no part of the chain.
+    first, *_, answer, last = upstream.requests
+    assert (answer.prefix_kept(first), last.prefix_kept(answer)) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize(("minutes", "continuity"), [(10, "warm"), (120, "rebuilt")])

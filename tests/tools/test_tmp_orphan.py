@@ -1,0 +1,186 @@
+"""What breaks while calls wait, or after their results: the model sees every call and result once, in their order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_session_proxy.claude.proc import start_time
+from cli_session_proxy.claude.process import ClaudeProcess
+from cli_session_proxy.models import Turn
+from cli_session_proxy.testing.script import ToolUse
+from cli_session_proxy.testing.upstream import Upstream
+from cli_session_proxy.turns import Engine
+
+from ..conftest import MakeSettings
+from ..recovery.others import other_proxy
+from ..talking import ask, heard, running, text
+from .test_loops import TOOLS, both, called, calls, result, results, tool_blocks
+
+
+class Talk:
+    """One agent, spoken to with the same tools in every turn."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.turn: Turn
+
+    async def say(self, *said: Any) -> Turn:
+        self.turn = await ask(self.engine, *said, tools=TOOLS)
+        return self.turn
+
+    @property
+    def transcript(self) -> Path:
+        assert self.engine.settings.claude_config_dir is not None
+        (found,) = self.engine.settings.claude_config_dir.rglob(f"{self.turn.session_id}.jsonl")
+        return found
+
+    @property
+    def process(self) -> ClaudeProcess:
+        process = self.engine._pool.peek(str(self.turn.session_id))
+        assert process is not None
+        return process
+
+    async def restart(self) -> None:
+        await self.engine.stop()
+        self.engine = Engine(self.engine.settings)
+        await self.engine.start()
+
+
+async def kill(talk: Talk) -> None:
+    process = talk.process
+    os.killpg(process.pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        await process._child.wait()
+
+
+async def delete(talk: Talk) -> None:
+    talk.transcript.unlink()
+
+
+async def remove_a_call(talk: Talk) -> None:
+    lines = talk.transcript.read_text(encoding="utf-8").splitlines(keepends=True)
+    at = next(number for number, line in enumerate(lines) if '"type":"tool_use"' in line)
+    talk.transcript.write_text("".join([*lines[:at], *lines[at + 1 :]]), encoding="utf-8")
+
+
+async def restart(talk: Talk) -> None:
+    await talk.restart()
+
+
+async def restart_and_delete(talk: Talk) -> None:
+    await talk.restart()
+    talk.transcript.unlink()
+
+
+async def in_order_and_once(talk: Talk, upstream: Upstream, made: list[dict[str, Any]], *, whole: bool) -> None:
+    """What the next turn's request carries; `whole`: it is the one before and more, to the byte."""
+    await talk.say("list")
+    ids = [call["id"] for call in made]
+    pair, last = ids[:2], ids[2:]
+    assert tool_blocks(upstream) == [
+        (kind, one) for some in (pair, last) for kind in ("call", "result") for one in some
+    ]
+    said = ["tool_result: sunny", "tool_result: noon"]
+    assert heard(upstream) == ["hello", "where", *said, "once more", "tool_result: rainy", "list"]
+    *kept, last_kept = [after.prefix_kept(before) for before, after in pairwise(upstream.requests)]
+    assert kept == [1.0] * 4
+    assert last_kept == 1.0 if whole else 0.9 < last_kept < 1.0
+
+
+@pytest.mark.parametrize("when", ["while it waits", "afterwards"])
+@pytest.mark.parametrize("breaks", [kill, delete, remove_a_call, restart, restart_and_delete])
+async def test_a_chain_with_calls_survives(
+    breaks: Callable[[Talk], Awaitable[None]],
+    when: str,
+    claude_2: Path,
+    make_settings: MakeSettings,
+    upstream: Upstream,
+) -> None:
+    upstream.when("once more", ToolUse([called("get_weather", "Oslo")]))
+    talk = Talk(Engine(make_settings(claude_bin=claude_2)))
+    await talk.engine.start()
+    try:
+        await talk.say("hello")
+        talk.turn = await both(talk.engine, upstream)
+        weather, noon = calls(talk.turn)
+        await talk.say(results(result(noon, "noon"), result(weather, "sunny")))
+        (oslo,) = calls(await talk.say("once more"))
+        if when == "while it waits":
+            await breaks(talk)
+        answered = await talk.say(results(result(oslo, "rainy")))
+        assert text(answered) == "The tool said: rainy"
+        if when == "afterwards":
+            await breaks(talk)
+        # Where somebody rewrites the transcript under a process that waits, the proxy's own record of the result
+        # takes the place of the CLI's: the same words in another notation.
+        whole = not (breaks is remove_a_call and when == "while it waits")
+        await in_order_and_once(talk, upstream, [weather, noon, oslo], whole=whole)
+    finally:
+        await talk.engine.stop()
+
+
+async def test_a_proxy_killed_while_calls_wait_gives_each_result_once(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    upstream.when("where", ToolUse([called("get_weather"), called("get_time")]))
+    async with other_proxy(settings) as other:
+        offered = [tool.as_json() for tool in TOOLS]
+        waits = await other.ask("where", tools=offered)
+        assert waits is not None
+        weather, noon = waits["output"]
+        [note] = (settings.var / "run").glob("*/[0-9]*")
+        await other.end(signal.SIGKILL)
+    async with running(settings) as engine:
+        assert await start_time(int(note.name)) is None
+        assert not note.exists()
+        answered = await ask(engine, results(result(noon, "noon"), result(weather, "sunny")), tools=TOOLS)
+        assert (answered.status, answered.parent_id) == ("completed", waits["turn"])
+        assert text(answered) == "The tool said: noon"
+        await ask(engine, "list", tools=TOOLS)
+    ids = [weather["id"], noon["id"]]
+    assert tool_blocks(upstream) == [(kind, one) for kind in ("call", "result") for one in ids]
+    assert heard(upstream) == ["where", "tool_result: sunny", "tool_result: noon", "list"]
+    # The orphan, until it was ended, may have told the model in vain that its calls failed: no part of the chain.
+    print([r.user_texts() for r in upstream.requests])
+    first, *_, answer, last = upstream.requests
+    assert 0
+    assert (answer.prefix_kept(first), last.prefix_kept(answer)) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("minutes", "continuity"), [(10, "warm"), (120, "rebuilt")])
+async def test_a_call_is_answered_after_a_long_time(
+    minutes: int,
+    continuity: str,
+    claude_2: Path,
+    make_settings: MakeSettings,
+    upstream: Upstream,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(make_settings(claude_bin=claude_2)) as engine:
+        turn = await both(engine, upstream)
+        weather, noon = calls(turn)
+        process = engine._pool.peek(str(turn.session_id))
+        assert process is not None
+        # The proxy's clocks, the event loop's included: every timer of those minutes is due now.
+        for name, clock in (("time", time.time), ("monotonic", time.monotonic)):
+            monkeypatch.setattr(time, name, lambda clock=clock: clock() + 60 * minutes)
+        if continuity == "rebuilt":
+            async with asyncio.timeout(10):
+                await process._child.wait()
+        answered = await ask(engine, results(result(weather, "sunny"), result(noon, "noon")), tools=TOOLS)
+        assert answered.continuity == continuity
+        assert text(answered) == "The tool said: noon"
+        await ask(engine, "list", tools=TOOLS)
+    ids = [weather["id"], noon["id"]]
+    assert tool_blocks(upstream) == [(kind, one) for kind in ("call", "result") for one in ids]
+    assert [after.prefix_kept(before) for before, after in pairwise(upstream.requests)] == [1.0] * 2
