@@ -14,8 +14,8 @@ Each row ran on the real CLI over a scripted upstream: three turns are acknowled
 is sent, and the `messages` array that reaches the model is read. "3/3" = all acknowledged turns are there exactly
 once, with their answers, in order. The bare CLI is driven as a script would (`claude -p`, `--resume` of the last id;
 a turn that failed is sent again). Prefix = bytes of the request before the breakage that still start the next one ÷
-its bytes: at 1.00 the prompt cache holds. Between CLI versions, system prompts and tools it cannot. An answer may be
-there only because nothing was broken for it: a row counts for what the other column shows. Made by `make continuity`.
+its bytes: at 1.00 the prompt cache holds; over a change of CLI, system prompt or tools it cannot.
+Made by `make continuity`.
 
 | | broken | bare CLI 2.1 | proxy, CLI 2.1 | prefix | proxy, CLI 1.0 |
 |---|---|---|---|---|---|
