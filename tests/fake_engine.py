@@ -86,6 +86,7 @@ class FakeEngine:
         self.answers: list[FakeAnswer] = []
         self.threads: set[str] = set()
         self.starts = self.stops = 0
+        self.observers: list[object] = []
 
     async def start(self) -> None:
         self.starts += 1

@@ -155,7 +155,7 @@ async def test_ctrl_c_cancels_the_turn_and_the_chat_goes_on(
 async def test_it_talks_to_the_server_that_runs_on_the_same_var(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    settings = make_settings(claude_bin=claude_2)
+    settings = make_settings(claude_bin=claude_2, default_model="sonnet")
     async with running(settings) as engine:
         listener = bind(settings)
         server = Server(create_app(engine, settings), settings)

@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from cli_session_proxy import errors
+from cli_session_proxy import errors, logs
 from cli_session_proxy.http_door.server import Server, create_app
 from cli_session_proxy.models import Finished
 from cli_session_proxy.settings import Settings
@@ -232,16 +232,19 @@ async def test_an_error_in_mid_stream_ends_it_without_done(serving: Serving) -> 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_unforeseen_error_is_a_500_that_tells_nothing(
-    serving: Serving, stream: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with serving(lambda _: [RuntimeError("the PROMPT was in here")]) as door:
-        answer = await door.post({**HELLO, "stream": stream})
-        assert answer.status_code == 500
-        assert answer.json()["error"]["code"] == "internal_error"
-        printed = capsys.readouterr()
-        assert "PROMPT" not in answer.text + printed.out + printed.err
-        assert "RuntimeError" in printed.out + printed.err
+async def test_an_unforeseen_error_is_a_500_that_tells_nothing(serving: Serving, stream: bool, tmp_path: Path) -> None:
+    settings = Settings(var=tmp_path / "var")
+    logs.configure(settings)
+    try:
+        async with serving(lambda _: [RuntimeError("the PROMPT was in here")]) as door:
+            answer = await door.post({**HELLO, "stream": stream})
+            assert answer.status_code == 500
+            assert answer.json()["error"]["code"] == "internal_error"
+        logged = logs.file_of(settings).read_text()
+    finally:
+        logs.shut_down()
+    assert "PROMPT" not in answer.text + logged
+    assert "RuntimeError" in logged
 
 
 async def test_a_stream_that_ends_without_its_turn_is_an_error(serving: Serving) -> None:

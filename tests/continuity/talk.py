@@ -174,8 +174,10 @@ class EngineTalk(Talk):
         await self.engine.stop()
 
     async def say_again(self, turn: Turn) -> None:
-        """The very request of this turn once more."""
+        """The very request of this turn once more; nothing new is to reach the model."""
+        before = self.before
         await self._say(str(turn.input[0].content[0]["text"]))
+        self.before = before
 
     async def _say(self, said: str) -> str:
         try:
