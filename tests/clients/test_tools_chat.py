@@ -103,7 +103,17 @@ async def test_openai(stream: bool, base: str, upstream: Upstream) -> None:
     assert len(upstream.requests) == 3
 
 
-async def test_openai_agents_with_a_hand_off(base: str, upstream: Upstream) -> None:
+async def run_agent(stream: bool, agent: agents.Agent[Any], said: str) -> str:
+    if not stream:
+        return str((await agents.Runner.run(agent, said)).final_output)
+    running_one = agents.Runner.run_streamed(agent, said)
+    async for _ in running_one.stream_events():
+        pass
+    return str(running_one.final_output)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_openai_agents_with_a_hand_off(stream: bool, base: str, upstream: Upstream) -> None:
     agents.set_tracing_disabled(True)
 
     @agents.function_tool  # type: ignore[untyped-decorator, unused-ignore]
@@ -122,14 +132,15 @@ async def test_openai_agents_with_a_hand_off(base: str, upstream: Upstream) -> N
     upstream.when("sunny", ToolUse([called("transfer_to_clock")]))
     upstream.when("clock", ToolUse([called("get_time", city="Rome")]))
     try:
-        done = await agents.Runner.run(first, "how is Rome")
+        done = await run_agent(stream, first, "how is Rome")
     finally:
         await client.close()
-    assert done.final_output == "The tool said: Rome has noon"
+    assert done == "The tool said: Rome has noon"
     seen_once(upstream, 3)
 
 
-async def test_pydantic_ai_with_tools_and_structured_output(base: str, upstream: Upstream) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_pydantic_ai_with_tools_and_structured_output(stream: bool, base: str, upstream: Upstream) -> None:
     class Report(BaseModel):
         city: str
         degrees: int
@@ -145,10 +156,15 @@ async def test_pydantic_ai_with_tools_and_structured_output(base: str, upstream:
     upstream.when("Call:", ToolUse([called("get_weather", city="Rome")]))
     upstream.when("30 degrees", ToolUse([called("final_result", city="Rome", degrees=30)]))
     try:
-        done = await agent.run("how is Rome?")
-        assert done.output == Report(city="Rome", degrees=30)
+        if stream:
+            async with agent.run_stream("how is Rome?") as running_one:
+                output, history = await running_one.get_output(), running_one.all_messages()
+        else:
+            done = await agent.run("how is Rome?")
+            output, history = done.output, done.all_messages()
+        assert output == Report(city="Rome", degrees=30)
         upstream.when("Call:", ToolUse([called("final_result", city="Rome", degrees=31)]))
-        again = await agent.run("and now?", message_history=done.all_messages())
+        again = await agent.run("and now?", message_history=history)
     finally:
         await client.close()
     assert again.output.degrees == 31

@@ -8,14 +8,14 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+from agents import Agent, OpenAIResponsesModel, function_tool, set_tracing_disabled
 from google.genai import types
 
 from cli_session_proxy.testing.script import Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..wires import google_client
-from .test_tools_chat import CITY, base, called, seen_once
+from .test_tools_chat import CITY, base, called, run_agent, seen_once
 
 __all__ = ["base"]
 
@@ -92,7 +92,8 @@ async def test_openai_responses_by_previous_id(stream: bool, base: str, upstream
     assert upstream.requests[-1].prefix_kept(upstream.requests[0]) == 1.0
 
 
-async def test_openai_agents_over_responses(base: str, upstream: Upstream) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_openai_agents_over_responses(stream: bool, base: str, upstream: Upstream) -> None:
     set_tracing_disabled(True)
 
     @function_tool
@@ -111,10 +112,10 @@ async def test_openai_agents_over_responses(base: str, upstream: Upstream) -> No
     upstream.when("sunny", ToolUse([called("transfer_to_clock")]))
     upstream.when("clock", ToolUse([called("get_time", city="Rome")]))
     try:
-        done = await Runner.run(desk, "how is Rome")
+        done = await run_agent(stream, desk, "how is Rome")
     finally:
         await client.close()
-    assert done.final_output == "The tool said: Rome has noon"
+    assert done == "The tool said: Rome has noon"
     seen_once(upstream, 3)
 
 
@@ -141,20 +142,35 @@ async def test_google_genai(stream: bool, base: str, upstream: Upstream) -> None
     seen_once(upstream, 2)
 
 
-async def test_google_interactions(base: str, upstream: Upstream) -> None:
+async def interact(client: Any, stream: bool, **given: Any) -> tuple[str, str, list[Any]]:
+    """Id, status and steps of one interaction; of a stream, as its events tell them."""
+    if not stream:
+        whole = await client.interactions.create(model="sonnet", **given)
+        return whole.id, whole.status, list(whole.steps)
+    steps: list[Any] = []
+    async for event in await client.interactions.create(model="sonnet", stream=True, **given):
+        if event.event_type == "step.start":
+            steps.append(event.step)
+        elif event.event_type == "step.delta" and getattr(event.delta, "text", None):
+            steps.append(event.delta.text)
+        elif event.event_type == "interaction.completed":
+            return event.interaction.id, event.interaction.status, steps
+    raise AssertionError("the stream ended without its interaction")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_google_interactions(stream: bool, base: str, upstream: Upstream) -> None:
     tools: Any = [{"type": "function", "name": name, "description": name, "parameters": CITY} for name in NAMES]
     asked(upstream)
     async with google_client(base.removesuffix("/v1")) as client:
-        first: Any = await client.interactions.create(model="sonnet", input="where", tools=tools)
-        assert first.status == "requires_action"
-        calls = [step for step in first.steps if step.type == "function_call"]
+        first, status, steps = await interact(client, stream, input="where", tools=tools)
+        assert status == "requires_action"
+        calls = [step for step in steps if getattr(step, "type", "") == "function_call"]
         results: Any = [
             {"type": "function_result", "call_id": call.id, "name": call.name, "result": f"{call.name} is fine"}
             for call in calls
         ]
-        second: Any = await client.interactions.create(
-            model="sonnet", input=results, tools=tools, previous_interaction_id=first.id
-        )
-    assert second.status == "completed"
-    assert DONE in str(second.steps)
+        _, status, said = await interact(client, stream, input=results, tools=tools, previous_interaction_id=first)
+    assert status == "completed"
+    assert DONE in (str(said) if not stream else "".join(one for one in said if isinstance(one, str)))
     seen_once(upstream, 2)
