@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from litellm.responses.utils import ResponsesAPIRequestUtils
 
 from ..models import JSON
 from ..protocols.common import checked_agent_id, decoded_agent_id, encoded_agent_id
@@ -41,6 +42,9 @@ def read(kwargs: Mapping[str, Any], *, stream: bool) -> Call:
     sent = _client_headers(kwargs, params)
     body = _body(kwargs, stream=stream)
     name = _agent_id(sent, body.pop("agent_id", None), params)
+    previous = _mapping(_mapping(params.get("proxy_server_request")).get("body")).get("previous_response_id")
+    if isinstance(previous, str):
+        body["previous_response_id"] = original_id(previous)
     headers = {key: sent[key] for key in FORWARDED if key in sent}
     if name is not None:
         headers["x-agent-id"] = encoded_agent_id(name)
@@ -52,6 +56,12 @@ def read(kwargs: Mapping[str, Any], *, stream: bool) -> Call:
         api_key=kwargs.get("api_key") or None,
         timeout=_seconds(kwargs.get("timeout")),
     )
+
+
+def original_id(response_id: str) -> str:
+    """The id that we gave, of the one that LiteLLM's Responses bridge made of it."""
+    decoded = ResponsesAPIRequestUtils._decode_responses_api_response_id(response_id)
+    return str(decoded.get("response_id") or response_id)
 
 
 def _body(kwargs: Mapping[str, Any], *, stream: bool) -> JSON:

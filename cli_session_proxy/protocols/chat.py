@@ -32,6 +32,7 @@ from .common import (
 )
 from .openai_tools import read_choice, read_tools
 
+ID_PREFIX = "chatcmpl-"
 WIRE = "chat"
 
 # OpenAI's efforts → the CLI's (`--effort`, --help of 2.1.329: low, medium, high, xhigh, max).
@@ -86,6 +87,7 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         stop=_stop(body),
         format=read_format(optional(body, "response_format", dict, "an object") or TEXT, "response_format"),
         fresh=naming.fresh,
+        continues=_continues(body),
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,
         wire=WIRE,
@@ -105,6 +107,13 @@ def _effort(body: Mapping[str, Any]) -> str | None:
     if effort is not None and effort not in EFFORTS:
         raise InvalidRequest(f"reasoning_effort must be one of {', '.join(EFFORTS)}", param="reasoning_effort")
     return None if effort is None else EFFORTS[effort]
+
+
+def _continues(body: Mapping[str, Any]) -> str | None:
+    """The turn that this wire's own id names (`chatcmpl-…` of an earlier answer): a field of ours, for hosts that
+    bridge a stateful wire to this one."""
+    previous = optional(body, "previous_response_id", str, "a string")
+    return None if previous is None else previous.removeprefix(ID_PREFIX)
 
 
 def _check_types(body: Mapping[str, Any]) -> None:
@@ -206,7 +215,7 @@ def model_list(models: list[JSON]) -> JSON:
 
 
 def completion_id(turn_id: str) -> str:
-    return f"chatcmpl-{turn_id}"
+    return f"{ID_PREFIX}{turn_id}"
 
 
 def _tool_calls(turn: Turn) -> list[JSON]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -183,6 +184,32 @@ async def test_ten_turns_through_a_litellm_proxy_of_the_shipped_config(
     assert_remembered(upstream, texts)
     for child in children:
         assert await asyncio.to_thread(_ends, child), "a CLI outlives the LiteLLM proxy"
+
+
+async def test_responses_and_messages_through_a_litellm_proxy_keep_the_chain(
+    make_settings: Callable[..., Settings], claude_2: Path, upstream: Upstream, tmp_path: Path
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    async with litellm_proxy(CONFIG, environment(settings), tmp_path) as proxy:
+        create = proxy.client.responses.create
+        first = await create(model="sonnet", input="Remember: colour is teal")
+        second: Any = None
+        async for event in await create(
+            model="sonnet", input="Remember: town is Ulm", previous_response_id=first.id, stream=True
+        ):
+            second = getattr(event, "response", second)
+        third = await create(model="sonnet", input="recall", previous_response_id=second.id)
+        assert third.output_text == "I remember: colour is teal; town is Ulm."
+        branch = await create(model="sonnet", input="recall", previous_response_id=first.id)
+        assert branch.output_text == "I remember: colour is teal."
+        base = str(proxy.client.base_url).removesuffix("/v1/")
+        async with anthropic.AsyncAnthropic(base_url=base, api_key=proxy.client.api_key) as client:
+            named = {"X-Agent-Id": "by-messages"}
+            for text in ("Remember: colour is teal", "recall"):
+                message = await client.messages.create(
+                    model="sonnet", max_tokens=100, messages=[{"role": "user", "content": text}], extra_headers=named
+                )
+        assert message.content[0].text == "I remember: colour is teal."  # type: ignore[union-attr]
 
 
 def _children_of(pid: int) -> list[int]:

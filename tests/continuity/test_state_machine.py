@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -134,7 +135,8 @@ class Conversation(RuleBasedStateMachine):
             return
         if not warm:
             self.run(self.talk.down())
-        breaks(self.talk)
+        with suppress(IndexError, ValueError):  # too short to lose a line, or broken already
+            breaks(self.talk)
         if not warm:
             self.run(self.talk.up())
 
