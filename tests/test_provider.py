@@ -308,8 +308,6 @@ async def test_an_answer_is_not_acknowledged_before_its_last_chunk_was_taken(eng
 # --- one engine -------------------------------------------------------------------------------------------
 
 
-# LiteLLM's logging worker carries its tasks from one loop to the next and leaves some behind on a loop that ended.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_calls_from_many_threads_and_loops_share_one_engine(engine: FakeEngine) -> None:
     def work(number: int) -> Any:
         if number % 2:

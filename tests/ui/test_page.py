@@ -180,7 +180,10 @@ async def test_it_asks_for_the_key_and_shows_only_that_owners_chains(browser: Br
         async with page_of(browser, url, refused=True) as page:
             await expect(page.locator("#key")).to_be_focused()
             await page.keyboard.type("wrong-but-long-enough")
-            await page.keyboard.press("Enter")
+            # The field is focused all along: only the refusal tells that the page asks anew.
+            async with page.expect_response(lambda answer: answer.status == 401):
+                await page.keyboard.press("Enter")
+            await expect(page.locator("#key")).to_have_value("")
             await expect(page.locator("#key")).to_be_focused()
             await page.keyboard.type(keys["alice"])
             await page.keyboard.press("Enter")
