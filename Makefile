@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 CLAUDE_1 := .tools/claude-1.0.120
 MERMAID := .tools/mermaid
 AI_SDK := .tools/ai-sdk
+CCPROXY := .tools/ccproxy
 # the first one that is new enough; another: make PYTHON=/path/to/python serve
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test check continuity demo tools chromium clean
+.PHONY: serve test bench bench-quick check continuity demo tools chromium clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
 	@$(BIN)/cli-session-proxy serve
@@ -23,6 +24,12 @@ test: check tools  ## all that CI runs
 
 continuity: $(VENV)/.test tools  ## every breakage on both CLIs and on the bare one; writes docs/continuity.md
 	$(BIN)/python -m pytest tests/continuity -m 'full or not full' --table docs/continuity.md
+
+bench: $(VENV)/.bench $(CCPROXY)/.installed  ## the proxy beside the bare CLI and ccproxy, a quarter of an hour; writes docs/bench.md
+	$(BIN)/python -m bench --json var/bench.json --docs docs
+
+bench-quick: $(VENV)/.bench $(CCPROXY)/.installed  ## the same in about two minutes; prints only
+	$(BIN)/python -m bench --quick --json var/bench-quick.json
 
 check: $(VENV)/.test  ## style and types
 	$(BIN)/ruff check .
@@ -54,8 +61,18 @@ $(VENV)/.serve: pyproject.toml $(VENV)/.made
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(VENV)/.made
-	$(PIP) --editable '.[claude,litellm,dev,clients]'
+	$(PIP) --editable '.[claude,litellm,dev,clients,bench]'
+	@touch $@ $(VENV)/.serve $(VENV)/.bench
+
+$(VENV)/.bench: pyproject.toml $(VENV)/.made
+	$(PIP) --editable '.[claude,bench]'
 	@touch $@ $(VENV)/.serve
+
+# The best warm peer, in a venv of its own: newer releases of the SDK break it.
+$(CCPROXY)/.installed: $(VENV)/.made
+	$(BIN)/python -m venv $(CCPROXY)
+	$(CCPROXY)/bin/python -m pip install --quiet --disable-pip-version-check ccproxy-api==0.2.10 claude-agent-sdk==0.1.4
+	@touch $@
 
 # No lock file: it would hold the addresses of this machine's registry.
 $(CLAUDE_1)/.installed:

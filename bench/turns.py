@@ -1,110 +1,120 @@
-"""One warm turn: the proxy beside the bare CLI, interleaved in one run over one scripted upstream.
-
-    python -m bench.turns [--turns 60] [--json FILE]
-
-Every round asks each contender one turn in a rotating order, so that the machine's moods hit all alike; the first
-rounds warm up. Read the ratios, not the milliseconds: they belong to the machine.
-"""
+"""Scenarios of single turns: how long one takes, a first one, a long answer, and how soon a server is there."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import statistics
-import tempfile
-from collections.abc import Awaitable, Callable
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
-from .contenders import BareCLI, HTTPServer, Place, Timing, cpu_seconds, memory_mb, start_proxy, upstream_process
+from . import machine
+from .client import Timing
+from .contenders import Contender
+from .figures import figure
+from .plan import Bench, Row
+from .servers import HTTPServer
 
-WARM_UP = 5
-
-
-def bundled() -> Path:
-    spec = find_spec("claude_agent_sdk")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "_bundled" / "claude"
+CHUNKS = 1000
+# Seconds between two turns that are timed: what one leaves to be done (the CLI writes its transcript, the proxy looks
+# ahead) must not be counted as the next one's. `agents` measures with everything counted.
+SETTLE = 0.05
 
 
-async def measure(turns: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        async with upstream_process() as upstream:
-            folder = Path(name)
-            warm = BareCLI(Place(bundled(), upstream, folder / "warm"), warm=True)
-            spawned = BareCLI(Place(bundled(), upstream, folder / "spawned"), warm=False)
-            proxy = await start_proxy(Place(bundled(), upstream, folder / "proxy"))
-            idle = memory_mb(proxy.pids())
-            try:
-                timings = await _rounds(turns, warm, spawned, proxy)
-                before = cpu_seconds(proxy.pids())
-                for n in range(turns):
-                    await proxy.turn("cpu", f"turn {n}")
-                cpu = (cpu_seconds(proxy.pids()) - before) / turns
-            finally:
-                await asyncio.gather(warm.close(), spawned.close(), proxy.close())
-    return _report(timings, turns, {"ready_s": proxy.started, "idle_mb": idle, "cpu_ms_per_turn": cpu * 1000})
+async def warm_turns(bench: Bench) -> list[Row]:
+    """One turn at a time, interleaved in a rotating order, so that the machine's moods hit all alike."""
+    plan = bench.plan
+    async with AsyncExitStack() as stack:
+        warm, spawned = bench.warm_cli("turn-warm"), bench.spawned_cli("turn-spawned")
+        servers = [await bench.proxy("turn-proxy"), await bench.peer("turn-ccproxy")]
+        contenders: list[Contender] = [warm, *(server for server in servers if server is not None)]
+        for contender in contenders:
+            stack.push_async_callback(contender.close)
+        whole: dict[str, list[Timing]] = {contender.name: [] for contender in contenders}
+        streamed: dict[str, list[Timing]] = {contender.name: [] for contender in contenders}
+        for n in range(plan.turns + plan.warm_up):
+            contenders = contenders[1:] + contenders[:1]
+            for timings, stream in ((whole, False), (streamed, True)):
+                for contender in contenders:
+                    await asyncio.sleep(SETTLE)
+                    timing = await contender.turn("a", f"turn {n}", stream=stream)
+                    if n >= plan.warm_up:
+                        timings[contender.name].append(timing)
+        cold = [await spawned.turn("a", f"turn {n}") for n in range(plan.spawns + 1)][1:]
+        whole[spawned.name] = streamed[spawned.name] = cold
+    rows = [_row("turn", name, [one.whole for one in some]) for name, some in whole.items()]
+    rows += [_row("turn, streamed", name, [one.whole for one in some]) for name, some in streamed.items()]
+    rows += [_row("first token", name, [one.first for one in some]) for name, some in streamed.items()]
+    added = [ours.first - bare.first for ours, bare in zip(streamed["proxy"], streamed[warm.name], strict=True)]
+    return [*rows, _row("first token added by the proxy", "proxy", added)]
 
 
-async def _rounds(turns: int, warm: BareCLI, spawned: BareCLI, proxy: HTTPServer) -> dict[str, list[Timing]]:
-    asked: dict[str, Callable[[str], Awaitable[Timing]]] = {
-        "bare warm CLI": lambda text: warm.turn("a", text),
-        "proxy, whole answer": lambda text: proxy.turn("a", text, stream=False),
-        "proxy, streamed": lambda text: proxy.turn("b", text),
-    }
-    timings: dict[str, list[Timing]] = {name: [] for name in (*asked, "bare CLI, a spawn a turn")}
-    names = list(asked)
-    for n in range(turns + WARM_UP):
-        names = names[1:] + names[:1]
-        for name in names:
-            timing = await asked[name](f"turn {n}")
-            if n >= WARM_UP:
-                timings[name].append(timing)
-    for n in range(max(5, turns // 10)):
-        timings["bare CLI, a spawn a turn"].append(await spawned.turn("a", f"turn {n}"))
-    return timings
+def _row(measure: str, name: str, seconds: Sequence[float]) -> Row:
+    return Row(measure, name, "ms", figure(seconds, 1000))
 
 
-def _report(timings: dict[str, list[Timing]], turns: int, more: dict[str, float]) -> dict[str, Any]:
-    rows = {}
-    for name, some in timings.items():
-        whole, first = sorted(one.whole for one in some), sorted(one.first for one in some)
-        rows[name] = {
-            "turn_ms": statistics.median(whole) * 1000,
-            "p90_ms": whole[int(len(whole) * 0.9)] * 1000,
-            "first_ms": statistics.median(first) * 1000,
-            "runs": len(some),
-        }
-    bare = rows["bare warm CLI"]
-    ratios = {
-        "whole answer: proxy / bare warm CLI": rows["proxy, whole answer"]["turn_ms"] / bare["turn_ms"],
-        "first token: ms added by the proxy": rows["proxy, streamed"]["first_ms"] - bare["first_ms"],
-        "a spawn a turn / proxy": rows["bare CLI, a spawn a turn"]["turn_ms"] / rows["proxy, whole answer"]["turn_ms"],
-    }
-    return {"turns": turns, "rows": rows, "ratios": ratios, **more}
+async def first_turns(bench: Bench) -> list[Row]:
+    """The first turn of a new agent: arriving `pause` seconds apart, and back to back."""
+    plan = bench.plan
+    bare = bench.warm_cli("first-bare")
+    proxy, peer = await bench.proxy("first-proxy"), await bench.peer("first-ccproxy")
+    apart: dict[str, list[float]] = {}
+    together: dict[str, list[float]] = {}
+    contenders: list[Contender] = [bare, proxy, *([peer] if peer else [])]
+    try:
+        for contender in contenders:
+            await contender.turn("known", "hello")
+        for n in range(plan.newcomers):
+            contenders = contenders[1:] + contenders[:1]
+            for contender in contenders:
+                await asyncio.sleep(plan.pause / len(contenders))  # as people arrive
+                timing = await contender.turn(f"new-{n}", "hello")
+                apart.setdefault(contender.name, []).append(timing.whole)
+        for contender in contenders:
+            for n in range(plan.newcomers):
+                timing = await contender.turn(f"next-{n}", "hello")
+                together.setdefault(contender.name, []).append(timing.whole)
+    finally:
+        await asyncio.gather(*(contender.close() for contender in contenders))
+    rows = [_row("first turn of a new agent", name, some) for name, some in apart.items()]
+    return rows + [_row("first turns back to back", name, some) for name, some in together.items()]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--turns", type=int, default=60)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    report = asyncio.run(measure(given.turns))
-    for name, row in report["rows"].items():
-        print(
-            f"{name:26} {row['turn_ms']:7.1f} ms   p90 {row['p90_ms']:7.1f}   first {row['first_ms']:7.1f}"
-            f"   n={row['runs']}"
-        )
-    for name, ratio in report["ratios"].items():
-        print(f"{name:40} {ratio:.2f}")
-    print(f"serve ready {report['ready_s']:.2f} s, {report['idle_mb']:.0f} MB without children", end=", ")
-    print(f"{report['cpu_ms_per_turn']:.1f} ms CPU of its own a turn")
-    if given.json:
-        given.json.write_text(json.dumps(report, indent=1))
+async def long_answers(bench: Bench) -> list[Row]:
+    """An answer of 1,000 chunks: the clock, and the server's own CPU time."""
+    bare = bench.warm_cli("long-bare")
+    proxy, peer = await bench.proxy("long-proxy"), await bench.peer("long-ccproxy")
+    servers = [proxy, *([peer] if peer else [])]
+    contenders: list[Contender] = [bare, *servers]
+    clock: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    cpu: dict[str, list[float]] = {server.name: [] for server in servers}
+    try:
+        for n in range(bench.plan.answers + 2):
+            contenders = contenders[1:] + contenders[:1]
+            for contender in contenders:
+                before = contender.own_cpu_seconds() if isinstance(contender, HTTPServer) else 0.0
+                timing = await contender.turn("a", f"{n}: deltas={CHUNKS}")
+                await asyncio.sleep(SETTLE)
+                if n < 2:
+                    continue
+                clock[contender.name].append(timing.whole)
+                if isinstance(contender, HTTPServer):
+                    cpu[contender.name].append(contender.own_cpu_seconds() - before)
+    finally:
+        await asyncio.gather(*(contender.close() for contender in contenders))
+    rows = [_row(f"answer of {CHUNKS:,} chunks", name, some) for name, some in clock.items()]
+    return rows + [_row(f"own CPU, answer of {CHUNKS:,} chunks", name, some) for name, some in cpu.items()]
 
 
-if __name__ == "__main__":
-    main()
+async def starts(bench: Bench) -> list[Row]:
+    """From the start of a server until it says that it is there, and what it holds then."""
+    ready: dict[str, list[float]] = {}
+    resident: dict[str, list[float]] = {}
+    for n in range(bench.plan.starts + 1):
+        for server in (await bench.proxy(f"start-{n}"), await bench.peer(f"start-cc-{n}")):
+            if server is None:
+                continue
+            if n:  # the first one fills the disk's cache
+                ready.setdefault(server.name, []).append(server.ready)
+                resident.setdefault(server.name, []).append(machine.resident_mb(server.process.pid))
+            await server.close()
+    rows = [Row("ready", name, "s", figure(some)) for name, some in ready.items()]
+    return rows + [Row("RSS without children", name, "MB", figure(some)) for name, some in resident.items()]

@@ -10,12 +10,13 @@ import asyncio
 import time
 import uuid
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import structlog
 
 from . import continuity, structured
+from .chains import adoption
 from .chains.adoption import adopt
 from .claude import failures
 from .claude.events import (
@@ -29,15 +30,16 @@ from .claude.events import (
     ToolActivity,
 )
 from .claude.pool import Pool
+from .claude.restarts import Restarts
 from .client_tools import Answers, Judge, Wants, answers, calls_of, instruction
-from .errors import StoreUnavailable
+from .errors import StoreUnavailable, TurnCancelled
 from .live import LiveTurn, said
 from .models import JSON, Agent, Block, BlockDelta, BlockStart, BlockStop, Link, Started, Status, Turn
 from .sessions import Foreign, Plan, Ready, Said, Sessions
 from .settings import Settings
 from .stopping import Cutter
-from .stores.base import Begun, Commit, Store
-from .tasks import limited, uninterrupted
+from .stores.base import Begun, Commit, Standing, Store
+from .tasks import limited, limited_by_life, uninterrupted
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +49,7 @@ ATTEMPTS = 2
 T = TypeVar("T")
 
 
-class Observer(Protocol):
+class Observer(adoption.Observer, Protocol):
     """Is told what the engine did, for numbers and live views. It must not fail, and not wait."""
 
     def turn_ended(self, turn: Turn, links: Sequence[Link]) -> None:
@@ -83,23 +85,29 @@ class Attempts:
         self._instance = instance
         self._own = own
         self._observers = observers
+        self._restarts = Restarts()
 
-    async def execute(self, live: LiveTurn, agent: Agent, *, at_head: bool, deadline: float) -> None:
+    async def execute(self, live: LiveTurn, standing: Standing, *, at_head: bool, deadline: float) -> None:
         """Run the turn and tell its clients. `deadline` is the loop's time. Raises `ProxyError`."""
         fault: str | None = None
         for attempt in range(1, ATTEMPTS + 1):
             if live.cancelled_because is not None:  # while what the attempt before left was put away
                 raise asyncio.CancelledError
+            self._restarts.check(standing.agent.key)
             live.at("queued")
-            run = _Run(live, agent, attempt, fault)
+            run = _Run(live, standing.agent, attempt, fault)
             try:
                 async with limited(deadline, self.too_long):
-                    result = await self._attempt(run, at_head=at_head, deadline=deadline)
+                    # What an attempt before left of the session is read anew.
+                    now = standing if attempt == 1 else await self._standing(run, at_head=at_head)
+                    result = await self._attempt(run, now, at_head=at_head, deadline=deadline)
                 assert run.ready is not None
+                self._restarts.lived(standing.agent.key)
                 await uninterrupted(self._own(self._commit(run, run.ready, result)))
                 return
             except ProcessDied as died:
                 run.ended("failed", why=died.why)
+                self._restarts.died(standing.agent.key, died)
                 if attempt == ATTEMPTS or live.spoke or run.plan.profile.tools:
                     raise failures.error_for_death(died) from died
                 log.warning("turn_repeated", turn_id=live.turn.id, why=died.why)
@@ -115,9 +123,9 @@ class Attempts:
 
     # --- 3, 4: a session, a frame, the events
 
-    async def _attempt(self, run: _Run, *, at_head: bool, deadline: float) -> Result | Called:
+    async def _attempt(self, run: _Run, standing: Standing, *, at_head: bool, deadline: float) -> Result | Called:
         try:
-            ready = run.ready = await self._prepared(run, at_head=at_head)
+            ready = run.ready = await self._prepared(run, standing, at_head=at_head)
             run.live.at("session_ready")
             await self.store.begin(self._begun(run, ready))
         except StoreUnavailable as exc:
@@ -129,24 +137,32 @@ class Attempts:
             run.output = await asyncio.to_thread(structured.checked, run.format, run.output)
         return result
 
-    async def _prepared(self, run: _Run, *, at_head: bool) -> Ready:
-        parent = run.parent = await self._parent(run, at_head=at_head)
+    async def _standing(self, run: _Run, *, at_head: bool) -> Standing:
+        parent_id = run.live.turn.parent_id
+        standing = await self.store.standing(run.agent.key, parent_id, at_head=at_head)
+        if standing is None:
+            raise TurnCancelled("the agent was deleted while this request ran")
+        return standing
+
+    async def _prepared(self, run: _Run, standing: Standing, *, at_head: bool) -> Ready:
+        standing = await self._arrived(run, standing, at_head=at_head)
+        parent = run.parent = standing.parent
         run.kept_system = _kept_system(run.live.turn, parent)
         run.plan = self._plan(run, run.live.turn, parent)
         run.cutter = Cutter(run.plan.wants.stop)
-        return await self._ready(run, parent, at_head=at_head)
+        return await self._ready(run, standing, at_head=at_head)
 
-    async def _parent(self, run: _Run, *, at_head: bool) -> Turn | None:
+    async def _arrived(self, run: _Run, standing: Standing, *, at_head: bool) -> Standing:
         """The turn to continue: decided by the request, or the head as it is now, less what never arrived."""
-        turn_id = run.agent.head if at_head else run.live.turn.parent_id
-        parent = await self.store.turn(turn_id) if turn_id else None
-        while at_head and parent is not None and parent.delivery == "undelivered":
-            run.reason["left_off"] = parent.id
-            parent = await self.store.turn(parent.parent_id) if parent.parent_id else None
+        while at_head and standing.parent is not None and standing.parent.delivery == "undelivered":
+            run.reason["left_off"] = standing.parent.id
+            before = await self.store.standing(run.agent.key, standing.parent.parent_id, at_head=False)
+            standing = before or replace(standing, parent=None, session=None)
+        parent = standing.parent
         if parent is not None and parent.delivery in ("undelivered", "uncertain"):
             # Whoever goes on from an answer has it, or does without: from now on the same words are said anew.
             await self.store.set_delivery(parent.id, "delivered")
-        return parent
+        return standing
 
     def _plan(self, run: _Run, turn: Turn, parent: Turn | None) -> Plan:
         profile = self.settings.profile_for(turn.profile)
@@ -168,18 +184,15 @@ class Attempts:
         asked = instruction(wants.choice, [tool.name for tool in wants.offers.tools])
         return (*out, asked) if asked is not None else tuple(out)
 
-    async def _ready(self, run: _Run, parent: Turn | None, *, at_head: bool) -> Ready:
+    async def _ready(self, run: _Run, standing: Standing, *, at_head: bool) -> Ready:
         try:
-            return await self._sessions.ready(
-                run.agent, parent, run.plan, run.live.turn.id, run.frame_uuid, adopt=at_head
-            )
+            return await self._sessions.ready(standing, run.plan, run.live.turn.id, run.frame_uuid, adopt=at_head)
         except Foreign as foreign:
-            assert parent is not None
-            adopted = await adopt(self.store, run.agent, parent, foreign)
-            run.parent = adopted
-            return await self._sessions.ready(
-                run.agent, adopted, run.plan, run.live.turn.id, run.frame_uuid, adopt=False
-            )
+            assert standing.parent is not None
+            run.parent = await adopt(self.store, run.agent, standing.parent, foreign, self._observers)
+            session = await self.store.session_at(run.agent.key, run.parent.id)
+            grown = Standing(run.agent, run.parent, session)
+            return await self._sessions.ready(grown, run.plan, run.live.turn.id, run.frame_uuid, adopt=False)
 
     def _begun(self, run: _Run, ready: Ready) -> Begun:
         run.reason |= ready.reason
@@ -208,9 +221,9 @@ class Attempts:
         else:
             events = ready.process.turn(run.frame_uuid, run.plan.prompt, judge)
         silent = f"nothing came from the CLI for {idle:g} s; send it again, or raise idle_timeout"
-        async with limited(clock_of() + idle, silent) as clock:
+        async with limited_by_life(clock_of() + idle, silent) as limit:
             async for event in events:
-                clock.reschedule(deadline if isinstance(event, ToolActivity) else clock_of() + idle)
+                limit.move(deadline if isinstance(event, ToolActivity) else clock_of() + idle)
                 if isinstance(event, Result | Called):
                     run.live.at("result")
                     return event
@@ -296,7 +309,7 @@ class Attempts:
         run.committed = True
         await self._pool.checkin(ready.process)
         for link in commit.links:
-            if link.reason in ("rebuilt", "moved", "adopted"):
+            if link.reason in ("rebuilt", "moved"):
                 log.info("repaired", agent=run.agent.agent_id, turn_id=turn.id, reason=link.reason)
         for observer in self._observers:
             observer.turn_ended(committed, commit.links)

@@ -153,12 +153,13 @@ class LiveTurn:
         if not self._done:
             self._timer = asyncio.get_running_loop().call_later(self._grace, self._on_empty)
 
-    async def _follow(self, patience: _Patience) -> AsyncIterator[TurnEvent]:
+    async def _follow(self, patience: _Patience) -> AsyncIterator[Sequence[TurnEvent]]:
         at = 0
         while True:
             while at < len(self._events):
-                at += 1
-                yield self._events[at - 1]
+                there = self._events[at:]
+                at += len(there)
+                yield there
             if self._done:
                 self._raise_error()
                 return
@@ -191,6 +192,9 @@ class _Patience:
         self._until = None if timeout is None else asyncio.get_running_loop().time() + timeout
 
     async def wait(self, what: Awaitable[object]) -> None:
+        if self._until is None:
+            await what
+            return
         try:
             async with asyncio.timeout_at(self._until):
                 await what
@@ -229,11 +233,17 @@ class Answer:
         """The turn as it is known now; at the latest since `events` or `turn` has ended, the committed one."""
         return self._live.turn
 
-    def events(self) -> AsyncIterator[TurnEvent]:
+    async def events(self) -> AsyncIterator[TurnEvent]:
         """All events of the turn from its first one, however late this client came; ends with `Finished`.
 
         Raises the turn's `ProxyError` when it failed or was cancelled.
         """
+        async for there in self.batches():
+            for event in there:
+                yield event
+
+    def batches(self) -> AsyncIterator[Sequence[TurnEvent]]:
+        """The same events; those that are there at once come together, and none waits for the next one."""
         return self._live._follow(self._patience)
 
     async def turn(self) -> Turn:

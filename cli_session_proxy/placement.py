@@ -15,7 +15,7 @@ from .errors import InvalidRequest, NotFound
 from .models import FINISHED, JSON, ON_PATH, Agent, Turn, TurnRequest
 from .sandbox import directory_name
 from .sessions import Sessions
-from .stores.base import ImportedTurn, NewTurn, Store
+from .stores.base import Arrival, ImportedTurn, NewTurn, Store
 
 # A finished turn is a client's own retry's only this long (seconds): afterwards the same words are said anew.
 # The SDKs wait for at most 60 s (the longest Retry-After that they heed).
@@ -35,13 +35,13 @@ class Placement:
         self._store = store
         self._sessions = sessions
 
-    async def place(self, request: TurnRequest) -> tuple[Agent, Decision]:
+    async def place(self, request: TurnRequest, agent: Agent | None = None) -> tuple[Agent, Decision]:
+        """`agent` is the one that the request names, where it is known."""
         if not request.messages or request.messages[-1].role != "user":
             raise InvalidRequest("the last message must be the user's (or a tool's result)", param="messages")
-        agent: Agent | None = None
         if request.continues is not None:
             agent = await self._agent_of(request)
-        elif request.agent_id is not None:
+        elif request.agent_id is not None and agent is None:
             agent = await self._ensure(request.owner, request.agent_id, named=True)
         match = None
         if request.continues is None and not request.fresh:
@@ -73,9 +73,6 @@ class Placement:
         return agent
 
     async def _ensure(self, owner: str, agent_id: str, *, named: bool) -> Agent:
-        found = await self._store.agent(owner, agent_id)
-        if found is not None:
-            return found
         directory = directory_name(owner, agent_id)
         return await self._store.ensure_agent(owner, agent_id, directory, named=named, now=time.time())
 
@@ -121,11 +118,18 @@ class Placement:
         await self._store.import_turns(imported)
         return parent
 
-    async def earlier(self, request: TurnRequest, now: float, abandoned: Callable[[str], bool]) -> Turn | None:
-        """The turn that this very request already is: by its key, as a client's own retry, or undelivered.
+    async def known(self, request: TurnRequest, now: float, abandoned: Callable[[str], bool]) -> Arrival:
+        """The turn that this very request already is (by its key, as a client's own retry, or undelivered), and the
+        agent that it names.
 
         `abandoned` tells of a turn in this proxy that all its clients have left.
         """
+        found = await self._store.arrival(request.owner, request.fingerprint, request.agent_id)
+        return replace(found, latest=await self._earlier(request, found.latest, now, abandoned))
+
+    async def _earlier(
+        self, request: TurnRequest, latest: Turn | None, now: float, abandoned: Callable[[str], bool]
+    ) -> Turn | None:
         if request.idempotency_key is not None:
             turn = await self._store.turn_by_key(request.owner, request.idempotency_key, now)
             if turn is not None and turn.fingerprint != request.fingerprint:
@@ -134,14 +138,13 @@ class Placement:
                     param="Idempotency-Key",
                 )
             return turn
-        turn = await self._store.turn_by_fingerprint(request.owner, request.fingerprint)
-        if turn is None:
+        if latest is None:
             return None
-        if turn.status not in FINISHED:
-            return turn if request.is_retry or turn.delivery == "undelivered" or abandoned(turn.id) else None
-        if turn.status in ON_PATH and turn.delivery in ("undelivered", "uncertain"):
-            return turn
-        return turn if request.is_retry and now - (turn.finished_at or now) < RETRY_WINDOW else None
+        if latest.status not in FINISHED:
+            return latest if request.is_retry or latest.delivery == "undelivered" or abandoned(latest.id) else None
+        if latest.status in ON_PATH and latest.delivery in ("undelivered", "uncertain"):
+            return latest
+        return latest if request.is_retry and now - (latest.finished_at or now) < RETRY_WINDOW else None
 
 
 def new_turn(request: TurnRequest, agent: Agent, decision: Decision, parent: str | None, *, hours: float) -> NewTurn:

@@ -12,11 +12,13 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
 
 from . import continuity, transcript
+from .attempts import Observer
 from .chains.exchanges import Exchange
 from .claude import environment
 from .claude.proc import start_time
@@ -44,8 +46,16 @@ KILL_WAIT = 10.0
 class Recovery:
     """Settles what the dead proxies on this `var/` left. Safe to run by several at once, and again."""
 
-    def __init__(self, settings: Settings, store: Store, instances: Instances, sandboxes: Sandboxes) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        instances: Instances,
+        sandboxes: Sandboxes,
+        observers: Sequence[Observer] = (),
+    ) -> None:
         self._settings = settings
+        self._observers = observers
         self._store = store
         self._instances = instances
         self._sandboxes = sandboxes
@@ -157,7 +167,9 @@ class Recovery:
             finished_at=now,
             reason={"settled": "the proxy died after the CLI had finished this turn: read from the transcript"},
         )
-        await self._store.commit(commit)
+        settled = await self._store.commit(commit)
+        for observer in self._observers:
+            observer.turn_ended(settled, commit.links)
         log.info("settled", turn_id=turn.id, session_id=session_id)
 
     async def _finished(self, agent: Agent, turn: Turn) -> _Found | None:
@@ -230,13 +242,15 @@ def _since(folder: Path, at: float) -> list[Path]:
 def _links(turn: Turn, before: Session | None, session_id: str, now: float) -> tuple[Link, ...]:
     """What led to this session, as far as the journal tells."""
     detail = {"settled": "after a crash"}
+    evidence = turn.reason.get("repaired") or turn.reason.get("session")
+    evidence = evidence if isinstance(evidence, dict) else {}
     if before is None and turn.continuity == "started":
         return (Link(None, session_id, turn.id, "started", detail, now),)
     asked = turn.session_id or session_id
     links: list[Link] = []
     if turn.continuity in ("rebuilt", "branched"):
         reason: LinkReason = "branched" if turn.continuity == "branched" else "rebuilt"
-        links.append(Link(before.id if before else None, asked, turn.id, reason, detail, now))
+        links.append(Link(before.id if before else None, asked, turn.id, reason, {**evidence, **detail}, now))
     if asked != session_id:
         links.append(Link(asked, session_id, turn.id, "forked_by_cli", detail, now))
     return tuple(links)

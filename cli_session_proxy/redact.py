@@ -6,6 +6,7 @@ A pattern errs on the side of hiding: a dump is for reading, the store keeps the
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 HIDDEN = "[redacted]"
@@ -33,16 +34,41 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
         ),
         rf"\g<1>{HIDDEN}",
     ),
-    # AWS access key ids
+    # Authorization: Basic … and any other scheme; with "Bearer" it may stand without the header's name
+    (
+        re.compile(
+            r"(?i)\b((?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?)(?:(?:basic|bearer|digest|token)\s+)?[^\s\"',;]+"
+        ),
+        rf"\g<1>{HIDDEN}",
+    ),
+    # AWS access key ids, Google's API keys
     (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), HIDDEN),
+    (re.compile(r"\bAIza[A-Za-z0-9_-]{35}"), HIDDEN),
 )
+
+
+# No pattern matches a text shorter than this.
+_SHORTEST = 11
 
 
 def text(value: str) -> str:
     """The text with every secret in it replaced by `[redacted]`."""
+    if len(value) < _SHORTEST or not _may_hold_one(value):
+        return value
     for pattern, replacement in _PATTERNS:
         value = pattern.sub(replacement, value)
     return value
+
+
+def _may_hold_one(value: str) -> bool:
+    """Whether it has a word that every match has (in a dump of 20,000 turns the patterns alone took 2.2 s of 4).
+
+    Where case is ignored, only by letters that have no third form: `(?i)s` also matches the long s.
+    """
+    if "sk-" in value or "AKIA" in value or "ASIA" in value or "AIza" in value:
+        return True
+    low = value.lower()
+    return "_key" in low or "-key" in low or "_token" in low or "bearer" in low or "author" in low
 
 
 def data(value: Any) -> Any:
@@ -50,13 +76,21 @@ def data(value: Any) -> Any:
     if isinstance(value, str):
         return text(value)
     if isinstance(value, dict):
-        return {text(str(name)): _field(str(name), item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
+        out: dict[str, Any] = {}
+        for name, item in value.items():
+            shown, secret = _known(name) if isinstance(name, str) and len(name) <= _KEPT else _name(str(name))
+            out[shown] = HIDDEN if secret and item and isinstance(item, str) else data(item)
+        return out
+    if isinstance(value, (list, tuple)):
         return [data(item) for item in value]
     return value
 
 
-def _field(name: str, value: Any) -> Any:
-    if isinstance(value, str) and value and name.lower().replace("-", "_") in SECRET_NAMES:
-        return HIDDEN
-    return data(value)
+def _name(name: str) -> tuple[str, bool]:
+    """A field's name as it is shown, and whether its value is a secret whatever it looks like."""
+    return text(name), name.lower().replace("-", "_") in SECRET_NAMES
+
+
+# Nearly all fields are those of a few shapes; names up to this length (characters) are remembered.
+_KEPT = 64
+_known = lru_cache(maxsize=1024)(_name)

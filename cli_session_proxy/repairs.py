@@ -217,8 +217,12 @@ class Repairs:
     async def _rebuild(self, now: Now, parent: Turn, session: Session, path: Path, verdict: Verdict) -> Prepared:
         """Write the path again under the same id. What the chain does not know is kept aside."""
         detail: JSON = {"found": verdict.found, "why": verdict.note}
-        unknown = any([is_prompt(entry) and not await self._ours(now.agent, [entry]) for entry in verdict.tail])
-        if verdict.found in ("different", "unreadable") or unknown:
+        behind = await self._behind(now.agent, verdict)
+        detail |= {"behind": behind} if behind else {}
+        if verdict.found == "missing":
+            copies = await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path)
+            detail |= {"also_at": [str(copy) for copy in copies]} if copies else {}
+        if verdict.found in ("different", "unreadable") or behind == "theirs":
             kept = await asyncio.to_thread(self._keep_aside, path)
             detail |= {"kept": str(kept)} if kept else {}
         mark, count = await self._write(now, parent, path)
@@ -226,6 +230,16 @@ class Repairs:
         rebuilt = now.session(session.id, session.transcript, mark, session)
         link = now.link(session.id, session.id, "rebuilt", detail)
         return Prepared(rebuilt, True, "rebuilt", (link,), {"repaired": detail})
+
+    async def _behind(self, agent: Agent, verdict: Verdict) -> str | None:
+        """What stands behind the path in the file, for a person: see `dumps.telling`."""
+        if verdict.found != "tail":
+            return None
+        prompts = [entry for entry in verdict.tail if is_prompt(entry)]
+        if not prompts:
+            return "notes" if verdict.tail else "broken_line"
+        ours = all([await self._ours(agent, [prompt]) for prompt in prompts])
+        return "ours" if ours else "theirs"
 
     def _keep_aside(self, path: Path) -> Path | None:
         if not os.path.lexists(path):

@@ -29,6 +29,7 @@ READABLE_PART = 24  # of a name that needs a hash
 HASH_CHARACTERS = 26  # 130 bits of base32: no two names meet by chance
 # sun_path is 104 bytes on macOS, 108 on Linux; the CLI opens `$TMPDIR/cc-socks/<pid>.sock` (up to 25 more)
 TMPDIR_LIMIT = 75
+AHEAD = "ahead"  # beside the agents' directories; no agent's name begins with "~"
 
 # No upper case (a case-insensitive disk), no `~` (it marks hashed names), no dots.
 _SAFE = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
@@ -66,6 +67,7 @@ class Sandboxes:
         self._prefix = settings.var / "sandbox" / "agents"
         self._tmp = settings.var / "tmp"
         self._links = dict(settings.sandbox.links)
+        self._prepared: set[str] = set()
 
     @property
     def prefix(self) -> Path:
@@ -85,7 +87,20 @@ class Sandboxes:
         _make(path)
         for name, target in self._links.items():
             _link(path, name, target)
+        self._prepared.add(agent_dir)
         return path
+
+    def is_prepared(self, agent_dir: str) -> bool:
+        """`prepare` has nothing to do: it was done here before, and there are no links to look at. Costs one stat."""
+        if self._links or agent_dir not in self._prepared:
+            return False
+        try:
+            return stat.S_ISDIR(self.path(agent_dir).lstat().st_mode)
+        except OSError:
+            return False
+
+    def has(self, agent_dir: str) -> bool:
+        return self.path(agent_dir).is_dir()
 
     def tmpdir(self, agent_dir: str) -> Path:
         """The agent's own TMPDIR, outside its sandbox and short enough for the CLI's sockets. Made if needed."""
@@ -94,8 +109,17 @@ class Sandboxes:
         _make(path)
         return path
 
+    def ahead(self) -> tuple[Path, Path]:
+        """Directory and TMPDIR of the CLIs that are started before they have an agent; nothing is written there."""
+        cwd, tmpdir = self._prefix.with_name(AHEAD), self._short(self._tmp / f"~{AHEAD}")
+        for path in (cwd, tmpdir):
+            make_private(path.parent)
+            _make(path)
+        return cwd, tmpdir
+
     def remove(self, agent_dir: str) -> None:
         """Delete the sandbox and the TMPDIR; what links point at stays. Nothing there is fine."""
+        self._prepared.discard(agent_dir)
         for path in (self.path(agent_dir), self._tmp_path(agent_dir)):
             if path.is_symlink():  # rmtree would refuse as well, in words that help nobody
                 raise SandboxError(
@@ -105,7 +129,10 @@ class Sandboxes:
                 shutil.rmtree(path)
 
     def _tmp_path(self, agent_dir: str) -> Path:
-        path = self._tmp / self.path(agent_dir).name
+        return self._short(self._tmp / self.path(agent_dir).name)
+
+    @staticmethod
+    def _short(path: Path) -> Path:
         if len(os.fsencode(path)) <= TMPDIR_LIMIT:
             return path
         digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]

@@ -9,6 +9,7 @@ process of ours has it open.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import uuid
 from collections import OrderedDict
@@ -29,13 +30,16 @@ from .models import JSON, Agent, Block, Continuity, FileMark, Link, Message, Rec
 from .repairs import Foreign, Now, Prepared, Repairs
 from .sandbox import Sandboxes
 from .settings import Profile, Settings
-from .stores.base import Store
+from .stores.base import Standing, Store
 from .transcript import Reader, Scribe
 
 __all__ = ["Captured", "Foreign", "Plan", "Ready", "Said", "Sessions"]
 
 # How many transcripts are followed without reading them again; beyond it one is re-hashed at its next turn.
 READERS = 1024
+
+# What a turn added is read on the event loop up to this size (bytes): 64 KB are read, hashed and parsed in about 1 ms.
+SMALL = 64 * 1024
 
 # The CLI flushes its transcript before the result (facts, "Failures"); a loaded disk may be later. Seconds.
 FLUSH_WAIT = 1.0
@@ -104,6 +108,7 @@ class Sessions:
         self._pool = pool
         self._sandboxes = sandboxes
         self._config_dir = environment.config_dir(settings)
+        self._env = environment.common(settings, self._config_dir)
         self._repairs = Repairs(settings, store, self._config_dir)
         self._readers: OrderedDict[str, Reader] = OrderedDict()
         self._in_step: dict[str, str] = {}  # warm session -> the turn its process's memory ends with
@@ -111,27 +116,36 @@ class Sessions:
 
     # --- before the turn
 
-    async def ready(
-        self, agent: Agent, parent: Turn | None, plan: Plan, turn_id: str, frame_uuid: str, *, adopt: bool
-    ) -> Ready:
-        """A process that is about to continue `parent`. Raises `Foreign` when `adopt` and somebody else wrote."""
-        cwd = await asyncio.to_thread(self._sandboxes.prepare, agent.dir)
-        env = environment.build(self._settings, tmpdir=self._sandboxes.tmpdir(agent.dir), config_dir=self._config_dir)
+    async def ready(self, standing: Standing, plan: Plan, turn_id: str, frame_uuid: str, *, adopt: bool) -> Ready:
+        """A process that is about to continue the parent. Raises `Foreign` when `adopt` and somebody else wrote."""
+        agent, parent, session = standing.agent, standing.parent, standing.session
+        gone = parent is not None and parent.session_id is not None and not self._sandboxes.has(agent.dir)
+        if not self._sandboxes.is_prepared(agent.dir):
+            await asyncio.to_thread(self._sandboxes.prepare, agent.dir)
+        cwd = self._sandboxes.path(agent.dir)
+        env = self._env | {environment.TMPDIR: str(self._sandboxes.tmpdir(agent.dir))}
         capability = await cli.probe(cli.find(self._settings), env)
         _refuse_what_it_cannot(capability, plan)
         now = Now(agent, parent, turn_id, cwd, capability, adopt)
         if parent is None or not client_tools.calls_of(parent.output):
-            return await self._checked_out(now, plan, env, await self._prepare(now))
-        waiting = await self._waiting(now, plan, env, parent)
+            evidence: JSON = {"sandbox": str(cwd)} if gone else {}
+            return await self._checked_out(now, plan, env, await self._prepare(now, session), evidence)
+        waiting = await self._waiting(now, plan, env, parent, session)
         if waiting is not None:
             return waiting
-        prepared, lead = await self._reopened(now, plan, parent, frame_uuid)
+        prepared, lead = await self._reopened(now, plan, parent, session, frame_uuid)
         ready = await self._checked_out(now, plan, env, prepared)
         return replace(ready, lead=tuple(lead), quiet=not plan.prompt)
 
-    async def _checked_out(self, now: Now, plan: Plan, env: Mapping[str, str], prepared: Prepared) -> Ready:
+    async def _checked_out(
+        self, now: Now, plan: Plan, env: Mapping[str, str], prepared: Prepared, evidence: JSON | None = None
+    ) -> Ready:
         launch = _launch(now, plan, env, prepared.session.id, resume=prepared.resume)
+        was = self._pool.peek(prepared.session.id)
+        ended = "" if was is None or was.alive else f"had ended with exit code {was.returncode}"
         process, warm = await self._pool.checkout(launch)
+        if process.session_id != launch.session_id:  # started ahead of time
+            prepared = self._start(now, process.session_id)
         mark = prepared.session.mark
         return Ready(
             process=process,
@@ -139,7 +153,7 @@ class Sessions:
             continuity="warm" if warm else prepared.continuity,
             leaf=mark.leaf if mark else None,
             links=prepared.links,
-            reason=prepared.reason,
+            reason=prepared.reason | (evidence or {}) | ({"process": ended} if ended else {}),
         )
 
     async def _with_total(self, now: Now, session: Session, *, warm: bool) -> Session:
@@ -155,9 +169,10 @@ class Sessions:
 
     # calls of the client's tools
 
-    async def _waiting(self, now: Now, plan: Plan, env: Mapping[str, str], parent: Turn) -> Ready | None:
+    async def _waiting(
+        self, now: Now, plan: Plan, env: Mapping[str, str], parent: Turn, session: Session | None
+    ) -> Ready | None:
         """The process that made the calls and waits for just these results; None where there is none (any more)."""
-        session = await self._store.session_at(now.agent.key, parent.id)
         brought = client_tools.brought(plan.answers)
         if session is None or self._in_step.get(session.id) != parent.id or brought is None:
             return None
@@ -168,9 +183,10 @@ class Sessions:
         session = await self._with_total(now, session, warm=True)
         return Ready(process, session, "warm", leaf, (), {"session": "waited for these results"}, brought, quiet=True)
 
-    async def _reopened(self, now: Now, plan: Plan, parent: Turn, frame_uuid: str) -> tuple[Prepared, list[Record]]:
+    async def _reopened(
+        self, now: Now, plan: Plan, parent: Turn, session: Session | None, frame_uuid: str
+    ) -> tuple[Prepared, list[Record]]:
         """The path with the results of its last calls, written for a CLI that goes on from there."""
-        session = await self._store.session_at(now.agent.key, parent.id)
         session_id = session.id if session else str(uuid.uuid4())
         await self._end(session_id)
         known = await self._store.records(parent.id)
@@ -181,22 +197,22 @@ class Sessions:
         prepared = await self._repairs.written(now, session_id, [*known, *lead], session)
         return prepared, lead
 
-    async def _prepare(self, now: Now) -> Prepared:
+    async def _prepare(self, now: Now, session: Session | None) -> Prepared:
         if now.parent is None:
             return self._start(now)
-        session = await self._store.session_at(now.agent.key, now.parent.id)
         if session is None:
             return await self._repairs.branch(now, now.parent)
         return await self._verify(now, now.parent, session)
 
-    def _start(self, now: Now) -> Prepared:
-        session = now.session(str(uuid.uuid4()), self._path(now.cwd), None)
+    def _start(self, now: Now, session_id: str | None = None) -> Prepared:
+        session = now.session(session_id or str(uuid.uuid4()), self._path(now.cwd), None)
         return Prepared(session, False, "started", (now.link(None, session.id, "started", {}),))
 
     async def _verify(self, now: Now, parent: Turn, session: Session) -> Prepared:
         """Is the transcript what the CLI must load? The cheap answer first."""
-        path = transcript.path_of(self._config_dir, now.cwd, session.id)
-        session = now.session(session.id, self._path(now.cwd), session.mark, session)
+        project = self._path(now.cwd)
+        path = project / f"{session.id}.jsonl"
+        session = now.session(session.id, project, session.mark, session)
         if self._in_step.get(session.id) != parent.id:
             # Another proxy, or a failed turn, has gone on without this process: its memory is not the path.
             await self._pool.discard(session.id)
@@ -221,6 +237,11 @@ class Sessions:
             return None
         return await self._repairs.foreign(agent, parent, session, path)
 
+    def is_as_known(self, session_id: str) -> bool:
+        """Nothing was added to its transcript since our last turn there; False where that is not known."""
+        reader = self._readers.get(session_id)
+        return reader is not None and reader.is_at_end()
+
     # --- after the turn
 
     async def capture(self, ready: Ready, turn: Turn, said: Said) -> Captured:
@@ -231,7 +252,8 @@ class Sessions:
         taken = await self._cut(ready, turn, path, said) if said.stopped else await self._taken(ready, path, said)
         records = [*ready.lead, *(taken.records or self._synthesise(ready, turn, said))]
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
-        records += await asyncio.to_thread(transcript.gather, path, since)
+        if transcript.beside(path).is_dir():
+            records += await asyncio.to_thread(transcript.gather, path, since)
         total = before.cost_total_usd if said.cost_total is None else said.cost_total
         session = Session(
             session_id,
@@ -245,7 +267,7 @@ class Sessions:
         )
         links: tuple[Link, ...] = ()
         if forked and ready.continuity != "started":
-            detail: JSON = {"asked": before.id, "answered": session_id}
+            detail: JSON = {"asked": before.id, "answered": session_id, "cli": ready.process.version}
             links = (Link(before.id, session_id, turn.id, "forked_by_cli", detail, time.time()),)
         if taken.mark is not None and (ready.process.usable or ready.process.waiting):
             self._stays(session_id, turn.id, total)
@@ -263,10 +285,23 @@ class Sessions:
         """What the turn added. It is written in batches: the last one is waited for, bounded."""
         give_up = time.monotonic() + FLUSH_WAIT
         while True:
-            taken = await asyncio.to_thread(self._take, ready, path, said)
+            if self._is_small(ready, path, said.session_id):
+                taken = self._take(ready, path, said)
+            else:
+                taken = await asyncio.to_thread(self._take, ready, path, said)
             if not taken.more or time.monotonic() >= give_up:
                 return taken
             await asyncio.sleep(FLUSH_POLL)
+
+    def _is_small(self, ready: Ready, path: Path, session_id: str) -> bool:
+        """So little was added to a transcript that we follow that a thread would cost more than to read it."""
+        mark, reader = ready.session.mark, self._readers.get(session_id)
+        if mark is None or reader is None or session_id != ready.session.id or not reader.holds(mark):
+            return False
+        try:
+            return os.stat(path).st_size - mark.size <= SMALL
+        except OSError:
+            return False
 
     def _take(self, ready: Ready, path: Path, said: Said) -> _Taken:
         session_id = said.session_id

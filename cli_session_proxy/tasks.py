@@ -54,7 +54,7 @@ class Tasks:
 
 
 @asynccontextmanager
-async def limited(deadline: float, message: str) -> AsyncIterator[asyncio.Timeout]:
+async def limited(deadline: float | None, message: str) -> AsyncIterator[asyncio.Timeout]:
     """Until `deadline` (the loop's time), then `TurnTimeout`."""
     clock = asyncio.timeout_at(deadline)
     try:
@@ -64,6 +64,43 @@ async def limited(deadline: float, message: str) -> AsyncIterator[asyncio.Timeou
         if not clock.expired():
             raise
         raise TurnTimeout(message) from exc
+
+
+class Limit:
+    """A deadline (the loop's time) that moves at every sign of life. To move it later costs an assignment: its timer
+    is only set again when the last one has passed."""
+
+    def __init__(self, until: float, clock: asyncio.Timeout) -> None:
+        self._until = until
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_at(until, self._look)
+
+    def move(self, until: float) -> None:
+        self._until = until
+        if until < self._timer.when():
+            self._timer.cancel()
+            self._timer = self._loop.call_at(until, self._look)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        if self._until <= self._loop.time():
+            self._clock.reschedule(self._until)
+        else:
+            self._timer = self._loop.call_at(self._until, self._look)
+
+
+@asynccontextmanager
+async def limited_by_life(until: float, message: str) -> AsyncIterator[Limit]:
+    """Until the deadline, which whoever is inside moves; then `TurnTimeout`."""
+    async with limited(None, message) as clock:
+        limit = Limit(until, clock)
+        try:
+            yield limit
+        finally:
+            limit.stop()
 
 
 async def uninterrupted(task: asyncio.Task[T]) -> T:

@@ -19,7 +19,7 @@ import structlog
 
 from . import errors
 from .attempts import Attempts, Observer, not_run
-from .claude.pool import Pool
+from .claude.pool import Counts, Pool
 from .ends import Ends
 from .errors import (
     ClaudeUnavailable,
@@ -30,7 +30,7 @@ from .errors import (
     TurnCancelled,
     UpstreamError,
 )
-from .lanes import Lanes, Place
+from .lanes import Lanes, Place, Slots
 from .live import Answer, LiveTurn, kept, or_left, replay
 from .locks import Instances, Writers
 from .models import FINISHED, ON_PATH, Agent, Turn, TurnRequest
@@ -39,7 +39,7 @@ from .recovery import Recovery
 from .sandbox import Sandboxes
 from .sessions import Sessions
 from .settings import Profile, Settings
-from .stores.base import KeyTaken, Store
+from .stores.base import Arrival, KeyTaken, Store
 from .stores.sql import store_for
 from .tasks import Tasks, limited
 from .watcher import Watcher
@@ -60,14 +60,21 @@ class Engine:
         self._running = 0  # turns in a slot
         self._open = False
         self._tasks = Tasks()
-        self._lanes = Lanes(settings.lane_limit)
-        self._slots = asyncio.Semaphore(settings.max_turns)
+        # A turn with a slot finds a process: an idle one makes room for it.
+        self._slots = Slots(min(settings.max_turns, settings.max_processes))
+        self._lanes = Lanes(settings.lane_limit, settings.queue_limit, self._slots)
         self._sandboxes = Sandboxes(settings)
         self._instances = Instances(settings.var)
-        self._pool = Pool(settings, born=self._instances.born, reaped=self._instances.reaped, started=self._spawned)
+        self._pool = Pool(
+            settings,
+            ahead=self._sandboxes.ahead,
+            born=self._instances.born,
+            reaped=self._instances.reaped,
+            started=self._spawned,
+        )
         self._sessions = Sessions(settings, self.store, self._pool, self._sandboxes)
         self._placement = Placement(self.store, self._sessions)
-        self._recovery = Recovery(settings, self.store, self._instances, self._sandboxes)
+        self._recovery = Recovery(settings, self.store, self._instances, self._sandboxes, self.observers)
         self._writers = Writers(settings.var, self.store, self._instances, self._recovery.recover)
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
         self._attempts = Attempts(
@@ -82,7 +89,9 @@ class Engine:
         await self.store.open()
         await self._recovery.recover()
         self._open = True
-        watcher = Watcher(self.settings, self.store, self._sessions, self._sandboxes, self._writers, self.busy)
+        watcher = Watcher(
+            self.settings, self.store, self._sessions, self._sandboxes, self._writers, self.busy, self.observers
+        )
         self._tasks.serve(watcher.run())
         if self.settings.retention_days is not None:
             self._tasks.serve(self._retention(self.settings.retention_days))
@@ -113,8 +122,8 @@ class Engine:
     def running(self) -> int:
         return self._running
 
-    def processes(self) -> tuple[int, int]:
-        """CLI processes in a turn, and warm ones that wait for the next."""
+    def processes(self) -> Counts:
+        """CLI processes in a turn, warm ones that wait for the next, spares, and what they weigh."""
         return self._pool.counts()
 
     def _spawned(self, seconds: float) -> None:
@@ -132,23 +141,25 @@ class Engine:
         if not self._open:
             raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
         _may_use_tools(self.settings.profile_for(request.profile), request)
-        earlier = await self._placement.earlier(request, time.time(), self._abandoned)
-        if earlier is not None:
-            answer = await self._again(earlier.id, request)
+        known = await self._placement.known(request, time.time(), self._abandoned)
+        if known.latest is not None:
+            answer = await self._again(known.latest.id, request)
             if answer is not None:
                 return answer
         try:
             # A task of its own: who leaves now leaves a turn that runs, not one that nobody will ever run.
-            return await or_left(self._tasks.own(self._accept(request, replaces=earlier.id if earlier else None)))
+            return await or_left(self._tasks.own(self._accept(request, known)))
         except KeyTaken:
             return await self.submit(request)
 
-    async def _accept(self, request: TurnRequest, *, replaces: str | None) -> Answer:
-        agent, decision = await self._placement.place(request)
+    async def _accept(self, request: TurnRequest, known: Arrival) -> Answer:
+        self._lanes.admit()  # before anything is kept of it
+        agent, decision = await self._placement.place(request, known.agent)
         parent = await self._placement.bring_in(agent, decision, request.model)
         place = self._lanes.take(agent.key)
         try:
             new = new_turn(request, agent, decision, parent, hours=self.settings.idempotency_hours)
+            replaces = known.latest.id if known.latest else None
             turn = await self.store.accept(replace(new, instance=self._instances.id, replaces=replaces))
         except StoreUnavailable as exc:
             self._lanes.give_up(place)
@@ -319,19 +330,19 @@ class Engine:
 
     async def _in_turn(self, live: LiveTurn, agent: Agent) -> None:
         deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout
+        at_head = live.turn.reason.get("rule") == "head"
         async with AsyncExitStack() as held:
             async with limited(deadline, self._attempts.too_long):
                 try:
                     await self._ends.store_all()
                     await held.enter_async_context(self._writers.turn(agent, live.turn))
-                    await held.enter_async_context(self._slots)
+                    await held.enter_async_context(self._slots.slot())
                     # Read now: other proxies may have moved the head until a moment ago.
-                    now = await self.store.agent_by_key(agent.key)
+                    now = await self.store.standing(agent.key, live.turn.parent_id, at_head=at_head)
                 except StoreUnavailable as exc:
                     raise not_run(exc) from exc
             if now is None:
                 raise TurnCancelled("the agent was deleted while this request was queued")
-            at_head = live.turn.reason.get("rule") == "head"
             self._running += 1
             try:
                 await self._attempts.execute(live, now, at_head=at_head, deadline=deadline)

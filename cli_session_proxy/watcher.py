@@ -7,14 +7,14 @@ and whoever follows them show the exchange as soon as it is whole. A fault here 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
 from watchfiles import Change, awatch
 
 from . import transcript
-from .chains.adoption import adopt
+from .chains.adoption import Observer, adopt
 from .claude import environment
 from .errors import ProxyError
 from .locks import Writers
@@ -25,8 +25,9 @@ from .stores.base import Store
 
 log = structlog.get_logger(__name__)
 
-# The CLI writes in batches about 100 ms apart: within this time (ms) they are one change.
-DEBOUNCE = 400
+# The CLI writes in batches about 100 ms apart. Changes are looked at so often, and collected for so long, in ms.
+STEP = 400
+DEBOUNCE = 1600
 # When watching is not possible (too many watches, no directory), it is tried again after so many seconds.
 AGAIN = 60.0
 
@@ -42,11 +43,13 @@ class Watcher:
         sandboxes: Sandboxes,
         writers: Writers,
         busy: Callable[[int], bool],
+        observers: Sequence[Observer],
     ) -> None:
         self._store = store
         self._sessions = sessions
         self._writers = writers
         self._busy = busy
+        self._observers = observers
         self._projects = environment.config_dir(settings) / "projects"
         self._ours = transcript.project_dir(environment.config_dir(settings), sandboxes.prefix).name + "-"
 
@@ -55,7 +58,7 @@ class Watcher:
         while True:
             try:
                 await asyncio.to_thread(self._projects.mkdir, mode=0o700, parents=True, exist_ok=True)
-                async for changes in awatch(self._projects, watch_filter=self._concerns, debounce=DEBOUNCE):
+                async for changes in awatch(self._projects, watch_filter=self._concerns, step=STEP, debounce=DEBOUNCE):
                     for session_id in sorted({Path(path).stem for _, path in changes}):
                         await self._look(session_id)
             except (OSError, RuntimeError) as exc:  # watchfiles raises the latter for what the system refuses
@@ -67,6 +70,8 @@ class Watcher:
         return change != Change.deleted and file.suffix == ".jsonl" and file.parent.name.startswith(self._ours)
 
     async def _look(self, session_id: str) -> None:
+        if self._sessions.is_as_known(session_id):
+            return  # nearly always: a turn of ours wrote
         try:
             await self._adopt(session_id)
         except ProxyError as exc:
@@ -87,7 +92,7 @@ class Watcher:
             head = await self._store.turn(agent.head)
             foreign = await self._sessions.foreign(agent, head) if head else None
             if head is not None and foreign is not None and transcript.has_ended(foreign.entries):
-                adopted = await adopt(self._store, agent, head, foreign)
+                adopted = await adopt(self._store, agent, head, foreign, self._observers)
                 log.info("adopted", agent=agent.agent_id, session_id=foreign.session.id, turn_id=adopted.id)
         finally:
             lock.release()

@@ -128,6 +128,7 @@ def make_settings(claude_env: dict[str, str], tmp_path: Path) -> MakeSettings:
             "max_turns": 16,
             "max_processes": 16,
             "max_spawns": 2,
+            "spares": 0,
         }
         return Settings(**{**given, **overrides})
 

@@ -87,6 +87,10 @@ class FakeAnswer:
             else:
                 yield step
 
+    async def batches(self) -> AsyncIterator[list[TurnEvent]]:
+        async for event in self.events():
+            yield [event]
+
     async def turn(self) -> Turn:
         async for event in self.events():
             if isinstance(event, Finished):
@@ -130,7 +134,7 @@ class FakeStore:
                 return Chain(agent, tuple(self.sessions), tuple(self.links))
         return None
 
-    async def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
+    async def turns(self, agent_key: int, *, after_seq: int = 0, brief: bool = False) -> AsyncIterator[Turn]:
         for number, turn in enumerate(self.rows):
             if number == self.fail_after:
                 raise ProxyError("the store failed")

@@ -119,7 +119,7 @@ async def test_it_streams_remembers_and_goes_on_the_next_time(
     async with chatting(settings) as terminal:
         terminal.type("what is the colour?\n")
         await terminal.see("colour is teal.")
-        await terminal.see("[repaired: rebuilt; no transcript at")
+        await terminal.see("[The session's transcript was gone (no transcript at")
         terminal.type("\x04")
         assert await left(terminal) == 0
 

@@ -17,6 +17,6 @@ async def test_the_demo_recalls_over_a_deleted_session_file(claude: Path, monkey
     before = dict(os.environ)
     said: list[str] = []
     assert await demo(claude, said.append)
-    assert any("rebuilt" in line and "missing" in line for line in said)
+    assert any("rebuilt" in line and "The session's transcript was gone (no transcript at" in line for line in said)
     assert any("I remember: colour is teal; number is seven." in line for line in said)
     assert dict(os.environ) == before

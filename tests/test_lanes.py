@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_session_proxy.errors import QueueFull
-from cli_session_proxy.lanes import Lanes
+from cli_session_proxy.lanes import Lanes, Slots
 
 
 async def test_turns_of_one_agent_run_one_at_a_time_in_order() -> None:
-    lanes, ran, inside = Lanes(10), [], 0
+    lanes, ran, inside = Lanes(10, 1000, Slots(1)), [], 0
 
     async def work(name: int, place: object) -> None:
         nonlocal inside
@@ -33,13 +33,13 @@ async def test_turns_of_one_agent_run_one_at_a_time_in_order() -> None:
 
 
 async def test_agents_do_not_wait_for_each_other() -> None:
-    lanes = Lanes(10)
+    lanes = Lanes(10, 1000, Slots(1))
     async with lanes.turn(lanes.take(1)), lanes.turn(lanes.take(2)):
         assert (lanes.waiting(1), lanes.waiting(2)) == (1, 1)
 
 
 async def test_a_full_lane_refuses_with_the_time_to_wait() -> None:
-    lanes = Lanes(2)
+    lanes = Lanes(2, 1000, Slots(1))
     lanes.take(1), lanes.take(1)
     with pytest.raises(QueueFull) as refused:
         lanes.take(1)
@@ -48,7 +48,7 @@ async def test_a_full_lane_refuses_with_the_time_to_wait() -> None:
 
 
 async def test_a_place_given_up_lets_the_next_one_in() -> None:
-    lanes = Lanes(3)
+    lanes = Lanes(3, 1000, Slots(1))
     first, second, third = (lanes.take(1) for _ in range(3))
     lanes.give_up(second)
     lanes.give_up(second)
@@ -63,7 +63,7 @@ def test_whatever_is_cancelled_the_rest_runs_in_order_and_no_place_leaks(
     actions: list[str], data: st.DataObject
 ) -> None:
     async def scenario() -> None:
-        lanes, ran, cancelled = Lanes(1000), [], set()
+        lanes, ran, cancelled = Lanes(1000, 1000, Slots(1)), [], set()
         tasks: list[asyncio.Task[None]] = []
 
         async def work(name: int, place: object) -> None:

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cli_session_proxy.claude.pool import Counts
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.http_door.metrics import NAMESPACE, Metrics
 from cli_session_proxy.models import Link, Usage
@@ -32,8 +33,8 @@ class Going:
     def running(self) -> int:
         return 2
 
-    def processes(self) -> tuple[int, int]:
-        return 2, 5
+    def processes(self) -> Counts:
+        return Counts(busy=2, warm=5, spare=1, memory=300_000_000)
 
 
 def samples(text: str) -> dict[str, float]:
@@ -75,7 +76,8 @@ def test_a_turn_is_counted_with_its_times_tokens_and_cost() -> None:
     assert told["turn_seconds_sum"] == pytest.approx(2.21)
     assert told["spawn_seconds_count"] == 1
     assert (told["queue_depth"], told["turns_running"]) == (3, 2)
-    assert (told["processes{state=busy}"], told["processes{state=warm}"]) == (2, 5)
+    assert (told["processes{state=busy}"], told["processes{state=warm}"], told["processes{state=spare}"]) == (2, 5, 1)
+    assert told["processes_memory_bytes"] == 300_000_000
 
 
 def test_nothing_from_outside_becomes_a_label() -> None:

@@ -142,6 +142,24 @@ def test_a_sandbox_that_is_a_link_out_is_refused_and_left_alone(tmp_path: Path) 
     assert (outside / "precious").read_text() == "kept"
 
 
+def test_a_prepared_sandbox_is_not_prepared_again_while_it_stands(tmp_path: Path) -> None:
+    boxes = sandboxes(tmp_path)
+    assert not boxes.is_prepared("a")
+    place = boxes.prepare("a")
+    assert boxes.is_prepared("a")
+    place.rename(tmp_path / "moved")
+    assert not boxes.is_prepared("a")
+    place.symlink_to(tmp_path / "moved")
+    assert not boxes.is_prepared("a")
+
+
+def test_links_are_looked_at_every_time(tmp_path: Path) -> None:
+    (tmp_path / "skills").mkdir()
+    boxes = sandboxes(tmp_path, {"skills": tmp_path / "skills"})
+    boxes.prepare("a")
+    assert not boxes.is_prepared("a")
+
+
 def test_a_disk_that_refuses_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "var").write_text("a file where the folder belongs")
     with pytest.raises(SandboxError, match="var"):
@@ -228,6 +246,18 @@ def test_a_link_is_not_made_through_a_link_that_leads_out(tmp_path: Path) -> Non
     with pytest.raises(SandboxError, match="symbolic link"):
         sandboxes(tmp_path / "var", {"sub/shared": tmp_path}).prepare("a")
     assert list(outside.iterdir()) == []
+
+
+def test_what_is_started_ahead_has_directories_that_no_agent_can_have(tmp_path: Path) -> None:
+    boxes = sandboxes(tmp_path / "var")
+    for _ in range(2):
+        cwd, tmpdir = boxes.ahead()
+        assert cwd.is_dir()
+        assert tmpdir.is_dir()
+    assert cwd.parent == boxes.prefix.parent
+    assert tmpdir != boxes.tmpdir("ahead")
+    for folder in (cwd, tmpdir):
+        assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def _prepare_many(var: str, target: str, rounds: int) -> None:

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from cli_session_proxy import errors, logs
-from cli_session_proxy.http_door.server import Server, create_app
+from cli_session_proxy.http_door.server import Server, bind, create_app
 from cli_session_proxy.models import Finished
 from cli_session_proxy.settings import Settings
 
@@ -459,3 +459,19 @@ async def test_a_dump_that_fails_half_way_is_cut_not_ended(serving: Serving) -> 
     async with serving(engine=engine) as door:
         with pytest.raises(httpx.RemoteProtocolError):
             await door.http.get("/v1/chains/a")
+
+
+async def test_small_packets_of_an_answer_are_not_held_back(tmp_path: Path) -> None:
+    """Else an answer of two writes waits 40 ms for the client's delayed acknowledgement (Nagle)."""
+    at_once = asyncio.get_running_loop().create_future()
+
+    def connected(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        at_once.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    with contextlib.closing(bind(Settings(var=tmp_path, port=0))) as listener:
+        server = await asyncio.start_server(connected, sock=listener)
+        async with server:
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            assert await at_once
+            writer.close()

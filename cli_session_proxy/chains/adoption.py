@@ -13,9 +13,10 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from .. import continuity, transcript
 from ..claude import environment
@@ -68,7 +69,14 @@ class Adopter:
         return turn
 
 
-async def adopt(store: Store, agent: Agent, parent: Turn, foreign: Foreign) -> Turn:
+class Observer(Protocol):
+    """Is told of turns that somebody had outside the proxy. It must not fail, and not wait."""
+
+    def adopted(self, turn: Turn, link: Link) -> None:
+        """They are in the chain now; `turn` is the last of them, the link names all."""
+
+
+async def adopt(store: Store, agent: Agent, parent: Turn, foreign: Foreign, observers: Sequence[Observer]) -> Turn:
     """Take exchanges that someone else had in the session into the chain, and move the head to the last one."""
     adopter = Adopter(agent.key, foreign.session.id, foreign.note, parent, parent.model)
     turns = [adopter.turn(exchange) for exchange in exchanges(foreign.entries)]
@@ -79,6 +87,8 @@ async def adopt(store: Store, agent: Agent, parent: Turn, foreign: Foreign) -> T
     await store.save_session(replace(foreign.session, tip_turn_id=last, mark=None), [link])
     adopted = await store.turn(last)
     assert adopted is not None
+    for observer in observers:
+        observer.adopted(adopted, link)
     return adopted
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..models import FINISHED, Agent, Link, Status, Turn
 from ..stores.base import Store
+from .ordering import sorted_by_parent
 
 # How soon a change is seen (seconds): quick enough for a person, 2 indexed reads a second for the store.
 POLL = 0.5
@@ -50,7 +51,7 @@ class Follower:
                 self._watch(turn)
 
     async def happened(self) -> list[Happened]:
-        """What changed since the last call, in the order of acceptance."""
+        """What changed since the last call, in the order of acceptance but parents first."""
         assert self._after is not None
         changed = [turn for turn_id in list(self._watched) if (turn := await self._changed(turn_id)) is not None]
         async for turn in self._store.turns(self._agent.key, after_seq=self._after):
@@ -61,7 +62,7 @@ class Follower:
         for turn in changed:
             self._watch(turn)
         links = await self._new_links()
-        return list(_joined(sorted(changed, key=lambda turn: turn.seq), links))
+        return list(_joined(sorted_by_parent(changed), links))
 
     async def gone(self) -> bool:
         """The agent was deleted: nothing can happen any more."""

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from ..errors import ClaudeUnavailable
 from ..settings import Settings
-from . import environment
 
 # --help answers in 0.2 s (2.1.329) to 0.9 s (1.0.120) on two cores; a loaded machine gets a lot more.
 PROBE_TIMEOUT = 30.0
@@ -37,6 +36,8 @@ CLIENT_COMPOSED = b"client_composed"
 PROMPT_ONLY = b"only_if_model_is_current"
 # A running process can be given MCP servers that answer over its control channel (run on 2.1.329).
 SET_SERVERS = b"mcp_set_servers"
+# It can be started before its session's directory is known, and `claim_session` binds it to one (run on 2.1.329).
+AWAIT_CLAIM = b'"--await-claim"'
 
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)\S*")
 _FLAG = re.compile(r"^ {1,6}(?:-\w, +)?(--[a-zA-Z][\w-]*)(?:, +(--[a-zA-Z][\w-]*))?", re.MULTILINE)
@@ -51,6 +52,7 @@ class Capability:
     reference. Without it, `frames.deliverable` words the prompt so that nothing is interpreted.
     `takes_system_prompt`: a running process can be given another system prompt.
     `takes_tools`: the client's own tools can be offered to the model.
+    `takes_claim`: it can be started ahead of time (see `Launch.spare`).
     """
 
     path: Path
@@ -61,6 +63,7 @@ class Capability:
     client_composed: bool
     takes_system_prompt: bool = False
     takes_tools: bool = False
+    takes_claim: bool = False
 
     @property
     def warm(self) -> bool:
@@ -78,7 +81,7 @@ class Capability:
         return "--tools" in self.flags
 
 
-_Key = tuple[str, int, int]
+_Key = tuple[str, int, int, int, int]
 _probed: dict[_Key, Capability] = {}
 
 
@@ -86,7 +89,7 @@ def find(settings: Settings) -> Path:
     """The binary: `--claude-bin`, else `claude` on PATH, else the one inside `claude_agent_sdk`."""
     if settings.claude_bin is not None:
         return settings.claude_bin
-    on_path = shutil.which("claude", path=environment.inherited(settings).get("PATH", os.defpath))
+    on_path = shutil.which("claude", path=settings.claude_env.get("PATH") or os.environ.get("PATH", os.defpath))
     if on_path is not None:
         return Path(on_path)
     spec = importlib.util.find_spec("claude_agent_sdk")
@@ -98,14 +101,20 @@ def find(settings: Settings) -> Path:
 
 
 def _key(binary: Path) -> _Key:
+    """What tells one binary from another: asked at every turn, so it costs one stat."""
     try:
-        real = os.path.realpath(binary, strict=True)
-        stat = os.stat(real)
+        there = os.stat(binary)
     except OSError as exc:
         raise ClaudeUnavailable(f"no Claude CLI at {binary} ({exc.strerror}): {INSTALL}") from exc
+    return str(binary), there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
+
+
+def _runnable(binary: Path) -> str:
+    """Its real path. Raises ClaudeUnavailable."""
+    real = os.path.realpath(binary)
     if not os.path.isfile(real) or not os.access(real, os.X_OK):
         raise ClaudeUnavailable(f"{binary} is not an executable file: {INSTALL}")
-    return real, stat.st_size, stat.st_mtime_ns
+    return real
 
 
 async def probe(binary: Path, env: Mapping[str, str]) -> Capability:
@@ -115,9 +124,10 @@ async def probe(binary: Path, env: Mapping[str, str]) -> Capability:
     """
     key = _key(binary)
     if key not in _probed:
+        real = _runnable(binary)
         version_text = await _ask(binary, "--version", env)
         help_text = await _ask(binary, "--help", env)
-        named = await asyncio.to_thread(_program_names, key[0])
+        named = await asyncio.to_thread(_program_names, real)
         for old in [seen for seen in _probed if seen[0] == key[0]]:
             del _probed[old]
         _probed[key] = _capability(binary, version_text, help_text, named)
@@ -141,6 +151,7 @@ def _capability(binary: Path, version_text: str, help_text: str, named: frozense
         # with the snapshot on, the recorded prompt would be sent on until the next compaction
         takes_tools=SET_SERVERS in named,
         takes_system_prompt=PROMPT_ONLY in named and "--system-prompt-snapshot" in flags,
+        takes_claim=AWAIT_CLAIM in named,
     )
 
 
@@ -150,7 +161,7 @@ def _literal(flag: str) -> bytes:
 
 def _program_names(path: str) -> frozenset[bytes]:
     """Which of the names we look for are in the program text (230 MB take 0.1 s once in the page cache)."""
-    wanted = [CLIENT_COMPOSED, PROMPT_ONLY, SET_SERVERS, *(_literal(flag) for flag in HIDDEN_FLAGS)]
+    wanted = [CLIENT_COMPOSED, PROMPT_ONLY, SET_SERVERS, AWAIT_CLAIM, *(_literal(flag) for flag in HIDDEN_FLAGS)]
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return frozenset()

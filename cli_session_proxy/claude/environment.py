@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..settings import ENVIRONMENT_ALLOWED, Settings
 
+TMPDIR = "TMPDIR"
 CONFIG_DIR = "CLAUDE_CONFIG_DIR"
 DEFAULT_CONFIG_DIR = ".claude"
 
@@ -48,12 +49,16 @@ def config_dir(settings: Settings) -> Path:
 
 
 def build(settings: Settings, *, tmpdir: Path, config_dir: Path) -> dict[str, str]:
-    """The whole environment of one CLI. `tmpdir` should be the agent's own: the CLI opens sockets in it.
+    """The whole environment of one CLI. `tmpdir` should be the agent's own: the CLI opens sockets in it."""
+    return common(settings, config_dir) | {TMPDIR: str(tmpdir)}
+
+
+def common(settings: Settings, config_dir: Path) -> dict[str, str]:
+    """What all CLIs of these settings have in their environment: everything but their TMPDIR.
 
     CLAUDE_CONFIG_DIR is left unset for `~/.claude`: where it is set, the macOS keychain login is not found.
     """
     ours = {
-        "TMPDIR": str(tmpdir),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
         # A sub-agent in the background reports in a turn of its own making, between two of ours (run on 2.1.329).

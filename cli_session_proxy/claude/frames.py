@@ -53,7 +53,7 @@ class LineSplitter:
 def parse(line: bytes) -> JSON | None:
     """The frame of a line; None for anything that is not a JSON object (old CLIs print notices in between)."""
     try:
-        frame = json.loads(line)
+        frame = json.loads(line.decode("utf-8", "surrogatepass"))  # json would look for UTF-16 first
     except (ValueError, RecursionError):  # RecursionError: "[[[[…" is no frame either
         return None
     return frame if isinstance(frame, dict) else None

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import tempfile
+import uuid
 from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +43,7 @@ class Launch:
     `profile.tools`: plain names become available, rules such as `Bash(git *)` or `mcp__…` are allowed as well;
     everything else is up to `permission_mode`. `settings` is merged into --settings. `env` is everything.
     `offers` are the client's own tools: given to the running process, which can be given others later.
+    `ahead`: it has no session's directory yet and waits for one (`ClaudeProcess.claim`).
     """
 
     capability: Capability
@@ -56,6 +58,7 @@ class Launch:
     effort: str | None = None
     settings: JSON = field(default_factory=dict, compare=False)
     offers: Offers = field(default_factory=Offers, compare=False)
+    ahead: bool = field(default=False, compare=False)
 
     def argv(self, prompt_file: Path | None = None) -> list[str]:
         """The command line. With `prompt_file` the system prompt is read from there (see `wants_prompt_file`)."""
@@ -63,14 +66,39 @@ class Launch:
         return [str(self.capability.path), *self._fixed(), session, *self._choices(prompt_file)]
 
     @property
-    def signature(self) -> str:
+    def signature(self) -> tuple[object, ...]:
         """Equal for two launches that one warm process can serve: everything but `resume`, and but the text of
         the system prompt where the process can be given another one (`ClaudeProcess.adapt`)."""
         changeable = self.capability.takes_system_prompt and bool((self.system_prompt or "").strip())
-        fixed = replace(self, system_prompt="given later") if changeable else self
-        choices = fixed._choices(None), fixed.system_prompt, self.settings
-        whole = (str(self.capability), str(self.cwd), self.session_id, self.env, choices)
-        return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
+        system = True if changeable else self.system_prompt
+        choices = self.model, self.effort, self.profile, system, self.append_system_prompt, self.settings
+        return (self.session_id, self.cwd, self.env, self.capability, *choices)
+
+    @property
+    def kind(self) -> str | None:
+        """Equal for a launch and the spares that can become it: all but what a claim tells them. None: it takes none.
+
+        Only a new session of an agent without the CLI's tools takes one: the spare's TMPDIR stays its own, and nothing
+        of the agent's directory (settings, MCP servers) may decide how the CLI starts. The model is part of it: given
+        to a running process, it would be told to the model as a `/model` command of the user (run on 2.1.329).
+        """
+        profile = self.profile
+        own = profile.tools or profile.add_dirs or profile.mcp_config or profile.setting_sources
+        if not self.capability.takes_claim or self.resume or own or self.append_system_prompt is not None:
+            return None
+        if not self.ahead and not (self.system_prompt or "").strip():
+            return None
+        choices = replace(self, system_prompt=None)._choices(None), self.settings
+        env = [(name, value) for name, value in self.env if name != "TMPDIR"]
+        return hashlib.sha256(json.dumps((str(self.capability), env, choices), default=str).encode()).hexdigest()
+
+    def spare(self, cwd: Path, tmpdir: Path) -> Launch:
+        """A start ahead of time, for some later launch of this `kind`. The directories are its own until then."""
+        env = tuple(sorted((dict(self.env) | {"TMPDIR": str(tmpdir)}).items()))
+        session_id = str(uuid.uuid4())
+        return replace(
+            self, cwd=cwd, env=env, session_id=session_id, system_prompt=None, offers=Offers(), resume=False, ahead=True
+        )
 
     @property
     def wants_prompt_file(self) -> bool:
@@ -86,7 +114,7 @@ class Launch:
         argv += [flag for flag in ("--include-partial-messages", "--strict-mcp-config") if self._has(flag)]
         if self._has("--system-prompt-snapshot"):  # else another system prompt is ignored at a resume
             argv.append("--system-prompt-snapshot=off")
-        return argv
+        return [*argv, "--await-claim"] if self.ahead else argv
 
     def _choices(self, prompt_file: Path | None) -> list[str]:
         argv = [] if self.model == "default" else [f"--model={self.model}"]
@@ -123,6 +151,11 @@ class Launch:
         return argv
 
 
+def printable(text: str) -> str:
+    """A lone surrogate has no UTF-8 form; the CLI itself would show it to the model as U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def write_prompt(launch: Launch) -> Path:
     """The system prompt as a private file in the agent's own TMPDIR, removed when the process is closed."""
     folder = dict(launch.env).get("TMPDIR")
@@ -131,8 +164,7 @@ def write_prompt(launch: Launch) -> Path:
     except OSError as exc:
         raise SandboxError(f"cannot write to {folder} ({exc.strerror}): make it a writable directory") from exc
     with open(handle, "wb") as file:
-        # A lone surrogate has no UTF-8 form; the CLI itself would show it to the model as U+FFFD.
-        file.write((launch.system_prompt or "").encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode())
+        file.write(printable(launch.system_prompt or "").encode())
     return Path(name)
 
 

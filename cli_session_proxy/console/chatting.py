@@ -99,10 +99,8 @@ def _told(turn: JSON) -> str:
     """One line on how the turn was had, and one for each repair."""
     cost = "" if turn["cost_usd"] is None else f", ${turn['cost_usd']:.4f}"
     out = [f"  [{turn['continuity']}, session {(turn['session_id'] or 'none')[:8]}{cost}]"]
-    for link in turn["links"]:
-        if link["reason"] in REPAIRS:
-            why = link["detail"].get("why") or link["detail"].get("found_at") or ""
-            out.append(f"  [repaired: {link['reason']}; {printable(str(why))}]")
+    told = [link["says"] for link in turn["links"] if link["reason"] in REPAIRS]
+    out += [f"  [{printable(text)}]" for text in (*told, *turn["says"])]
     return "".join(f"{line}\n" for line in out)
 
 

@@ -158,4 +158,4 @@ def _show_links(data: dict[str, Any], say: Say) -> None:
     say("The chain's links, from its dump:")
     for link in data["links"]:
         ids = f"{(link['from_session'] or 'none')[:8]} → {link['to_session'][:8]}"
-        say(f"  turn {number.get(link['turn_id'], '-')}  {link['reason']:14} {ids}  {link['detail'] or ''}")
+        say(f"  turn {number.get(link['turn_id'], '-')}  {link['reason']:14} {ids}  {link['says']}")

@@ -22,6 +22,7 @@ import httpx
 
 from ..claude import capability, environment
 from ..claude.capability import Capability
+from ..claude.memory import FIRST_GUESS
 from ..claude.proc import start_time
 from ..errors import ClaudeUnavailable
 from ..http_door.served import served_at
@@ -71,6 +72,7 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
     yield await _looked("var", lambda: _writable("var", settings.var, "--var"))
     yield await _looked("sandbox", lambda: _sandbox(settings))
     yield await _looked("disk", lambda: _disk(settings.var))
+    yield _memory(settings)
     health, last_at = await asyncio.to_thread(_store, settings.var / FILE)
     yield health
     yield await _clock(last_at)
@@ -98,6 +100,7 @@ def _abilities(cli: Capability) -> Finding:
             ("frames marked as words only", cli.client_composed),
             ("turning its tools off as a whole", cli.chooses_tools),
             ("a stable session id", cli.keeps_session_id),
+            ("starting ahead of a new agent", cli.takes_claim),
         )
         if not there
     ]
@@ -174,6 +177,16 @@ def _disk(var: Path) -> Finding:
         else f"free space there (df -h {place}; cli-session-proxy chains shows sizes), or move --var"
     )
     return Finding("disk", level, f"{free // MB} MB free at {place}", mend)
+
+
+def _memory(settings: Settings) -> Finding:
+    if settings.max_memory is None:
+        return Finding("memory", "ok", f"not measured here: at most {settings.max_processes} CLI processes")
+    fit = min(settings.max_processes, settings.max_memory // FIRST_GUESS)
+    says = f"{settings.max_memory // MB} MB for CLI processes: about {fit} of at most {settings.max_processes}"
+    if fit:
+        return Finding("memory", "ok", says)
+    return Finding("memory", "warning", f"{says}, so that one runs at a time", f"max_memory = {4 * FIRST_GUESS}")
 
 
 # --- the store

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
 
-from ..chains import portable
+from ..chains import incoming, portable
 from ..chains.adoption import Adopted, adopt_session
 from ..chains.portable import Moved
 from ..chains.verifying import Verified, Verifier
@@ -100,7 +100,7 @@ async def import_(settings: Settings, owner: str, path: Path, agent_id: str | No
     """Take a file of `export` in. Raises `NotFound`, `InvalidRequest`."""
     async with _ready(settings) as store:
         with _bytes_bar("importing") as told:
-            return await portable.bring_in(settings, store, owner, path, agent_id, told)
+            return await incoming.bring_in(settings, store, owner, path, agent_id, told)
 
 
 async def doctor(settings: Settings, say: Say, *, as_json: bool) -> bool:

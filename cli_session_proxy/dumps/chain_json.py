@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
+from ..chains.ordering import by_turn, parents_first
 from ..errors import NotFound
 from ..models import Agent
 from ..stores.base import Store
@@ -31,8 +32,9 @@ async def chain_json(store: Store, agent: Agent, *, sandbox: str, verbatim: bool
     }
     yield _line(head)[:-1] + ',\n"turns":['
     separator = "\n"
-    async for turn in store.turns(agent.key):
-        yield separator + _line(shown.turn(turn, verbatim=verbatim))
+    links = by_turn(chain.links)
+    async for turn in parents_first(store.turns(agent.key)):
+        yield separator + _line(shown.turn(turn, links.get(turn.id, ()), verbatim=verbatim))
         separator = ",\n"
     yield '],\n"sessions":' + _list(shown.session(session) for session in chain.sessions)
     yield ',\n"links":' + _list(shown.link(link) for link in chain.links) + "}\n"
@@ -42,6 +44,5 @@ def _list(rows: Iterable[Any]) -> str:
     return "[" + ",\n".join(_line(row) for row in rows) + "]"
 
 
-def _line(value: Any) -> str:
-    # ASCII, so that half a surrogate pair from a model is still valid JSON.
-    return json.dumps(value, separators=(",", ":"))
+# ASCII, so that half a surrogate pair from a model is still valid JSON.
+_line = json.JSONEncoder(separators=(",", ":")).encode

@@ -8,7 +8,8 @@ from typing import Any
 from ..chains.following import Happened
 from ..models import JSON
 from . import shown
-from .words import REPAIRS, WHY, time
+from .telling import REPAIRS
+from .words import printable, time
 
 # Of a text, what fits on a line of a terminal (characters).
 WIDTH = 200
@@ -16,7 +17,7 @@ WIDTH = 200
 
 def data(happened: Happened, *, verbatim: bool = False) -> JSON:
     """`{"turn": …, "links": […]}` in the forms of the JSON dump."""
-    turn = shown.turn(happened.turn, verbatim=verbatim)
+    turn = shown.turn(happened.turn, happened.links, verbatim=verbatim)
     return {"seq": happened.turn.seq, "turn": turn, "links": [shown.link(link) for link in happened.links]}
 
 
@@ -31,13 +32,13 @@ def event(happened: Happened) -> str:
 
 def lines(happened: Happened, *, verbatim: bool = False) -> str:
     """For a person: what was asked, what was answered, and every repair with its evidence."""
-    told = shown.turn(happened.turn, verbatim=verbatim)
+    told = shown.turn(happened.turn, happened.links, verbatim=verbatim)
     turn = happened.turn
     out = [f"{time(turn.finished_at or turn.started_at or turn.created_at)}  {turn.status:10} {turn.id}"]
     for link in happened.links:
         mark = "repair" if link.reason in REPAIRS else "link"
-        detail = json.dumps(shown.link(link)["detail"], ensure_ascii=False) if link.detail else ""
-        out.append(f"    {mark}: {WHY[link.reason]}  {detail}")
+        out.append(f"    {mark} ({link.reason}): {shown.link(link)['says']}")
+    out += [f"    repair: {text}" for text in told["says"]]
     if turn.status in ("queued", "running"):
         out += [f"    user: {_words(message['content'])}" for message in told["input"]]
     else:
@@ -45,14 +46,10 @@ def lines(happened: Happened, *, verbatim: bool = False) -> str:
         out.append(f"    {', '.join(facts)}: {_words(told['output'])}")
     if told["error"] is not None:
         out.append(f"    {told['error'].get('code')}: {told['error'].get('message')}")
-    return "".join(f"{_printable(line)}\n" for line in out)
+    return "".join(f"{printable(line)}\n" for line in out)
 
 
 def _words(content: list[dict[str, Any]]) -> str:
     parts = [str(block["text"]) if block.get("type") == "text" else f"[{block.get('type')}]" for block in content]
     text = " ".join(" ".join(parts).split())
     return text if len(text) <= WIDTH else f"{text[:WIDTH]}…"
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
+from ..chains.ordering import by_turn, parents_first
 from ..errors import NotFound
-from ..models import Agent, Chain, Continuity, Link, Turn
+from ..models import ON_PATH, Agent, Chain, Link, Turn
 from ..stores.base import Store
 from . import shown
-from .words import WHY
-
-_REPAIRED: frozenset[Continuity] = frozenset({"rebuilt", "branched"})
+from .telling import REPAIRS
+from .words import time
 
 
 async def markdown(store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False) -> AsyncIterator[str]:
@@ -22,40 +21,36 @@ async def markdown(store: Store, agent: Agent, *, sandbox: str, verbatim: bool =
     chain = await store.chain(agent.key)
     if chain is None:
         raise NotFound(f"there is no agent {agent.agent_id!r}", param="agent_id")
-    links: dict[str | None, list[Link]] = defaultdict(list)
-    for link in chain.links:
-        links[link.turn_id].append(link)
-    yield "\n".join(_title(chain, sandbox, links.pop(None, [])))
+    links = by_turn(chain.links)
+    yield "\n".join(_title(chain, sandbox, links.get(None, ())))
     number, before = 0, None
-    async for turn in store.turns(agent.key):
+    async for turn in parents_first(store.turns(agent.key)):
         number += 1
-        yield "\n".join(_turn(number, turn, before, links.pop(turn.id, []), verbatim=verbatim))
+        yield "\n".join(_turn(number, turn, before, links.get(turn.id, ()), verbatim=verbatim))
         before = turn.id
 
 
 def _title(chain: Chain, sandbox: str, links: Sequence[Link]) -> Iterator[str]:
     yield f"# Agent {_inline(chain.agent.agent_id)}\n"
-    yield f"- since {_time(chain.agent.created_at)}, sandbox {_inline(sandbox)}"
+    yield f"- since {time(chain.agent.created_at)}, sandbox {_inline(sandbox)}"
     yield f"- head {_inline(chain.agent.head or 'none')}, {len(chain.sessions)} session(s)"
     yield from (_link(link) for link in links)
     yield ""
 
 
 def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], *, verbatim: bool) -> Iterator[str]:
-    told = shown.turn(turn, verbatim=verbatim)
-    facts = [turn.status, turn.continuity or "not run", turn.model, _time(turn.created_at)]
-    if turn.origin != "chat":
-        facts.append(turn.origin)
+    told = shown.turn(turn, links, verbatim=verbatim)
+    how = turn.continuity or (turn.origin if turn.origin in ("adopted", "imported") else "not run")
+    facts = [turn.status, how, turn.model, time(turn.created_at)]
     yield f"\n## Turn {number} · {' · '.join(facts)}\n"
     yield f"<sub>{turn.id}, session {turn.session_id or 'none'}</sub>\n"
-    if turn.parent_id != before:
+    if turn.parent_id != before and not _never_began(turn):
         yield f"> continues {_inline(turn.parent_id or 'nothing: a new start')}, not the turn above\n"
     if told["continuity_reason"]:
         yield f"> continuity: {_inline(_compact(told['continuity_reason']))}\n"
     for link in links:
         yield _link(link) + "\n"
-    if turn.continuity in _REPAIRED and told["reason"]:
-        yield f"> why: {_inline(_compact(told['reason']))}\n"
+    yield from (f"> **repaired**: {_plain(text)}\n" for text in told["says"])
     for message in told["input"]:
         yield f"**{message['role']}**\n"
         yield from _content(message["content"])
@@ -67,16 +62,21 @@ def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], *,
         yield "**assistant**\n"
         yield from _content(told["output"])
     if told["error"] is not None:
-        yield f"> {turn.status}: {_inline(_compact(told['error']))}\n"
-    if turn.delivery == "undelivered":
+        error = told["error"]
+        yield f"> **{turn.status}** (`{error.get('code')}`): {_plain(str(error.get('message')))}\n"
+    if turn.delivery == "undelivered" and turn.status in ON_PATH:
         yield "> undelivered: the client left before the answer reached it\n"
 
 
 def _link(link: Link) -> str:
-    told = shown.link(link)
-    detail = f": {_inline(_compact(told['detail']))}" if told["detail"] else ""
-    ids = f"{link.from_session or 'none'} → {link.to_session}"
-    return f"> {WHY[link.reason]} (`{link.reason}`, {ids}){detail}"
+    mark = "**repaired**" if link.reason in REPAIRS else "link"
+    ids = f"{(link.from_session or 'none')[:8]} → {link.to_session[:8]}"
+    return f"> {mark} (`{link.reason}`, {ids}): {_plain(shown.link(link)['says'])}"
+
+
+def _never_began(turn: Turn) -> bool:
+    """It was to continue the head, and ended or waits before it was known which turn that is."""
+    return turn.parent_id is None and turn.started_at is None and turn.reason.get("rule") == "head"
 
 
 def _content(blocks: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -109,6 +109,11 @@ def _inline(text: str) -> str:
     return f"{fence}{pad}{line}{pad}{fence}"
 
 
+def _plain(text: str) -> str:
+    """A sentence: evidence in it is no markup. An underscore stays as it is, so that ids and paths can be copied."""
+    return re.sub(r"([\\`*<>\[\]&])", r"\\\1", " ".join(text.split()))
+
+
 def _backticks(text: str) -> Iterator[str]:
     run = ""
     for char in [*text, " "]:
@@ -117,7 +122,3 @@ def _backticks(text: str) -> Iterator[str]:
         elif run:
             yield run
             run = ""
-
-
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

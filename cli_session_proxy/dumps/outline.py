@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .. import redact
+from ..chains.ordering import by_turn, parents_first
 from ..errors import NotFound
 from ..models import Agent, Chain, Link, Message, Status, Turn
 from ..stores.base import Store
+from . import shown
 
 # Characters of a prompt that stand for the turn in an outline.
 FIRST_WORDS = 60
@@ -24,21 +26,23 @@ class Node:
     status: Status
     session: str | None
     words: str
+    mended: bool = False  # beside what its links tell
     lane: int = 0
     children: int = 0
 
 
 @dataclass(slots=True)
 class Outline:
-    """`nodes` in the order of acceptance, by id; `links` by the turn they belong to (None: by none)."""
+    """`nodes` by id, parents first; `links` by the turn they belong to (None: by none)."""
 
     chain: Chain
     nodes: dict[str, Node] = field(default_factory=dict)
-    links: dict[str | None, list[Link]] = field(default_factory=lambda: defaultdict(list))
+    links: Mapping[str | None, Sequence[Link]] = field(default_factory=dict)
 
     def add(self, turn: Turn) -> None:
         words = " ".join(redact.text(_words(turn.input)).split())[:FIRST_WORDS]
-        node = Node(turn.id, len(self.nodes) + 1, turn.parent_id, turn.status, turn.session_id, words)
+        mended = bool(shown.says(turn, self.links.get(turn.id, ())))
+        node = Node(turn.id, len(self.nodes) + 1, turn.parent_id, turn.status, turn.session_id, words, mended)
         self.nodes[turn.id] = node
 
     def finish(self) -> None:
@@ -74,10 +78,8 @@ async def outline(store: Store, agent: Agent) -> Outline:
     chain = await store.chain(agent.key)
     if chain is None:
         raise NotFound(f"there is no agent {agent.agent_id!r}", param="agent_id")
-    made = Outline(chain)
-    for link in chain.links:
-        made.links[link.turn_id].append(link)
-    async for turn in store.turns(agent.key):
+    made = Outline(chain, links=by_turn(chain.links))
+    async for turn in parents_first(store.turns(agent.key, brief=True)):
         made.add(turn)
     made.finish()
     return made

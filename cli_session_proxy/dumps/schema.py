@@ -55,6 +55,8 @@ class TurnDump(TypedDict):
     tools: list[JSON]
     delivery: Delivery
     origin: str
+    # what happened to it beside its links, in sentences; empty for a turn that went as turns should
+    says: list[str]
 
 
 class SessionDump(TypedDict):
@@ -72,6 +74,8 @@ class LinkDump(TypedDict):
     reason: LinkReason
     detail: JSON
     at: float
+    # what broke and how it was mended, in a sentence made of the reason and the detail
+    says: str
 
 
 class ChainDump(TypedDict):

@@ -5,18 +5,24 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+from collections.abc import Sequence
 from typing import Any, cast
 
 from .. import redact
 from ..models import Block, Link, Message, Session, Turn
+from . import telling
 from .schema import LinkDump, MessageDump, SessionDump, TurnDump, UsageDump
 
 # Of a turn's reason: what `continuity` decided (docs/continuity-rules.md); the rest is how its session came to be.
 _CONTINUITY = ("rule", "messages", "matched", "imported", "diverged_at", "left_off", "why")
 
 
-def turn(row: Turn, *, verbatim: bool = False) -> TurnDump:
-    """`verbatim` shows what was said (system, input, output, tools) as it is; all else is redacted even then."""
+def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> TurnDump:
+    """`verbatim` shows what was said (system, input, output, tools) as it is; all else is redacted even then.
+
+    `links` are those made at this turn.
+    """
+    reason, attempts = redact.data(row.reason), redact.data(row.attempts)
     shown: TurnDump = {
         "id": row.id,
         "parent_id": row.parent_id,
@@ -32,19 +38,25 @@ def turn(row: Turn, *, verbatim: bool = False) -> TurnDump:
         "created_at": row.created_at,
         "started_at": row.started_at,
         "finished_at": row.finished_at,
-        "attempts": redact.data(row.attempts),
+        "attempts": attempts,
         "system": row.system if verbatim else redact.data(row.system),
         "effort": row.effort,
         "profile": row.profile,
         "stop_reason": row.stop_reason,
-        "continuity_reason": redact.data({name: row.reason[name] for name in _CONTINUITY if name in row.reason}),
-        "reason": redact.data(row.reason),
+        "continuity_reason": {name: reason[name] for name in _CONTINUITY if name in reason},
+        "reason": reason,
         "timings": redact.data(row.timings),
         "tools": blocks(row.tools, verbatim=verbatim),
         "delivery": row.delivery,
         "origin": row.origin,
+        "says": telling.turn(reason, attempts, links),
     }
     return shown
+
+
+def says(row: Turn, links: Sequence[Link] = ()) -> list[str]:
+    """What happened to a turn beside its links, in sentences (`TurnDump.says`)."""
+    return telling.turn(redact.data(row.reason), redact.data(row.attempts), links)
 
 
 def message(row: Message, *, verbatim: bool = False) -> MessageDump:
@@ -62,13 +74,15 @@ def session(row: Session) -> SessionDump:
 
 
 def link(row: Link) -> LinkDump:
+    detail = redact.data(row.detail)
     return {
         "from_session": row.from_session,
         "to_session": row.to_session,
         "turn_id": row.turn_id,
         "reason": row.reason,
-        "detail": redact.data(row.detail),
+        "detail": detail,
         "at": row.at,
+        "says": telling.link(row.reason, detail, row.from_session, row.to_session),
     }
 
 

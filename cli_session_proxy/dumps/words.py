@@ -7,19 +7,25 @@ from datetime import UTC, datetime
 
 from ..models import LinkReason
 
-# What a reader wants to know of a link; a session's first one is no repair.
+# A link in a few words, where the whole sentence (`telling.link`) has no place.
 WHY: Mapping[LinkReason, str] = {
     "started": "session started",
     "forked_by_cli": "the CLI answered with a new session id",
     "rebuilt": "repaired: the session was rebuilt from the chain",
     "branched": "a branch: the session was made from an earlier turn",
     "reset_by_cli": "the CLI reset its session (/clear)",
-    "moved": "the session was moved",
-    "adopted": "the session was adopted",
+    "moved": "repaired: the transcript was moved back",
+    "adopted": "turns made outside the proxy were adopted",
 }
 
-# Links that stand for a repair or for somebody else's doing: what a reader looks for.
-REPAIRS: frozenset[LinkReason] = frozenset({"rebuilt", "moved", "adopted", "reset_by_cli"})
+
+def count(number: object, one: str) -> str:
+    return f"{number} {one}" if number == 1 else f"{number} {one}s"
+
+
+def printable(text: str) -> str:
+    """One line in which nothing steers the terminal."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def time(at: float) -> str:

@@ -187,26 +187,29 @@ class StreamAnswer(TurnResponse):
                 await client.write(b"".join(self._writer.error(as_proxy_error(exc))), self._head(), last=True)
 
     async def _pass_on(self, client: Client) -> None:
-        events = self._answer.events()
+        batches = self._answer.batches()
         try:
-            async for event in events:
-                if isinstance(event, Started):
-                    self._in_session(event.session_id, event.continuity)
-                if isinstance(event, Finished):
-                    self._in_session(event.turn.session_id, event.turn.continuity)
-                data = b"".join(self._writer.feed(event))
+            async for events in batches:
+                data = b"".join(piece for event in events for piece in self._said(event))
                 # The finish event and the end of the body go in one send: a client that closes after the former
                 # has the whole answer.
-                last = isinstance(event, Finished)
+                last = isinstance(events[-1], Finished)
                 if data or last:
                     await client.write(data, self._head(), last=last)
                 if last:
                     self._answer.acknowledge()
         finally:
-            if isinstance(events, AsyncGenerator):
-                await events.aclose()
+            if isinstance(batches, AsyncGenerator):
+                await batches.aclose()
         if not client.finished:
             raise RuntimeError("a turn's events ended without Finished")
+
+    def _said(self, event: TurnEvent) -> Iterable[bytes]:
+        if isinstance(event, Started):
+            self._in_session(event.session_id, event.continuity)
+        if isinstance(event, Finished):
+            self._in_session(event.turn.session_id, event.turn.continuity)
+        return self._writer.feed(event)
 
     def _head(self) -> dict[str, str]:
         return {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", **self._head_fields}

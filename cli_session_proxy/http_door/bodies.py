@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from fastapi import Request
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 
 from ..errors import InvalidRequest, RequestTooLarge
 from ..models import JSON
@@ -68,6 +67,14 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 def _too_large(limit: int) -> RequestTooLarge:
     return RequestTooLarge(f"the body is over {limit} bytes: send less, or raise max_body in the settings")
+
+
+def is_on(request: Request, name: str, *, default: bool) -> bool:
+    """A switch of the address: 1 or 0. Raises `InvalidRequest`."""
+    given = request.query_params.get(name)
+    if given not in (None, "0", "1"):
+        raise InvalidRequest(f"{name} must be 1 or 0", param=name)
+    return default if given is None else given == "1"
 
 
 def whole_number(request: Request, name: str, default: int | None) -> int | None:

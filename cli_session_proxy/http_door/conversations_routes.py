@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request
+from starlette.applications import Starlette
+from starlette.requests import Request
 
 from ..errors import NotFound
 from ..models import JSON, Item
@@ -11,6 +12,7 @@ from ..protocols.common import Naming
 from ..protocols.conversations import NewConversation
 from ..protocols.responses import checked_metadata
 from ..settings import Settings
+from .addresses import add
 from .bodies import named, read_call
 from .dialogues import Dialogues, new_id
 
@@ -23,7 +25,7 @@ class ConversationsRoutes:
         self._settings = settings
         self._dialogues = dialogues
 
-    def add_to(self, app: FastAPI) -> None:
+    def add_to(self, app: Starlette) -> None:
         for method, path, handler in (
             ("POST", "/v1/conversations", self.create),
             ("GET", ID, self.retrieve),
@@ -34,7 +36,7 @@ class ConversationsRoutes:
             ("GET", ITEM, self.item),
             ("DELETE", ITEM, self.delete_item),
         ):
-            app.add_api_route(path, handler, methods=[method], response_model=None)
+            add(app, method, path, handler)
 
     async def create(self, request: Request) -> JSON:
         new: NewConversation = await read_call(request, self._settings.max_body, _read_new)

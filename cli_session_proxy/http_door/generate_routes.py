@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from ..errors import InvalidRequest, NotFound
 from ..models import JSON
@@ -13,6 +14,7 @@ from ..protocols import generate
 from ..protocols.common import Naming
 from ..settings import Settings
 from ..turns import Engine
+from .addresses import add
 from .answers import ESTIMATED, JsonAnswer, StreamAnswer, ignored_header
 from .bodies import read_call
 
@@ -22,9 +24,9 @@ class GenerateRoutes:
         self._engine = engine
         self._settings = settings
 
-    def add_to(self, app: FastAPI) -> None:
+    def add_to(self, app: Starlette) -> None:
         for version in ("v1", "v1beta"):
-            app.add_api_route(f"/{version}/models/{{target:path}}", self.call, methods=["POST"], response_model=None)
+            add(app, "POST", f"/{version}/models/{{target:path}}", self.call)
 
     async def call(self, request: Request, target: str) -> Response:
         """`target` is `{model}:{method}`."""

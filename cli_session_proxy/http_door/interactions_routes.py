@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from ..errors import InvalidRequest, NotFound, SessionBusy
 from ..models import FINISHED, JSON, ON_PATH, TurnRequest
@@ -14,6 +15,7 @@ from ..protocols.common import encoded_agent_id
 from ..protocols.interactions_stream import EventWriter
 from ..settings import Settings
 from ..turns import Engine
+from .addresses import add
 from .answers import JsonAnswer, StreamAnswer, ignored_header
 from .bodies import named, read_call
 from .kept import KeptTurns
@@ -25,7 +27,7 @@ class InteractionsRoutes:
         self._settings = settings
         self._kept = KeptTurns(engine, interactions.turn_id_of, unknown)
 
-    def add_to(self, app: FastAPI) -> None:
+    def add_to(self, app: Starlette) -> None:
         for version in ("v1", "v1beta"):
             root = f"/{version}/interactions"
             for method, path, handler in (
@@ -34,7 +36,7 @@ class InteractionsRoutes:
                 ("DELETE", f"{root}/{{name}}", self.delete),
                 ("POST", f"{root}/{{name}}/cancel", self.cancel),
             ):
-                app.add_api_route(path, handler, methods=[method], response_model=None)
+                add(app, method, path, handler)
 
     async def create(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, interactions.read)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from ..protocols import messages
 from ..settings import Settings
 from ..turns import Engine
+from .addresses import add
 from .answers import ESTIMATED, JsonAnswer, StreamAnswer, ignored_header
 from .bodies import read_call
 
@@ -17,9 +19,9 @@ class MessagesRoutes:
         self._engine = engine
         self._settings = settings
 
-    def add_to(self, app: FastAPI) -> None:
-        app.add_api_route("/v1/messages", self.create, methods=["POST"], response_model=None)
-        app.add_api_route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"], response_model=None)
+    def add_to(self, app: Starlette) -> None:
+        add(app, "POST", "/v1/messages", self.create)
+        add(app, "POST", "/v1/messages/count_tokens", self.count_tokens)
 
     async def create(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, messages.read)

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from fastapi import FastAPI, Response
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.responses import Response
 
+from ..claude.pool import Counts
 from ..errors import ProxyError
 from ..models import Link, Turn
 from ..turns import Engine
+from .addresses import add
 
 MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -37,8 +40,8 @@ class Going(Protocol):
 
     def running(self) -> int: ...
 
-    def processes(self) -> tuple[int, int]:
-        """CLI processes in a turn, and warm ones that wait for the next."""
+    def processes(self) -> Counts:
+        """CLI processes in a turn, warm ones that wait for the next, spares, and what they weigh."""
 
 
 class Metrics:
@@ -88,6 +91,10 @@ class Metrics:
             self._tokens.labels(kind).inc(count)
         self._cost.inc(max(0.0, turn.cost_usd or 0.0))
 
+    def adopted(self, turn: Turn, link: Link) -> None:  # noqa: ARG002 - an observer's shape
+        """Turns that somebody had outside the proxy came in."""
+        self._count_links((link,))
+
     def _count_links(self, links: Sequence[Link]) -> None:
         for link in links:
             self._links.labels(link.reason).inc()
@@ -130,10 +137,13 @@ class _Now(Collector):
         yield GaugeMetricFamily(f"{NAMESPACE}_queue_depth", "Turns that wait for their lane", self._going.queued())
         yield GaugeMetricFamily(f"{NAMESPACE}_turns_running", "Turns that are being run", self._going.running())
         processes = GaugeMetricFamily(f"{NAMESPACE}_processes", "CLI processes", labels=["state"])
-        busy, warm = self._going.processes()
-        processes.add_metric(["busy"], busy)
-        processes.add_metric(["warm"], warm)
+        now = self._going.processes()
+        processes.add_metric(["busy"], now.busy)
+        processes.add_metric(["warm"], now.warm)
+        processes.add_metric(["spare"], now.spare)
         yield processes
+        text = "Memory of the CLI processes, as last measured (Linux; 0 without max_memory)"
+        yield GaugeMetricFamily(f"{NAMESPACE}_processes_memory_bytes", text, now.memory)
 
 
 class MetricsRoute:
@@ -143,8 +153,8 @@ class MetricsRoute:
         self._metrics = Metrics(engine)
         engine.observers.append(self._metrics)
 
-    def add_to(self, app: FastAPI) -> None:
-        app.add_api_route("/metrics", self.metrics, methods=["GET"], response_model=None)
+    def add_to(self, app: Starlette) -> None:
+        add(app, "GET", "/metrics", self.metrics)
 
     async def metrics(self) -> Response:
         return Response(self._metrics.text(), media_type=MEDIA_TYPE)

@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 
-from fastapi import FastAPI
-from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute
 
 from ..dumps import FORMATS
 from ..models import JSON
 from ..protocols.failures import Wire, wire_of
+from .addresses import Address, add
 from .gate import OPEN, OPEN_BELOW
 from .openapi_bodies import BODIES
 
@@ -87,9 +87,9 @@ class OpenApiRoute:
     def __init__(self) -> None:
         self._routes: list[BaseRoute] = []
 
-    def add_to(self, app: FastAPI) -> None:
+    def add_to(self, app: Starlette) -> None:
         self._routes = app.routes
-        app.add_api_route("/openapi.json", self.openapi, methods=["GET"], response_model=None)
+        add(app, "GET", "/openapi.json", self.openapi)
 
     async def openapi(self) -> JSONResponse:
         return JSONResponse(document(self._routes))
@@ -98,7 +98,7 @@ class OpenApiRoute:
 def document(routes: Iterable[BaseRoute]) -> JSON:
     paths: dict[str, JSON] = {}
     for route in routes:
-        if isinstance(route, APIRoute):
+        if isinstance(route, Address):
             for path in _paths(route):
                 for method in sorted(route.methods or ()):
                     paths.setdefault(path, {})[method.lower()] = _operation(route, path, method)
@@ -121,16 +121,16 @@ def document(routes: Iterable[BaseRoute]) -> JSON:
     }
 
 
-def _paths(route: APIRoute) -> list[str]:
+def _paths(route: Address) -> list[str]:
     path = re.sub(r"\{(\w+):path\}", r"{\1}", route.path)
     if path.endswith("/models/{target}"):
         return [path.replace("{target}", f"{{model}}:{method}") for method in MODEL_METHODS]
     return [path]
 
 
-def _operation(route: APIRoute, path: str, method: str) -> JSON:
+def _operation(route: Address, path: str, method: str) -> JSON:
     known = path.replace("/v1beta/", "/v1/")
-    summary = (route.description or "").partition("\n")[0]
+    summary = route.description.partition("\n")[0]
     operation: JSON = {
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{path}").rstrip("_"),
         "parameters": _parameters(path, known, method),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from ..errors import InvalidRequest, NotFound, SessionBusy
 from ..models import FINISHED, JSON
@@ -13,6 +14,7 @@ from ..protocols.common import encoded_agent_id
 from ..protocols.responses_stream import EventWriter
 from ..settings import Settings
 from ..turns import Engine
+from .addresses import add
 from .answers import ESTIMATED, JsonAnswer, StreamAnswer, ignored_header
 from .bodies import named, read_call
 from .dialogues import Dialogues
@@ -28,7 +30,7 @@ class ResponsesRoutes:
         self._settings = settings
         self._dialogues = dialogues
 
-    def add_to(self, app: FastAPI) -> None:
+    def add_to(self, app: Starlette) -> None:
         for method, path, handler in (
             ("POST", "/v1/responses", self.create),
             ("POST", "/v1/responses/input_tokens", self.input_tokens),
@@ -37,10 +39,11 @@ class ResponsesRoutes:
             ("POST", f"{ID}/cancel", self.cancel),
             ("GET", f"{ID}/input_items", self.input_items),
         ):
-            app.add_api_route(path, handler, methods=[method], response_model=None)
+            add(app, method, path, handler)
         for path in RETIRED:
             for rest in ("", "/{rest:path}"):
-                app.add_api_route(path + rest, retired, methods=list(METHODS), response_model=None)
+                for method in METHODS:
+                    add(app, method, path + rest, retired)
 
     async def create(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, responses.read)

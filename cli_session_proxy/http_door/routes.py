@@ -6,9 +6,10 @@ import time
 from collections.abc import AsyncIterator
 from types import ModuleType
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ..chains.following import Follower
 from ..dumps import FORMATS, live
@@ -20,14 +21,16 @@ from ..protocols.common import decoded_agent_id, model_name
 from ..sandbox import Sandboxes
 from ..settings import Settings
 from ..turns import Engine
+from .addresses import add
 from .answers import JsonAnswer, StreamAnswer, ignored_header
-from .bodies import owner_of, read_call, whole_number
+from .bodies import is_on, owner_of, read_call, whole_number
 from .gate import CHAINS, error_body, raw_path
 
 EVENTS = b"/events"
 # Each open stream asks the store twice a second.
 EVENT_STREAMS = 64
 SEQ_DIGITS = 19  # a seq is a 64-bit number
+PIECE = 64 * 1024  # bytes of a dump that are sent at once, at least
 
 MODELS = ("sonnet", "opus", "haiku", "default")
 
@@ -42,7 +45,7 @@ class Routes:
         self._since = int(time.time())
         self._following = 0
 
-    def add_to(self, app: FastAPI) -> None:
+    def add_to(self, app: Starlette) -> None:
         for method, path, handler in (
             ("POST", "/v1/chat/completions", self.chat_completions),
             ("GET", "/v1/models", self.models),
@@ -56,7 +59,7 @@ class Routes:
             ("GET", "/healthz", self.healthz),
             ("GET", "/readyz", self.readyz),
         ):
-            app.add_api_route(path, handler, methods=[method], response_model=None)
+            add(app, method, path, handler)
         app.add_exception_handler(HTTPException, no_such_route)
 
     async def chat_completions(self, request: Request) -> Response:
@@ -101,12 +104,14 @@ class Routes:
         return {"object": "list", "data": data}
 
     async def dump(self, request: Request) -> Response:
+        """`?format=`; `?redact=0` shows what was said as it is."""
         name = request.query_params.get("format", "json")
         if name not in FORMATS:
             raise InvalidRequest(f"format must be one of {', '.join(FORMATS)}", param="format")
+        verbatim = not is_on(request, "redact", default=True)
         agent = await self._agent(request)
         written = FORMATS[name]
-        text = written.write(self._engine.store, agent, sandbox=str(self._sandboxes.path(agent.dir)))
+        text = written.write(self._engine.store, agent, sandbox=str(self._sandboxes.path(agent.dir)), verbatim=verbatim)
         return StreamingResponse(_utf8(text), media_type=written.media_type)
 
     async def events(self, request: Request) -> Response:
@@ -162,9 +167,17 @@ def _unknown(agent_id: str) -> NotFound:
 
 
 async def _utf8(texts: AsyncIterator[str]) -> AsyncIterator[bytes]:
+    """In pieces of some size: 20,000 small ones took longer to send than to make."""
+    pieces: list[bytes] = []
+    size = 0
     async for text in texts:
         # A model's half surrogate cannot be sent as UTF-8: it is shown as "?", the store keeps it.
-        yield text.encode("utf-8", "replace")
+        pieces.append(text.encode("utf-8", "replace"))
+        size += len(pieces[-1])
+        if size >= PIECE:
+            yield b"".join(pieces)
+            pieces, size = [], 0
+    yield b"".join(pieces)
 
 
 async def no_such_route(request: Request, exc: Exception) -> Response:

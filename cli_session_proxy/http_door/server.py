@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Iterator
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from .. import logs
 from ..console.login import report
@@ -27,6 +27,7 @@ from .keys import Keys
 from .messages_routes import MessagesRoutes
 from .metrics import MetricsRoute
 from .openapi import OpenApiRoute
+from .repair_lines import RepairLines
 from .responses_routes import ResponsesRoutes
 from .routes import Routes
 from .served import announced, url_of
@@ -41,12 +42,10 @@ LAST_BYTES = 5
 Say = Callable[[str], None]
 
 
-def create_app(engine: Engine, settings: Settings) -> FastAPI:
+def create_app(engine: Engine, settings: Settings) -> Starlette:
     """The app on a started engine. The caller starts and stops the engine."""
-    app = FastAPI(
-        title="cli_session_proxy", docs_url=None, redoc_url=None, openapi_url=None,
-        redirect_slashes=False,
-    )  # fmt: skip
+    app = Starlette()
+    app.router.redirect_slashes = False
     OpenApiRoute().add_to(app)
     MetricsRoute(engine).add_to(app)
     Ui(engine, settings).add_to(app)
@@ -65,22 +64,24 @@ async def serve(settings: Settings, say: Say = print) -> None:
     """Listen until SIGTERM or SIGINT, then let running turns end (bounded). Raises `ConfigError` before listening."""
     with contextlib.closing(bind(settings)) as listener:
         engine = Engine(settings)
+        repairs = RepairLines(engine.store, say)
+        engine.observers.append(repairs)
         try:
             await engine.start()
             logs.configure(settings)
-            await _run(engine, settings, listener, say)
+            await _run(engine, settings, listener, say, repairs)
         finally:
             await engine.stop()
             logs.shut_down()
 
 
-async def _run(engine: Engine, settings: Settings, listener: socket.socket, say: Say) -> None:
+async def _run(engine: Engine, settings: Settings, listener: socket.socket, say: Say, repairs: RepairLines) -> None:
     server = Server(create_app(engine, settings), settings)
     stop = asyncio.Event()
     with _on_signals(stop.set), announced(settings.var, listener):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         asked = asyncio.create_task(stop.wait())
-        telling = asyncio.create_task(_tell(server, settings, listener, say))
+        telling = asyncio.create_task(_tell(server, settings, listener, repairs, say))
         try:
             await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -93,18 +94,19 @@ async def _run(engine: Engine, settings: Settings, listener: socket.socket, say:
             await serving
 
 
-async def _tell(server: Server, settings: Settings, listener: socket.socket, say: Say) -> None:
+async def _tell(server: Server, settings: Settings, listener: socket.socket, repairs: RepairLines, say: Say) -> None:
     await server.ready.wait()
     url = url_of(listener)
     say(f"listening on {url}  (OpenAI clients: base_url={url}/v1)")
     async for line in report(settings):
         say(line)
+    await repairs.run()
 
 
 class Server(uvicorn.Server):
     """uvicorn that tells when it listens, and leaves the signals to us: the engine has to stop too."""
 
-    def __init__(self, app: FastAPI, settings: Settings) -> None:
+    def __init__(self, app: Starlette, settings: Settings) -> None:
         patience = settings.drain_timeout + settings.stop_grace + LAST_BYTES
         super().__init__(
             uvicorn.Config(
@@ -148,10 +150,13 @@ def bind(settings: Settings) -> socket.socket:
             f'[keys] of {CONFIG_FILE}, such as alice = "a secret of 16 characters or more"'
         )
     try:
-        return socket.create_server((str(address[0]), port), family=family, backlog=2048)
+        listener = socket.create_server((str(address[0]), port), family=family, backlog=2048)
     except OSError as exc:
         if exc.errno == errno.EADDRINUSE:
             why = "is taken by another program: stop that one or choose another port with --port"
         else:
             why = f"cannot be used ({exc.strerror}): choose another with --port"
         raise ConfigError(f"port {port} on {host} {why}") from exc
+    # Made again from its number it knows that it is TCP. asyncio switches Nagle's delay off only then; with it, an
+    # answer of two writes waits 40 ms for the client's delayed acknowledgement.
+    return socket.socket(fileno=listener.detach())

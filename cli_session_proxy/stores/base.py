@@ -105,7 +105,7 @@ class WholeTurn:
 
 
 # What a chain consists of; in this order, but a turn may come before its parent.
-ChainPart = WholeTurn | Session | Link
+ChainPart = WholeTurn | Session | Link | Conversation | Item
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +165,23 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """What is known of a request when it comes in: the latest turn like it, and its agent."""
+
+    latest: Turn | None
+    agent: Agent | None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where an agent stands when a turn's time has come: the turn to continue, and the session that ends there."""
+
+    agent: Agent
+    parent: Turn | None
+    session: Session | None
+
+
+@dataclass(frozen=True, slots=True)
 class TurnPage:
     """Turns of an agent, newest first, with the links made at them.
 
@@ -201,6 +218,14 @@ class Store(Protocol):
     def summaries(self, owner: str | None = None) -> AsyncIterator[ChainSummary]:
         """One row an agent (of every owner when None), last active first."""
 
+    # a turn's way, each step in one read
+    async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> Arrival:
+        """`turn_by_fingerprint`, and the agent of this name (None: of no name yet)."""
+
+    async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> Standing | None:
+        """The agent, the turn `parent_id` (the agent's head where `at_head`), and `session_at` it; None without
+        the agent."""
+
     # turns
     async def accept(self, new: NewTurn) -> Turn:
         """Store a queued turn. With an idempotency key already taken by another turn: `KeyTaken`."""
@@ -209,10 +234,10 @@ class Store(Protocol):
         """Store finished turns, parents first, all or none; `head` moves the agent's head to that turn."""
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
-        """Store a whole chain, all or none; `parts` is read once, piece by piece, on a thread of the store's.
+        """Store a whole chain: nobody sees anything of it before all of it is there, and nothing is left otherwise.
 
-        `new.head` is asked after the last part. `InvalidRequest` where the agent has turns already or a part
-        does not fit the others. Other writers wait until it is done.
+        `parts` is read once, piece by piece, on a thread. `new.head` is asked after the last part. `InvalidRequest`
+        where the agent has turns already or a part does not fit the others. Other writers wait for one piece.
         """
 
     async def begin(self, begun: Begun) -> None:
@@ -230,7 +255,10 @@ class Store(Protocol):
         """A failed or cancelled turn becomes `queued` again (a new attempt); its `seq` and parent stay."""
 
     async def set_delivery(self, turn_id: str, delivery: Delivery) -> None:
-        """Note whether the answer arrived. `delivered` is final: a later word does not change it."""
+        """Note whether the answer arrived. `delivered` is final: a later word does not change it.
+
+        It may be stored a moment later, together with the next write.
+        """
 
     async def claim(self, turn_id: str, instance: str | None) -> bool:
         """Take an undelivered answer for the client that asks again: it is `pending` from now on.
@@ -278,8 +306,11 @@ class Store(Protocol):
     async def own_records(self, turn_id: str) -> list[Record]:
         """The transcript records of this turn alone, in order."""
 
-    def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
-        """All turns of an agent in the order of acceptance, streamed."""
+    def turns(self, agent_key: int, *, after_seq: int = 0, brief: bool = False) -> AsyncIterator[Turn]:
+        """All turns of an agent in the order of acceptance, streamed.
+
+        `brief`: of each only what names it, where it stands and its input, images cut out; the rest is left empty.
+        """
 
     async def page(self, agent_key: int, *, before_seq: int | None, limit: int) -> TurnPage:
         """At most `limit` turns of an agent accepted before `before_seq` (None: the newest ones), newest first."""

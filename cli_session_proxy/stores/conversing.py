@@ -28,6 +28,12 @@ def add_items(conn: Connection, agent_key: int, new: Sequence[Item]) -> None:
         conn.execute(items.insert(), [{"id": i.id, "agent_key": agent_key, "data": rows.dumps(i.data)} for i in new])
 
 
+def put_item(conn: Connection, agent_key: int, item: Item) -> None:
+    """One that comes from another store, with the turn that took it in."""
+    values = {"id": item.id, "agent_key": agent_key, "data": rows.dumps(item.data), "turn_id": item.turn_id}
+    conn.execute(items.insert(), values)
+
+
 def items_of(conn: Connection, agent_key: int) -> list[Item]:
     found = conn.execute(select(items).where(items.c.agent_key == agent_key).order_by(items.c.n))
     return [Item(row.id, json.loads(row.data), row.turn_id) for row in found]
@@ -52,6 +58,14 @@ def take(conn: Connection, agent_key: int, ids: Sequence[str], turn_id: str) -> 
     if ids:
         own = and_(items.c.agent_key == agent_key, items.c.id.in_(ids))
         conn.execute(update(items).where(own).values(turn_id=turn_id))
+
+
+def hand_over(conn: Connection, source: int, target: int) -> None:
+    """What was written by hand for an agent without turns belongs to the one that takes its name."""
+    conn.execute(update(items).where(items.c.agent_key == source).values(agent_key=target))
+    notes = conversation(conn, source)
+    if notes is not None and conversation(conn, target) is None:
+        save_conversation(conn, target, notes)
 
 
 def set_call(conn: Connection, turn_id: str, call: JSON) -> None:

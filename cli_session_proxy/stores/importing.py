@@ -1,46 +1,106 @@
-"""The body of `import_chain`: a chain from elsewhere, in one transaction."""
+"""The bodies of `import_chain`: a chain from elsewhere, in small transactions, of which nobody sees but the last.
+
+In one transaction 20,000 turns would hold the write lock for 10 s, and every other agent's turn would fail on it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from sqlalchemy import Connection, bindparam, select, update
 
 from ..errors import InvalidRequest, NotFound
-from ..models import FINISHED, Agent, Link, Session
-from . import reading, writing
+from ..models import FINISHED, Agent, Conversation, Item, Link, Session
+from . import conversing, reading, writing
 from .base import ChainPart, NewChain, WholeTurn
-from .tables import agents, frames, sessions, turns
+from .tables import COMING, agents, frames, items, sessions, turns
 
 # Made once: a statement that is built anew for each turn costs more than its execution.
 _EXISTS = select(turns.c.seq).where(turns.c.id == bindparam("turn_id"))
 
 
-def import_chain(conn: Connection, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
-    agent = writing.ensure_agent(conn, new.owner, new.agent_id, new.dir, named=new.named, now=new.created_at)
+# An import whose program died writes no more: after so many seconds of silence the next one clears it away.
+ABANDONED = 600.0
+# A piece is one transaction. Other writers go between two of them, and wait for one: turns, bytes of records.
+PIECE_TURNS = 100
+PIECE_BYTES = 1024 * 1024
+# The longest pause after a piece, in seconds.
+PAUSE = 0.2
+
+
+def begin(conn: Connection, new: NewChain) -> Agent:
+    """The agent that the pieces go to."""
+    _refuse_taken(conn, new)
+    now = time.time()
+    silent = select(agents.c.key).where(agents.c.owner == COMING, agents.c.last_at < now - ABANDONED)
+    for key in list(conn.scalars(silent)):
+        writing.delete_agent(conn, key)
+    name = uuid.uuid4().hex
+    return writing.ensure_agent(conn, COMING, name, f"{COMING}-{name}", named=True, now=now)
+
+
+def pieces(parts: Iterable[ChainPart]) -> Iterator[list[ChainPart]]:
+    piece: list[ChainPart] = []
+    size = 0
+    for part in parts:
+        piece.append(part)
+        size += sum(len(record.line) for record in part.records) if isinstance(part, WholeTurn) else 0
+        if len(piece) >= PIECE_TURNS or size >= PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
+
+
+class Coming:
+    """One chain on its way in. Each method is a transaction, run once."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        # A turn that waited in its lane may have a parent that was adopted meanwhile, and is later in the order.
+        self._later: list[tuple[str, str]] = []
+
+    def take(self, conn: Connection, piece: Sequence[ChainPart]) -> None:
+        for part in piece:
+            if isinstance(part, WholeTurn):
+                _turn(conn, self.agent, part, self._later)
+            else:
+                _explain(conn, self.agent, part, self._later)
+        conn.execute(update(agents).where(agents.c.key == self.agent.key).values(last_at=time.time()))
+
+    def finish(self, conn: Connection, new: NewChain) -> Agent:
+        """Now it is there: the agent gets its name."""
+        _hang(conn, self._later)
+        empty = _refuse_taken(conn, new)
+        if empty is not None:
+            conversing.hand_over(conn, empty.key, self.agent.key)
+            writing.delete_agent(conn, empty.key)
+        head = new.head()
+        try:
+            writing.set_head(conn, self.agent.key, head)
+        except (NotFound, ValueError):
+            raise _unsound(f"its head {head} is none of its turns") from None
+        # Active now: an old conversation that was just brought in must not be forgotten by `retention_days` at once.
+        values = {"owner": new.owner, "agent_id": new.agent_id, "dir": new.dir, "named": new.named}
+        times = {"created_at": new.created_at, "last_at": new.now}
+        conn.execute(update(agents).where(agents.c.key == self.agent.key).values(**values, **times))
+        return Agent(self.agent.key, new.owner, new.agent_id, new.dir, new.named, head, new.created_at)
+
+
+def _refuse_taken(conn: Connection, new: NewChain) -> Agent | None:
+    """The agent of this name, if it has no turns yet."""
+    agent = reading.agent(conn, new.owner, new.agent_id)
+    if agent is None:
+        return None
     if conn.scalar(select(turns.c.id).where(turns.c.agent_key == agent.key).limit(1)) is not None:
         raise InvalidRequest(
             f"agent {new.agent_id!r} has turns already: choose another with --agent-id, or delete it first",
             param="agent_id",
         )
-    # A turn that waited in its lane may have a parent that was adopted meanwhile, and is later in the order.
-    later: list[tuple[str, str]] = []
-    for part in parts:
-        if isinstance(part, WholeTurn):
-            _turn(conn, agent, part, later)
-        else:
-            _explain(conn, agent, part, later)
-    _hang(conn, later)
-    head = new.head()
-    try:
-        writing.set_head(conn, agent.key, head)
-    except (NotFound, ValueError):
-        raise _unsound(f"its head {head} is none of its turns") from None
-    # Active now: an old conversation that was just brought in must not be forgotten by `retention_days` at once.
-    times = {"created_at": new.created_at, "last_at": new.now}
-    conn.execute(update(agents).where(agents.c.key == agent.key).values(**times))
-    return replace(agent, head=head, created_at=new.created_at)
+    return agent
 
 
 def _turn(conn: Connection, agent: Agent, part: WholeTurn, later: list[tuple[str, str]]) -> None:
@@ -57,13 +117,22 @@ def _turn(conn: Connection, agent: Agent, part: WholeTurn, later: list[tuple[str
         conn.execute(frames.insert(), {"agent_key": agent.key, "uuid": turn.frame_uuid})
 
 
-def _explain(conn: Connection, agent: Agent, part: Session | Link, later: list[tuple[str, str]]) -> None:
-    """A session or a link; the turns are complete from here on."""
+def _explain(
+    conn: Connection, agent: Agent, part: Session | Link | Conversation | Item, later: list[tuple[str, str]]
+) -> None:
+    """What belongs to the turns, which are complete from here on."""
     _hang(conn, later)
+    if isinstance(part, Conversation):
+        conversing.save_conversation(conn, agent.key, part)
+        return
     turn_id = part.tip_turn_id if isinstance(part, Session) else part.turn_id
     if turn_id is not None and not _exists(conn, turn_id):
-        raise _unsound(f"a session or a link names turn {turn_id}, which is not there")
-    if isinstance(part, Session):
+        raise _unsound(f"a session, a link or an item names turn {turn_id}, which is not there")
+    if isinstance(part, Item):
+        if conn.scalar(select(items.c.id).where(items.c.id == part.id)) is not None:
+            raise _unsound(f"item {part.id} is in this store already")
+        conversing.put_item(conn, agent.key, part)
+    elif isinstance(part, Session):
         if conn.scalar(select(sessions.c.id).where(sessions.c.id == part.id)) is not None:
             raise _unsound(f"session {part.id} is in this store already")
         writing.save_session(conn, replace(part, agent_key=agent.key), [])

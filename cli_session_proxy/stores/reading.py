@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import CTE, ColumnElement, Connection, Integer, Select, Table, and_, case, func, or_, select
+from sqlalchemy import CTE, ColumnElement, Connection, Integer, Select, Table, and_, bindparam, case, func, or_, select
 
 from ..models import FINISHED, ON_PATH, Agent, Chain, ChainSummary, Link, Record, Session, Turn
 from . import rows
-from .base import TurnPage
+from .base import Arrival, Standing, TurnPage
 from .images import chunks
-from .tables import agents, frames, idempotency_keys, image_refs, images, links, records, sessions, turns
+from .tables import COMING, agents, frames, idempotency_keys, image_refs, images, links, records, sessions, turns
 
 # What a page of a stream holds in memory: an input may carry images of many MB.
 PAGE = 100
@@ -22,30 +22,63 @@ CANDIDATES = 8
 # Links that stand for a repair: the session had to be made equal to the path again.
 REPAIRS = ("rebuilt", "moved")
 
+# A page of an agent's turns after a `seq`.
+Page = Callable[[Connection, int, int], list[Turn]]
+
 # Where a stream of summaries goes on: (last_at, key) of the row before.
 Position = tuple[float, int]
 
 _TURN = select(*rows.TURN)
+_BRIEF = select(*rows.BRIEF)
+
+# Statements that every turn runs are made once, at import: SQLAlchemy then finds their SQL in its cache for less.
+_AGENT = select(agents).where(agents.c.owner == bindparam("of_owner"), agents.c.agent_id == bindparam("named"))
+_AGENT_BY_KEY = select(agents).where(agents.c.key == bindparam("of_agent"))
+_TURN_BY_ID = _TURN.where(turns.c.id == bindparam("turn_id"))
+_LATEST_LIKE_IT = (
+    _TURN.join(agents, agents.c.key == turns.c.agent_key)
+    .where(agents.c.owner == bindparam("of_owner"), turns.c.fingerprint == bindparam("same"))
+    .order_by(turns.c.seq.desc())
+    .limit(1)
+)
+_SESSION_AT = (
+    select(sessions)
+    .where(sessions.c.agent_key == bindparam("of_agent"), sessions.c.tip_turn_id == bindparam("turn_id"))
+    .order_by(sessions.c.created_at.desc(), sessions.c.n.desc())
+    .limit(1)
+)
 
 
 # --- agents ---
 
 
 def agent(conn: Connection, owner: str, agent_id: str) -> Agent | None:
-    return _agent(conn, and_(agents.c.owner == owner, agents.c.agent_id == agent_id))
-
-
-def agent_by_key(conn: Connection, key: int) -> Agent | None:
-    return _agent(conn, agents.c.key == key)
-
-
-def _agent(conn: Connection, where: ColumnElement[bool]) -> Agent | None:
-    row = conn.execute(select(agents).where(where)).one_or_none()
+    row = conn.execute(_AGENT, {"of_owner": owner, "named": agent_id}).one_or_none()
     return None if row is None else rows.agent(row)
 
 
+def agent_by_key(conn: Connection, key: int) -> Agent | None:
+    row = conn.execute(_AGENT_BY_KEY, {"of_agent": key}).one_or_none()
+    return None if row is None else rows.agent(row)
+
+
+def arrival(conn: Connection, owner: str, fingerprint: str, agent_id: str | None) -> Arrival:
+    found = None if agent_id is None else agent(conn, owner, agent_id)
+    return Arrival(turn_by_fingerprint(conn, owner, fingerprint), found)
+
+
+def standing(conn: Connection, agent_key: int, parent_id: str | None, *, at_head: bool) -> Standing | None:
+    found = agent_by_key(conn, agent_key)
+    if found is None:
+        return None
+    turn_id = found.head if at_head else parent_id
+    parent = turn(conn, turn_id) if turn_id else None
+    return Standing(found, parent, session_at(conn, agent_key, parent.id) if parent else None)
+
+
 def expired_agents(conn: Connection, before: float) -> list[Agent]:
-    found = select(agents).where(agents.c.last_at < before).order_by(agents.c.last_at, agents.c.key)
+    found = select(agents).where(agents.c.last_at < before, agents.c.owner != COMING)
+    found = found.order_by(agents.c.last_at, agents.c.key)
     return [rows.agent(row) for row in conn.execute(found)]
 
 
@@ -63,8 +96,7 @@ def summaries(
 ) -> tuple[list[ChainSummary], Position | None]:
     """A page of summaries, last active first, and where the next page starts (None: there is none)."""
     page = select(agents).order_by(agents.c.last_at.desc(), agents.c.key.desc()).limit(PAGE)
-    if owner is not None:
-        page = page.where(agents.c.owner == owner)
+    page = page.where(agents.c.owner != COMING if owner is None else agents.c.owner == owner)
     if after is not None:
         at, key = after
         page = page.where(or_(agents.c.last_at < at, and_(agents.c.last_at == at, agents.c.key < key)))
@@ -116,7 +148,8 @@ def _first(conn: Connection, query: Select[Any]) -> Turn | None:
 
 
 def turn(conn: Connection, turn_id: str) -> Turn | None:
-    return _first(conn, _TURN.where(turns.c.id == turn_id))
+    found = rows.loaded_turns(conn, conn.execute(_TURN_BY_ID, {"turn_id": turn_id}).all())
+    return found[0] if found else None
 
 
 def turn_by_key(conn: Connection, owner: str, key: str, now: float) -> Turn | None:
@@ -126,8 +159,9 @@ def turn_by_key(conn: Connection, owner: str, key: str, now: float) -> Turn | No
 
 
 def turn_by_fingerprint(conn: Connection, owner: str, fingerprint: str) -> Turn | None:
-    query = _TURN.join(agents, agents.c.key == turns.c.agent_key).where(agents.c.owner == owner)
-    return _first(conn, query.where(turns.c.fingerprint == fingerprint).order_by(turns.c.seq.desc()))
+    same = {"of_owner": owner, "same": fingerprint}
+    found = rows.loaded_turns(conn, conn.execute(_LATEST_LIKE_IT, same).all())
+    return found[0] if found else None
 
 
 def turns_by_hash(conn: Connection, owner: str, hashes: Sequence[str], agent_key: int | None) -> list[Turn]:
@@ -190,6 +224,11 @@ def pending_deliveries(conn: Connection) -> list[Turn]:
 def page_of_agent(conn: Connection, agent_key: int, after_seq: int) -> list[Turn]:
     query = _TURN.where(turns.c.agent_key == agent_key, turns.c.seq > after_seq)
     return _turns(conn, query.order_by(turns.c.seq).limit(PAGE))
+
+
+def brief_page_of_agent(conn: Connection, agent_key: int, after_seq: int) -> list[Turn]:
+    query = _BRIEF.where(turns.c.agent_key == agent_key, turns.c.seq > after_seq)
+    return [rows.brief_turn(row) for row in conn.execute(query.order_by(turns.c.seq).limit(PAGE))]
 
 
 def page_back(conn: Connection, agent_key: int, before_seq: int | None, limit: int) -> TurnPage:
@@ -273,6 +312,5 @@ def session(conn: Connection, session_id: str) -> Session | None:
 
 
 def session_at(conn: Connection, agent_key: int, turn_id: str) -> Session | None:
-    query = select(sessions).where(sessions.c.agent_key == agent_key, sessions.c.tip_turn_id == turn_id)
-    row = conn.execute(query.order_by(sessions.c.created_at.desc(), sessions.c.n.desc()).limit(1)).first()
+    row = conn.execute(_SESSION_AT, {"of_agent": agent_key, "turn_id": turn_id}).first()
     return None if row is None else rows.session(row)

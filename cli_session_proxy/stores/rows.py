@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Row
@@ -25,6 +26,9 @@ _PLAIN = (
 )  # fmt: skip
 
 
+_decoder = json.JSONDecoder()
+
+
 def dumps(value: Any) -> str:
     """Compact JSON as UTF-8 can carry it: only a text with half a surrogate pair is escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -39,8 +43,13 @@ def _optional(value: Any) -> str | None:
     return None if value is None else dumps(value)
 
 
+def _loads(text: str) -> Any:
+    """What `dumps` wrote: nothing stands around it, so that what `json.loads` does to skip blanks is left out."""
+    return _decoder.raw_decode(text)[0]
+
+
 def _loaded(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
+    return None if text is None else _loads(text)
 
 
 def size(*values: str | bytes | None) -> int:
@@ -106,21 +115,27 @@ def loaded_turns(conn: Connection, rows: Sequence[Row[Any]]) -> list[Turn]:
 
 
 def _turn(row: Row[Any], places: dict[str, list[Place]], known: dict[str, str]) -> Turn:
-    values = row._asdict()
-    whole = {name: images.restore(values[name], places.get(name, ()), known) for name in CONTENT}
+    whole = [images.restore(getattr(row, name), places.get(name, ()), known) for name in CONTENT]
+    asked, said, tools = map(_loads, whole)
     return Turn(
-        **{name: values[name] for name in _PLAIN},
-        input=tuple(Message.from_json(data) for data in json.loads(whole["input"])),
-        output=tuple(json.loads(whole["output"])),
-        tools=tuple(json.loads(whole["tools"])),
+        **dict(zip(_PLAIN, _plain(row), strict=True)),
+        input=tuple(map(Message.from_json, asked)),
+        output=tuple(said),
+        tools=tuple(tools),
         system=_loaded(row.system),
-        reason=json.loads(row.reason),
-        usage=Usage.from_json(json.loads(row.usage)),
-        timings=json.loads(row.timings),
-        attempts=tuple(json.loads(row.attempts)),
+        reason=_loads(row.reason),
+        usage=Usage.from_json(_loads(row.usage)),
+        timings=_loads(row.timings),
+        attempts=tuple(_loads(row.attempts)),
         error=_loaded(row.error),
         call=_loaded(row.call),
     )
+
+
+def brief_turn(row: Row[Any]) -> Turn:
+    """From a row of the columns of `BRIEF`."""
+    values = dict(zip(_BRIEF, row, strict=True))
+    return Turn(**{**values, "input": tuple(map(Message.from_json, _loads(values["input"])))})
 
 
 def agent(row: Row[Any]) -> Agent:
@@ -185,3 +200,7 @@ def loaded_records(conn: Connection, rows: Sequence[Row[Any]]) -> list[Record]:
 
 
 TURN = tuple(turns.c)
+_plain = itemgetter(*(TURN.index(turns.c[name]) for name in _PLAIN))
+
+_BRIEF = ("seq", "id", "agent_key", "parent_id", "status", "model", "session_id", "created_at", "input")
+BRIEF = tuple(turns.c[name] for name in _BRIEF)

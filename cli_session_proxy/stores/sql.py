@@ -6,9 +6,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
+import structlog
+
+from ..errors import StoreUnavailable
 from ..models import (
     JSON,
     Agent,
@@ -25,9 +31,11 @@ from ..models import (
 )
 from ..settings import Settings
 from . import conversing, importing, migrations, reading, writing
-from .base import Begun, ChainPart, Commit, ImportedTurn, NewChain, NewTurn, Store, TurnPage
+from .base import Arrival, Begun, ChainPart, Commit, ImportedTurn, NewChain, NewTurn, Standing, Store, TurnPage
 from .database import Database
 from .migrations import MIGRATIONS, Migration
+
+log = structlog.get_logger(__name__)
 
 FILE = "chains.sqlite3"
 
@@ -89,6 +97,14 @@ class SqlStore(Store):
     ) -> tuple[list[ChainSummary], reading.Position | None]:
         return await self._db.read(lambda conn: reading.summaries(conn, owner, after))
 
+    # a turn's way
+
+    async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> Arrival:
+        return await self._db.glance(lambda conn: reading.arrival(conn, owner, fingerprint, agent_id))
+
+    async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> Standing | None:
+        return await self._db.glance(lambda conn: reading.standing(conn, agent_key, parent_id, at_head=at_head))
+
     # turns
 
     async def accept(self, new: NewTurn) -> Turn:
@@ -98,7 +114,24 @@ class SqlStore(Store):
         await self._db.write(lambda conn: writing.import_turns(conn, turns, head))
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
-        return await self._db.write(lambda conn: importing.import_chain(conn, new, parts))
+        coming = importing.Coming(await self._db.write(lambda conn: importing.begin(conn, new)))
+        try:
+            pieces = importing.pieces(parts)
+            while piece := await asyncio.to_thread(next, pieces, None):
+                began = time.monotonic()
+                await self._db.write(partial(coming.take, piece=piece), alone=True)
+                # Another program asks for the lock every 100 ms at the latest: half of the time it is free.
+                await asyncio.sleep(min(time.monotonic() - began, importing.PAUSE))
+            return await self._db.write(lambda conn: coming.finish(conn, new), alone=True)
+        except BaseException:
+            await asyncio.shield(self._give_up(coming.agent))
+            raise
+
+    async def _give_up(self, agent: Agent) -> None:
+        try:
+            await self.delete_agent(agent.key)
+        except StoreUnavailable as exc:
+            log.warning("import_left", agent_key=agent.key, error=exc.message)
 
     async def begin(self, begun: Begun) -> None:
         await self._db.write(lambda conn: writing.begin(conn, begun))
@@ -119,7 +152,9 @@ class SqlStore(Store):
         return await self._db.write(lambda conn: writing.requeue(conn, turn_id, instance))
 
     async def set_delivery(self, turn_id: str, delivery: Delivery) -> None:
-        await self._db.write(lambda conn: writing.set_delivery(conn, turn_id, delivery))
+        # That an answer arrived only spares a later check: it can wait for the next write to go with.
+        soon = delivery == "delivered"
+        await self._db.write(lambda conn: writing.set_delivery(conn, turn_id, delivery), soon=soon)
 
     async def claim(self, turn_id: str, instance: str | None) -> bool:
         return await self._db.write(lambda conn: writing.claim(conn, turn_id, instance))
@@ -157,14 +192,15 @@ class SqlStore(Store):
     async def own_records(self, turn_id: str) -> list[Record]:
         return await self._db.read(lambda conn: reading.own_records(conn, turn_id))
 
-    async def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
-        while page := await self._page_of_agent(agent_key, after_seq):
+    async def turns(self, agent_key: int, *, after_seq: int = 0, brief: bool = False) -> AsyncIterator[Turn]:
+        read = reading.brief_page_of_agent if brief else reading.page_of_agent
+        while page := await self._page_of_agent(read, agent_key, after_seq):
             for turn in page:
                 yield turn
             after_seq = page[-1].seq
 
-    async def _page_of_agent(self, agent_key: int, after_seq: int) -> list[Turn]:
-        return await self._db.read(lambda conn: reading.page_of_agent(conn, agent_key, after_seq))
+    async def _page_of_agent(self, read: reading.Page, agent_key: int, after_seq: int) -> list[Turn]:
+        return await self._db.read(lambda conn: read(conn, agent_key, after_seq))
 
     async def page(self, agent_key: int, *, before_seq: int | None, limit: int) -> TurnPage:
         return await self._db.read(lambda conn: reading.page_back(conn, agent_key, before_seq, limit))

@@ -35,6 +35,9 @@ meta = Table(
     Column("value", Text, nullable=False),
 )
 
+# Until all of it is there, an imported chain belongs to an agent of this owner, which no reader is shown.
+COMING = "~importing"
+
 agents = Table(
     "agents",
     metadata,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Column, Connection, CursorResult, Row, bindparam, select, update
+from sqlalchemy import Connection, CursorResult, Row, Select, bindparam, select, update
 
 from ..errors import NotFound, StoreUnavailable
 from ..models import FINISHED, JSON, ON_PATH, Agent, Delivery, Link, Record, Session, Status, Turn
@@ -25,16 +25,24 @@ _INSERT_LINK = links.insert()
 _INSERT_SESSION = sessions.insert()
 _INSERT_FRAME = frames.insert()
 _UPDATE_TURN = turns.update().where(turns.c.id == bindparam("turn_id"))
+_SET_DELIVERY = _UPDATE_TURN.where(turns.c.delivery != "delivered")
 _GROW = _UPDATE_TURN.values(bytes=turns.c.bytes + bindparam("grown"))
 _UPDATE_SESSION = sessions.update().where(
     sessions.c.id == bindparam("session_id"), sessions.c.agent_key == bindparam("of_agent")
 )
 _ACTIVE = agents.update().where(agents.c.key == bindparam("of_agent"), agents.c.last_at < bindparam("now"))
+_NEW_HEAD = agents.update().where(agents.c.key == bindparam("of_agent"), agents.c.last_at <= bindparam("now"))
 _MOVE_HEAD = agents.update().where(agents.c.key == bindparam("of_agent"))
 
 _UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
 _FAILED: frozenset[Status] = FINISHED - ON_PATH
-_STATE = (turns.c.agent_key, turns.c.status, turns.c.reason, turns.c.attempts, turns.c.instance, turns.c.delivery)
+_WHOLE = select(*rows.TURN).where(turns.c.id == bindparam("turn_id"))
+_STATE = select(
+    turns.c.agent_key, turns.c.status, turns.c.reason, turns.c.attempts, turns.c.instance, turns.c.delivery
+).where(turns.c.id == bindparam("turn_id"))
+_KNOWN_FRAME = select(frames.c.uuid).where(
+    frames.c.agent_key == bindparam("of_agent"), frames.c.uuid == bindparam("uuid")
+)
 # The rules by which a client says itself what it continues (see `continuity`).
 _NAMED_PATH = ("id", "history")
 
@@ -118,7 +126,7 @@ def insert_whole(conn: Connection, turn: Turn, lines: Iterable[Record]) -> None:
 
 def begin(conn: Connection, begun: Begun) -> None:
     row = _need(conn, begun.turn_id, _UNFINISHED, _STATE)
-    if not reading.own_frames(conn, row.agent_key, [begun.frame_uuid]):
+    if conn.scalar(_KNOWN_FRAME, {"of_agent": row.agent_key, "uuid": begun.frame_uuid}) is None:
         conn.execute(_INSERT_FRAME, {"agent_key": row.agent_key, "uuid": begun.frame_uuid})
     kept = {} if begun.system is None else {"system": rows.dumps(begun.system)}
     _update(
@@ -156,9 +164,7 @@ def commit(conn: Connection, done: Commit) -> Turn:
     _update(conn, turn.id, **values)
     images.save(conn, turn.agent_key, cutter.images)
     save_session(conn, done.session, done.links)
-    _active(conn, turn.agent_key, done.finished_at)
-    if done.move_head:
-        conn.execute(_MOVE_HEAD, {"of_agent": turn.agent_key, "head": turn.id})
+    _stands(conn, done, turn)
     return turn
 
 
@@ -196,9 +202,8 @@ def requeue(conn: Connection, turn_id: str, instance: str | None) -> Turn:
 
 
 def set_delivery(conn: Connection, turn_id: str, delivery: Delivery) -> None:
-    row = _need(conn, turn_id, None, _STATE)
-    if row.delivery != "delivered":
-        _update(conn, turn_id, delivery=delivery)
+    if not conn.execute(_SET_DELIVERY, {"turn_id": turn_id, "delivery": delivery}).rowcount:
+        _need(conn, turn_id, None, _STATE)
 
 
 def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
@@ -266,11 +271,19 @@ def _active(conn: Connection, agent_key: int, at: float) -> None:
     conn.execute(_ACTIVE, {"of_agent": agent_key, "now": at, "last_at": at})
 
 
-def _need(
-    conn: Connection, turn_id: str, allowed: frozenset[Status] | None, columns: Sequence[Column[Any]] = rows.TURN
-) -> Row[Any]:
+def _stands(conn: Connection, done: Commit, turn: Turn) -> None:
+    """The agent was active, and stands at this turn from now on."""
+    if not done.move_head:
+        _active(conn, turn.agent_key, done.finished_at)
+        return
+    new = {"of_agent": turn.agent_key, "now": done.finished_at, "last_at": done.finished_at, "head": turn.id}
+    if not conn.execute(_NEW_HEAD, new).rowcount:  # something of a later time was written meanwhile
+        conn.execute(_MOVE_HEAD, {"of_agent": turn.agent_key, "head": turn.id})
+
+
+def _need(conn: Connection, turn_id: str, allowed: frozenset[Status] | None, columns: Select[Any] = _WHOLE) -> Row[Any]:
     """The turn's row, in one of the allowed statuses: an acknowledged turn is never written over."""
-    row = conn.execute(select(*columns).where(turns.c.id == turn_id)).one_or_none()
+    row = conn.execute(columns, {"turn_id": turn_id}).one_or_none()
     if row is None:
         raise _unknown(turn_id)
     if allowed is not None and row.status not in allowed:

@@ -15,7 +15,7 @@ import json
 from collections.abc import Awaitable, Callable
 
 from ..models import Block, Link, Message, Record, Session, Turn
-from ..stores.base import Begun, ImportedTurn, KeyTaken, NewTurn
+from ..stores.base import Arrival, Begun, ImportedTurn, KeyTaken, NewTurn, Standing
 from .store_samples import (
     StoreFactory,
     a_begin,
@@ -238,12 +238,19 @@ async def acceptance_is_one_order_for_all(factory: StoreFactory) -> None:
         assert (await one.accept(a_turn(reborn, "first"))).seq > last.seq
 
 
+def _outline(turn: Turn) -> tuple[object, ...]:
+    return turn.seq, turn.id, turn.parent_id, turn.status, turn.model, turn.session_id, turn.created_at, turn.input
+
+
 async def long_chains_stream_whole(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent, count = await an_agent(store), 250
         await store.import_turns(imported_turns(agent, count), head=f"i{count - 1}")
         ids = [f"i{n}" for n in range(count)]
-        assert [turn.id for turn in await gathered(store.turns(agent.key))] == ids
+        whole, brief = [await gathered(store.turns(agent.key, brief=brief)) for brief in (False, True)]
+        assert [turn.id for turn in whole] == ids
+        assert [_outline(turn) for turn in brief] == [_outline(turn) for turn in whole]
+        assert not any(turn.output for turn in brief)
         assert [turn.id for turn in await store.path(ids[-1])] == ids
         assert [record.line for record in await store.records(ids[-1])] == [f'{{"n": {n}}}' for n in range(count)]
         assert len(await store.turns_by_hash("local", [f"h{n}" for n in range(1200)], agent.key)) == count
@@ -390,6 +397,38 @@ async def a_session_belongs_to_one_agent_for_ever(factory: StoreFactory) -> None
         assert await store.session("s2") == moved
 
 
+async def one_read_tells_what_a_request_meets(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        assert await store.arrival("local", "f", "a") == Arrival(None, None)
+        agent = await an_agent(store, "a")
+        first = await store.accept(a_turn(agent, "t1", fingerprint="f"))
+        latest = await store.accept(a_turn(agent, "t2", fingerprint="f"))
+        assert latest.seq > first.seq
+        assert await store.arrival("local", "f", "a") == Arrival(latest, agent)
+        assert await store.arrival("local", "f", None) == Arrival(latest, None)
+        assert await store.arrival("another", "f", "a") == Arrival(None, None)
+
+
+async def one_read_tells_where_an_agent_stands(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store, "a")
+        assert await store.standing(agent.key, None, at_head=True) == Standing(agent, None, None)
+        first = await complete(store, agent, "t1")
+        second = await complete(store, agent, "t2", parent="t1")
+        at_head = await store.standing(agent.key, "t1", at_head=True)
+        assert at_head is not None
+        assert at_head == Standing(at_head.agent, second, await store.session_at(agent.key, second.id))
+        assert at_head.agent == await store.agent_by_key(agent.key)
+        assert at_head.session is not None
+        behind = await store.standing(agent.key, "t1", at_head=False)
+        assert behind is not None
+        assert behind.parent == first
+        fresh = await store.standing(agent.key, None, at_head=False)
+        assert fresh is not None
+        assert (fresh.parent, fresh.session) == (None, None)
+        assert await store.standing(agent.key + 1, "t1", at_head=True) is None
+
+
 async def record_lines_come_back_verbatim(factory: StoreFactory) -> None:
     lines = (
         json.dumps({"message": {"source": {"type": "base64", "data": IMAGE}}, "again": {"data": IMAGE}}),
@@ -484,6 +523,8 @@ CONTRACTS: tuple[Contract, ...] = (
     a_fingerprint_finds_the_latest,
     what_is_open_is_listed,
     a_session_belongs_to_one_agent_for_ever,
+    one_read_tells_what_a_request_meets,
+    one_read_tells_where_an_agent_stands,
     record_lines_come_back_verbatim,
     deleting_an_agent_leaves_the_others_whole,
     the_head_stays_within_its_agent,

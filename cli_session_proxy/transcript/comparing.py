@@ -55,7 +55,8 @@ def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> 
         data = path.read_bytes()
         stat = path.stat()
     except FileNotFoundError:
-        return Verdict("missing", f"no transcript at {path}")
+        dangling = f": a link there leads to {os.readlink(path)}, which is not" if path.is_symlink() else ""
+        return Verdict("missing", f"no transcript at {path}{dangling}")
     except OSError as exc:
         return Verdict("unreadable", f"{path}: {exc.strerror}")
     if mark is not None and len(data) >= mark.size and _sha(data[: mark.size]) == mark.sha256:
@@ -66,7 +67,9 @@ def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> 
     parsed, wanted = parse(data), parse_records(known).path
     have = parsed.path
     if len(have) < len(wanted):
-        return Verdict("different", f"{len(have)} records instead of {len(wanted)}", read=len(data))
+        broken = f", and {parsed.broken} broken" if parsed.broken else ""
+        note = f"{len(have)} records instead of {len(wanted)}{broken}" if data else "the file is empty"
+        return Verdict("different", note, read=len(data))
     for at, (mine, theirs) in enumerate(zip(wanted, have, strict=False)):
         if mine.says() != theirs.says():
             return Verdict("different", f"record {at + 1} of {len(wanted)} is not the chain's", read=len(data))
@@ -78,7 +81,8 @@ def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> 
 def _judge(added: Parsed, stat: os.stat_result, data: bytes, leaf: str | None, note: str) -> Verdict:
     tail = tuple(added.path)
     if tail or added.broken:
-        more = f"{note}; {len(tail)} unknown records follow" + (", the last line is cut" if added.broken else "")
+        follow = "1 unknown record follows" if len(tail) == 1 else f"{len(tail)} unknown records follow"
+        more = f"{note}; {follow}" + (", the last line is cut" if added.broken else "")
         return Verdict("tail", more, tail=tail, read=len(data), cut=bool(added.broken))
     return Verdict("equal", note, mark=mark_of(stat, data, leaf), read=len(data))
 

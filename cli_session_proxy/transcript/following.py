@@ -35,6 +35,14 @@ class Reader:
     def holds(self, mark: FileMark) -> bool:
         return self._size == mark.size and self._identity == (mark.device, mark.inode)
 
+    def is_at_end(self) -> bool:
+        """The file is as it was when it was last read, by size and identity."""
+        try:
+            stat = os.stat(self.path)
+        except OSError:
+            return False
+        return self._size == stat.st_size and self._identity == (stat.st_dev, stat.st_ino)
+
     def appended(self) -> tuple[Parsed, FileMark] | None:
         """What was added since the last call, and the file's new mark. None when it is not the same file."""
         try:

@@ -3,7 +3,8 @@
 echo (default), noise, no-result, huge (an answer of FAKE_SIZE bytes in one line), deaf (never reads stdin), stubborn
 (ignores TERM and the end of stdin), flood (stderr first), crash, tools (offers Bash), orphan (leaves a child that
 holds its stdout), other-result (a result of another frame first), gate (answers when FAKE_GATE exists),
-silent (says nothing until it is interrupted), forget (No conversation found).
+silent (says nothing until it is interrupted), forget (No conversation found), unclaimed (refuses claim_session).
+Started with "--await-claim" it does not boot before FAKE_GATE exists, where that is set.
 """
 
 import json
@@ -45,6 +46,14 @@ def answer(frame: dict[str, object]) -> None:
     say(type="result", subtype="success", is_error=False, result=said, num_turns=1, **tag)
 
 
+def respond(request_id: str, request: dict[str, object]) -> None:
+    gate = os.environ.get("FAKE_GATE", "/")
+    while request["subtype"] == "initialize" and not os.path.exists(gate):
+        time.sleep(0.01)
+    well = MODE != "unclaimed" or request["subtype"] != "claim_session"
+    say(type="control_response", response={"subtype": "success" if well else "error", "request_id": request_id})
+
+
 def main() -> None:
     if "--version" in sys.argv:
         print("2.9.9 (Claude Code)")
@@ -52,6 +61,7 @@ def main() -> None:
     if "--help" in sys.argv:
         print("  -p, --print   Print\n  --session-id <uuid>  x\n  -r, --resume [v]  x\n  --input-format <f>  x")
         print('  --permission-mode <mode>  x (choices: "acceptEdits",\n      "plan")\n  --tools <tools...>  x')
+        print("  --effort <level>  x")
         return
     if MODE == "deaf":
         forever()
@@ -74,7 +84,9 @@ def main() -> None:
         while MODE == "gate" and not os.path.exists(os.environ["FAKE_GATE"]):
             time.sleep(0.01)
         frame = json.loads(line)
-        if frame["type"] == "control_request":
+        if frame["type"] == "control_request" and frame["request"]["subtype"] in ("initialize", "claim_session"):
+            respond(frame["request_id"], frame["request"])
+        elif frame["type"] == "control_request":
             say(type="result", subtype="error_during_execution", is_error=True, terminal_reason="aborted_streaming")
         elif MODE != "silent":
             answer(frame)

@@ -157,6 +157,11 @@ async def test_13_a_link_to_nowhere(settings: Settings, tmp_path: Path) -> None:
     assert "[sandbox.links]" in one.mend
 
 
+async def test_14_too_little_memory_for_one_process(settings: Settings) -> None:
+    one = await fault(changed(settings, max_memory=1_000_000), "memory", "warning")
+    assert "max_memory" in one.mend
+
+
 async def test_a_proxy_on_this_var_is_no_fault(settings: Settings) -> None:
     with started("-m", "cli_session_proxy", "serve", "--port", "0", "--var", str(settings.var)) as server:
         try:

@@ -89,7 +89,7 @@ async def test_a_person_sees_a_repair_as_it_happens(
             *args, "--var", str(settings.var), stdout=asyncio.subprocess.PIPE
         )
         assert process.stdout is not None
-        repair = asyncio.create_task(until(process.stdout, b"    repair: "))
+        repair = asyncio.create_task(until(process.stdout, b"    repair (rebuilt): "))
         try:
             async with asyncio.timeout(SOON):
                 while not repair.done():  # the follower may not have begun to look yet
@@ -101,8 +101,8 @@ async def test_a_person_sees_a_repair_as_it_happens(
             repair.cancel()
             process.terminate()
             await process.wait()
-    assert b"rebuilt from the chain" in seen
-    assert b"no transcript at" in seen
+    assert b"The session's transcript was gone (no transcript at" in seen
+    assert b"it was written again from the chain" in seen
 
 
 async def until(stream: asyncio.StreamReader, start: bytes) -> bytes:

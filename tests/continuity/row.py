@@ -9,6 +9,7 @@ from typing import Any
 from .score import Fact
 from .talk import Talk
 
+Says = Mapping[int, str]
 Breaks = Callable[[Talk], Awaitable[None]]
 BOTH = ("2.1", "1.0")
 NEW = ("2.1",)
@@ -16,8 +17,10 @@ NEW = ("2.1",)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`continuity` and `because` (a part of the repair's words) are what the proxy must say of the next turn.
+    """`continuity` is what the proxy must say of the next turn.
 
+    `says` is what a person reads in the markdown dump: a pattern for each turn by its number (0: at some turn), and
+    of no other turn anything broken; a pair where CLI 1.0.x comes to something else.
     `prefix`: the next request extends the last one byte for byte (2.1.x). `quick`: the CLIs with which every run of
     the tests tries it; the full matrix tries all of `clis`. `bare`: it means something without a proxy. `probe` is
     the next turn's text, `refused` the error that it must get, with the chain as before.
@@ -30,7 +33,7 @@ class Row:
     quick: tuple[str, ...] = ()
     bare: bool = True
     continuity: str | None = None
-    because: str | None = None
+    says: Says | tuple[Says, Says] = field(default_factory=dict)
     link: str | None = None
     prefix: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from cli_session_proxy.testing.script import Gate, Reply
 
 from .misbehaving import MisbehavingCli
-from .row import BOTH, NEW, Breaks, Row
+from .row import BOTH, NEW, Breaks, Row, Says
 from .talk import EngineTalk, Refused, Talk, by_hand, run_by_hand, until
 
 
@@ -182,27 +182,55 @@ async def remove_and_put_back(talk: Talk) -> None:
     binary.symlink_to(target)
 
 
+def _again(why: str) -> Says:
+    return {4: rf"\*\*repaired\*\*: Attempt 1 failed \({why}\): the prompt was sent again as attempt 2"}
+
+
+def _without_result(code: int) -> tuple[Says, Says]:
+    """CLI 1.0.x wrote into a copy of the session, which is taken away: nothing has to be mended."""
+    failed = rf"\*\*failed\*\* .*it ended with exit code {code} before the result"
+    return {4: failed, 5: LEFT}, {4: failed}
+
+
+LEFT = (
+    r"\*\*repaired\*\*.*The session's transcript still held what an attempt that failed had left there: it was written "
+    r"again from the chain \(\d+ lines\)\."
+)
+_KILLED = _again("it ended with exit code -9 before the result")
+_THEIRS = r"adopted(.|\n)*Somebody went on in this session outside the proxy: \d turns? of theirs became part of"
+_FORKED = r"link \(`forked_by_cli`, .*CLI {} was asked to resume session \w{{8}} and answered as a new one, \w{{8}}:"
+_FORKED_1 = {4: _FORKED.format(r"1\.0\.120")}
+_FORKED_2 = _FORKED.format(r"2\.1\.\d+")
 IDS = "ids"
 CLI = "CLI process"
 ROWS = (
-    Row(IDS, "new id at every resume", fork_at_every_resume, clis=NEW, quick=NEW, continuity="resumed", wrapped=True),
+    Row(IDS, "new id at every resume", fork_at_every_resume, clis=NEW, quick=NEW, continuity="resumed", wrapped=True,
+        says={4: _FORKED_2, 5: _FORKED_2, 6: _FORKED_2}),
     Row(IDS, "`/clear` typed into an interactive CLI", type_clear, clis=NEW, quick=NEW),
-    Row(IDS, "continued by hand under a warm process", continue_by_hand, clis=NEW, quick=NEW, link="adopted"),
-    Row(IDS, "continued by hand while stopped", continue_by_hand_while_stopped, clis=NEW, link="adopted"),
-    Row(IDS, "somebody is in the middle of a turn", a_hand_that_finishes, clis=NEW, quick=NEW, bare=False),
-    Row(IDS, '"No conversation found" with a fresh id', _at_start("no_conversation"), quick=NEW, wrapped=True),
-    Row(CLI, "kill -9 before the prompt is on disk", kill_before_the_prompt_is_on_disk, quick=NEW),
-    Row(CLI, "kill -9 after it", kill_after_the_prompt_is_on_disk, quick=BOTH),
-    Row(CLI, "kill -9 in mid-answer", kill_in_mid_answer),
+    Row(IDS, "continued by hand under a warm process", continue_by_hand, clis=NEW, quick=NEW, link="adopted",
+        says={0: _THEIRS}),
+    Row(IDS, "continued by hand while stopped", continue_by_hand_while_stopped, clis=NEW, link="adopted",
+        says={5: _THEIRS}),
+    Row(IDS, "somebody is in the middle of a turn", a_hand_that_finishes, clis=NEW, quick=NEW, bare=False,
+        says={4: _THEIRS}),
+    Row(IDS, '"No conversation found" with a fresh id', _at_start("no_conversation"), quick=NEW, wrapped=True,
+        says=_again('it said "No conversation found", and it ended with exit code 1 before the result')),
+    Row(CLI, "kill -9 before the prompt is on disk", kill_before_the_prompt_is_on_disk, quick=NEW, says=_KILLED),
+    Row(CLI, "kill -9 after it", kill_after_the_prompt_is_on_disk, quick=BOTH, says=_KILLED),
+    Row(CLI, "kill -9 in mid-answer", kill_in_mid_answer, says=_KILLED),
     Row(CLI, "kill -9 between the answer and the result", _at_the_result("kill_before_result"), quick=NEW,
-        wrapped=True),
-    Row(CLI, "kill -9 while idle", kill_while_idle, clis=NEW, quick=NEW, bare=False, continuity="resumed"),
-    Row(CLI, "exit 0 before it answers", _at_start("exit_0"), wrapped=True),
-    Row(CLI, "exit 0 with no result", _at_the_result("exit_0_before_result"), quick=NEW, wrapped=True),
+        wrapped=True, says=_without_result(137)),
+    Row(CLI, "kill -9 while idle", kill_while_idle, clis=NEW, quick=NEW, bare=False, continuity="resumed",
+        says={4: r"process that was kept for this session had ended with exit code -9: a new one resumed the session"}),
+    Row(CLI, "exit 0 before it answers", _at_start("exit_0"), wrapped=True,
+        says=_again("it ended with exit code 0 before the result")),
+    Row(CLI, "exit 0 with no result", _at_the_result("exit_0_before_result"), quick=NEW, wrapped=True,
+        says=_without_result(0)),
     Row(CLI, "garbage on stdout", _at_start("garbage"), quick=NEW, wrapped=True),
     Row(CLI, "upgraded", _versions("2.1", restarting=True), clis=("1.0",), quick=("1.0",), prefix=False),
-    Row(CLI, "downgraded", _versions("1.0", restarting=True), clis=NEW, prefix=False),
+    Row(CLI, "downgraded", _versions("1.0", restarting=True), clis=NEW, prefix=False, says=_FORKED_1),
     Row(CLI, "downgraded and upgraded under a running proxy", _versions("1.0", "2.1", restarting=False), clis=NEW,
-        quick=NEW, prefix=False),
-    Row(CLI, "removed and put back", remove_and_put_back, quick=NEW),
+        quick=NEW, prefix=False, says=_FORKED_1),
+    Row(CLI, "removed and put back", remove_and_put_back, quick=NEW,
+        says={4: r"\*\*failed\*\* \(`claude_unavailable`\): no Claude CLI at \S+"}),
 )  # fmt: skip

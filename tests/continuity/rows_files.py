@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .row import BOTH, NEW, Breaks, Row
+from .row import BOTH, NEW, Breaks, Row, Says
 from .talk import EngineTalk, Talk, by_hand, until
 
 LONG_AGO = 100 * 86400  # seconds; a CLI's own clean-up takes what is older than 30 days
@@ -162,41 +162,66 @@ async def lose_the_sandbox(talk: Talk) -> None:
 
 FILES = "session files"
 WHERE = "directories"
-_MISSING = "no transcript"
+
+
+def _changed(how: str) -> Says:
+    return {
+        4: rf"\*\*repaired\*\* .*The session's transcript was not what the chain knows \({how}\): it was written again "
+        r"from the chain \(\d+ lines\); what was there is kept at \S+/salvage/\S+\.jsonl\."
+    }
+
+
+def _moved(where: str) -> Says:
+    return {
+        4: r"\*\*repaired\*\* .*The session's transcript was not where the CLI looks \(\S+\.jsonl\): it was found at "
+        rf"\S+{where}/\S+\.jsonl and moved back\."
+    }
+
+
+_GONE = {
+    4: r"\*\*repaired\*\* .*The session's transcript was gone \(no transcript at \S+\.jsonl\): it was written again "
+    r"from the chain \(\d+ lines\)\."
+}
+_SHORTER = r"\d+ records instead of \d+"
+_OTHER = r"record \d+ of \d+ is not the chain's"
 ROWS = (
-    Row(FILES, "transcript deleted between turns", _cold(delete), quick=BOTH, continuity="rebuilt", because=_MISSING),
+    Row(FILES, "transcript deleted between turns", _cold(delete), quick=BOTH, continuity="rebuilt", says=_GONE),
     Row(FILES, "transcript deleted under a warm process", _warm(delete), quick=NEW, continuity="rebuilt",
-        because=_MISSING),
+        says=_GONE),
     Row(FILES, "a middle line removed", _cold(remove_a_middle_line), quick=NEW, continuity="rebuilt",
-        because="records instead of"),
+        says=_changed(_SHORTER)),
     Row(FILES, "a middle line removed under a warm process", _warm(remove_a_middle_line), continuity="rebuilt",
-        because="records instead of"),
+        says=_changed(_SHORTER)),
     Row(FILES, "parentUuid broken", _cold(break_a_parent), quick=NEW, continuity="rebuilt",
-        because="is not the chain's"),
+        says=_changed(_OTHER)),
     Row(FILES, "last line cut", _cold(cut_the_last_line), quick=NEW, continuity="rebuilt",
-        because="records instead of"),
+        says=_changed(rf"{_SHORTER}, and 1 broken")),
     Row(FILES, "half a line of something else at the end", _cold(append_garbage), continuity="rebuilt",
-        because="cut"),
-    Row(FILES, "file emptied", _cold(empty), continuity="rebuilt", because="0 records instead of"),
+        says={4: r"The session's transcript ended with a broken line: it was written again from the chain \("}),
+    Row(FILES, "file emptied", _cold(empty), continuity="rebuilt", says=_changed("the file is empty")),
     Row(FILES, "replaced by another session's", _cold(swap_for_another), quick=NEW, continuity="rebuilt",
-        because="is not the chain's"),
+        says=_changed(_OTHER)),
     Row(FILES, "replaced under a warm process", _warm(swap_for_another), continuity="rebuilt",
-        because="is not the chain's"),
-    Row(FILES, "whole `projects/` wiped", _cold(wipe_projects), continuity="rebuilt", because=_MISSING),
+        says=_changed(_OTHER)),
+    Row(FILES, "whole `projects/` wiped", _cold(wipe_projects), continuity="rebuilt", says=_GONE),
     Row(FILES, "whole `projects/` wiped under a warm process", _warm(wipe_projects), continuity="rebuilt",
-        because=_MISSING),
-    Row(FILES, "older than the clean-up period", let_it_age, continuity="rebuilt", because=_MISSING),
+        says=_GONE),
+    Row(FILES, "older than the clean-up period", let_it_age, continuity="rebuilt", says=_GONE),
     Row(FILES, "unreadable: a folder in its place", _cold(make_unreadable), quick=NEW, continuity="rebuilt",
-        because="directory"),
-    Row(FILES, "a dangling link in its place", _cold(make_dangling), continuity="rebuilt", because=_MISSING),
-    Row(WHERE, "`var/` moved while stopped", move_var, quick=NEW, continuity="resumed", link="moved"),
+        says={4: r"transcript could not be read \(\S+\.jsonl: Is a directory\): it was written again .* kept at \S+"}),
+    Row(FILES, "a dangling link in its place", _cold(make_dangling), continuity="rebuilt",
+        says={4: r"gone \(no transcript at \S+: a link there leads to \S+/nowhere, which is not\): it was written"}),
+    Row(WHERE, "`var/` moved while stopped", move_var, quick=NEW, continuity="resumed", link="moved",
+        says=_moved("-var-sandbox-agents-a")),
     Row(WHERE, "`var/` reached through a symlink", reach_through_a_link, continuity="resumed"),
-    Row(WHERE, "`var/` moved, a symlink in its place", move_and_link, continuity="resumed", link="moved"),
+    Row(WHERE, "`var/` moved, a symlink in its place", move_and_link, continuity="resumed", link="moved",
+        says=_moved("-var-sandbox-agents-a")),
     Row(WHERE, "transcript under a doubled `agents/agents`", _cold(put_under_a_doubled_prefix), quick=NEW,
-        continuity="resumed", link="moved"),
+        continuity="resumed", link="moved", says=_moved("-agents-agents-a")),
     Row(WHERE, "transcript under another cwd's folder", _cold(put_under_another_cwd), continuity="resumed",
-        link="moved"),
+        link="moved", says=_moved("-var-another")),
     Row(WHERE, "the same under a warm process", _warm(put_under_another_cwd), clis=NEW, continuity="resumed",
-        link="moved"),
-    Row(WHERE, "the sandbox deleted", lose_the_sandbox, continuity="resumed"),
+        link="moved", says=_moved("-var-another")),
+    Row(WHERE, "the sandbox deleted", lose_the_sandbox, continuity="resumed",
+        says={4: r"sandbox directory was gone \(nothing at \S+/agents/a\): it was made again, empty\."}),
 )  # fmt: skip

@@ -8,7 +8,8 @@ from typing import Any
 
 from cli_session_proxy.testing.script import Behaviour, Big, Cut, ErrorEvent, Fail, Reply, Stall
 
-from .row import BOTH, NEW, Breaks, Row
+from .row import BOTH, NEW, Breaks, Row, Says
+from .rows_cli import LEFT
 from .score import Fact
 from .talk import Refused, Talk
 
@@ -77,21 +78,51 @@ async def answer_of_5_mb(talk: Talk) -> None:
     talk.upstream.when("", Reply(usage=FEW_TOKENS), times=None)
 
 
+def _failed(code: str, words: str = "") -> str:
+    return rf"\*\*failed\*\* \(`{code}`\): .*{words}"
+
+
+# CLI 1.0.x writes a failed turn into a copy of the session, which is taken away: nothing has to be mended.
+
+
+def _resent(code: str, words: str) -> tuple[Says, Says]:
+    return {4: _failed(code, words), 5: LEFT}, {4: _failed(code)}
+
+
+def _given_up(code: str, words: str) -> tuple[Says, Says]:
+    says = {4: _failed(code, words), 5: rf"{LEFT}(.|\n)*{_failed(code, words)}", 6: LEFT}
+    return says, {4: _failed(code), 5: _failed(code)}
+
+
+def _asked_again(why: str) -> tuple[Says, Says]:
+    """CLI 1.0.x does not tell that it asks again."""
+    return {4: rf"\*\*repaired\*\*: The provider failed \({why}\): the CLI asked it again\."}, {}
+
+
 UPSTREAM = "upstream"
 FAST = {"cli_retries": 1}
 ROWS = (
-    Row(UPSTREAM, "400, resent", fails_then_resent(Fail(400)), quick=BOTH, settings=FAST),
-    Row(UPSTREAM, "400, given up", always(Fail(400)), quick=NEW, settings=FAST),
-    Row(UPSTREAM, "401, resent", fails_then_resent(Fail(401)), settings=FAST),
-    Row(UPSTREAM, "429 with a reset, resent", fails_then_resent(Fail(429, RESET)), settings=FAST),
-    Row(UPSTREAM, "500 once", once(Fail(500))),
-    Row(UPSTREAM, "500 through every retry, resent", fails_then_resent(Fail(500)), settings=FAST),
-    Row(UPSTREAM, "529 once", once(Fail(529))),
-    Row(UPSTREAM, "529 through every retry, given up", always(Fail(529)), quick=NEW, settings=FAST),
-    Row(UPSTREAM, "cut mid-stream once", once(Cut(after=2)), quick=NEW),
-    Row(UPSTREAM, "cut mid-stream always, given up", always(Cut(after=2)), settings={"cli_retries": 0}),
-    Row(UPSTREAM, "a stall", fails_then_resent(Stall(after=2)), settings={"idle_timeout": 8.0, "cli_retries": 0}),
-    Row(UPSTREAM, "an error event mid-stream", once(ErrorEvent(after=2)), quick=NEW),
+    Row(UPSTREAM, "400, resent", fails_then_resent(Fail(400)), quick=BOTH, settings=FAST,
+        says=_resent("invalid_request", "API Error: 400 scripted failure")),
+    Row(UPSTREAM, "400, given up", always(Fail(400)), quick=NEW, settings=FAST,
+        says=_given_up("invalid_request", "API Error: 400")),
+    Row(UPSTREAM, "401, resent", fails_then_resent(Fail(401)), settings=FAST,
+        says=_resent("claude_not_logged_in", "401")),
+    Row(UPSTREAM, "429 with a reset, resent", fails_then_resent(Fail(429, RESET)), settings=FAST,
+        says=_resent("rate_limited", "429")),
+    Row(UPSTREAM, "500 once", once(Fail(500)), says=_asked_again("500 server_error")),
+    Row(UPSTREAM, "500 through every retry, resent", fails_then_resent(Fail(500)), settings=FAST,
+        says=_resent("upstream_error", "500")),
+    Row(UPSTREAM, "529 once", once(Fail(529)), says=_asked_again("529 overloaded")),
+    Row(UPSTREAM, "529 through every retry, given up", always(Fail(529)), quick=NEW, settings=FAST,
+        says=_given_up("overloaded", "529")),
+    Row(UPSTREAM, "cut mid-stream once", once(Cut(after=2)), quick=NEW, says=_asked_again("no whole answer")),
+    Row(UPSTREAM, "cut mid-stream always, given up", always(Cut(after=2)), settings={"cli_retries": 0},
+        says=_given_up("upstream_error", "Connection to the API was lost")),
+    Row(UPSTREAM, "a stall", fails_then_resent(Stall(after=2)), settings={"idle_timeout": 8.0, "cli_retries": 0},
+        says=_resent("turn_timeout", "nothing came from the CLI for 8 s")),
+    Row(UPSTREAM, "an error event mid-stream", once(ErrorEvent(after=2)), quick=NEW,
+        says=({}, {4: _failed("upstream_error")})),
     Row(UPSTREAM, "an answer of 5 MB", answer_of_5_mb, quick=NEW),
 )  # fmt: skip
 
@@ -119,6 +150,7 @@ def _clearly_refused(text: str) -> Breaks:
 
 _PLANES = "".join(chr(plane * 0x10000 + 0x123) for plane in (0, 1, 2, 3, 14, 15, 16)) + "é é \u202e \ufeff. \u2028 ."
 _RECORD = '{"type":"user","uuid":"00000000-0000-4000-8000-000000000000","parentUuid":null,"message":{"role":"user"}}'
+_REFUSED = {4: _failed("invalid_request", "(the prompt|would run this prompt)")}
 WORDS = "text"
 VERBATIM = (
     ("`/clear`", "/clear", BOTH, NEW),
@@ -142,10 +174,17 @@ async def name_a_file(talk: Talk) -> None:
 TEXT_ROWS = (
     Row(WORDS, "`@file`", name_a_file, quick=NEW),
     *(Row(WORDS, name, _roomy(_says(text)), clis=clis, quick=quick) for name, text, clis, quick in VERBATIM),
-    Row(WORDS, "a lone surrogate", _clearly_refused("before \ud800 after"), clis=BOTH),
-    Row(WORDS, "empty", _clearly_refused(""), quick=NEW),
-    Row(WORDS, "only whitespace", _clearly_refused(" \n\t "), clis=BOTH),
-    Row(WORDS, "`/` alone with nothing to hide it behind", _clearly_refused("/"), clis=("1.0",), bare=False),
+    Row(WORDS, "a lone surrogate", _clearly_refused("before \ud800 after"), clis=BOTH, says=_REFUSED),
+    Row(WORDS, "empty", _clearly_refused(""), quick=NEW, says=_REFUSED),
+    Row(WORDS, "only whitespace", _clearly_refused(" \n\t "), clis=BOTH, says=_REFUSED),
+    Row(
+        WORDS,
+        "`/` alone with nothing to hide it behind",
+        _clearly_refused("/"),
+        clis=("1.0",),
+        bare=False,
+        says=_REFUSED,
+    ),
 )
 
 

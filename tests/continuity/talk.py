@@ -200,11 +200,11 @@ class EngineTalk(Talk):
         return self.settings.var / "sandbox" / "agents" / self.agent
 
     def pids(self) -> list[int]:
-        return [process.pid for process in self.engine._pool._all() if process.alive]
+        return [process.pid for process in self.engine._pool._places.all() if process.alive]
 
     def busy(self) -> bool:
         """A turn is with the CLI, prompt and all."""
-        return any(process.busy for process in self.engine._pool._all())
+        return any(process.busy for process in self.engine._pool._places.all())
 
     async def links(self) -> list[Link]:
         """What was linked since the links were last asked for."""

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import pytest
 import typer.main
-from fastapi.routing import APIRoute
 
 from cli_session_proxy import errors
 from cli_session_proxy.cli import app as commands
 from cli_session_proxy.dumps import schema
+from cli_session_proxy.http_door.addresses import Address
 from cli_session_proxy.http_door.server import create_app
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.turns import Engine
@@ -69,7 +69,7 @@ def test_every_field_of_the_dump_is_named(kind: type) -> None:
 
 def test_every_route_is_named(make_settings: MakeSettings) -> None:
     settings = make_settings()
-    routes = [route for route in create_app(Engine(settings), settings).routes if isinstance(route, APIRoute)]
+    routes = [route for route in create_app(Engine(settings), settings).routes if isinstance(route, Address)]
     there = {route.path.replace(":path", "") for route in routes if not NOT_NAMED.fullmatch(route.path)}
     assert len(there) > 20
     listed = {re.sub(r"\?.*", "", name) for name in named(section("Routes"))}

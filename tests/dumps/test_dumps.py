@@ -67,7 +67,8 @@ async def test_every_kind_of_turn_fits_the_schema() -> None:
     assert data["turns"][0]["input"] == [{"role": "user", "content": [block("hello")]}]
     assert data["links"] == [
         {"from_session": "s1", "to_session": "s2", "turn_id": "turn_1", "reason": "rebuilt",
-         "detail": {"found": "missing"}, "at": 2.0}
+         "detail": {"found": "missing"}, "at": 2.0,
+         "says": "The session's transcript was gone: it was written again from the chain."}
     ]  # fmt: skip
     assert data["sessions"][0] == {
         "id": "s1", "tip_turn_id": "turn_1", "transcript": "/t/s1.jsonl", "cli_version": "2.1.329", "created_at": 1.0
@@ -88,7 +89,10 @@ async def test_images_are_shown_by_their_hash_wherever_they_are() -> None:
 SECRETS = [
     "sk-ant-api03-abcdef123456",
     "Authorization: Bearer abcdef1234567890",
+    "Authorization: Basic abcdef1234567890",
+    '{"Proxy-Authorization": "abcdef1234567890"}',
     "x-api-key: abcdef1234567890",
+    "AIzaabcdef1234567890abcdef1234567890abc",
     '{"x-api-key": "abcdef1234567890"}',
     "export ANTHROPIC_API_KEY=abcdef1234567890",
     "AKIAABCDEFGHIJKLMNOP",
@@ -145,7 +149,7 @@ async def test_an_agent_deleted_meanwhile_is_not_found() -> None:
 async def test_markdown_shows_the_conversation_and_its_repairs() -> None:
     links = (
         Link(None, "s1", "turn_1", "started", {}, 1.0),
-        Link("s1", "s1", "turn_2", "rebuilt", {"found": "transcript missing"}, 2.0),
+        Link("s1", "s1", "turn_2", "rebuilt", {"found": "missing", "why": "no transcript at /x"}, 2.0),
     )
     rows = (
         turn(1, continuity="started"),
@@ -154,9 +158,8 @@ async def test_markdown_shows_the_conversation_and_its_repairs() -> None:
     )
     text = await dumped(store_of(*rows, links=links), "markdown")
     first, second, third = text.split("\n## Turn ")[1:]
-    assert "session started" in first
-    assert "repaired: the session was rebuilt from the chain" in second
-    assert "transcript missing" in second
+    assert "A new session was started." in first
+    assert "**repaired** (`rebuilt`, s1 → s1): The session's transcript was gone (no transcript at /x)" in second
     assert "    still there?" in second
     assert SHOWN_IMAGE["sha256"] in second  # type: ignore[operator]
     assert "`rebuilt`" not in first

@@ -156,7 +156,7 @@ async def test_a_repair_appears_live_with_its_reason_and_evidence(
         row = page.locator(f"#chain .row[data-turn={second.id}]")
         await expect(row.locator(".answered")).to_have_text("colour is teal.")
         await expect(row.locator('.link[data-reason="rebuilt"]')).to_contain_text(
-            f"no transcript at {session.transcript}"
+            f"The session's transcript was gone (no transcript at {session.transcript}): it was written again"
         )
         await row.click()
         opened = page.locator("#turn")

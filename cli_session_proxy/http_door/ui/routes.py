@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from ...chains.verifying import Verifier
 from ...dumps import shown
@@ -15,7 +16,8 @@ from ...models import Agent, Turn
 from ...protocols.common import decoded_agent_id
 from ...settings import Settings
 from ...turns import Engine
-from ..bodies import owner_of, whole_number
+from ..addresses import add
+from ..bodies import is_on, owner_of, whole_number
 from . import views
 from .comparing import compare
 
@@ -55,7 +57,7 @@ class Ui:
         self._engine = engine
         self._settings = settings
 
-    def add_to(self, app: FastAPI) -> None:
+    def add_to(self, app: Starlette) -> None:
         chain = "/v1/chains/{agent_id}"
         for path, handler in (
             ("/ui", self.page),
@@ -66,7 +68,7 @@ class Ui:
             (f"{chain}/turns/{{turn_id}}/transcript", self.transcript),
             (f"{chain}/repairs", self.repairs),
         ):
-            app.add_api_route(path, handler, methods=["GET"], response_model=None)
+            add(app, "GET", path, handler)
 
     # the page itself
 
@@ -89,13 +91,15 @@ class Ui:
         return JSONResponse(views.page(agent, page))
 
     async def turn(self, request: Request) -> Response:
+        """`?redact=0` shows what was said as it is."""
+        verbatim = not is_on(request, "redact", default=True)
         agent = await self._agent(request)
         turn = await self._turn(request, agent)
         around = await self._engine.store.page(agent.key, before_seq=turn.seq + 1, limit=1)
         children = await self._engine.store.children(turn.id)
         return JSONResponse(
             {
-                "turn": shown.turn(turn),
+                "turn": shown.turn(turn, around.links, verbatim=verbatim),
                 "links": [shown.link(link) for link in around.links],
                 "number": around.newest,
                 "children": [child.id for child in children],

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ... import redact
 from ...dumps import shown
-from ...models import JSON, Agent, Block, Turn
+from ...models import JSON, Agent, Block, Link, Turn
 from ...stores.base import TurnPage
 
 # A row is two lines on a screen; the whole text is shown when the turn is opened.
@@ -16,10 +16,10 @@ PREVIEW = 240
 
 def page(agent: Agent, found: TurnPage) -> JSON:
     """`next` goes into `?before=` for the older turns; None at the agent's first one."""
-    links = defaultdict(list)
+    links: dict[str | None, list[Link]] = defaultdict(list)
     for link in found.links:
-        links[link.turn_id].append(shown.link(link))
-    rows = [row(turn, found.newest - at) | {"links": links[turn.id]} for at, turn in enumerate(found.turns)]
+        links[link.turn_id].append(link)
+    rows = [row(turn, found.newest - at, links[turn.id]) for at, turn in enumerate(found.turns)]
     return {
         "object": "list",
         "agent_id": agent.agent_id,
@@ -32,7 +32,7 @@ def page(agent: Agent, found: TurnPage) -> JSON:
     }
 
 
-def row(turn: Turn, number: int) -> JSON:
+def row(turn: Turn, number: int, links: Sequence[Link]) -> JSON:
     return {
         "id": turn.id,
         "seq": turn.seq,
@@ -51,6 +51,8 @@ def row(turn: Turn, number: int) -> JSON:
         "error": turn.error.get("code") if turn.error else None,
         "asked": preview(block for message in turn.input for block in message.content),
         "answered": preview(turn.output),
+        "links": [shown.link(link) for link in links],
+        "says": shown.says(turn, links),
     }
 
 

@@ -1,7 +1,7 @@
 // One chain: its turns newest first, as a tree on a timeline, with every link at its turn. Follows what happens.
 
 import { chainPath, follow, get } from "./api.js";
-import { coloured, count, evidence, fill, h, MEANING, money, REPAIRS, session, time } from "./dom.js";
+import { coloured, count, fill, h, MEANING, money, REPAIRS, session, time } from "./dom.js";
 import { draw, layout } from "./graph.js";
 
 const PAGE = 100;
@@ -135,8 +135,7 @@ export class ChainView {
       this.take(page);
       for (const turn of page.data) this.learn(turn);
       if (this.turns.length === page.data.length) this.next = page.next;
-      this.turns.sort((a, b) => b.seq - a.seq);
-      this.render(before);
+        this.render(before);
       if (this.opened && page.data.some((turn) => turn.id === this.opened)) this.onTurn(this.opened);
     } catch (fault) {
       if (!signal.aborted) this.onFault(fault);
@@ -154,6 +153,9 @@ export class ChainView {
 
   render(before = null) {
     this.renderSummary();
+    this.turns = newestFirst(this.turns);
+    const numbers = this.turns.map((turn) => turn.number).sort((a, b) => b - a);
+    this.turns.forEach((turn, at) => (turn.number = numbers[at]));
     const graph = layout(this.turns);
     let at = this.list.firstChild;
     this.turns.forEach((turn, n) => {
@@ -192,19 +194,31 @@ export class ChainView {
     const { signal } = this.stop;
     try {
       const { data } = await get(`${chainPath(this.agentId)}/repairs`, signal);
-      fill(this.timeline.querySelector("ol"), ...data.map((link) => h("li", null, time(link.at), " ",
-        h("a", { href: link.turn_id && `#/${encodeURIComponent(this.agentId)}/${encodeURIComponent(link.turn_id)}` }, drawLink(link)))));
+      fill(this.timeline.querySelector("ol"), ...data.map((link) => h("li", null, time(link.at), " ", this.turnOf(link), drawLink(link))));
     } catch (fault) {
       if (!signal.aborted) this.onFault(fault);
     }
+  }
+
+  turnOf(link) {
+    if (!link.turn_id) return h("span.quiet", null, "no turn");
+    const known = this.known.get(link.turn_id);
+    const href = `#/${encodeURIComponent(this.agentId)}/${encodeURIComponent(link.turn_id)}`;
+    return h("a", { href, title: link.turn_id }, known ? `turn ${known.turn.number}` : link.turn_id.slice(0, 13));
+  }
+
+  /** The number of a turn that is in the list. */
+  numberOf(turnId) {
+    const known = this.known && this.known.get(turnId);
+    return known ? known.turn.number : null;
   }
 
   drawRow(row, turn, at) {
     row.href = `#/${encodeURIComponent(this.agentId)}/${encodeURIComponent(turn.id)}`;
     row.dataset.turn = turn.id;
     row.classList.toggle("open", turn.id === this.opened);
-    row.classList.toggle("repaired", turn.links.some((link) => REPAIRS.has(link.reason)));
-    row.classList.toggle("off", turn.status === "failed" || turn.status === "cancelled" || turn.delivery === "undelivered");
+    row.classList.toggle("repaired", turn.says.length > 0 || turn.links.some((link) => REPAIRS.has(link.reason)));
+    row.classList.toggle("off", turn.status === "failed" || turn.status === "cancelled" || isLost(turn));
     coloured(row, turn.session_id);
     const head = this.about.head === turn.id;
     fill(
@@ -214,6 +228,7 @@ export class ChainView {
         h("p.asked", null, turn.asked || "(nothing asked)"),
         h("p.answered", null, turn.answered || (turn.error ? turn.error : "")),
         ...turn.links.map(drawLink),
+        ...turn.says.map(drawSaid),
       ),
       h("div.facts", null,
         h("span", null, `#${turn.number} `, time(turn.created_at)),
@@ -224,21 +239,51 @@ export class ChainView {
   }
 }
 
+/** An answer that is known not to have reached its client. */
+function isLost(turn) {
+  return turn.delivery === "undelivered" && ["completed", "requires_action"].includes(turn.status);
+}
+
 function badges(turn, head) {
   const out = [];
   if (head) out.push(h("span.badge.head", null, "head"));
   if (turn.status !== "completed") out.push(h("span.badge", { "data-state": turn.status }, turn.status.replace("_", " ")));
   if (turn.continuity) out.push(h("span.badge", { "data-continuity": turn.continuity }, turn.continuity));
   else if (turn.origin === "imported" || turn.origin === "adopted") out.push(h("span.badge", null, turn.origin));
-  if (turn.delivery === "undelivered") out.push(h("span.badge", { "data-state": "failed" }, "undelivered"));
+  if (isLost(turn)) out.push(h("span.badge", { "data-state": "failed" }, "undelivered"));
   if (turn.attempts > 1) out.push(h("span.badge", { "data-state": "failed" }, `${turn.attempts} attempts`));
   return out;
 }
 
+/** A link with what it says: what broke, and how it was mended. */
 export function drawLink(link) {
-  const why = evidence(link);
   const from = link.from_session && link.from_session !== link.to_session;
   return h("p.link", { "data-reason": link.reason },
-    h("strong", null, link.reason), " ", MEANING[link.reason] || "", why && link.reason !== "started" ? ` — ${why} ` : " ",
-    from && [session(link.from_session), " → "], session(link.to_session));
+    h("strong", null, link.reason), " ", link.says, " ", from && [session(link.from_session), " → "], session(link.to_session));
+}
+
+/** What happened to a turn beside its links: the same look as a repair. */
+export function drawSaid(text) {
+  return h("p.link", { "data-reason": "mended" }, h("strong", null, "mended"), " ", text);
+}
+
+/** Newest first, but a turn always above the one that it continues: one that waited may continue a later one. */
+export function newestFirst(turns) {
+  const waiting = new Map(); // parent -> its turns that came before it
+  const known = new Set(turns.map((turn) => turn.id));
+  const placed = new Set();
+  const out = [];
+  const take = (turn) => {
+    if (known.has(turn.parent_id) && !placed.has(turn.parent_id)) {
+      waiting.set(turn.parent_id, [...(waiting.get(turn.parent_id) || []), turn]);
+      return;
+    }
+    placed.add(turn.id);
+    out.push(turn);
+    const held = waiting.get(turn.id) || [];
+    waiting.delete(turn.id);
+    held.forEach(take);
+  };
+  [...turns].sort((a, b) => a.seq - b.seq).forEach(take);
+  return out.reverse();
 }

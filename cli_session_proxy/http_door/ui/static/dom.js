@@ -80,7 +80,7 @@ export function time(seconds) {
   return h("time", { datetime: at.toISOString(), title: at.toLocaleString() }, text);
 }
 
-/** What a link or a reason means to a person. */
+/** What a link's reason means, in a few words; the whole story is the link's own `says`. */
 export const MEANING = {
   started: "session started",
   forked_by_cli: "the CLI answered with a new session id",
@@ -91,15 +91,6 @@ export const MEANING = {
   adopted: "turns made outside the proxy were adopted",
 };
 export const REPAIRS = new Set(["rebuilt", "moved", "adopted", "reset_by_cli"]);
-
-/** The evidence of a link in one line. */
-export function evidence(link) {
-  const detail = link.detail || {};
-  if (detail.why) return detail.why;
-  if (detail.found_at) return `found at ${detail.found_at}`;
-  if (detail.asked) return `asked for ${detail.asked.slice(0, 8)}, got ${String(detail.answered).slice(0, 8)}`;
-  return Object.entries(detail).map(([name, value]) => `${name}: ${short(value)}`).join(", ");
-}
 
 export function short(value) {
   return typeof value === "string" ? value : JSON.stringify(value);

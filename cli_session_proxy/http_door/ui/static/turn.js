@@ -1,7 +1,8 @@
 // One turn, whole: what was said, why it ran where it ran, what it took, and whether the transcript agrees.
 
 import { chainPath, get } from "./api.js";
-import { coloured, count, fill, h, MEANING, millis, money, session, short, time } from "./dom.js";
+import { drawSaid } from "./chain.js";
+import { coloured, count, fill, h, millis, money, session, short, time } from "./dom.js";
 
 // The way of a turn, in order; each part of the bar ends at its step.
 const STEPS = ["queued", "session_ready", "first_block", "result", "committed"];
@@ -16,12 +17,13 @@ const FOUND = {
   none: "no session holds this turn: it was imported, or it failed",
 };
 const STATE_OF = { equal: "completed", busy: "running", different: "failed", none: "" };
+const HIDDEN = "[redacted]"; // as redact.py puts it
 const LONG = 4000; // characters of one text that are shown at once
 
 export class TurnView {
-  constructor(section, { onFault }) {
+  constructor(section, { numberOf, onFault }) {
     this.section = section;
-    this.onFault = onFault;
+    Object.assign(this, { numberOf, onFault });
     this.asked = 0;
   }
 
@@ -31,13 +33,15 @@ export class TurnView {
     this.section.hidden = true;
   }
 
-  async open(agentId, turnId) {
+  /** `bare`: with the secrets that were said, for this once. A turn that changes while it is open keeps how it is. */
+  async open(agentId, turnId, bare = this.shown === turnId && this.bare) {
     const asked = ++this.asked;
     const path = `${chainPath(agentId)}/turns/${encodeURIComponent(turnId)}`;
     try {
-      const found = await get(path);
+      const found = await get(bare ? `${path}?redact=0` : path);
       if (asked !== this.asked) return;
       const again = this.shown === turnId;
+      this.bare = bare;
       const top = this.section.scrollTop;
       this.draw(agentId, found);
       this.section.hidden = false;
@@ -58,7 +62,7 @@ export class TurnView {
     const others = children.length > 1 ? ` (${children.length} branches)` : "";
     fill(
       this.section,
-      h("h2", null, `Turn ${number} `, h("span.badge", { "data-state": turn.status }, turn.status.replace("_", " ")), " ",
+      h("h2", null, `Turn ${this.numberOf(turn.id) || number} `, h("span.badge", { "data-state": turn.status }, turn.status.replace("_", " ")), " ",
         turn.continuity && h("span.badge", { "data-continuity": turn.continuity }, turn.continuity), " ",
         isHead && h("span.badge.head", null, "head")),
       facts([
@@ -66,16 +70,18 @@ export class TurnView {
         ["model", [turn.model, turn.effort && `, effort ${turn.effort}`, turn.profile && `, profile ${turn.profile}`]],
         ["session", turn.session_id ? coloured(h("code.session", null, turn.session_id), turn.session_id) : session(null)],
         ["accepted", time(turn.created_at)],
-        ["continues", turn.parent_id ? to(turn.parent_id) : "nothing: a new start"],
+        ["continues", turn.parent_id ? to(turn.parent_id) : neverBegan(turn) ? "undecided: it never began" : "nothing: a new start"],
         ["continued by", children.length ? [...children.flatMap((id) => [to(id), " "]), others] : "nothing yet"],
         ["came by", turn.origin],
-        ["answer", turn.delivery],
+        ["answer", turn.output.length || !turn.error ? turn.delivery : "none"],
       ]),
       ...links.map((link) => h("div.link.card", { "data-reason": link.reason },
-        h("strong", null, link.reason), " ", MEANING[link.reason] || "",
+        h("strong", null, link.reason), " ", link.says,
         h("p.quiet", null, session(link.from_session), " → ", session(link.to_session), " ", time(link.at)),
         facts(Object.entries(link.detail).map(([name, value]) => [name.replaceAll("_", " "), short(value)])))),
+      ...turn.says.map(drawSaid),
       turn.error && h("div.card.error", null, h("strong", null, turn.error.code || "error"), " ", turn.error.message || short(turn.error)),
+      this.switchOf(agentId, turn),
       turn.system && part("System", text(turn.system)),
       part("Input", ...turn.input.map((message) => said(message.role, message.content))),
       turn.tools.length > 0 && part("Tools of the CLI", ...turn.tools.map(tool)),
@@ -87,6 +93,15 @@ export class TurnView {
       h("section.transcript", { "aria-label": "Chain and transcript" }),
       h("details", null, h("summary", null, "JSON"), h("pre", null, JSON.stringify(turn, null, 1))),
     );
+  }
+
+  /** Hides and shows what was said of secrets, where there are some. */
+  switchOf(agentId, turn) {
+    const hides = JSON.stringify([turn.system, turn.input, turn.output, turn.tools]).includes(HIDDEN);
+    if (!hides && !this.bare) return null;
+    const button = h("button.secrets", { type: "button" }, this.bare ? "Hide secrets" : "Show hidden secrets");
+    button.addEventListener("click", () => this.open(agentId, turn.id, !this.bare));
+    return h("p", null, button);
   }
 
   drawTranscript(compared) {
@@ -106,6 +121,11 @@ export class TurnView {
         h("summary", null, `${count(rows.length, "record")} of this turn`), h("table.records", null, h("tbody", null, ...rows))),
     );
   }
+}
+
+/** It was to continue the head, and ended or waits before it was known which turn that is. */
+function neverBegan(turn) {
+  return !turn.started_at && turn.reason.rule === "head";
 }
 
 function part(title, ...children) {
@@ -129,6 +149,7 @@ function block(one) {
   if (one.type === "text") return text(one.text);
   if (one.type === "thinking") return h("details", null, h("summary", null, "thinking"), text(one.thinking || ""));
   if (one.type === "image" && one.sha256) return h("p.quiet", null, `image ${one.media_type}, ${one.bytes} bytes, sha256 ${one.sha256}`);
+  if (one.type === "tool_use" || one.type === "tool_result") return tool(one);
   return h("pre", null, JSON.stringify(one, null, 1));
 }
 
@@ -139,9 +160,19 @@ function text(words) {
   return h("div", null, h("div.text", null, words.slice(0, LONG)), rest);
 }
 
+/** A call or its result, the client's or the CLI's own; what is neither, as JSON. */
 function tool(entry) {
-  const name = entry.name || entry.type || "tool";
-  return h("details", null, h("summary", null, name), h("pre", null, JSON.stringify(entry, null, 1)));
+  const id = entry.id || entry.tool_use_id;
+  const named = entry.type === "tool_use" ? `calls ${entry.name}` : entry.type === "tool_result" ? "result" : entry.name || entry.type;
+  return h("details.tool", { open: true, "data-type": entry.type }, h("summary", null, h("strong", null, named || "tool"), " ",
+    entry.is_error && h("span.badge", { "data-state": "failed" }, "error"), " ", id && h("code.quiet", null, id)), toolBody(entry));
+}
+
+function toolBody(entry) {
+  if (entry.type === "tool_use") return h("pre", null, JSON.stringify(entry.input, null, 1));
+  if (entry.type !== "tool_result") return h("pre", null, JSON.stringify(entry, null, 1));
+  if (Array.isArray(entry.content)) return h("div", null, ...entry.content.map(block));
+  return text(typeof entry.content === "string" ? entry.content : JSON.stringify(entry.content ?? ""));
 }
 
 function timings(turn) {

@@ -1,0 +1,61 @@
+"""Turns as a reader follows them: in the order of acceptance, but each after the one that it continues.
+
+A turn may wait in its lane while somebody else's turns are adopted; then it continues a turn that is later in the
+order. So few wait that they are held in memory; of all others, only the id.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..models import Link, Turn
+
+
+@dataclass(slots=True)
+class _Line:
+    """`waiting`: turns by the parent that has not come yet."""
+
+    known: set[str] = field(default_factory=set)
+    waiting: dict[str, list[Turn]] = field(default_factory=lambda: defaultdict(list))
+
+    def take(self, turn: Turn) -> Iterator[Turn]:
+        if turn.parent_id is not None and turn.parent_id not in self.known:
+            self.waiting[turn.parent_id].append(turn)
+            return
+        ready = [turn]
+        while ready:
+            turn = ready.pop(0)
+            self.known.add(turn.id)
+            yield turn
+            ready += self.waiting.pop(turn.id, ())
+
+    def rest(self) -> list[Turn]:
+        """Those whose parent never came, which no sound chain has."""
+        return sorted((turn for held in self.waiting.values() for turn in held), key=lambda turn: turn.seq)
+
+
+async def parents_first(turns: AsyncIterator[Turn]) -> AsyncIterator[Turn]:
+    line = _Line()
+    async for turn in turns:
+        for ready in line.take(turn):
+            yield ready
+    for left in line.rest():
+        yield left
+
+
+def sorted_by_parent(turns: Iterable[Turn]) -> list[Turn]:
+    """Some turns of a chain; a parent that is not among them is taken as known."""
+    every = sorted(turns, key=lambda turn: turn.seq)
+    own = {turn.id for turn in every}
+    line = _Line({turn.parent_id for turn in every if turn.parent_id is not None and turn.parent_id not in own})
+    return [ready for turn in every for ready in line.take(turn)] + line.rest()
+
+
+def by_turn(links: Iterable[Link]) -> Mapping[str | None, Sequence[Link]]:
+    """Links under the turn that they belong to; None: under no turn."""
+    found: dict[str | None, list[Link]] = defaultdict(list)
+    for link in links:
+        found[link.turn_id].append(link)
+    return found

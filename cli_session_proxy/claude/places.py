@@ -1,0 +1,316 @@
+"""How many CLI processes there may be, and which one has to go when there are too many.
+
+- At most `max_processes`, and no more than `max_memory` holds by measurement; one may always run.
+- To make room the idle ones are ended: spares first, then the least recently used. A busy one never is.
+- Only `max_spawns` start at once. Every wait is bounded by `spawn_timeout`; then it is `QueueFull`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+
+import structlog
+
+from ..errors import ClaudeUnavailable, QueueFull
+from ..estimates import Average
+from ..settings import Settings
+from .memory import Memory
+from .process import ClaudeProcess, Launch
+
+log = structlog.get_logger(__name__)
+
+# A start costs a core for 0.3 (2.1.329) to 1 s (1.0.120), and says nothing before its first prompt.
+START_TIME = 2.0
+# How long a process is in use, while no turn was measured. Seconds.
+FIRST_GUESS = 2.0
+# How often the processes are weighed, at most, while they are used. Seconds.
+WEIGH_EVERY = 10.0
+# What nobody has used for so long gives its place to a spare, where there are so many that one is hardly missed:
+# while more agents talk than there are places, no idle process gets that old. Seconds, processes.
+STALE = 5.0
+MANY = 4
+
+
+class Places:
+    """The processes that there are, by session. `started` is told how many seconds one took to its first word."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        born: Callable[[int, str | None], None],
+        reaped: Callable[[int], None],
+        started: Callable[[float], None],
+    ) -> None:
+        self.processes: dict[str, ClaudeProcess] = {}
+        self.spares: dict[ClaudeProcess, asyncio.Task[bool]] = {}  # idle ones of no session yet; each with its start-up
+        self.closed = False
+        self._settings = settings
+        self._born = born
+        self._reaped = reaped
+        self._started = started
+        self._out: dict[ClaudeProcess, float] = {}  # those in use, since when
+        self._dying: set[ClaudeProcess] = set()
+        self._reserved = 0  # places taken by processes that are being spawned
+        self._queued = 0  # who waits for a place or a start
+        self._changed = asyncio.Event()  # set at every change; who waits clears it first
+        self._spawns = asyncio.Semaphore(settings.max_spawns)
+        self._starting: set[asyncio.Task[None]] = set()
+        self._use = Average(FIRST_GUESS)
+        self._memory = Memory(settings.max_memory)
+        self._used = asyncio.Event()  # since the processes were weighed
+        self._services: dict[str, asyncio.Task[None]] = {}
+
+    # --- who has what
+
+    def take(self, process: ClaudeProcess) -> None:
+        self._out[process] = time.monotonic()
+
+    def give_back(self, process: ClaudeProcess) -> None:
+        process.last_used = time.monotonic()
+        if (since := self._out.pop(process, None)) is not None:
+            self._use.add(process.last_used - since)
+        self._used.set()
+        self._changed.set()
+
+    def let_go(self, process: ClaudeProcess) -> None:
+        """It was taken, and nothing came of it."""
+        self._out.pop(process, None)
+        self._changed.set()
+
+    def taken(self, process: ClaudeProcess) -> bool:
+        return process in self._out
+
+    def busy(self) -> int:
+        return len(self._out)
+
+    def all(self) -> set[ClaudeProcess]:
+        return {*self.processes.values(), *self._out, *self._dying}
+
+    def idle(self) -> list[ClaudeProcess]:
+        return [process for process in self.processes.values() if process not in self._out]
+
+    def dying(self, session_id: str) -> list[ClaudeProcess]:
+        return [process for process in self._dying if process.launch.session_id == session_id]
+
+    def weight(self) -> int:
+        """Bytes of all processes, as far as measured; 0 without a limit, as nobody measures then."""
+        return 0 if self._memory.budget is None else self._memory.of(process.pid for process in self.all())
+
+    # --- one more
+
+    async def spawn(self, launch: Launch) -> ClaudeProcess:
+        """A new process, taken. Raises QueueFull, ClaudeUnavailable, and what `ClaudeProcess.spawn` does."""
+        self._queued += 1
+        try:
+            await self._reserve()
+            try:
+                await self._permit()
+            except BaseException:
+                self._free()
+                raise
+        finally:
+            self._queued -= 1
+        process = await self._begin(launch)
+        self.serve("reaper", self._reap)
+        if self._memory.budget is not None:
+            self.serve("scales", self._weigh)
+        if self.closed:
+            await self.close(process)
+            raise _closed()
+        return process
+
+    async def given_back(self, process: ClaudeProcess, within: float) -> None:
+        """Wait until it is not in use any more, for so many seconds at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self.taken(process):
+                    await self._change()
+
+    async def spawn_if_free(self, launch: Callable[[], Coroutine[None, None, Launch]]) -> ClaudeProcess | None:
+        """A new process, taken, that nobody waits for: everybody else comes first. None where there is no place for it.
+
+        It may take the place of an idle process out of many, once that has not been used for `STALE` seconds.
+        """
+        while self._queued or self._spawns.locked() or not self._has_room():
+            least = self._least_used()
+            if self._queued or self._spawns.locked() or least is None:
+                await self._change()
+            elif len(self.processes) < MANY or least in self.spares:
+                return None
+            elif (left := least.last_used + STALE - time.monotonic()) > 0:
+                await asyncio.sleep(left)
+            else:
+                await self.retire(least)
+        self._reserved += 1
+        await self._spawns.acquire()  # at once: nobody had it
+        try:
+            wanted = await launch()
+        except BaseException:
+            self._spawns.release()
+            self._free()
+            raise
+        return await self._begin(wanted)
+
+    async def _begin(self, launch: Launch) -> ClaudeProcess:
+        """Start it in the place that was reserved, with the permit that was got; both are given back."""
+        try:
+            try:
+                process = await ClaudeProcess.spawn(launch, self._settings)
+                self._born(process.pid, process.start_time)
+            except BaseException:
+                self._spawns.release()
+                raise
+            task = asyncio.create_task(self._release_when_started(process))
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+            self.processes[launch.session_id] = process
+            self.take(process)
+            return process
+        finally:
+            self._free()
+
+    def _free(self) -> None:
+        self._reserved -= 1
+        self._changed.set()
+
+    async def _reserve(self) -> None:
+        """A place for one more process: a free one, that of an idle one, or the first given back."""
+        try:
+            async with asyncio.timeout(self._settings.spawn_timeout):
+                while not self.closed and not self._has_room():
+                    if (least := self._least_used()) is not None:
+                        await self.close(least)
+                    else:
+                        await self._change()
+        except TimeoutError as exc:
+            raise self._full("every Claude CLI is busy") from exc
+        if self.closed:
+            raise _closed()
+        self._reserved += 1
+
+    async def _permit(self) -> None:
+        """A start costs a core for 0.3 to 1 s; more at once than there are cores only make each other late."""
+        try:
+            async with asyncio.timeout(self._settings.spawn_timeout):
+                await self._spawns.acquire()
+        except TimeoutError as exc:
+            raise self._full("too many Claude CLIs are being started") from exc
+
+    async def _release_when_started(self, process: ClaudeProcess) -> None:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(START_TIME):
+                await process.started.wait()
+            if process.alive:
+                self._started(time.monotonic() - began)
+        except TimeoutError:
+            return  # no prompt yet, or stuck: it does not cost a core any more
+        finally:
+            self._spawns.release()
+            self._used.set()
+            self._changed.set()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _has_room(self) -> bool:
+        """For one process more, by count and by memory."""
+        pids = {process.pid for process in self.all()}
+        few = len(pids) + self._reserved < self._settings.max_processes
+        return few and self._memory.room(pids, self._reserved)
+
+    def _least_used(self) -> ClaudeProcess | None:
+        return min(self.idle(), key=lambda one: (one not in self.spares, one.last_used), default=None)
+
+    def _full(self, why: str) -> QueueFull:
+        """With the time in which those who wait now should have had their turn."""
+        wait = self._use.value * (self._queued + 1) / self._settings.max_processes
+        return QueueFull(f"{why}: try again later, or raise max_processes and max_memory", retry_after=max(1.0, wait))
+
+    # --- one less
+
+    async def close(self, process: ClaudeProcess) -> None:
+        """End it. Its place is free when it is dead, not before; until then `dying` knows it."""
+        session_id = process.launch.session_id
+        if self.processes.get(session_id) is process:
+            del self.processes[session_id]
+        self._dying.add(process)
+        booted = self.spares.pop(process, None)
+        try:
+            await process.close()
+            self._reaped(process.pid)
+            if booted is not None:
+                await asyncio.wait([booted])
+        finally:
+            self._dying.discard(process)
+            self.let_go(process)
+
+    async def retire(self, process: ClaudeProcess) -> None:
+        """End it where nobody waits for that."""
+        try:
+            await self.close(process)
+        except ClaudeUnavailable as exc:  # it cannot be killed; the others still have to be looked after
+            log.warning("process_left", pid=process.pid, error=exc.message)
+
+    async def close_all(self) -> None:
+        """End every process, at once and waited for. Nothing can be spawned afterwards."""
+        self.closed = True
+        for service in self._services.values():
+            service.cancel()
+        if self._services:
+            await asyncio.wait(self._services.values())
+        while everything := self.all():
+            await asyncio.gather(*(self.close(process) for process in everything))
+        async with asyncio.timeout(self._settings.spawn_timeout):
+            while self._reserved:  # being spawned: closed by the spawn itself
+                await self._change()
+        if self._starting:
+            await asyncio.wait(self._starting)
+
+    # --- in the background
+
+    def serve(self, name: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Have this running, once, until everything is closed."""
+        running = self._services.get(name)
+        if not self.closed and (running is None or running.done()):
+            self._services[name] = asyncio.create_task(work())
+
+    async def _weigh(self) -> None:
+        """Weigh the processes after they were used, and retire idle ones while all together are too heavy."""
+        while True:
+            await self._used.wait()
+            self._used.clear()
+            # One that is still starting weighs next to nothing yet.
+            await self._memory.weigh({process.pid for process in self.all() if process.started.is_set()})
+            while self._memory.over({process.pid for process in self.all()}):
+                if (least := self._least_used()) is None:
+                    break
+                await self.retire(least)
+            await asyncio.sleep(WEIGH_EVERY)
+
+    async def _reap(self) -> None:
+        """Retire what has been idle for `process_idle`, and what died while idle."""
+        while True:
+            for process in self.idle():
+                # Asked again: the process may have been taken while another one was closed.
+                if process not in self._out and self._time_left(process) <= 0:
+                    await self.retire(process)
+            left = [self._time_left(process) for process in self.idle()]
+            shortest = min(self._settings.process_idle, self._settings.tool_timeout)
+            await asyncio.sleep(max(0.05, min([*left, shortest])))
+
+    def _time_left(self, process: ClaudeProcess) -> float:
+        """How long this idle process may stay, in seconds."""
+        booted = self.spares.get(process)
+        if not process.usable and not process.waiting and (booted is None or booted.done()):
+            return 0.0
+        limit = self._settings.tool_timeout if process.waiting else self._settings.process_idle
+        return process.last_used + limit - time.monotonic()
+
+
+def _closed() -> ClaudeUnavailable:
+    return ClaudeUnavailable("the proxy is shutting down")

@@ -1,0 +1,68 @@
+"""The measurements run: every scenario on a turn or two, in a process of its own (it settles on one core)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.bounds import BARE, SPAWNED, Results, bounds
+from bench.figures import Figure, figure, short
+from bench.plan import Row
+from bench.report import PAGE, PICTURE
+
+from ..conftest import ROOT
+
+SCENARIOS = "turns,chains,dumps,agents,crowd"
+
+
+def test_a_figure_is_the_median_and_its_tenths() -> None:
+    assert figure(range(11), 2.0) == Figure(10.0, 2.0, 18.0, 11)
+    assert [short(value) for value in (0, 0.1234, 1.234, 12.34, 1234.5)] == ["0", "0.123", "1.23", "12.3", "1,234"]
+
+
+def test_a_bound_holds_by_the_ratio_of_the_medians() -> None:
+    def row(measure: str, contender: str, value: float) -> Row:
+        return Row(measure, contender, "ms", figure([value]))
+
+    found = {
+        bound.measure: (bound.found, bound.met)
+        for bound in bounds(Results([row("turn", "proxy", 30), row("turn", BARE, 20), row("turn", SPAWNED, 300)]), None)
+    }
+    assert found["warm turn, proxy ÷ bare warm CLI"] == ("1.50", False)
+    assert found["warm turn, a spawn a turn ÷ proxy"] == ("10.0", True)
+    assert found["serve ready"] == ("", None)
+
+
+@pytest.mark.timeout(300)  # some thirty processes are started, on one core at a loaded time
+@pytest.mark.usefixtures("claude_2")
+async def test_every_scenario_runs_and_is_reported(tmp_path: Path) -> None:
+    (tmp_path / PAGE).write_text("Words.\n<!-- written by `make bench` -->\nold numbers\n")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench", "--tiny", "--without-ccproxy", "--only", SCENARIOS,
+        "--json", str(tmp_path / "bench.json"), "--docs", str(tmp_path),
+        cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path), "MPLCONFIGDIR": str(tmp_path)},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    said, failed = await process.communicate()
+    assert process.returncode == 0, failed.decode()
+
+    found = json.loads((tmp_path / "bench.json").read_text())
+    turns = {row["contender"]: row["value"]["runs"] for row in found["rows"] if row["measure"] == "turn"}
+    assert turns == {BARE: 2, "proxy": 2, SPAWNED: 1}
+    measured = {row["measure"] for row in found["rows"]}
+    assert {"first token", "turns/s", "the proxy's share of it", "dump, memory above idle"} <= measured
+    crowd = found["crowd"]
+    assert (crowd["answered"], crowd["forgotten"], crowd["orphans"]) == (6, 0, 0)
+    assert 0 < crowd["most_children"] <= crowd["budget"]
+
+    page = (tmp_path / PAGE).read_text()
+    assert page.startswith("Words.\n<!-- written")
+    assert "old numbers" not in page
+    assert "| warm turn, proxy ÷ bare warm CLI" in page
+    assert "| warm turn, proxy ÷ bare warm CLI" in said.decode()
+    assert "<svg" in (tmp_path / PICTURE).read_text()

@@ -1,0 +1,47 @@
+"""How much memory there is: the machine's, or what its control groups leave of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy import machine
+
+MB = 1024 * 1024
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "meminfo").write_text(f"MemTotal:       {1000 * 1024} kB\nMemFree:        12 kB\n")
+    return tmp_path
+
+
+def limit(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_without_groups_it_is_the_machines(proc: Path, tmp_path: Path) -> None:
+    assert machine.memory(proc, tmp_path / "none") == 1000 * MB
+
+
+def test_the_smallest_limit_of_the_groups_above_counts(proc: Path, tmp_path: Path) -> None:
+    groups = tmp_path / "cgroup"
+    (proc / "self" / "cgroup").write_text("0::/a/b\n")
+    limit(groups / "a" / "b" / "memory.max", "max\n")
+    limit(groups / "a" / "memory.max", f"{300 * MB}\n")
+    assert machine.memory(proc, groups) == 300 * MB
+
+
+def test_version_1_has_a_tree_of_its_own(proc: Path, tmp_path: Path) -> None:
+    groups = tmp_path / "cgroup"
+    (proc / "self" / "cgroup").write_text("7:blkio:/x\n4:memory:/x\n0::/\n")
+    limit(groups / "memory" / "x" / "memory.limit_in_bytes", f"{200 * MB}\n")
+    limit(groups / "memory" / "memory.limit_in_bytes", "9223372036854771712\n")
+    assert machine.memory(proc, groups) == 200 * MB
+
+
+def test_where_nobody_says_it_is_not_guessed(tmp_path: Path) -> None:
+    assert machine.memory(tmp_path, tmp_path) is None

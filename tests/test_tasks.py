@@ -1,0 +1,53 @@
+"""A deadline that moves with every sign of life."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cli_session_proxy.errors import TurnTimeout
+from cli_session_proxy.tasks import limited_by_life
+
+
+async def test_silence_ends_it() -> None:
+    loop = asyncio.get_running_loop()
+    with pytest.raises(TurnTimeout, match="nothing came"):
+        async with limited_by_life(loop.time() + 0.01, "nothing came"):
+            await asyncio.Event().wait()
+
+
+async def test_every_sign_of_life_gives_it_new_time() -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with limited_by_life(began + 0.02, "nothing came") as limit:
+        while loop.time() < began + 0.1:
+            limit.move(loop.time() + 0.02)
+            await asyncio.sleep(0.001)
+
+
+async def test_a_deadline_that_moves_back_counts_at_once() -> None:
+    loop = asyncio.get_running_loop()
+
+    async def moved_back() -> None:
+        async with limited_by_life(loop.time() + 3600, "nothing came") as limit:
+            limit.move(loop.time() + 0.01)
+            await asyncio.Event().wait()
+
+    with pytest.raises(TurnTimeout):
+        await moved_back()
+
+
+async def test_what_ends_in_time_leaves_no_timer() -> None:
+    loop = asyncio.get_running_loop()
+    async with limited_by_life(loop.time() + 3600, "nothing came") as limit:
+        pass
+    assert limit._timer.cancelled()
+
+
+async def test_another_timeout_inside_is_not_taken_for_silence() -> None:
+    loop = asyncio.get_running_loop()
+    with pytest.raises(TimeoutError) as caught:
+        async with limited_by_life(loop.time() + 3600, "nothing came"):
+            raise TimeoutError("a disk")
+    assert not isinstance(caught.value, TurnTimeout)
