@@ -32,7 +32,7 @@ from .claude.events import (
 from .claude.pool import Pool
 from .claude.restarts import Restarts
 from .client_tools import Answers, Judge, Wants, answers, calls_of, instruction
-from .errors import StoreUnavailable, TurnCancelled
+from .errors import ClaudeUnavailable, StoreUnavailable, TurnCancelled
 from .live import LiveTurn, said
 from .models import JSON, Agent, Block, BlockDelta, BlockStart, BlockStop, Link, Started, Status, Turn
 from .sessions import Foreign, Plan, Ready, Said, Sessions
@@ -307,17 +307,24 @@ class Attempts:
                 retry_after=exc.retry_after,
             ) from exc
         run.committed = True
-        await self._pool.checkin(ready.process)
+        self._tell(run, ready, committed, commit.links)
+        try:
+            await self._pool.checkin(ready.process)
+        except ClaudeUnavailable as exc:  # it cannot be killed; the turn is acknowledged all the same
+            log.warning("process_left", pid=ready.process.pid, error=exc.message)
         for link in commit.links:
             if link.reason in ("rebuilt", "moved"):
                 log.info("repaired", agent=run.agent.agent_id, turn_id=turn.id, reason=link.reason)
-        for observer in self._observers:
-            observer.turn_ended(committed, commit.links)
+
+    def _tell(self, run: _Run, ready: Ready, committed: Turn, links: Sequence[Link]) -> None:
+        """The clients first: they run before what is called soon."""
         run.start(ready)
         if run.format is not None:
             for event in said(committed.output):
-                live.publish(event)
-        live.finish(committed)
+                run.live.publish(event)
+        run.live.finish(committed)
+        for observer in self._observers:
+            asyncio.get_running_loop().call_soon(observer.turn_ended, committed, links)
 
 
 class _Run:

@@ -57,9 +57,11 @@ def serve(
     """Serve every wire on this machine: OpenAI, Anthropic, Google, and the page at /ui."""
     flags = dict(locals())
     settings = load(**flags)
+    import uvloop
+
     from .http_door.server import serve as run
 
-    asyncio.run(run(settings, _say))
+    uvloop.run(run(settings, _say))
 
 
 @app.command()

@@ -59,6 +59,11 @@ class NewTurn:
     takes: tuple[str, ...] = ()  # hand-written items that its input begins with
     replaces: str | None = None  # the turn that gives its idempotency key up to this one
 
+    @property
+    def promised(self) -> bool:
+        """Its client is told of it before it ends, so it has to be on the disk by then."""
+        return bool((self.call or {}).get("background"))
+
 
 @dataclass(frozen=True, slots=True)
 class ImportedTurn:
@@ -228,7 +233,10 @@ class Store(Protocol):
 
     # turns
     async def accept(self, new: NewTurn) -> Turn:
-        """Store a queued turn. With an idempotency key already taken by another turn: `KeyTaken`."""
+        """Store a queued turn. With an idempotency key already taken by another turn: `KeyTaken`.
+
+        It survives the end of this process at once; a power cut too where it is `promised`, else a moment later.
+        """
 
     async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
         """Store finished turns, parents first, all or none; `head` moves the agent's head to that turn."""
@@ -241,7 +249,10 @@ class Store(Protocol):
         """
 
     async def begin(self, begun: Begun) -> None:
-        """Journal: status `running`. Called before the frame is sent; again for each new attempt."""
+        """Journal: status `running`. Called before the frame is sent; again for each new attempt.
+
+        It survives the end of this process at once, a power cut a moment later.
+        """
 
     async def commit(self, commit: Commit) -> Turn:
         """One transaction for all that a finished turn changes. Returns the turn as stored."""

@@ -8,12 +8,16 @@ caller that leaves takes only itself away, the transaction still ends as all or 
 Writes that wait while another one runs are committed together: one wait for the disk for all of them. Where one
 of such a group fails, the group is rolled back and each runs by itself, as if there had been no group.
 
+An acknowledged turn waits for the disk. What leads up to it (`Urgency.JOURNAL`) survives the end of this process at
+once, and a power cut `SOON` later: whoever asked is not answered yet, and no CLI writes a prompt to its disk sooner.
+
 Everything that is SQLite's own is in this module: engines, pragmas, the copy of a file, the meaning of errors.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import sqlite3
 import time
@@ -22,9 +26,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
@@ -45,18 +50,41 @@ WAL_KEPT = 64 * 1024 * 1024
 _ERRORS = (SQLAlchemyError, sqlite3.Error, UnicodeEncodeError)
 # How many waiting writes are committed together at most; the last of them waits for the work of all.
 GROUP = 64
-# How long a write that nobody waits for may wait for one to go with, in seconds.
-SOON = 0.05
-EXCLUSIVE, SNAPSHOT = "BEGIN IMMEDIATE", "BEGIN"
+# How long a write that nobody waits for is put off, and a journal entry is not yet on the disk, in seconds.
+SOON = 0.01
 # How often a first switch to WAL is tried again while another program opens the same new file.
 WAL_RETRY = 0.02
+
+
+class Kind(NamedTuple):
+    """What a connection is for."""
+
+    begin: str
+    pragmas: tuple[str, ...]
+
+
+# FULL: an acknowledged turn survives a power cut; macOS needs fullfsync for the same promise.
+WRITING = Kind("BEGIN IMMEDIATE", ("synchronous=FULL", "fullfsync=ON", f"journal_size_limit={WAL_KEPT}"))
+READING = Kind("BEGIN", ("query_only=ON",))
+# Without checkpoints: they wait for the disk, and the writer makes them.
+JOTTING = Kind("BEGIN IMMEDIATE", ("synchronous=NORMAL", "wal_autocheckpoint=0"))
+
+
+class Urgency(Enum):
+    """When a write is done. `DURABLE`: it is on the disk. `JOURNAL`: it is in the file. `LATER`: the same, and nobody
+    waits for it."""
+
+    DURABLE = auto()
+    JOURNAL = auto()
+    LATER = auto()
 
 
 @dataclass(slots=True, eq=False)
 class _Write:
     work: Work[Any]
-    deadline: float
+    urgency: Urgency
     alone: bool
+    deadline: float
     done: asyncio.Future[Any]
 
 
@@ -73,12 +101,17 @@ class Database:
         self._engines: list[Engine] = []
         self._writer: Connection | None = None
         self._readers: SimpleQueue[Connection] = SimpleQueue()
-        self._glance: Connection | None = None
+        # the event loop's own: they never wait, neither for a lock nor for the disk
+        self._glancer: Connection | None = None
+        self._jotter: Connection | None = None
         self._write_thread: ThreadPoolExecutor | None = None
         self._read_threads: ThreadPoolExecutor | None = None
         self._waiting: deque[_Write] = deque()
+        self._later: list[_Write] = []
         self._group: asyncio.Future[list[Any]] | None = None  # the writes that run now
         self._timer: asyncio.TimerHandle | None = None
+        self._unsynced = False  # the file holds journal entries that the disk may not
+        self._full = True  # whether the writer's commits wait for the disk; its thread's own
 
     async def open(self, prepare: Work[None]) -> None:
         """Connect, and run `prepare` (the schema) as the first write. Leaves nothing open when it fails."""
@@ -99,6 +132,10 @@ class Database:
         await asyncio.shield(self._end())
 
     async def _end(self) -> None:
+        self._waiting.extend(self._later)
+        self._later.clear()
+        if self._timer is not None:
+            self._timer.cancel()
         self._write_waiting()
         while self._group is not None:
             await asyncio.wait([self._group])
@@ -117,48 +154,80 @@ class Database:
         """A read of a few rows that every turn makes, on the event loop itself: 0.1 to 0.2 ms where the hop to a
         thread and back takes more than that again. It never waits for a lock: where it would have to, it is `read`.
         """
-        if self._glance is None:
+        if self._glancer is None:
             raise _closed()
         try:
-            with self._glance.begin():
-                return work(self._glance)
+            with self._glancer.begin():
+                return work(self._glancer)
         except _ERRORS as exc:
             if not _is_busy(exc):
                 raise self._unavailable(exc) from exc
         return await self.read(work)
 
-    async def write(self, work: Work[T], *, soon: bool = False, alone: bool = False) -> T:
+    async def jot(self, work: Work[T]) -> T:
+        """A journal entry (`Urgency.JOURNAL`), written on the event loop itself while nobody else writes: it does not
+        wait for the disk, so the hop to a thread and back would take longer. Else it is `write`."""
+        if self._jotter is None:
+            raise _closed()
+        if self._group is None and not self._waiting:
+            try:
+                with self._jotter.begin():
+                    result = work(self._jotter)
+            except _ERRORS as exc:
+                if not _is_busy(exc):
+                    raise self._unavailable(exc) from exc
+            else:
+                self._unsynced = True
+                self._set_timer()
+                return result
+        return await self.write(work, Urgency.JOURNAL)
+
+    async def write(self, work: Work[T], urgency: Urgency = Urgency.DURABLE, *, alone: bool = False) -> T:
         """Run `work` as one transaction that holds the write lock from its start. All or nothing.
 
-        `soon`: it may wait a moment for another write, to cost no transaction of its own. `alone`: never together
-        with others; for work that is long, or cannot be run a second time.
+        `alone`: never together with others; for work that is long, or cannot be run a second time.
         """
         if self._write_thread is None:
             raise _closed()
-        loop = asyncio.get_running_loop()
-        write = _Write(work, time.monotonic() + self.busy_timeout, alone, loop.create_future())
-        self._waiting.append(write)
-        if not soon:
+        done = asyncio.get_running_loop().create_future()
+        write = _Write(work, urgency, alone, time.monotonic() + self.busy_timeout, done)
+        if urgency is Urgency.LATER:
+            self._later.append(write)
+            self._set_timer()
+        else:
+            self._waiting.append(write)
             self._write_waiting()
-        elif self._timer is None:
-            self._timer = loop.call_later(SOON, self._write_waiting)
-        result: T = await write.done
+        result: T = await done
         return result
 
     # --- groups of writes, on the event loop ---
 
-    def _write_waiting(self) -> None:
-        """Start the next group, unless one is under way: its end will."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _set_timer(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SOON, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._waiting.extend(self._later)
+        self._later.clear()
+        self._write_waiting(sync=self._unsynced)
+
+    def _write_waiting(self, *, sync: bool = False) -> None:
+        """Start the next group, unless one is under way: its end will. `sync`: what is in the file goes to the disk."""
         if self._group is not None or self._write_thread is None:
+            if sync:
+                self._set_timer()
             return
         group = self._take()
-        if group:
-            loop = asyncio.get_running_loop()
-            self._group = loop.run_in_executor(self._write_thread, self._write_group, group)
-            self._group.add_done_callback(lambda ended: self._ended(group, ended))
+        if not group and not sync:
+            return
+        full = sync or any(write.urgency is Urgency.DURABLE for write in group)
+        loop = asyncio.get_running_loop()
+        self._group = loop.run_in_executor(self._write_thread, self._write_group, group, full)
+        self._group.add_done_callback(lambda ended: self._ended(group, ended))
+        self._unsynced = not full and (self._unsynced or any(write.urgency is Urgency.JOURNAL for write in group))
+        if self._unsynced:
+            self._set_timer()
 
     def _take(self) -> list[_Write]:
         """The writes at the front whose callers are still there: one that goes alone, or those up to the next."""
@@ -174,6 +243,8 @@ class Database:
     def _ended(self, group: Sequence[_Write], ended: asyncio.Future[list[Any]]) -> None:
         self._group = None
         fault = ended.exception()
+        if fault is not None and not group:
+            log.error("store_not_synced", exc_info=fault)
         for n, write in enumerate(group):
             outcome = fault if fault is not None else ended.result()[n]
             if write.done.cancelled():
@@ -189,19 +260,27 @@ class Database:
     def _connect(self) -> None:
         try:
             patient = self.busy_timeout
-            kinds = ((EXCLUSIVE, patient), (SNAPSHOT, patient), (SNAPSHOT, 0.0))
-            self._engines = [_engine(self.url, begin, timeout) for begin, timeout in kinds]
-            to_write, to_read, to_glance = self._engines
+            kinds = ((WRITING, patient), (READING, patient), (READING, 0.0), (JOTTING, 0.0))
+            self._engines = [_engine(self.url, kind, timeout) for kind, timeout in kinds]
+            to_write, to_read, to_glance, to_jot = self._engines
             self._writer = to_write.connect()
             _use_wal(self._writer, time.monotonic() + self.busy_timeout)
             for _ in range(READERS):
                 self._readers.put(to_read.connect())
-            self._glance = to_glance.connect()
+            self._glancer, self._jotter = to_glance.connect(), to_jot.connect()
         except _ERRORS as exc:
             raise self._unavailable(exc) from exc
 
-    def _write_group(self, group: Sequence[_Write]) -> list[Any]:
-        """What came of each: its result, or the exception that its caller gets."""
+    def _write_group(self, group: Sequence[_Write], full: bool) -> list[Any]:
+        """What came of each: its result, or the exception that its caller gets. `full`: all is on the disk then."""
+        if not group:
+            _sync(Path(f"{self.path}-wal"))
+            return []
+        if full != self._full:
+            assert self._writer is not None
+            with closing(_dbapi(self._writer).cursor()) as cursor:
+                cursor.execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
+            self._full = full
         if len(group) > 1 and all(time.monotonic() <= write.deadline for write in group):
             assert self._writer is not None
             try:
@@ -240,12 +319,13 @@ class Database:
             pool.shutdown(wait=True)
         while not self._readers.empty():
             self._readers.get_nowait().close()
-        for conn in (self._glance, self._writer):
+        for conn in (self._glancer, self._jotter, self._writer):
             if conn is not None:
                 conn.close()
         for engine in self._engines:
             engine.dispose()
-        self._writer, self._glance, self._engines = None, None, []
+        self._writer = self._glancer = self._jotter = None
+        self._engines = []
 
     # --- what an error means ---
 
@@ -304,35 +384,46 @@ def _url(url_or_path: str | Path) -> URL:
     return url.set(drivername="sqlite+pysqlite")
 
 
-def _engine(url: URL, begin: str, busy_timeout: float) -> Engine:
+def _engine(url: URL, kind: Kind, busy_timeout: float) -> Engine:
     # hide_parameters: a traceback in a log must not show a prompt; NullPool: we hold on to the connections ourselves
     arguments = {"timeout": busy_timeout, "check_same_thread": False}
     engine = create_engine(url, hide_parameters=True, connect_args=arguments, poolclass=NullPool)
 
     def connected(dbapi: sqlite3.Connection, _record: object) -> None:
         dbapi.isolation_level = None  # the driver begins nothing by itself: `begun` does
-        pragmas = ["foreign_keys=ON"]
-        if begin == EXCLUSIVE:
-            # FULL: an acknowledged turn survives a power cut; macOS needs fullfsync for the same promise
-            pragmas += ["synchronous=FULL", "fullfsync=ON", f"journal_size_limit={WAL_KEPT}"]
-        else:
-            pragmas += ["query_only=ON"]
         with closing(dbapi.cursor()) as cursor:
-            for pragma in pragmas:
+            for pragma in ("foreign_keys=ON", *kind.pragmas):
                 cursor.execute(f"PRAGMA {pragma}")
 
     def begun(conn: Connection) -> None:
-        conn.exec_driver_sql(begin)
+        conn.exec_driver_sql(kind.begin)
 
     event.listen(engine, "connect", connected)
     event.listen(engine, "begin", begun)
     return engine
 
 
-def _use_wal(conn: Connection, deadline: float) -> None:
-    """Switch a new file to WAL. SQLite does not wait for this lock by itself, so it is tried until `deadline`."""
+def _dbapi(conn: Connection) -> sqlite3.Connection:
     dbapi = conn.connection.dbapi_connection
     assert isinstance(dbapi, sqlite3.Connection)
+    return dbapi
+
+
+def _sync(file: Path) -> None:
+    """Have the disk take what was written to this file, as SQLite itself does at a full commit."""
+    fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone does not reach the disk there
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+        else:
+            os.fdatasync(fd)
+    finally:
+        os.close(fd)
+
+
+def _use_wal(conn: Connection, deadline: float) -> None:
+    """Switch a new file to WAL. SQLite does not wait for this lock by itself, so it is tried until `deadline`."""
+    dbapi = _dbapi(conn)
     while True:
         try:
             with closing(dbapi.cursor()) as cursor:

@@ -32,12 +32,15 @@ from ..models import (
 from ..settings import Settings
 from . import conversing, importing, migrations, reading, writing
 from .base import Arrival, Begun, ChainPart, Commit, ImportedTurn, NewChain, NewTurn, Standing, Store, TurnPage
-from .database import Database
+from .database import Database, Urgency
 from .migrations import MIGRATIONS, Migration
 
 log = structlog.get_logger(__name__)
 
 FILE = "chains.sqlite3"
+
+# Characters of an input up to which it is written on the event loop.
+SMALL = 32 * 1024
 
 # How long a write waits for another program before `StoreUnavailable`; a commit takes about a millisecond,
 # so only a program that sits on the lock is ever waited for this long.
@@ -108,7 +111,11 @@ class SqlStore(Store):
     # turns
 
     async def accept(self, new: NewTurn) -> Turn:
-        return await self._db.write(lambda conn: writing.accept(conn, new))
+        if new.promised:
+            return await self._db.write(lambda conn: writing.accept(conn, new))
+        if _is_small(new):
+            return await self._db.jot(lambda conn: writing.accept(conn, new))
+        return await self._db.write(lambda conn: writing.accept(conn, new), Urgency.JOURNAL)
 
     async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
         await self._db.write(lambda conn: writing.import_turns(conn, turns, head))
@@ -134,7 +141,7 @@ class SqlStore(Store):
             log.warning("import_left", agent_key=agent.key, error=exc.message)
 
     async def begin(self, begun: Begun) -> None:
-        await self._db.write(lambda conn: writing.begin(conn, begun))
+        await self._db.jot(lambda conn: writing.begin(conn, begun))
 
     async def commit(self, commit: Commit) -> Turn:
         return await self._db.write(lambda conn: writing.commit(conn, commit))
@@ -152,9 +159,9 @@ class SqlStore(Store):
         return await self._db.write(lambda conn: writing.requeue(conn, turn_id, instance))
 
     async def set_delivery(self, turn_id: str, delivery: Delivery) -> None:
-        # That an answer arrived only spares a later check: it can wait for the next write to go with.
-        soon = delivery == "delivered"
-        await self._db.write(lambda conn: writing.set_delivery(conn, turn_id, delivery), soon=soon)
+        # That an answer arrived only spares a later check.
+        urgency = Urgency.LATER if delivery == "delivered" else Urgency.DURABLE
+        await self._db.write(lambda conn: writing.set_delivery(conn, turn_id, delivery), urgency)
 
     async def claim(self, turn_id: str, instance: str | None) -> bool:
         return await self._db.write(lambda conn: writing.claim(conn, turn_id, instance))
@@ -261,6 +268,14 @@ class SqlStore(Store):
 
     async def expired_agents(self, before: float) -> list[Agent]:
         return await self._db.read(lambda conn: reading.expired_agents(conn, before))
+
+
+def _is_small(new: NewTurn) -> bool:
+    """It can be made JSON on the event loop, in well under a millisecond."""
+    blocks = [block for message in new.input for block in message.content]
+    if any(block.get("type") != "text" for block in blocks) or new.call is not None:
+        return False
+    return sum(len(block["text"]) for block in blocks) + len(new.system or "") < SMALL
 
 
 def store_for(settings: Settings) -> SqlStore:

@@ -23,7 +23,7 @@ _INSERT_TURN = turns.insert()
 _INSERT_RECORD = records.insert()
 _INSERT_LINK = links.insert()
 _INSERT_SESSION = sessions.insert()
-_INSERT_FRAME = frames.insert()
+_INSERT_FRAME = frames.insert().prefix_with("OR IGNORE", dialect="sqlite")
 _UPDATE_TURN = turns.update().where(turns.c.id == bindparam("turn_id"))
 _SET_DELIVERY = _UPDATE_TURN.where(turns.c.delivery != "delivered")
 _GROW = _UPDATE_TURN.values(bytes=turns.c.bytes + bindparam("grown"))
@@ -40,9 +40,6 @@ _WHOLE = select(*rows.TURN).where(turns.c.id == bindparam("turn_id"))
 _STATE = select(
     turns.c.agent_key, turns.c.status, turns.c.reason, turns.c.attempts, turns.c.instance, turns.c.delivery
 ).where(turns.c.id == bindparam("turn_id"))
-_KNOWN_FRAME = select(frames.c.uuid).where(
-    frames.c.agent_key == bindparam("of_agent"), frames.c.uuid == bindparam("uuid")
-)
 # The rules by which a client says itself what it continues (see `continuity`).
 _NAMED_PATH = ("id", "history")
 
@@ -126,8 +123,7 @@ def insert_whole(conn: Connection, turn: Turn, lines: Iterable[Record]) -> None:
 
 def begin(conn: Connection, begun: Begun) -> None:
     row = _need(conn, begun.turn_id, _UNFINISHED, _STATE)
-    if conn.scalar(_KNOWN_FRAME, {"of_agent": row.agent_key, "uuid": begun.frame_uuid}) is None:
-        conn.execute(_INSERT_FRAME, {"agent_key": row.agent_key, "uuid": begun.frame_uuid})
+    conn.execute(_INSERT_FRAME, {"agent_key": row.agent_key, "uuid": begun.frame_uuid})
     kept = {} if begun.system is None else {"system": rows.dumps(begun.system)}
     _update(
         conn,

@@ -226,8 +226,8 @@ async def test_an_acknowledged_write_is_on_the_disk(store: SqlStore) -> None:
 async def test_a_turn_takes_the_write_lock_three_times(store: SqlStore) -> None:
     agent = await an_agent(store)
     seen: list[str] = []
-    to_write, *_ = store._db._engines
-    event.listen(to_write, "begin", lambda conn: seen.append("begin"))
+    for engine in store._db._engines:
+        event.listen(engine, "begin", lambda conn: seen.append("begin"))
     await complete(store, agent, "t1")
     assert seen == ["begin"] * 3
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, event
 
-from cli_session_proxy.errors import InvalidRequest
-from cli_session_proxy.stores.database import Database
+from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
+from cli_session_proxy.stores import database
+from cli_session_proxy.stores.database import Database, Urgency
 
 TABLE = "CREATE TABLE said (word TEXT PRIMARY KEY)"
 
@@ -45,8 +46,11 @@ class Words:
         await first
         return await asyncio.gather(*rest, return_exceptions=True)
 
-    async def write(self, word: str, *, soon: bool = False, alone: bool = False) -> str:
-        return await self.db.write(lambda conn: _say(conn, word), soon=soon, alone=alone)
+    async def write(self, word: str, urgency: Urgency = Urgency.DURABLE) -> str:
+        return await self.db.write(lambda conn: _say(conn, word), urgency)
+
+    async def jot(self, word: str) -> str:
+        return await self.db.jot(lambda conn: _say(conn, word))
 
     async def read(self) -> set[str]:
         return await self.db.read(lambda conn: set(conn.exec_driver_sql("SELECT word FROM said").scalars()))
@@ -61,6 +65,11 @@ def _say(conn: Connection, word: str) -> str:
         raise InvalidRequest("this word is not said")
     conn.exec_driver_sql("INSERT INTO said VALUES (?)", (word,))
     return word
+
+
+def full(conn: Connection) -> bool:
+    """Whether the commit of this transaction waits for the disk."""
+    return bool(conn.exec_driver_sql("PRAGMA synchronous").scalar_one() == 2)
 
 
 @pytest.fixture
@@ -114,25 +123,90 @@ async def test_a_caller_that_left_before_its_write_began_takes_it_away(words: Wo
     assert await words.read() == {"first", "stays"}
 
 
-async def test_a_write_that_can_wait_goes_with_the_next(words: Words) -> None:
-    words.commits = 0
-    soon = asyncio.ensure_future(words.write("soon", soon=True))
+async def test_a_write_for_which_nobody_waits_is_put_off(words: Words) -> None:
+    later = asyncio.ensure_future(words.write("later", Urgency.LATER))
     await asyncio.sleep(0)
-    assert await words.read() == set()
     assert await words.write("now") == "now"
-    assert await soon == "soon"
-    assert words.commits == 1
+    assert await words.read() == {"now"}
+    assert await later == "later"
+    assert await words.read() == {"now", "later"}
 
 
-async def test_a_write_that_can_wait_is_written_without_a_next_one(words: Words) -> None:
-    assert await words.write("soon", soon=True) == "soon"
-    assert await words.read() == {"soon"}
-
-
-async def test_closing_writes_what_still_waits(words: Words) -> None:
-    soon = asyncio.ensure_future(words.write("soon", soon=True))
+async def test_closing_writes_what_was_put_off(words: Words) -> None:
+    later = asyncio.ensure_future(words.write("later", Urgency.LATER))
     await asyncio.sleep(0)
     await words.db.close()
-    assert await soon == "soon"
+    assert await later == "later"
     with closing(sqlite3.connect(words.path)) as file:
-        assert file.execute("SELECT word FROM said").fetchall() == [("soon",)]
+        assert file.execute("SELECT word FROM said").fetchall() == [("later",)]
+
+
+async def test_only_an_acknowledgement_waits_for_the_disk(words: Words) -> None:
+    assert await words.db.write(full)
+    assert not await words.db.write(full, Urgency.JOURNAL)
+    assert not await words.db.jot(full)
+    assert await words.db.write(full)
+
+
+async def test_a_group_with_an_acknowledgement_waits_for_the_disk(words: Words) -> None:
+    writes = [lambda: words.db.write(full, Urgency.JOURNAL), lambda: words.db.write(full)]
+    assert await words.together(*writes) == [True, True]
+    assert words.commits == 2
+
+
+async def test_a_journal_entry_reaches_the_disk_by_itself(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    files: list[Path] = []
+
+    def sync(file: Path) -> None:
+        files.append(file)
+        loop.call_soon_threadsafe(synced.set)
+
+    monkeypatch.setattr(database, "_sync", sync)
+    await words.write("begun", Urgency.JOURNAL)
+    async with asyncio.timeout(10):
+        await synced.wait()
+    assert files == [Path(f"{words.path}-wal")]
+
+
+async def test_an_acknowledgement_takes_the_journal_to_the_disk(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(database, "_sync", synced.append)
+    await words.write("begun", Urgency.JOURNAL)
+    await words.write("done")
+    await words.write("arrived", Urgency.LATER)  # by now the timer of the first one has run
+    assert synced == []
+
+
+def test_a_sync_reaches_a_real_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    database._sync(tmp_path / "file")
+    with pytest.raises(FileNotFoundError):
+        database._sync(tmp_path / "none")
+
+
+async def test_a_journal_entry_waits_for_its_place_behind_other_writes(words: Words) -> None:
+    results = await words.together(lambda: words.jot("a"), lambda: words.write("b"), lambda: words.jot("never"))
+    assert results[:2] == ["a", "b"]
+    assert isinstance(results[2], InvalidRequest)
+    assert await words.read() == {"first", "a", "b"}
+
+
+async def test_a_journal_entry_beside_another_program_waits_for_it_on_a_thread(words: Words) -> None:
+    with closing(sqlite3.connect(words.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.ensure_future(words.jot("a"))
+        assert await words.read() == set()  # the loop goes on meanwhile
+        other.execute("ROLLBACK")
+    assert await waiting == "a"
+
+
+async def test_a_journal_entry_that_fails_leaves_nothing(words: Words) -> None:
+    await words.jot("a")
+    with pytest.raises(StoreUnavailable):
+        await words.db.jot(lambda conn: (_say(conn, "b"), _say(conn, "a")))
+    with pytest.raises(InvalidRequest):
+        await words.db.jot(lambda conn: (_say(conn, "c"), _say(conn, "never")))
+    assert await words.jot("d") == "d"
+    assert await words.read() == {"a", "d"}
