@@ -62,6 +62,10 @@ class FakeAnswer:
             yield BlockStop(index)
         yield Finished(await self.turn())
 
+    async def batches(self) -> AsyncGenerator[list[TurnEvent], None]:
+        async for event in self.events():
+            yield [event]
+
     def acknowledge(self) -> None:
         self.acknowledged = True
 

@@ -71,8 +71,8 @@ JOTTING = Kind("BEGIN IMMEDIATE", ("synchronous=NORMAL", "wal_autocheckpoint=0")
 
 
 class Urgency(Enum):
-    """When a write is done. `DURABLE`: it is on the disk. `JOURNAL`: it is in the file. `LATER`: the same, and nobody
-    waits for it."""
+    """When a write is done. `DURABLE`: it is on the disk. `JOURNAL`: it is in the file. `LATER`: the same, in a moment,
+    but before every other write that is asked for after it (only a `jot` goes ahead)."""
 
     DURABLE = auto()
     JOURNAL = auto()
@@ -132,8 +132,7 @@ class Database:
         await asyncio.shield(self._end())
 
     async def _end(self) -> None:
-        self._waiting.extend(self._later)
-        self._later.clear()
+        self._hurry()
         if self._timer is not None:
             self._timer.cancel()
         self._write_waiting()
@@ -195,6 +194,7 @@ class Database:
             self._later.append(write)
             self._set_timer()
         else:
+            self._hurry()  # what was asked for earlier is done earlier
             self._waiting.append(write)
             self._write_waiting()
         result: T = await done
@@ -206,10 +206,14 @@ class Database:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SOON, self._on_timer)
 
-    def _on_timer(self) -> None:
-        self._timer = None
+    def _hurry(self) -> None:
+        """Nothing is put off any longer."""
         self._waiting.extend(self._later)
         self._later.clear()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._hurry()
         self._write_waiting(sync=self._unsynced)
 
     def _write_waiting(self, *, sync: bool = False) -> None:

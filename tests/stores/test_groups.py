@@ -123,13 +123,20 @@ async def test_a_caller_that_left_before_its_write_began_takes_it_away(words: Wo
     assert await words.read() == {"first", "stays"}
 
 
-async def test_a_write_for_which_nobody_waits_is_put_off(words: Words) -> None:
-    later = asyncio.ensure_future(words.write("later", Urgency.LATER))
+async def test_a_write_for_which_nobody_waits_is_put_off_but_never_overtaken(words: Words) -> None:
+    order: list[str] = []
+    later = asyncio.ensure_future(words.db.write(lambda _conn: order.append("later"), Urgency.LATER))
     await asyncio.sleep(0)
-    assert await words.write("now") == "now"
-    assert await words.read() == {"now"}
-    assert await later == "later"
-    assert await words.read() == {"now", "later"}
+    await words.jot("entry")
+    assert order == []
+    await words.db.write(lambda _conn: order.append("now"))
+    assert order == ["later", "now"]
+    await later
+
+
+async def test_a_write_for_which_nobody_waits_is_done_without_another(words: Words) -> None:
+    assert await words.write("later", Urgency.LATER) == "later"
+    assert await words.read() == {"later"}
 
 
 async def test_closing_writes_what_was_put_off(words: Words) -> None:
