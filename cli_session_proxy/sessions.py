@@ -9,41 +9,29 @@ process of ours has it open.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from . import capturing, client_tools, reopening, stopping, transcript
-from .capturing import Said
+from . import client_tools, reopening, transcript
+from .capturing import Captures, Ready, Said
 from .claude import capability as cli
 from .claude import environment, frames
 from .claude.capability import Capability
 from .claude.pool import Pool
-from .claude.process import ClaudeProcess, Launch
+from .claude.process import Launch
 from .client_tools import Answers, Wants
 from .errors import InvalidRequest
-from .models import JSON, Agent, Block, Continuity, FileMark, Link, Message, Record, Session, Turn
+from .models import JSON, Agent, Block, Link, Record, Session, Turn
 from .repairs import Foreign, Now, Prepared, Repairs
 from .sandbox import Sandboxes
 from .settings import Profile, Settings
 from .stores.base import Standing, Store
-from .transcript import Reader, Scribe
+from .transcript import Scribe
 
 __all__ = ["Captured", "Foreign", "Plan", "Ready", "Said", "Sessions"]
-
-# How many transcripts are followed without reading them again; beyond it one is re-hashed at its next turn.
-READERS = 1024
-
-# What a turn added is read on the event loop up to this size (bytes): 64 KB are read, hashed and parsed in about 1 ms.
-SMALL = 64 * 1024
-
-# The CLI flushes its transcript before the result (facts, "Failures"); a loaded disk may be later. Seconds.
-FLUSH_WAIT = 1.0
-FLUSH_POLL = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +48,6 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A session that is equal to the path, with the process that will continue it.
-
-    `leaf` is the uuid of the path's last record; `links` explain how the session came to be what it is. `results` are
-    MCP's, for a process that waits for them; `lead` are records of this turn that were written before its frame.
-    `quiet`: the turn has no prompt of its own in the transcript.
-    """
-
-    process: ClaudeProcess
-    session: Session
-    continuity: Continuity
-    leaf: str | None
-    links: tuple[Link, ...]
-    reason: JSON
-    results: Mapping[str, JSON] = field(default_factory=dict)
-    lead: tuple[Record, ...] = ()
-    quiet: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Captured:
     """What a turn left: its records, its session as it is now, and the links that the CLI's ids call for."""
 
@@ -87,16 +55,6 @@ class Captured:
     session: Session
     links: tuple[Link, ...]
     note: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """What a turn was seen to add to the transcript. `more`: the end of it may not be written yet."""
-
-    records: list[Record]
-    mark: FileMark | None
-    note: str
-    more: bool = False
 
 
 class Sessions:
@@ -110,7 +68,7 @@ class Sessions:
         self._config_dir = environment.config_dir(settings)
         self._env = environment.common(settings, self._config_dir)
         self._repairs = Repairs(settings, store, self._config_dir)
-        self._readers: OrderedDict[str, Reader] = OrderedDict()
+        self.captures = Captures(store)
         self._in_step: dict[str, str] = {}  # warm session -> the turn its process's memory ends with
         self._totals: dict[str, float] = {}  # warm session -> what its process says that all its turns cost
 
@@ -237,11 +195,6 @@ class Sessions:
             return None
         return await self._repairs.foreign(agent, parent, session, path)
 
-    def is_as_known(self, session_id: str) -> bool:
-        """Nothing was added to its transcript since our last turn there; False where that is not known."""
-        reader = self._readers.get(session_id)
-        return reader is not None and reader.is_at_end()
-
     # --- after the turn
 
     async def capture(self, ready: Ready, turn: Turn, said: Said) -> Captured:
@@ -249,8 +202,11 @@ class Sessions:
         before, session_id = ready.session, said.session_id
         forked = session_id != before.id
         path = Path(before.transcript).with_name(f"{session_id}.jsonl") if forked else Path(before.transcript)
-        taken = await self._cut(ready, turn, path, said) if said.stopped else await self._taken(ready, path, said)
-        records = [*ready.lead, *(taken.records or self._synthesise(ready, turn, said))]
+        if said.stopped:
+            for ended in {before.id, session_id}:
+                await self._end(ended)
+        taken = await self.captures.taken(ready, turn, path, said)
+        records = [*ready.lead, *taken.records]
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
         if transcript.beside(path).is_dir():
             records += await asyncio.to_thread(transcript.gather, path, since)
@@ -281,96 +237,6 @@ class Sessions:
                 del self._in_step[gone]
                 self._totals.pop(gone, None)
 
-    async def _taken(self, ready: Ready, path: Path, said: Said) -> _Taken:
-        """What the turn added. It is written in batches: the last one is waited for, bounded."""
-        give_up = time.monotonic() + FLUSH_WAIT
-        while True:
-            if self._is_small(ready, path, said.session_id):
-                taken = self._take(ready, path, said)
-            else:
-                taken = await asyncio.to_thread(self._take, ready, path, said)
-            if not taken.more or time.monotonic() >= give_up:
-                return taken
-            await asyncio.sleep(FLUSH_POLL)
-
-    def _is_small(self, ready: Ready, path: Path, session_id: str) -> bool:
-        """So little was added to a transcript that we follow that a thread would cost more than to read it."""
-        mark, reader = ready.session.mark, self._readers.get(session_id)
-        if mark is None or reader is None or session_id != ready.session.id or not reader.holds(mark):
-            return False
-        try:
-            return os.stat(path).st_size - mark.size <= SMALL
-        except OSError:
-            return False
-
-    def _take(self, ready: Ready, path: Path, said: Said) -> _Taken:
-        session_id = said.session_id
-        reader = self._reader(ready, path, session_id)
-        got = reader.appended()
-        if got is None:
-            self._readers.pop(session_id, None)
-            reader = Reader(path, None)
-            got = reader.appended()
-            if got is None:
-                # At calls there is no result yet that the CLI flushes its transcript before.
-                note = "the transcript is gone; records made from the frames"
-                return _Taken([], None, note, more=bool(said.calls))
-            parsed, _ = got
-            records = capturing.sound(capturing.after(parsed.entries, ready.leaf), ready.leaf, said, quiet=ready.quiet)
-            return _Taken(records, None, "the transcript was replaced during the turn")
-        parsed, mark = got
-        entries = capturing.after(parsed.entries, ready.leaf)
-        records = capturing.sound(entries, ready.leaf, said, quiet=ready.quiet)
-        if not records or parsed.broken:
-            self._readers.pop(session_id, None)
-            more = parsed.broken > 0 or not capturing.is_whole([entry for entry in entries if entry.on_path], said)
-            return _Taken(records, None, "the transcript does not continue the path", more)
-        self._remember(session_id, reader)
-        return _Taken(records, mark, "read from the transcript")
-
-    async def _cut(self, ready: Ready, turn: Turn, path: Path, said: Said) -> _Taken:
-        """The answer was cut at a stop sequence: so are its records, and the transcript with them."""
-        await self._end(ready.session.id)
-        await self._end(said.session_id)
-        added = await asyncio.to_thread(capturing.read_after, path, ready.leaf)
-        scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
-        if any(entry.kind == "user" for entry in added) or ready.quiet:
-            unseen = ready.process.launch.capability.takes_tools
-            records = stopping.cut(added, said.output, scribe, turn.model, unseen=unseen)
-        else:
-            records = self._synthesise(ready, turn, said)
-        parent = ready.session.tip_turn_id
-        path_records = [*(await self._store.records(parent) if parent else []), *ready.lead, *records]
-        strict = not ready.process.launch.capability.keeps_session_id
-        mark = await asyncio.to_thread(transcript.write, path, path_records, said.session_id, strict_order=strict)
-        return _Taken(records, mark, "cut at a stop sequence")
-
-    def _reader(self, ready: Ready, path: Path, session_id: str) -> Reader:
-        mark = ready.session.mark
-        reader = self._readers.pop(session_id, None)
-        if session_id != ready.session.id or mark is None:
-            return Reader(path, None)
-        if reader is None or not reader.holds(mark):
-            reader = Reader(path, ready.leaf)
-            try:
-                reader.skip_to(mark)
-            except OSError:
-                return Reader(path, None)
-        return reader
-
-    def _remember(self, session_id: str, reader: Reader) -> None:
-        self._readers[session_id] = reader
-        while len(self._readers) > READERS:
-            self._readers.popitem(last=False)
-
-    def _synthesise(self, ready: Ready, turn: Turn, said: Said) -> list[Record]:
-        scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
-        content = tuple(block for message in turn.input for block in message.content)
-        if ready.lead:  # the results are there already
-            content = tuple(block for block in content if block.get("type") != "tool_result")
-        asked = [scribe.record(Message("user", content), turn.model, record_uuid=said.frame_uuid)] if content else []
-        return [*asked, scribe.record(Message("assistant", client_tools.as_cli(said.output)), turn.model)]
-
     async def spoil(self, ready: Ready, answered: str | None) -> None:
         """A turn failed here: the process's memory holds what the path does not, and a new file is of no use."""
         for session_id in {ready.session.id, answered or ready.session.id}:
@@ -384,7 +250,7 @@ class Sessions:
     async def _end(self, session_id: str) -> None:
         self._in_step.pop(session_id, None)
         self._totals.pop(session_id, None)
-        self._readers.pop(session_id, None)
+        self.captures.forget(session_id)
         await self._pool.discard(session_id)
 
     async def forget(self, agent: Agent, session_ids: Sequence[str]) -> None:

@@ -70,7 +70,7 @@ class Watcher:
         return change != Change.deleted and file.suffix == ".jsonl" and file.parent.name.startswith(self._ours)
 
     async def _look(self, session_id: str) -> None:
-        if self._sessions.is_as_known(session_id):
+        if self._sessions.captures.is_as_known(session_id):
             return  # nearly always: a turn of ours wrote
         try:
             await self._adopt(session_id)

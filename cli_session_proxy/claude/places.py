@@ -132,11 +132,12 @@ class Places:
     async def spawn_if_free(self, launch: Callable[[], Coroutine[None, None, Launch]]) -> ClaudeProcess | None:
         """A new process, taken, that nobody waits for: everybody else comes first. None where there is no place for it.
 
-        It may take the place of an idle process out of many, once that has not been used for `STALE` seconds.
+        While every core has a turn to serve it is put off: those would be later by it. It may take the place of an idle
+        process out of many, once that has not been used for `STALE` seconds.
         """
-        while self._queued or self._spawns.locked() or not self._has_room():
+        while self._pressed() or not self._has_room():
             least = self._least_used()
-            if self._queued or self._spawns.locked() or least is None:
+            if self._pressed() or least is None:
                 await self._change()
             elif len(self.processes) < MANY or least in self.spares:
                 return None
@@ -153,6 +154,10 @@ class Places:
             self._free()
             raise
         return await self._begin(wanted)
+
+    def _pressed(self) -> bool:
+        """Somebody waits for a place or a start, or no core is left beside the turns that run."""
+        return bool(self._queued) or self._spawns.locked() or self.busy() >= self._settings.max_spawns
 
     async def _begin(self, launch: Launch) -> ClaudeProcess:
         """Start it in the place that was reserved, with the permit that was got; both are given back."""

@@ -11,15 +11,12 @@ of such a group fails, the group is rolled back and each runs by itself, as if t
 An acknowledged turn waits for the disk. What leads up to it (`Urgency.JOURNAL`) survives the end of this process at
 once, and a power cut `SOON` later: whoever asked is not answered yet, and no CLI writes a prompt to its disk sooner.
 
-Everything that is SQLite's own is in this module: engines, pragmas, the copy of a file, the meaning of errors.
+What is SQLite's own is in `sqlite`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
-import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -29,13 +26,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import structlog
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy import Connection, Engine
 
-from ..errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
+from ..errors import InvalidRequest, ProxyError, StoreUnavailable
+from . import sqlite
 
 log = structlog.get_logger(__name__)
 
@@ -44,30 +41,10 @@ Work = Callable[[Connection], T]
 
 # Reads are short and mostly from the page cache: more threads than this only queue for the interpreter.
 READERS = 4
-# After a burst the WAL file is cut back to this, so that it does not keep its largest size for ever.
-WAL_KEPT = 64 * 1024 * 1024
-# `sqlite3.Error` comes bare from the pragmas of a new connection.
-_ERRORS = (SQLAlchemyError, sqlite3.Error, UnicodeEncodeError)
 # How many waiting writes are committed together at most; the last of them waits for the work of all.
 GROUP = 64
 # How long a write that nobody waits for is put off, and a journal entry is not yet on the disk, in seconds.
 SOON = 0.01
-# How often a first switch to WAL is tried again while another program opens the same new file.
-WAL_RETRY = 0.02
-
-
-class Kind(NamedTuple):
-    """What a connection is for."""
-
-    begin: str
-    pragmas: tuple[str, ...]
-
-
-# FULL: an acknowledged turn survives a power cut; macOS needs fullfsync for the same promise.
-WRITING = Kind("BEGIN IMMEDIATE", ("synchronous=FULL", "fullfsync=ON", f"journal_size_limit={WAL_KEPT}"))
-READING = Kind("BEGIN", ("query_only=ON",))
-# Without checkpoints: they wait for the disk, and the writer makes them.
-JOTTING = Kind("BEGIN IMMEDIATE", ("synchronous=NORMAL", "wal_autocheckpoint=0"))
 
 
 class Urgency(Enum):
@@ -95,7 +72,7 @@ class Database:
     """
 
     def __init__(self, url_or_path: str | Path, *, busy_timeout: float) -> None:
-        self.url = _url(url_or_path)
+        self.url = sqlite.url_of(url_or_path)
         self.path = Path(str(self.url.database).removeprefix("file:"))
         self.busy_timeout = busy_timeout
         self._engines: list[Engine] = []
@@ -158,8 +135,8 @@ class Database:
         try:
             with self._glancer.begin():
                 return work(self._glancer)
-        except _ERRORS as exc:
-            if not _is_busy(exc):
+        except sqlite.ERRORS as exc:
+            if not sqlite.is_busy(exc):
                 raise self._unavailable(exc) from exc
         return await self.read(work)
 
@@ -172,8 +149,8 @@ class Database:
             try:
                 with self._jotter.begin():
                     result = work(self._jotter)
-            except _ERRORS as exc:
-                if not _is_busy(exc):
+            except sqlite.ERRORS as exc:
+                if not sqlite.is_busy(exc):
                     raise self._unavailable(exc) from exc
             else:
                 self._unsynced = True
@@ -264,25 +241,25 @@ class Database:
     def _connect(self) -> None:
         try:
             patient = self.busy_timeout
-            kinds = ((WRITING, patient), (READING, patient), (READING, 0.0), (JOTTING, 0.0))
-            self._engines = [_engine(self.url, kind, timeout) for kind, timeout in kinds]
+            kinds = ((sqlite.WRITING, patient), (sqlite.READING, patient), (sqlite.READING, 0.0), (sqlite.JOTTING, 0.0))
+            self._engines = [sqlite.engine(self.url, kind, timeout) for kind, timeout in kinds]
             to_write, to_read, to_glance, to_jot = self._engines
             self._writer = to_write.connect()
-            _use_wal(self._writer, time.monotonic() + self.busy_timeout)
+            sqlite.use_wal(self._writer, time.monotonic() + self.busy_timeout)
             for _ in range(READERS):
                 self._readers.put(to_read.connect())
             self._glancer, self._jotter = to_glance.connect(), to_jot.connect()
-        except _ERRORS as exc:
+        except sqlite.ERRORS as exc:
             raise self._unavailable(exc) from exc
 
     def _write_group(self, group: Sequence[_Write], full: bool) -> list[Any]:
         """What came of each: its result, or the exception that its caller gets. `full`: all is on the disk then."""
         if not group:
-            _sync(Path(f"{self.path}-wal"))
+            sqlite.sync(Path(f"{self.path}-wal"))
             return []
         if full != self._full:
             assert self._writer is not None
-            with closing(_dbapi(self._writer).cursor()) as cursor:
+            with closing(sqlite.driver(self._writer).cursor()) as cursor:
                 cursor.execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
             self._full = full
         if len(group) > 1 and all(time.monotonic() <= write.deadline for write in group):
@@ -301,7 +278,7 @@ class Database:
         try:
             with self._writer.begin():
                 return write.work(self._writer)
-        except _ERRORS as exc:
+        except sqlite.ERRORS as exc:
             error = self._unavailable(exc)
             error.__cause__ = exc
             return error
@@ -313,7 +290,7 @@ class Database:
         try:
             with conn.begin():
                 return work(conn)
-        except _ERRORS as exc:
+        except sqlite.ERRORS as exc:
             raise self._unavailable(exc) from exc
         finally:
             self._readers.put(conn)
@@ -344,109 +321,13 @@ class Database:
         """One line that says what to do. Only the driver's own words: the statement's values are prompts."""
         if isinstance(exc, UnicodeEncodeError):
             return InvalidRequest("a name holds half a surrogate pair: send it as well-formed UTF-8")
-        if _is_busy(exc):
+        if sqlite.is_busy(exc):
             return self._locked("another program")
-        cause, code = _cause(exc)
+        cause, code = sqlite.cause(exc)
         what = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
-        advice = _ADVICE.get(code, "see the log, and run `cli-session-proxy doctor`")
+        advice = sqlite.ADVICE.get(code, "see the log, and run `cli-session-proxy doctor`")
         return StoreUnavailable(f"the store {self.path} cannot be used ({what}): {advice}", detail={"sqlite": code})
-
-
-def _cause(exc: Exception) -> tuple[BaseException | None, int]:
-    """What the driver said, with SQLite's primary result code: the low byte (sqlite.org/rescode.html)."""
-    cause = exc.orig if isinstance(exc, DBAPIError) else exc
-    return cause, getattr(cause, "sqlite_errorcode", 0) & 0xFF
-
-
-def _is_busy(exc: Exception) -> bool:
-    return _cause(exc)[1] in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _closed() -> StoreUnavailable:
     return StoreUnavailable("the store is closed: start the proxy again")
-
-
-_ADVICE = {
-    sqlite3.SQLITE_PERM: "give this user the right to read and write it",
-    sqlite3.SQLITE_READONLY: "make the file and its directory writable for this user",
-    sqlite3.SQLITE_IOERR: "check the disk and the permissions of its directory",
-    sqlite3.SQLITE_CORRUPT: "move it away and put a copy back (chains.sqlite3.v*.bak or your own backup)",
-    sqlite3.SQLITE_NOTADB: "it is not a SQLite file; move it away or choose another --var",
-    sqlite3.SQLITE_FULL: "free space on its disk",
-    sqlite3.SQLITE_CANTOPEN: "create its directory and make it writable for this user",
-    sqlite3.SQLITE_CONSTRAINT: "nothing was changed; a row it refers to is missing or already there",
-}
-
-
-def _url(url_or_path: str | Path) -> URL:
-    text = str(url_or_path)
-    url = make_url(text) if "://" in text else URL.create("sqlite", database=os.path.abspath(text))
-    if url.get_backend_name() != "sqlite":
-        raise ConfigError(f"the store takes a SQLite file so far, not {url.get_backend_name()}: leave the URL out")
-    if not url.database or url.database == ":memory:":
-        raise ConfigError("the store needs a file: what is only in memory would not survive")
-    return url.set(drivername="sqlite+pysqlite")
-
-
-def _engine(url: URL, kind: Kind, busy_timeout: float) -> Engine:
-    # hide_parameters: a traceback in a log must not show a prompt; NullPool: we hold on to the connections ourselves
-    arguments = {"timeout": busy_timeout, "check_same_thread": False}
-    engine = create_engine(url, hide_parameters=True, connect_args=arguments, poolclass=NullPool)
-
-    def connected(dbapi: sqlite3.Connection, _record: object) -> None:
-        dbapi.isolation_level = None  # the driver begins nothing by itself: `begun` does
-        with closing(dbapi.cursor()) as cursor:
-            for pragma in ("foreign_keys=ON", *kind.pragmas):
-                cursor.execute(f"PRAGMA {pragma}")
-
-    def begun(conn: Connection) -> None:
-        conn.exec_driver_sql(kind.begin)
-
-    event.listen(engine, "connect", connected)
-    event.listen(engine, "begin", begun)
-    return engine
-
-
-def _dbapi(conn: Connection) -> sqlite3.Connection:
-    dbapi = conn.connection.dbapi_connection
-    assert isinstance(dbapi, sqlite3.Connection)
-    return dbapi
-
-
-def _sync(file: Path) -> None:
-    """Have the disk take what was written to this file, as SQLite itself does at a full commit."""
-    fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone does not reach the disk there
-            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-        else:
-            os.fdatasync(fd)
-    finally:
-        os.close(fd)
-
-
-def _use_wal(conn: Connection, deadline: float) -> None:
-    """Switch a new file to WAL. SQLite does not wait for this lock by itself, so it is tried until `deadline`."""
-    dbapi = _dbapi(conn)
-    while True:
-        try:
-            with closing(dbapi.cursor()) as cursor:
-                cursor.execute("PRAGMA journal_mode")
-                if cursor.fetchone() != ("wal",):
-                    cursor.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(WAL_RETRY)  # on the store's own thread; there is no event to wait for
-
-
-def copy_aside(path: Path, target: Path) -> None:
-    """A consistent copy of the last committed state at `target`, replaced as a whole, also under a writer."""
-    part = target.with_name(target.name + ".part")
-    part.unlink(missing_ok=True)
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(part)) as copy:
-        source.backup(copy)
-    with part.open("rb") as done:
-        os.fsync(done.fileno())
-    part.replace(target)

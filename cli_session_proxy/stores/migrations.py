@@ -13,7 +13,7 @@ from pathlib import Path
 from sqlalchemy import Connection, false, inspect, select
 
 from ..errors import StoreUnavailable
-from .database import copy_aside
+from .sqlite import copy_aside
 from .tables import conversations, items, meta, metadata, turns
 
 

@@ -110,9 +110,9 @@ async def test_one_of_another_kind_is_not_taken(
 
 async def test_the_kind_last_wanted_replaces_the_one_before(settings: Settings, new: New, tmp_path: Path) -> None:
     async with pooled(settings, tmp_path) as pool:
-        await pool.checkout(await new())
+        await pool.checkin((await pool.checkout(await new()))[0])
         pid = await spare(pool)
-        await pool.checkout(await new(model="opus"))
+        await pool.checkin((await pool.checkout(await new(model="opus")))[0])
         await until(lambda: is_gone(pid))
         pid = await spare(pool)
         assert (await pool.checkout(await new(model="opus")))[0].pid == pid
@@ -155,6 +155,18 @@ async def test_of_many_idle_ones_the_longest_unused_gives_its_place(
         await spare(pool)
         assert pool.counts()[:3] == (0, 3, 1)
         assert is_gone(processes[0].pid)
+
+
+async def test_none_is_started_while_every_core_has_a_turn(settings: Settings, new: New, tmp_path: Path) -> None:
+    async with pooled(settings, tmp_path, max_spawns=2, max_processes=8) as pool:
+        busy = [(await pool.checkout(await new()))[0] for _ in range(2)]
+        await asyncio.gather(*(ask(process) for process in busy))  # their starts are over
+        await pool.checkin((await pool.checkout(await new()))[0])
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(pool._places.all()) + pool._places._reserved == 3
+        await pool.checkin(busy.pop())
+        await spare(pool)
 
 
 async def test_none_is_started_where_none_is_wished(settings: Settings, new: New, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, event
 
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
-from cli_session_proxy.stores import database
+from cli_session_proxy.stores import sqlite
 from cli_session_proxy.stores.database import Database, Urgency
 
 TABLE = "CREATE TABLE said (word TEXT PRIMARY KEY)"
@@ -170,7 +170,7 @@ async def test_a_journal_entry_reaches_the_disk_by_itself(words: Words, monkeypa
         files.append(file)
         loop.call_soon_threadsafe(synced.set)
 
-    monkeypatch.setattr(database, "_sync", sync)
+    monkeypatch.setattr(sqlite, "sync", sync)
     await words.write("begun", Urgency.JOURNAL)
     async with asyncio.timeout(10):
         await synced.wait()
@@ -179,7 +179,7 @@ async def test_a_journal_entry_reaches_the_disk_by_itself(words: Words, monkeypa
 
 async def test_an_acknowledgement_takes_the_journal_to_the_disk(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(database, "_sync", synced.append)
+    monkeypatch.setattr(sqlite, "sync", synced.append)
     await words.write("begun", Urgency.JOURNAL)
     await words.write("done")
     await words.write("arrived", Urgency.LATER)  # by now the timer of the first one has run
@@ -188,9 +188,9 @@ async def test_an_acknowledgement_takes_the_journal_to_the_disk(words: Words, mo
 
 def test_a_sync_reaches_a_real_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
-    database._sync(tmp_path / "file")
+    sqlite.sync(tmp_path / "file")
     with pytest.raises(FileNotFoundError):
-        database._sync(tmp_path / "none")
+        sqlite.sync(tmp_path / "none")
 
 
 async def test_a_journal_entry_waits_for_its_place_behind_other_writes(words: Words) -> None:
