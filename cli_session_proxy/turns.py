@@ -180,7 +180,7 @@ class Engine:
         noted: list[asyncio.Task[None]] = []
 
         def on_delivery(arrived: bool) -> None:
-            noted[:] = [self._tasks.own(self._delivered(turn.id, arrived))]
+            noted[:] = [self._tasks.own(self._delivered(live, arrived))]
 
         def on_empty() -> None:
             self._tasks.own(self._give_up(live, noted[-1]))
@@ -198,11 +198,13 @@ class Engine:
         )
         return live
 
-    async def _delivered(self, turn_id: str, arrived: bool) -> None:
+    async def _delivered(self, live: LiveTurn, arrived: bool) -> None:
+        # From "pending" to "delivered" nothing changes for the next turn; an undelivered one it would leave off.
+        soon = arrived and live.turn.delivery == "pending"
         try:
-            await self.store.set_delivery(turn_id, "delivered" if arrived else "undelivered")
+            await self.store.set_delivery(live.turn.id, "delivered" if arrived else "undelivered", soon=soon)
         except StoreUnavailable as exc:
-            log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
+            log.warning("delivery_not_noted", turn_id=live.turn.id, error=exc.message)
 
     async def _claimed(self, turn_id: str) -> None:
         try:

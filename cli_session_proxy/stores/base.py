@@ -265,10 +265,10 @@ class Store(Protocol):
     async def requeue(self, turn_id: str, instance: str | None) -> Turn:
         """A failed or cancelled turn becomes `queued` again (a new attempt); its `seq` and parent stay."""
 
-    async def set_delivery(self, turn_id: str, delivery: Delivery) -> None:
+    async def set_delivery(self, turn_id: str, delivery: Delivery, *, soon: bool = False) -> None:
         """Note whether the answer arrived. `delivered` is final: a later word does not change it.
 
-        It may be stored a moment later, together with the next write.
+        `soon`: it may be stored a moment later, as nothing depends on it yet.
         """
 
     async def claim(self, turn_id: str, instance: str | None) -> bool:

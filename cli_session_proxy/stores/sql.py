@@ -158,9 +158,8 @@ class SqlStore(Store):
     async def requeue(self, turn_id: str, instance: str | None) -> Turn:
         return await self._db.write(lambda conn: writing.requeue(conn, turn_id, instance))
 
-    async def set_delivery(self, turn_id: str, delivery: Delivery) -> None:
-        # That an answer arrived only spares a later check.
-        urgency = Urgency.LATER if delivery == "delivered" else Urgency.DURABLE
+    async def set_delivery(self, turn_id: str, delivery: Delivery, *, soon: bool = False) -> None:
+        urgency = Urgency.LATER if soon else Urgency.DURABLE
         await self._db.write(lambda conn: writing.set_delivery(conn, turn_id, delivery), urgency)
 
     async def claim(self, turn_id: str, instance: str | None) -> bool:
