@@ -140,7 +140,7 @@ class ClaudeProcess:
         or kills the process when it gives up.
         """
         if not self.usable:
-            raise ProcessDied("the process cannot take a turn", returncode=self.returncode, stderr=self.stderr)
+            raise await self._unfit("the process cannot take a turn")
         self._inbox = asyncio.Queue(INBOX)
         self._reader = TurnReader(frame_uuid, judge)
         line = frames.user_frame(frame_uuid, frames.deliverable(self.launch.capability, content))
@@ -151,7 +151,7 @@ class ClaudeProcess:
     async def go_on(self, results: Mapping[str, JSON], judge: Judge) -> AsyncIterator[CliEvent]:
         """Bring the results (MCP's) that it waits for, by call; yield what follows, as `turn` does."""
         if not self.waiting or self._reader is None:
-            raise ProcessDied("the process does not wait", returncode=self.returncode, stderr=self.stderr)
+            raise await self._unfit("the process does not wait")
         self._reader.go_on(judge)
         brought = [self._tools.answer(call, result) for call, result in results.items()]
         lines = b"".join(frames.answer(frame) for frame in brought if frame is not None)
@@ -246,6 +246,14 @@ class ClaudeProcess:
         if missing:
             why = f'it said "{NO_CONVERSATION}", and {why}'
         return ProcessDied(f"{why} before the result", returncode=code, stderr=self.stderr, no_conversation=missing)
+
+    async def _unfit(self, why: str) -> ProcessDied:
+        """Why it cannot go on: that it ended by itself, where it did (it may have done so just now), else `why`."""
+        stdin = self._child.stdin
+        gone = not self.alive or stdin is None or stdin.is_closing()
+        if gone and not self._spoiled and self._closing is None:
+            return await self._death()
+        return ProcessDied(why, returncode=self.returncode, stderr=self.stderr)
 
     async def interrupt(self) -> None:
         """Ask it to end the running turn: the turn's `Result` follows (under 50 ms on 2.1.329)."""

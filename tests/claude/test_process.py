@@ -64,6 +64,17 @@ async def test_an_unknown_session_is_recognised(fake: Fake, start: Start) -> Non
     assert died.value.no_conversation
 
 
+@pytest.mark.parametrize(("mode", "why"), [("forget", "No conversation found"), ("crash", "exit code 1")])
+async def test_one_that_ended_before_the_turn_tells_why(mode: str, why: str, fake: Fake, start: Start) -> None:
+    process = await start(await fake(mode))
+    await until(lambda: not process.alive)
+    with pytest.raises(ProcessDied) as died:
+        await ask(process)
+    assert why in died.value.why
+    assert died.value.returncode == 1
+    assert died.value.no_conversation == (mode == "forget")
+
+
 async def test_a_line_of_3_mb_is_one_answer(fake: Fake, start: Start) -> None:
     process = await start(await fake("huge", env={"FAKE_SIZE": str(3 * 1024 * 1024)}))
     assert len(said(await ask(process))) == 3 * 1024 * 1024
