@@ -91,6 +91,9 @@ class Captures:
     async def taken(self, ready: Ready, turn: Turn, path: Path, said: Said) -> Taken:
         """What the turn added. What cannot be read is made from the frames. After a cut, its process is dead."""
         taken = await self._cut(ready, turn, path, said) if said.stopped else await self._read(ready, path, said)
+        if not taken.records and said.session_id != ready.session.id:
+            copied = await asyncio.to_thread(self._from_copy, ready, path, said, await self._path(ready))
+            taken = copied or taken
         return taken if taken.records else replace(taken, records=_made(ready, turn, said))
 
     async def _read(self, ready: Ready, path: Path, said: Said) -> Taken:
@@ -140,6 +143,29 @@ class Captures:
         self._remember(session_id, reader)
         return Taken(records, mark, "read from the transcript")
 
+    def _from_copy(self, ready: Ready, path: Path, said: Said, known: Sequence[Record]) -> Taken | None:
+        """A CLI that answers under a new id has copied the session, perhaps under other names."""
+        reader = Reader(path, None)
+        got = reader.appended()
+        if got is None or got[0].broken:
+            return None
+        parsed, mark = got
+        start = transcript.copied_up_to(transcript.parse_records(known).path, parsed.path)
+        if start is None or start == len(parsed.path):
+            return None
+        first = parsed.path[start]
+        own = parsed.entries[parsed.entries.index(first) :]
+        records = sound([first.hung_on(ready.leaf), *own[1:]], ready.leaf, said, quiet=ready.quiet)
+        if not records:
+            return None
+        self._remember(said.session_id, reader)
+        return Taken(records, mark, "read from the CLI's copy of the session")
+
+    async def _path(self, ready: Ready) -> list[Record]:
+        """The records before the turn's own frame."""
+        parent = ready.session.tip_turn_id
+        return [*(await self._store.records(parent) if parent else []), *ready.lead]
+
     async def _cut(self, ready: Ready, turn: Turn, path: Path, said: Said) -> Taken:
         """The answer was cut at a stop sequence: so are its records, and the transcript with them."""
         added = await asyncio.to_thread(read_after, path, ready.leaf)
@@ -149,8 +175,7 @@ class Captures:
             records = stopping.cut(added, said.output, scribe, turn.model, unseen=unseen)
         else:
             records = _made(ready, turn, said)
-        parent = ready.session.tip_turn_id
-        path_records = [*(await self._store.records(parent) if parent else []), *ready.lead, *records]
+        path_records = [*await self._path(ready), *records]
         strict = not ready.process.launch.capability.keeps_session_id
         mark = await asyncio.to_thread(transcript.write, path, path_records, said.session_id, strict_order=strict)
         return Taken(records, mark, "cut at a stop sequence")

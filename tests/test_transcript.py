@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cli_session_proxy import transcript
 from cli_session_proxy.models import Message, Record
-from cli_session_proxy.transcript import Reader, Scribe
+from cli_session_proxy.transcript import Entry, Reader, Scribe
 
 SESSION = "11111111-1111-4111-8111-111111111111"
 OTHER = "22222222-2222-4222-8222-222222222222"
@@ -109,6 +111,46 @@ def test_a_reader_reads_only_what_was_added_and_marks_the_whole_file(tmp_path: P
     assert whole.found == "equal"
     path.write_text("short", encoding="utf-8")
     assert reader.appended() is None
+
+
+BLOCKS = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=3)
+
+
+def _said(blocks: list[list[str]]) -> list[Entry]:
+    """Messages of these texts, in turn the user's and the assistant's."""
+    scribe = Scribe(SESSION, Path("/somewhere"), "1.0.120", 1_700_000_000.0)
+    records = []
+    for at, texts in enumerate(blocks):
+        content = tuple({"type": "text", "text": text} for text in texts)
+        records.append(scribe.record(Message("assistant" if at % 2 else "user", content), "sonnet"))
+    return transcript.parse_records(records).path
+
+
+def _split(entries: list[Entry]) -> list[Entry]:
+    """As CLI 1.0.120 copies them: a record a block."""
+    scribe = Scribe(OTHER, Path("/somewhere"), "1.0.120", 1_700_000_000.0)
+    messages = [
+        Message("user" if role == "user" else "assistant", (block,)) for e in entries for role, block in e.spoken()
+    ]
+    return transcript.parse_records([scribe.record(message, "sonnet") for message in messages]).path
+
+
+@given(st.lists(BLOCKS, min_size=1, max_size=6), st.integers(0, 6))
+def test_a_copy_ends_where_its_words_do(blocks: list[list[str]], known: int) -> None:
+    entries = _said(blocks)
+    path = entries[:known]
+    copy = [*_split(path), *entries[known:]]
+    assert transcript.copied_up_to(path, copy) == len(_split(path))
+
+
+@given(st.lists(BLOCKS, min_size=1, max_size=6), st.data())
+def test_what_lacks_or_changes_a_word_is_no_copy(blocks: list[list[str]], data: st.DataObject) -> None:
+    entries = _said(blocks)
+    copy = _split(entries)
+    at = data.draw(st.integers(0, len(copy) - 1))
+    changed = Scribe(OTHER, Path("/"), "", 0.0).record(Message(copy[at].kind, ({"type": "text", "text": "d"},)), "m")  # type: ignore[arg-type]
+    assert transcript.copied_up_to(entries, [*copy[:at], *transcript.parse_records([changed]).path]) is None
+    assert transcript.copied_up_to(entries, copy[:-1]) is None
 
 
 def test_times_become_distinct_and_increasing_for_the_old_cli() -> None:

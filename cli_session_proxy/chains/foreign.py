@@ -6,7 +6,6 @@ parallel tools answer on stubs beside the path. Two passes over the file, so tha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,8 +58,7 @@ class ForeignFile:
     def _mended(self, entry: Entry) -> Entry:
         if entry.uuid not in self.mended or not entry.on_path:
             return entry
-        data = entry.data | {"parentUuid": self.mended[entry.uuid]}
-        return Entry(json.dumps(data, separators=(",", ":")), data)
+        return entry.hung_on(self.mended[entry.uuid])
 
     def notes(self) -> Iterator[str]:
         """What a person should know of what did not come along."""

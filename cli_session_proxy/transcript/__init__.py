@@ -6,7 +6,7 @@ belong to sub-agents. Source: facts measured on 1.0.120 and 2.1.329, section "Tr
 """
 
 from .comparing import Found, Verdict, check, quick_check
-from .entries import Entry, Parsed, has_ended, is_complete, messages_of, parse, parse_records, unbroken
+from .entries import Entry, Parsed, copied_up_to, has_ended, is_complete, parse, parse_records, unbroken
 from .files import gather
 from .following import Reader, total_cost
 from .places import beside, find_elsewhere, path_of, project_dir, remove
@@ -23,12 +23,12 @@ __all__ = [
     "Verdict",
     "beside",
     "check",
+    "copied_up_to",
     "find_elsewhere",
     "gather",
     "has_ended",
     "in_strict_order",
     "is_complete",
-    "messages_of",
     "parse",
     "parse_records",
     "path_of",

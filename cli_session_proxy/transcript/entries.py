@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from ..models import Block, Message, Record
+from ..models import Block, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,17 @@ class Entry:
         """What must be equal for two records to be the same to the model, whoever copied the file."""
         what = self.content if "message" in self.data else self.data.get("attachment")
         return (self.uuid, self.parent, self.kind, json.dumps(what, sort_keys=True))
+
+    def spoken(self) -> list[tuple[str, Block]]:
+        """Its blocks as the model reads them, each with its role; none for what is no message."""
+        if not self.on_path or self.kind not in ("user", "assistant") or self.data.get("isMeta"):
+            return []
+        return [(self.kind, block) for block in self.content]
+
+    def hung_on(self, parent: str | None) -> Entry:
+        """The same record behind another one."""
+        data = self.data | {"parentUuid": parent}
+        return Entry(json.dumps(data, separators=(",", ":")), data)
 
     def record(self) -> Record:
         return Record(self.line, self.uuid)
@@ -131,15 +142,19 @@ def has_ended(entries: Sequence[Entry]) -> bool:
     return answers[-1].data.get("message", {}).get("stop_reason") not in (None, "tool_use", "max_tokens")
 
 
-def messages_of(entries: Sequence[Entry]) -> list[Message]:
-    """What these records say, as messages: consecutive records of one role are one message."""
-    merged: list[tuple[Literal["user", "assistant"], list[Block]]] = []
-    for entry in entries:
-        if entry.kind not in ("user", "assistant") or entry.data.get("isMeta"):
-            continue
-        role: Literal["user", "assistant"] = "assistant" if entry.kind == "assistant" else "user"
-        if merged and merged[-1][0] == role:
-            merged[-1][1].extend(entry.content)
-        else:
-            merged.append((role, list(entry.content)))
-    return [Message(role, tuple(content)) for role, content in merged]
+def copied_up_to(known: Sequence[Entry], copy: Sequence[Entry]) -> int | None:
+    """Where in a copy of these records what is not theirs begins; None when it is no copy of them.
+
+    Compared is what they say to the model, block by block: CLI 1.0.120 copies the session at every resume, and
+    where a prompt has several blocks it makes a record of each and gives new uuids to it and to all that follow.
+    """
+    wanted = [said for entry in known for said in entry.spoken()]
+    at = 0
+    for index, entry in enumerate(copy):
+        said = entry.spoken()
+        if at == len(wanted) and said:
+            return index
+        if wanted[at : at + len(said)] != said:
+            return None
+        at += len(said)
+    return len(copy) if at == len(wanted) else None
