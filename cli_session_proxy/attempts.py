@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
+from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
 import structlog
@@ -31,11 +30,12 @@ from .claude.events import (
 )
 from .claude.pool import Pool
 from .claude.restarts import Restarts
-from .client_tools import Answers, Judge, Wants, answers, calls_of, instruction
+from .client_tools import Answers, Judge, Wants, answers, instruction
 from .errors import ClaudeUnavailable, StoreUnavailable, TurnCancelled
 from .live import LiveTurn, said
-from .models import JSON, Agent, Block, BlockDelta, BlockStart, BlockStop, Link, Started, Status, Turn
-from .sessions import Foreign, Plan, Ready, Said, Sessions
+from .models import Block, BlockDelta, BlockStart, BlockStop, Link, Turn
+from .runs import End, Run
+from .sessions import Foreign, Plan, Ready, Sessions
 from .settings import Settings
 from .stopping import Cutter
 from .stores.base import Begun, Commit, Standing, Store
@@ -95,12 +95,12 @@ class Attempts:
                 raise asyncio.CancelledError
             self._restarts.check(standing.agent.key)
             live.at("queued")
-            run = _Run(live, standing.agent, attempt, fault)
+            run = Run(live, standing.agent, attempt, fault)
             try:
                 async with limited(deadline, self.too_long):
-                    # What an attempt before left of the session is read anew.
-                    now = standing if attempt == 1 else await self._standing(run, at_head=at_head)
-                    result = await self._attempt(run, now, at_head=at_head, deadline=deadline)
+                    if attempt > 1:  # what the one before left of the session is read anew
+                        standing = await self._standing(run, live.turn.parent_id, at_head=at_head)
+                    result = await self._attempt(run, standing, at_head=at_head, deadline=deadline)
                 assert run.ready is not None
                 self._restarts.lived(standing.agent.key)
                 await uninterrupted(self._own(self._commit(run, run.ready, result)))
@@ -123,7 +123,7 @@ class Attempts:
 
     # --- 3, 4: a session, a frame, the events
 
-    async def _attempt(self, run: _Run, standing: Standing, *, at_head: bool, deadline: float) -> Result | Called:
+    async def _attempt(self, run: Run, standing: Standing, *, at_head: bool, deadline: float) -> Result | Called:
         try:
             ready = run.ready = await self._prepared(run, standing, at_head=at_head)
             run.live.at("session_ready")
@@ -137,14 +137,13 @@ class Attempts:
             run.output = await asyncio.to_thread(structured.checked, run.format, run.output)
         return result
 
-    async def _standing(self, run: _Run, *, at_head: bool) -> Standing:
-        parent_id = run.live.turn.parent_id
+    async def _standing(self, run: Run, parent_id: str | None, *, at_head: bool) -> Standing:
         standing = await self.store.standing(run.agent.key, parent_id, at_head=at_head)
         if standing is None:
             raise TurnCancelled("the agent was deleted while this request ran")
         return standing
 
-    async def _prepared(self, run: _Run, standing: Standing, *, at_head: bool) -> Ready:
+    async def _prepared(self, run: Run, standing: Standing, *, at_head: bool) -> Ready:
         standing = await self._arrived(run, standing, at_head=at_head)
         parent = run.parent = standing.parent
         run.kept_system = _kept_system(run.live.turn, parent)
@@ -152,19 +151,20 @@ class Attempts:
         run.cutter = Cutter(run.plan.wants.stop)
         return await self._ready(run, standing, at_head=at_head)
 
-    async def _arrived(self, run: _Run, standing: Standing, *, at_head: bool) -> Standing:
+    async def _arrived(self, run: Run, standing: Standing, *, at_head: bool) -> Standing:
         """The turn to continue: decided by the request, or the head as it is now, less what never arrived."""
+        if "left_off" in run.live.turn.reason:
+            run.reason["left_off"] = None  # of an earlier run of this turn: its client may have come for it since
         while at_head and standing.parent is not None and standing.parent.delivery == "undelivered":
             run.reason["left_off"] = standing.parent.id
-            before = await self.store.standing(run.agent.key, standing.parent.parent_id, at_head=False)
-            standing = before or replace(standing, parent=None, session=None)
+            standing = await self._standing(run, standing.parent.parent_id, at_head=False)
         parent = standing.parent
         if parent is not None and parent.delivery in ("undelivered", "uncertain"):
             # Whoever goes on from an answer has it, or does without: from now on the same words are said anew.
             await self.store.set_delivery(parent.id, "delivered")
         return standing
 
-    def _plan(self, run: _Run, turn: Turn, parent: Turn | None) -> Plan:
+    def _plan(self, run: Run, turn: Turn, parent: Turn | None) -> Plan:
         profile = self.settings.profile_for(turn.profile)
         system = turn.system or run.kept_system
         if system is None:
@@ -174,7 +174,7 @@ class Attempts:
         wants = Wants.of(turn.reason, parent.reason if parent and said.results and turn.reason.get("delta") else None)
         return Plan(model, system, turn.effort, profile, self._prompt(run, wants, said), wants, said)
 
-    def _prompt(self, run: _Run, wants: Wants, said: Answers) -> tuple[Block, ...]:
+    def _prompt(self, run: Run, wants: Wants, said: Answers) -> tuple[Block, ...]:
         """What is said to the CLI. To results alone nothing is added: the process goes on from them."""
         out = list(said.rest)
         if said.alone and run.fault is None:
@@ -184,7 +184,7 @@ class Attempts:
         asked = instruction(wants.choice, [tool.name for tool in wants.offers.tools])
         return (*out, asked) if asked is not None else tuple(out)
 
-    async def _ready(self, run: _Run, standing: Standing, *, at_head: bool) -> Ready:
+    async def _ready(self, run: Run, standing: Standing, *, at_head: bool) -> Ready:
         try:
             return await self._sessions.ready(standing, run.plan, run.live.turn.id, run.frame_uuid, adopt=at_head)
         except Foreign as foreign:
@@ -194,10 +194,10 @@ class Attempts:
             grown = Standing(run.agent, run.parent, session)
             return await self._sessions.ready(grown, run.plan, run.live.turn.id, run.frame_uuid, adopt=False)
 
-    def _begun(self, run: _Run, ready: Ready) -> Begun:
+    def _begun(self, run: Run, ready: Ready) -> Begun:
         run.reason |= ready.reason
         now = time.time()
-        entry = run.begun(ready.session.id, now)
+        entry = run.begun(ready.session.id, now, ready.reason.get("repaired"))
         return Begun(
             turn_id=run.live.turn.id,
             parent_id=run.parent.id if run.parent else None,
@@ -211,7 +211,7 @@ class Attempts:
             instance=self._instance,
         )
 
-    async def _drive(self, run: _Run, ready: Ready, deadline: float) -> Result | Called:
+    async def _drive(self, run: Run, ready: Ready, deadline: float) -> Result | Called:
         """Send the frame and pass on what comes; a silent CLI is given up, a running tool is not silent."""
         clock_of = asyncio.get_running_loop().time
         idle = self.settings.idle_timeout
@@ -221,8 +221,8 @@ class Attempts:
         else:
             events = ready.process.turn(run.frame_uuid, run.plan.prompt, judge)
         silent = f"nothing came from the CLI for {idle:g} s; send it again, or raise idle_timeout"
-        async with limited_by_life(clock_of() + idle, silent) as limit:
-            async for event in events:
+        async with aclosing(events) as heard, limited_by_life(clock_of() + idle, silent) as limit:
+            async for event in heard:
                 limit.move(deadline if isinstance(event, ToolActivity) else clock_of() + idle)
                 if isinstance(event, Result | Called):
                     run.live.at("result")
@@ -237,7 +237,7 @@ class Attempts:
     def too_long(self) -> str:
         return f"the turn took longer than {self.settings.turn_timeout:g} s; send it again, or raise turn_timeout"
 
-    def _take(self, run: _Run, ready: Ready, event: object) -> None:
+    def _take(self, run: Run, ready: Ready, event: object) -> None:
         match event:
             case BlockStart() | BlockDelta() | BlockStop():
                 self._publish(run, ready, event)
@@ -254,7 +254,7 @@ class Attempts:
             case _:
                 pass
 
-    def _publish(self, run: _Run, ready: Ready, event: BlockStart | BlockDelta | BlockStop) -> None:
+    def _publish(self, run: Run, ready: Ready, event: BlockStart | BlockDelta | BlockStop) -> None:
         going = run.cutter.hit is None
         for told in run.cutter.feed(event):
             if run.format is None:  # else told when it is known to be valid
@@ -264,15 +264,15 @@ class Attempts:
             run.output.append(run.cutter.last)
             run.reason["stop_sequence"] = run.cutter.hit
 
-    async def _spoiled(self, ready: Ready, run: _Run) -> None:
+    async def _spoiled(self, ready: Ready, run: Run) -> None:
         """The session's process knows a prompt that is not on the path: it must be gone before the next turn."""
         await uninterrupted(self._own(self._sessions.spoil(ready, run.session_id)))
 
     # --- 5, 6: commit and acknowledge
 
-    async def _commit(self, run: _Run, ready: Ready, result: Result | Called) -> None:
+    async def _commit(self, run: Run, ready: Ready, result: Result | Called) -> None:
         live, turn = run.live, run.live.turn
-        end = _End.of(run, ready, result)
+        end = End.of(run, ready, result)
         run.output = list(end.said.output)
         captured = await self._sessions.capture(ready, turn, end.said)
         before = run.parent.path_hash if run.parent else None
@@ -285,7 +285,7 @@ class Attempts:
             output=end.said.output,
             stop_reason=end.stop_reason,
             usage=result.usage,
-            cost_usd=_cost(ready.session.cost_total_usd, end.said.cost_total),
+            cost_usd=end.cost_usd,
             tools=tuple(run.tools),
             timings=live.timings,
             attempts=run.ended(end.status, session_id=end.said.session_id),
@@ -316,7 +316,7 @@ class Attempts:
             if link.reason in ("rebuilt", "moved"):
                 log.info("repaired", agent=run.agent.agent_id, turn_id=turn.id, reason=link.reason)
 
-    def _tell(self, run: _Run, ready: Ready, committed: Turn, links: Sequence[Link]) -> None:
+    def _tell(self, run: Run, ready: Ready, committed: Turn, links: Sequence[Link]) -> None:
         """The clients first: they run before what is called soon."""
         run.start(ready)
         if run.format is not None:
@@ -327,72 +327,6 @@ class Attempts:
             asyncio.get_running_loop().call_soon(observer.turn_ended, committed, links)
 
 
-class _Run:
-    """One attempt of one turn, while it is under way."""
-
-    def __init__(self, live: LiveTurn, agent: Agent, number: int, fault: str | None = None) -> None:
-        self.live = live
-        self.format: JSON | None = live.turn.reason.get("format")
-        self.fault = fault  # why the structured output of the attempt before was refused
-        self.agent = agent
-        self.number = number
-        self.frame_uuid = str(uuid.uuid4())
-        self.parent: Turn | None = None
-        self.kept_system: str | None = None
-        self.plan: Plan
-        self.cutter = Cutter(())
-        self.ready: Ready | None = None
-        self.session_id: str | None = None
-        self.output: list[Block] = []
-        self.tools: list[JSON] = []
-        self.retries: list[JSON] = []
-        self.reason: JSON = {} if fault is None else {"output_refused": fault}
-        self.committed = False
-        self._entry: JSON | None = None
-        self._started = False
-
-    def start(self, ready: Ready) -> None:
-        """Tell the clients where the turn runs, once, before the first piece of the answer."""
-        if not self._started:
-            self._started = True
-            self.live.at("first_block")
-            session_id = self.session_id or ready.session.id
-            self.live.publish(Started(self.agent.agent_id, self.live.turn.id, session_id, ready.continuity))
-
-    def begun(self, session_id: str, now: float) -> JSON:
-        """The journal's entry of this attempt."""
-        self._entry = {"n": self.number, "session_id": session_id, "frame_uuid": self.frame_uuid, "started_at": now}
-        self.live.attempts.append(self._entry)
-        return dict(self._entry)
-
-    def ended(self, status: str, **how: Any) -> tuple[JSON, ...]:
-        """All attempts of the turn, this one with its end."""
-        self.live.attempt_ended({"ended_at": time.time(), "status": status, **how})
-        return tuple(self.live.attempts)
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """How a turn ends: with the model's last word, at a stop sequence, or at calls of the client's tools."""
-
-    status: Status
-    stop_reason: str | None
-    said: Said
-
-    @staticmethod
-    def of(run: _Run, ready: Ready, result: Result | Called) -> _End:
-        stopped = run.cutter.hit is not None
-        called = isinstance(result, Called) and not stopped
-        calls = frozenset(calls_of(result.calls)) if isinstance(result, Called) and called else frozenset()
-        # A message that the provider cut and the CLI asked for again may have left calls that were never made.
-        output = tuple(block for block in run.output if block.get("type") != "tool_use" or block.get("id") in calls)
-        session_id = result.session_id if isinstance(result, Result) else run.session_id or ready.session.id
-        cost = result.cost_total_usd if isinstance(result, Result) else None
-        reason = "stop_sequence" if stopped else result.stop_reason if isinstance(result, Result) else "tool_use"
-        heard = Said(run.frame_uuid, output, session_id, cost, calls, stopped)
-        return _End("requires_action" if called else "completed", reason, heard)
-
-
 def _kept_system(turn: Turn, parent: Turn | None) -> str | None:
     """A delta without a system prompt keeps its parent's; stored with the turn, so that the next one finds it."""
     return parent.system if turn.system is None and turn.reason.get("delta") and parent is not None else None
@@ -400,10 +334,3 @@ def _kept_system(turn: Turn, parent: Turn | None) -> str | None:
 
 def not_run(exc: StoreUnavailable) -> StoreUnavailable:
     return StoreUnavailable(f"this turn was not run: {exc.message}", retry_after=exc.retry_after, detail=exc.detail)
-
-
-def _cost(before: float, total: float | None) -> float | None:
-    """This turn's share of the CLI's running total, which starts anew where the CLI did not restore it."""
-    if total is None:
-        return None
-    return total - before if total >= before else total

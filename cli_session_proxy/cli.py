@@ -61,7 +61,7 @@ def serve(
 
     from .http_door.server import serve as run
 
-    uvloop.run(run(settings, _say))
+    uvloop.run(run(settings, _say_at_once))
 
 
 @app.command()
@@ -240,6 +240,13 @@ def _json_of(done: Any) -> str:
 
 def _say(line: str) -> None:
     print(line, flush=True)
+
+
+def _say_at_once(line: str) -> None:
+    """Past Python's buffers: whoever stands in this write, because nobody reads, must not hold their lock at exit."""
+    data = f"{line}\n".encode("utf-8", "replace")
+    while data:
+        data = data[os.write(sys.stdout.fileno(), data) :]
 
 
 def _write(text: str) -> None:

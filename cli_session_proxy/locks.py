@@ -173,7 +173,11 @@ class Instances:
             log.warning("process_not_noted", pid=pid, error=exc.strerror)
 
     def reaped(self, pid: int) -> None:
-        (self._folder(self.id) / str(pid)).unlink(missing_ok=True)
+        note = self._folder(self.id) / str(pid)
+        try:
+            note.unlink(missing_ok=True)
+        except OSError as exc:  # whoever reads it compares the start time
+            log.warning("process_not_noted", pid=pid, error=exc.strerror)
 
     def children(self, instance: str) -> Iterator[tuple[int, str]]:
         """(pid, start time) of every CLI that this proxy noted and did not reap."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -15,34 +18,52 @@ def memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
         total = int(words["MemTotal"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return None
-    return min([total, *_limits(proc, cgroups)])
+    limits = (
+        _numbers(group / "memory.max", group / "memory.limit_in_bytes") for group in _groups("memory", proc, cgroups)
+    )
+    return min([total, *(limit[0] for limit in limits if limit)])
 
 
-def _limits(proc: Path, cgroups: Path) -> list[int]:
-    """The limits of our control group and of those above it, version 2 (`memory.max`) and 1."""
+def cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+    """Cores that we may use: the machine's, those of our affinity, or what the least quota above us is worth."""
+    free = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = []
+    for group in _groups("cpu", proc, cgroups):
+        share = _numbers(group / "cpu.max") or [
+            *_numbers(group / "cpu.cfs_quota_us"),
+            *_numbers(group / "cpu.cfs_period_us"),
+        ]
+        if len(share) == 2 and share[0] > 0:
+            quotas.append(math.ceil(share[0] / share[1]))
+    return min([free, *quotas])
+
+
+def _groups(kind: str, proc: Path, cgroups: Path) -> Iterator[Path]:
+    """Our control group and those above it, of version 2 and of this controller's tree in version 1."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
-        return []
-    found = []
+        return
     for line in lines:
         _, kinds, path = line.split(":", 2)
-        if kinds and "memory" not in kinds.split(","):
+        if kinds and kind not in kinds.split(","):
             continue
-        root, name = (cgroups / "memory", "memory.limit_in_bytes") if kinds else (cgroups, "memory.max")
+        root = cgroups / kind if kinds else cgroups
         group = root / path.lstrip("/")
         for folder in (group, *group.parents):
-            found += _number(folder / name)
+            yield folder
             if folder == root:
                 break
-    return found
 
 
-def _number(file: Path) -> list[int]:
-    try:
-        return [int(file.read_text())]
-    except (OSError, ValueError):  # no such group here, or "max"
-        return []
+def _numbers(*files: Path) -> list[int]:
+    """Those of the first of these files that holds nothing but numbers."""
+    for file in files:
+        try:
+            return [int(word) for word in file.read_text().split()]
+        except (OSError, ValueError):  # no such group here, or "max"
+            continue
+    return []
 
 
 def half_of_memory() -> int | None:

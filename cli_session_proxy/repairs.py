@@ -222,7 +222,7 @@ class Repairs:
         if verdict.found == "missing":
             copies = await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path)
             detail |= {"also_at": [str(copy) for copy in copies]} if copies else {}
-        if verdict.found in ("different", "unreadable") or behind == "theirs":
+        if verdict.found in ("different", "unreadable") or behind in ("theirs", "theirs_behind_ours"):
             kept = await asyncio.to_thread(self._keep_aside, path)
             detail |= {"kept": str(kept)} if kept else {}
         mark, count = await self._write(now, parent, path)
@@ -238,8 +238,10 @@ class Repairs:
         prompts = [entry for entry in verdict.tail if is_prompt(entry)]
         if not prompts:
             return "notes" if verdict.tail else "broken_line"
-        ours = all([await self._ours(agent, [prompt]) for prompt in prompts])
-        return "ours" if ours else "theirs"
+        if all([await self._ours(agent, [prompt]) for prompt in prompts]):
+            return "ours"
+        *_, last = exchanges(verdict.tail)
+        return "theirs_behind_ours" if last.complete and not verdict.cut else "theirs"
 
     def _keep_aside(self, path: Path) -> Path | None:
         if not os.path.lexists(path):

@@ -81,21 +81,26 @@ class Sandboxes:
         return self._prefix / agent_dir
 
     def prepare(self, agent_dir: str) -> Path:
-        """The sandbox, made if it is not there, with its links. Safe to call again and by several processes."""
+        """The sandbox and the agent's TMPDIR, made where they are not there, and the links in the sandbox.
+
+        Safe to call again and by several processes.
+        """
         path = self.path(agent_dir)
-        make_private(self._prefix)
-        _make(path)
+        for made in (path, self.tmpdir(agent_dir)):
+            make_private(made.parent)
+            _make(made)
         for name, target in self._links.items():
             _link(path, name, target)
         self._prepared.add(agent_dir)
         return path
 
     def is_prepared(self, agent_dir: str) -> bool:
-        """`prepare` has nothing to do: it was done here before, and there are no links to look at. Costs one stat."""
+        """`prepare` has nothing to do: it was done here before, and there are no links to look at. Costs two stats."""
         if self._links or agent_dir not in self._prepared:
             return False
+        places = self.path(agent_dir), self.tmpdir(agent_dir)
         try:
-            return stat.S_ISDIR(self.path(agent_dir).lstat().st_mode)
+            return all(stat.S_ISDIR(place.lstat().st_mode) for place in places)
         except OSError:
             return False
 
@@ -103,11 +108,8 @@ class Sandboxes:
         return self.path(agent_dir).is_dir()
 
     def tmpdir(self, agent_dir: str) -> Path:
-        """The agent's own TMPDIR, outside its sandbox and short enough for the CLI's sockets. Made if needed."""
-        path = self._tmp_path(agent_dir)
-        make_private(path.parent)
-        _make(path)
-        return path
+        """The agent's own TMPDIR, outside its sandbox and short enough for the CLI's sockets; nothing is created."""
+        return self._short(self._tmp / self.path(agent_dir).name)
 
     def ahead(self) -> tuple[Path, Path]:
         """Directory and TMPDIR of the CLIs that are started before they have an agent; nothing is written there."""
@@ -120,16 +122,13 @@ class Sandboxes:
     def remove(self, agent_dir: str) -> None:
         """Delete the sandbox and the TMPDIR; what links point at stays. Nothing there is fine."""
         self._prepared.discard(agent_dir)
-        for path in (self.path(agent_dir), self._tmp_path(agent_dir)):
+        for path in (self.path(agent_dir), self.tmpdir(agent_dir)):
             if path.is_symlink():  # rmtree would refuse as well, in words that help nobody
                 raise SandboxError(
                     f"{path} is a symbolic link, not an agent's directory: left alone, remove it yourself"
                 )
             with _explained(f"cannot remove {path}"), contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(path)
-
-    def _tmp_path(self, agent_dir: str) -> Path:
-        return self._short(self._tmp / self.path(agent_dir).name)
 
     @staticmethod
     def _short(path: Path) -> Path:

@@ -77,41 +77,49 @@ class Sessions:
     async def ready(self, standing: Standing, plan: Plan, turn_id: str, frame_uuid: str, *, adopt: bool) -> Ready:
         """A process that is about to continue the parent. Raises `Foreign` when `adopt` and somebody else wrote."""
         agent, parent, session = standing.agent, standing.parent, standing.session
-        gone = parent is not None and parent.session_id is not None and not self._sandboxes.has(agent.dir)
+        gone = False
         if not self._sandboxes.is_prepared(agent.dir):
+            gone = parent is not None and parent.session_id is not None and not self._sandboxes.has(agent.dir)
             await asyncio.to_thread(self._sandboxes.prepare, agent.dir)
         cwd = self._sandboxes.path(agent.dir)
         env = self._env | {environment.TMPDIR: str(self._sandboxes.tmpdir(agent.dir))}
         capability = await cli.probe(cli.find(self._settings), env)
         _refuse_what_it_cannot(capability, plan)
         now = Now(agent, parent, turn_id, cwd, capability, adopt)
+        evidence: JSON = {"sandbox": str(cwd)} if gone else {}
         if parent is None or not client_tools.calls_of(parent.output):
-            evidence: JSON = {"sandbox": str(cwd)} if gone else {}
             return await self._checked_out(now, plan, env, await self._prepare(now, session), evidence)
         waiting = await self._waiting(now, plan, env, parent, session)
         if waiting is not None:
             return waiting
         prepared, lead = await self._reopened(now, plan, parent, session, frame_uuid)
-        ready = await self._checked_out(now, plan, env, prepared)
+        ready = await self._checked_out(now, plan, env, prepared, evidence)
         return replace(ready, lead=tuple(lead), quiet=not plan.prompt)
 
     async def _checked_out(
         self, now: Now, plan: Plan, env: Mapping[str, str], prepared: Prepared, evidence: JSON | None = None
     ) -> Ready:
         launch = _launch(now, plan, env, prepared.session.id, resume=prepared.resume)
-        was = self._pool.peek(prepared.session.id)
-        ended = "" if was is None or was.alive else f"had ended with exit code {was.returncode}"
         process, warm = await self._pool.checkout(launch)
+        evidence = evidence or {}
+        if (code := self._pool.take_end(launch.session_id)) is not None:
+            evidence |= {"process": f"had ended with exit code {code}"}
         if process.session_id != launch.session_id:  # started ahead of time
             prepared = self._start(now, process.session_id)
         mark = prepared.session.mark
+        try:
+            session = await self._with_total(now, prepared.session, warm=warm)
+        except BaseException:  # nobody else knows yet that the process is in use
+            process.kill()
+            await self._pool.checkin(process)
+            raise
         return Ready(
             process=process,
-            session=await self._with_total(now, prepared.session, warm=warm),
+            session=session,
             continuity="warm" if warm else prepared.continuity,
             leaf=mark.leaf if mark else None,
             links=prepared.links,
-            reason=prepared.reason | (evidence or {}) | ({"process": ended} if ended else {}),
+            reason=prepared.reason | evidence,
         )
 
     async def _with_total(self, now: Now, session: Session, *, warm: bool) -> Session:

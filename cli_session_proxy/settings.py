@@ -20,7 +20,7 @@ from pydantic_settings import (
 )
 
 from .errors import ConfigError
-from .machine import half_of_memory
+from .machine import cores, half_of_memory
 
 CONFIG_FILE = "cli_session_proxy.toml"
 
@@ -91,11 +91,11 @@ class Settings(BaseSettings):
     keepalive: float = Field(default=15.0, gt=0)
     lane_limit: int = Field(default=64, ge=1)
     queue_limit: int = Field(default=1024, ge=1)
-    max_turns: int = Field(default_factory=lambda: 8 * (os.cpu_count() or 2), ge=1)
-    max_processes: int = Field(default_factory=lambda: 8 * (os.cpu_count() or 2), ge=1)
+    max_turns: int = Field(default_factory=lambda: 8 * cores(), ge=1)
+    max_processes: int = Field(default_factory=lambda: 8 * cores(), ge=1)
     max_memory: int | None = Field(default_factory=half_of_memory, ge=1)  # of the CLIs together; None: no limit
     spares: int = Field(default=1, ge=0)
-    max_spawns: int = Field(default_factory=lambda: max(1, os.cpu_count() or 1), ge=1)
+    max_spawns: int = Field(default_factory=cores, ge=1)
     process_idle: float = Field(default=900.0, gt=0)
     cli_retries: int = Field(default=2, ge=0)
     max_body: int = Field(default=64 * 1024 * 1024, ge=1024)

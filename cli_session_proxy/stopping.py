@@ -55,7 +55,8 @@ class Cutter:
         self._held += piece
         found = [(at, sequence) for sequence in self._sequences if (at := self._held.find(sequence)) >= 0]
         if found:
-            at, self.hit = min(found, key=lambda one: one[0])
+            # The first that is complete, as if the text came letter by letter: in which pieces it came is chance.
+            at, self.hit = min(found, key=lambda one: (one[0] + len(one[1]), one[0]))
             return [*self._say(index, self._held[:at]), BlockStop(index)]
         keep = self._beginning()
         ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

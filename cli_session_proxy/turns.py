@@ -20,6 +20,7 @@ import structlog
 from . import errors
 from .attempts import Attempts, Observer, not_run
 from .claude.pool import Counts, Pool
+from .deliveries import Deliveries
 from .ends import Ends
 from .errors import (
     ClaudeUnavailable,
@@ -77,6 +78,7 @@ class Engine:
         self._recovery = Recovery(settings, self.store, self._instances, self._sandboxes, self.observers)
         self._writers = Writers(settings.var, self.store, self._instances, self._recovery.recover)
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
+        self._deliveries = Deliveries(self.store, self._tasks, settings.disconnect_grace)
         self._attempts = Attempts(
             settings, self.store, self._sessions, self._pool, self._instances.id, self._tasks.own, self.observers
         )
@@ -170,57 +172,11 @@ class Engine:
         return self._launch(turn, agent, place, request.timeout)
 
     def _launch(self, turn: Turn, agent: Agent, place: Place, timeout: float | None) -> Answer:
-        live = self._make_live(turn, agent.agent_id)
+        live = self._deliveries.live(turn, agent.agent_id)
         self._live[turn.id] = live
         answer = live.attach(timeout=timeout)
         live.task = self._tasks.own(self._run(live, agent, place))
         return answer
-
-    def _make_live(self, turn: Turn, agent_id: str) -> LiveTurn:
-        noted: list[asyncio.Task[None]] = []
-
-        def on_delivery(arrived: bool) -> None:
-            noted[:] = [self._tasks.own(self._delivered(live, arrived))]
-
-        def on_empty() -> None:
-            self._tasks.own(self._give_up(live, noted[-1]))
-
-        def on_return() -> None:
-            self._tasks.own(self._claimed(turn.id))
-
-        live = LiveTurn(
-            turn,
-            agent_id,
-            grace=self.settings.disconnect_grace,
-            on_empty=on_empty,
-            on_delivery=on_delivery,
-            on_return=on_return,
-        )
-        return live
-
-    async def _delivered(self, live: LiveTurn, arrived: bool) -> None:
-        # From "pending" to "delivered" nothing changes for the next turn; an undelivered one it would leave off.
-        soon = arrived and live.turn.delivery == "pending"
-        try:
-            await self.store.set_delivery(live.turn.id, "delivered" if arrived else "undelivered", soon=soon)
-        except StoreUnavailable as exc:
-            log.warning("delivery_not_noted", turn_id=live.turn.id, error=exc.message)
-
-    async def _claimed(self, turn_id: str) -> None:
-        try:
-            await self.store.set_delivery(turn_id, "pending")
-        except StoreUnavailable as exc:
-            log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
-
-    async def _give_up(self, live: LiveTurn, noted: asyncio.Task[None]) -> None:
-        """Nobody waits for the turn here any more. Somebody may at another proxy (see `_follow`)."""
-        await asyncio.wait([noted])
-        try:
-            turn = await self.store.turn(live.turn.id)
-        except StoreUnavailable:
-            turn = None
-        if live.abandoned and (turn is None or turn.delivery == "undelivered"):
-            live.cancel("every client has left")
 
     # --- the same request once more
 
@@ -244,11 +200,11 @@ class Engine:
             if turn.status in ON_PATH:
                 if not await self.store.claim(turn_id, self._instances.id):
                     return None
-                live = self._make_live(turn, agent.agent_id)
+                live = self._deliveries.live(turn, agent.agent_id)
                 replay(live)
                 return live.attach(replayed=True)
             if turn.status not in FINISHED:
-                live = self._live[turn_id] = self._make_live(turn, agent.agent_id)
+                live = self._live[turn_id] = self._deliveries.live(turn, agent.agent_id)
                 live.task = self._tasks.own(self._follow(live))
                 return live.attach(replayed=True, timeout=request.timeout)
             try:

@@ -85,6 +85,7 @@ class FakeEngine:
         self.error: ProxyError | None = None
         self.late_error: ProxyError | None = None
         self.gate: asyncio.Event | None = None
+        self.accepting: asyncio.Event | None = None
         self.waiting = threading.Event()
         self.all_left = threading.Event()
         self.answers: list[FakeAnswer] = []
@@ -100,6 +101,8 @@ class FakeEngine:
 
     async def submit(self, request: TurnRequest) -> FakeAnswer:
         self.threads.add(threading.current_thread().name)
+        if self.accepting is not None:
+            await self.accepting.wait()
         if self.error is not None:
             raise self.error
         self.answers.append(FakeAnswer(self, request, len(self.answers) + 1))

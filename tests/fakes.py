@@ -26,7 +26,7 @@ from cli_session_proxy.models import (
     TurnRequest,
     Usage,
 )
-from cli_session_proxy.stores.base import Store
+from cli_session_proxy.stores.base import Store, TurnOutline
 from cli_session_proxy.turns import Engine
 
 # An event of a script: something to tell, an error to raise, or something to wait for.
@@ -134,11 +134,15 @@ class FakeStore:
                 return Chain(agent, tuple(self.sessions), tuple(self.links))
         return None
 
-    async def turns(self, agent_key: int, *, after_seq: int = 0, brief: bool = False) -> AsyncIterator[Turn]:
+    async def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
         for number, turn in enumerate(self.rows):
             if number == self.fail_after:
                 raise ProxyError("the store failed")
             yield turn
+
+    async def outlines(self, agent_key: int) -> AsyncIterator[TurnOutline]:
+        async for turn in self.turns(agent_key):
+            yield TurnOutline(*(getattr(turn, name) for name in TurnOutline.__slots__))
 
 
 class FakeEngine:

@@ -44,7 +44,7 @@ class NoCli(Engine):
             await self.store.set_call(new.id, request.call)
         turn = await self.store.turn(new.id)
         assert turn is not None
-        live = self._make_live(turn, name)
+        live = self._deliveries.live(turn, name)
         replay(live)
         return live.attach(replayed=True)
 

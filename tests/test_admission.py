@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -15,24 +14,7 @@ from hypothesis import strategies as st
 from cli_session_proxy.errors import QueueFull
 from cli_session_proxy.lanes import FIRST_GUESS, Lanes, Slots
 
-
-class _Clock(selectors.SelectSelector):
-    """Sleeps by moving the clock on."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        self.now += timeout or 0.0
-        return super().select(0)
-
-
-class FastLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self.clock = _Clock()
-        super().__init__(self.clock)
-
-    def time(self) -> float:
-        return self.clock.now
+from .simulated import FastLoop
 
 
 def simulated(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -43,6 +43,20 @@ async def test_an_end_sent_in_the_moment_of_the_disconnect_is_not_taken_for_deli
     assert not client.finished
 
 
+async def test_a_whole_answer_leaves_as_one_piece() -> None:
+    """Head and body in one turn of the loop: a send for each would wake the client twice."""
+    wire = Wire()
+    sent_by_then: list[int] = []
+
+    async def send(message: Message) -> None:
+        await wire.send(message)
+        asyncio.get_running_loop().call_soon(lambda: sent_by_then.append(len(wire.sent)))
+
+    await Client(wire.receive, send).write(b"all", {}, last=True)
+    await asyncio.sleep(0)
+    assert sent_by_then == [2, 2]
+
+
 async def test_a_disconnect_after_the_end_is_the_normal_course() -> None:
     wire = Wire()
     client = Client(wire.receive, wire.send)

@@ -13,7 +13,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cli_session_proxy.console.chatting import printable
+import httpx
+
+from cli_session_proxy.console.chatting import Interrupts, There, _turn, printable
 from cli_session_proxy.http_door.served import announced
 from cli_session_proxy.http_door.server import Server, bind, create_app
 from cli_session_proxy.settings import Settings
@@ -172,6 +174,19 @@ async def test_it_talks_to_the_server_that_runs_on_the_same_var(
                 assert await left(terminal) == 0
             server.should_exit = True
             await task
+
+
+async def test_a_server_that_goes_away_after_its_answer_is_a_line_not_a_fault() -> None:
+    def serve(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            raise httpx.ConnectError("gone")
+        return httpx.Response(200, text='data: {"choices":[{"delta":{"content":"Hi"}}]}\n\ndata: [DONE]\n\n')
+
+    written: list[str] = []
+    async with httpx.AsyncClient(transport=httpx.MockTransport(serve), base_url="http://x") as http:
+        with Interrupts() as interrupts:
+            await _turn(There(http, "a", "sonnet"), "hello", written.append, interrupts)
+    assert "".join(written) == "Hi\n\nerror: the server went away after its answer\n"
 
 
 def test_an_answer_cannot_steer_the_terminal() -> None:

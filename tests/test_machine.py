@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,32 @@ def test_version_1_has_a_tree_of_its_own(proc: Path, tmp_path: Path) -> None:
 
 def test_where_nobody_says_it_is_not_guessed(tmp_path: Path) -> None:
     assert machine.memory(tmp_path, tmp_path) is None
+
+
+@pytest.fixture
+def affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("max 100000", 64), ("150000 100000", 2), ("20000 100000", 1)])
+def test_a_containers_quota_is_worth_so_many_cores(
+    proc: Path, tmp_path: Path, affinity: None, quota: str, cores: int
+) -> None:
+    groups = tmp_path / "cgroup"
+    (proc / "self" / "cgroup").write_text("0::/a/b\n")
+    limit(groups / "a" / "b" / "cpu.max", "max 100000\n")
+    limit(groups / "a" / "cpu.max", f"{quota}\n")
+    assert machine.cores(proc, groups) == cores
+
+
+def test_a_quota_of_version_1_counts_as_well(proc: Path, tmp_path: Path, affinity: None) -> None:
+    groups = tmp_path / "cgroup"
+    (proc / "self" / "cgroup").write_text("3:cpu,cpuacct:/x\n4:memory:/x\n0::/\n")
+    limit(groups / "cpu" / "cpu.cfs_quota_us", "-1\n")
+    limit(groups / "cpu" / "x" / "cpu.cfs_quota_us", "300000\n")
+    limit(groups / "cpu" / "x" / "cpu.cfs_period_us", "100000\n")
+    assert machine.cores(proc, groups) == 3
+
+
+def test_without_groups_the_cores_are_those_we_may_run_on(tmp_path: Path, affinity: None) -> None:
+    assert machine.cores(tmp_path, tmp_path) == 64

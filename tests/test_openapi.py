@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from schemathesis.specs.openapi.checks import (
 
 from cli_session_proxy.models import JSON
 
+from .conftest import ROOT
 from .no_cli import no_cli
 from .responses.conftest import client_of
 
@@ -96,6 +98,16 @@ def call(url: str, operation: Any, cases: SearchStrategy[Any], answered: Counter
         answered[operation.method.upper(), operation.path, response.status_code] += 1
 
     each()
+
+
+async def test_every_query_of_the_contract_is_described(tmp_path: Path) -> None:
+    told = re.findall(r"`(/v1/[^`?]*)\?([a-z_=&]+)`", (ROOT / "docs" / "contract.md").read_text())
+    assert len(told) > 1
+    async with no_cli(tmp_path) as url:
+        paths = (await document(url))["paths"]
+    for path, query in told:
+        described = {one["name"] for one in paths[path]["get"]["parameters"] if one["in"] == "query"}
+        assert {part.partition("=")[0] for part in query.split("&")} == described, path
 
 
 @pytest.mark.timeout(100)

@@ -258,6 +258,13 @@ async def test_the_timeout_is_enforced_and_the_turn_left(engine: FakeEngine, str
     assert not engine.answers[0].acknowledged
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_timeout_holds_for_the_acceptance_too(engine: FakeEngine, stream: bool) -> None:
+    engine.accepting = asyncio.Event()
+    with pytest.raises(Exception, match="turn_timeout"):
+        await asyncio.wait_for(chunks_of(timeout=0.2) if stream else ask(timeout=0.2), 20)
+
+
 async def test_a_cancelled_call_leaves_its_turn(engine: FakeEngine) -> None:
     engine.gate = asyncio.Event()
     task = asyncio.create_task(ask())

@@ -26,3 +26,13 @@ def test_a_text_is_redacted_as_by_the_patterns_alone(text: str) -> None:
 def test_a_field_named_like_a_secret_is_hidden_however_long_other_names_are() -> None:
     shown = redact.data({"api-key": "plain", "Authorization": "", "n" * 1000: ["sk-ant-abcd1234"], "count": 3})
     assert shown == {"api-key": "[redacted]", "Authorization": "", "n" * 1000: ["[redacted]"], "count": 3}
+
+
+def test_every_value_under_a_secret_name_is_hidden() -> None:
+    """Headers come as lists too, and no pattern knows what stands in this one."""
+    shown = redact.data(
+        {"headers": {"X-Api-Key": ["plain", "", 7], "Accept": ["plain"]}, "api_key": {"type": "string"}}
+    )
+    assert shown == {
+        "headers": {"X-Api-Key": ["[redacted]", "", 7], "Accept": ["plain"]}, "api_key": {"type": "string"},
+    }  # fmt: skip

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
 
+from cli_session_proxy import logs
 from cli_session_proxy.errors import StoreUnavailable
-from cli_session_proxy.http_door import repair_lines
+from cli_session_proxy.http_door import repair_lines, server
 from cli_session_proxy.http_door.repair_lines import RepairLines
+from cli_session_proxy.http_door.served import served_at
 from cli_session_proxy.models import Agent, Link
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
 
-from .conftest import MakeSettings
-from .fakes import AGENT, turn
+from .conftest import ROOT, MakeSettings
+from .fakes import AGENT, FakeEngine, turn
 from .talking import by_hand
 
 SOON = 60
@@ -117,8 +122,126 @@ async def test_a_terminal_that_is_gone_ends_the_telling_and_nothing_else() -> No
 
     lines = RepairLines(Names(), say)  # type: ignore[arg-type]  # a fake with the part that is read
     lines.turn_ended(turn(2), (GONE,))
-    await asyncio.wait_for(lines.run(), SOON)
+    with pytest.raises(BrokenPipeError):
+        await asyncio.wait_for(lines.run(), SOON)
     lines.turn_ended(turn(3), (GONE,))
+
+
+# --- in `serve`
+
+
+class Draining(FakeEngine):
+    """An engine that can be started and stopped; while it stops, a turn with a repair ends."""
+
+    def __init__(self, _settings: Settings) -> None:
+        super().__init__()
+        self.fake_store.agent_by_key = Names().agent_by_key  # type: ignore[attr-defined]
+        self.told = asyncio.Event()
+        self.stopped = 0
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        self.stopped += 1
+        if self.stopped == 1:
+            for observer in self.observers:
+                cast(RepairLines, observer).turn_ended(turn(2), (GONE,))
+            await asyncio.wait_for(self.told.wait(), SOON)
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[Draining]:
+    made: list[Draining] = []
+
+    def make(settings: Settings) -> Draining:
+        made.append(Draining(settings))
+        return made[-1]
+
+    monkeypatch.setattr(server, "Engine", make)
+    return made
+
+
+async def test_a_repair_that_a_stopping_proxy_makes_is_told(engines: list[Draining], tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.startswith("claude"):  # the last line of the start
+            os.kill(os.getpid(), signal.SIGTERM)
+        if "repaired" in line:
+            loop.call_soon_threadsafe(engines[0].told.set)
+
+    loop = asyncio.get_running_loop()
+    tmp_path.joinpath("var").mkdir()
+    await asyncio.wait_for(
+        server.serve(Settings(port=0, var=tmp_path / "var", claude_bin=tmp_path / "none"), say), SOON
+    )
+    assert [line.partition(" ")[0] for line in said[:2]] == ["listening", "claude:"]
+    assert said[2].endswith(f"turn_2: {SAID}")
+
+
+async def test_without_a_terminal_the_proxy_serves_all_the_same(engines: list[Draining], tmp_path: Path) -> None:
+    def say(_line: str) -> None:
+        raise BrokenPipeError
+
+    tmp_path.joinpath("var").mkdir()
+    serving = asyncio.create_task(server.serve(Settings(port=0, var=tmp_path / "var"), say))
+    async with asyncio.timeout(SOON):
+        while (url := served_at(tmp_path / "var")) is None:  # noqa: ASYNC110 - a file tells nobody
+            await asyncio.sleep(0.01)
+        async with httpx.AsyncClient(trust_env=False) as http:
+            assert (await http.get(f"{url}/healthz")).status_code == 200
+        engines[0].told.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await serving
+    assert "nothing_more_is_said" in logs.file_of(Settings(var=tmp_path / "var")).read_text()
+
+
+STUCK = """
+import asyncio, os, threading
+from cli_session_proxy import cli
+from cli_session_proxy.http_door.repair_lines import RepairLines
+from tests.fakes import turn
+from tests.test_repair_lines import GONE, Names
+
+saying = threading.Event()
+
+def say(line):
+    saying.set()
+    cli._say_at_once(line)
+
+async def main():
+    lines = RepairLines(Names(), say)
+    task = asyncio.create_task(lines.run())
+    lines.turn_ended(turn(2), (GONE,))
+    while not saying.is_set():
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)  # it stands in the write by now; if not, this test is passed for nothing, never failed
+    task.cancel()
+
+os.set_blocking(1, False)
+try:
+    while True:
+        os.write(1, b"x")
+except BlockingIOError:
+    os.set_blocking(1, True)
+asyncio.run(main())
+"""
+
+
+async def test_a_line_that_nobody_reads_does_not_keep_the_program_from_ending() -> None:
+    unread, stdout = os.pipe()
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", STUCK, cwd=ROOT, stdout=stdout, env=buffered)
+    try:
+        assert await asyncio.wait_for(process.wait(), SOON) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        os.close(stdout)
+        os.close(unread)
 
 
 # --- the command

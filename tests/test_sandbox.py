@@ -153,6 +153,15 @@ def test_a_prepared_sandbox_is_not_prepared_again_while_it_stands(tmp_path: Path
     assert not boxes.is_prepared("a")
 
 
+def test_a_tmpdir_that_was_cleaned_away_is_made_again(tmp_path: Path) -> None:
+    boxes = sandboxes(tmp_path)
+    boxes.prepare("a")
+    boxes.tmpdir("a").rmdir()
+    assert not boxes.is_prepared("a")
+    boxes.prepare("a")
+    assert boxes.tmpdir("a").is_dir()
+
+
 def test_links_are_looked_at_every_time(tmp_path: Path) -> None:
     (tmp_path / "skills").mkdir()
     boxes = sandboxes(tmp_path, {"skills": tmp_path / "skills"})
@@ -173,6 +182,7 @@ def test_the_tmpdir_lies_outside_the_sandbox_and_fits_a_socket(tmp_path: Path, s
     one, two = far.tmpdir("a"), far.tmpdir("b")
     try:
         assert one != two
+        far.prepare("a")
         assert one.is_dir()
         assert len(str(one)) <= TMPDIR_LIMIT
     finally:
@@ -187,10 +197,10 @@ def test_remove_takes_the_sandbox_but_not_what_it_links_to(tmp_path: Path) -> No
     (shared / "knowledge").write_text("kept")
     boxes = sandboxes(tmp_path / "var", {"shared": shared})
     path, other = boxes.prepare("a"), boxes.prepare("b")
-    boxes.tmpdir("a")
     boxes.remove("a")
     boxes.remove("a")
     assert not path.exists()
+    assert not boxes.tmpdir("a").exists()
     assert other.is_dir()
     assert (shared / "knowledge").read_text() == "kept"
 
@@ -265,7 +275,7 @@ def _prepare_many(var: str, target: str, rounds: int) -> None:
     for number in range(rounds):
         boxes = sandboxes(Path(var), {"deep/er/shared": Path(target), "second": Path(target)})
         path = boxes.prepare(f"agent-{number}")
-        boxes.tmpdir(f"agent-{number}")
+        assert boxes.tmpdir(f"agent-{number}").is_dir()
         # the link may be the other process's by now, but it is never missing
         assert (path / "deep" / "er" / "shared").is_dir()
 

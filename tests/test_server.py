@@ -293,6 +293,11 @@ async def test_unknown_routes_and_methods_say_what_to_do(serving: Serving) -> No
         wrong = await door.http.get("/v1/chat/completions")
         assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
         assert "POST" in wrong.json()["error"]["message"]
+        # An address of several methods is several routes, and Google's pattern covers each model's address.
+        for path, methods in (("/v1/conversations/conv_1", "DELETE, GET, POST"), ("/v1/models/opus", "GET, POST")):
+            several = await door.http.put(path, json={})
+            assert (several.status_code, several.headers["allow"]) == (405, methods)
+            assert f"use {methods}" in several.json()["error"]["message"]
         assert "x-request-id" in wrong.headers
 
 

@@ -9,12 +9,17 @@ from typing import Any
 
 import httpx
 import pytest
+from anthropic import APIStatusError, AsyncAnthropic
+from google.genai.errors import APIError as GoogleError
+from openai import APIError, AsyncOpenAI
 
-from cli_session_proxy.errors import Overloaded, ProxyError
+from cli_session_proxy.errors import Overloaded, ProxyError, TurnCancelled
+from cli_session_proxy.models import CANCELLED_BY_CLIENT
 from cli_session_proxy.settings import Settings
 
 from .fakes import FakeEngine, started, text
 from .serving import serving
+from .wires import google_client
 
 MESSAGES = "/v1/messages"
 GENERATE = "/v1beta/models/sonnet:generateContent"
@@ -107,6 +112,39 @@ async def test_an_error_in_mid_stream_is_in_the_wires_shape(
     assert "Hel" in "".join(frames[:-1])
     last = json.loads(frames[-1].splitlines()[-1].removeprefix("data: "))
     assert assert_error(last, path, 500, "internal_error", answer.headers["x-request-id"]) == "it broke"
+
+
+@pytest.mark.parametrize("error", [Overloaded("it broke"), TurnCancelled(CANCELLED_BY_CLIENT)])
+async def test_the_vendors_clients_are_told_of_an_error_in_mid_stream(
+    door: tuple[FakeEngine, httpx.AsyncClient], error: ProxyError
+) -> None:
+    engine, http = door
+    head, first, _ = text("Hel")
+    engine.script = lambda _: [started(), head, first, error]
+    root = str(http.base_url)
+    said: list[Any] = [{"role": "user", "content": "hello"}]
+    openai = AsyncOpenAI(base_url=f"{root}/v1", api_key="k", max_retries=0, http_client=http)
+    with pytest.raises(APIError, match=error.message):
+        await drawn(await openai.chat.completions.create(model="sonnet", messages=said, stream=True))
+    failed = (await drawn(await openai.responses.create(model="sonnet", input="hello", stream=True)))[-1]
+    assert failed.type == "response.failed"
+    assert failed.response.status == ("cancelled" if error.code == "turn_cancelled" else "failed")
+    async with AsyncAnthropic(base_url=root, api_key="k", max_retries=0) as anthropic:
+        with pytest.raises(APIStatusError, match=error.message):
+            await drawn(await anthropic.messages.create(model="sonnet", max_tokens=1, messages=said, stream=True))
+    async with google_client(root) as google:
+        with pytest.raises(GoogleError, match=error.message):
+            await drawn(await google.models.generate_content_stream(model="sonnet", contents="hello"))
+        interaction: Any = await google.interactions.create(model="sonnet", input="hello", stream=True)
+        last = (await drawn(interaction))[-1]
+        if error.code == "turn_cancelled":
+            assert last.status == "cancelled"
+        else:
+            assert last.error.message == error.message
+
+
+async def drawn(stream: AsyncIterator[Any]) -> list[Any]:
+    return [event async for event in stream]
 
 
 async def test_a_stream_without_events_is_not_served(door: tuple[FakeEngine, httpx.AsyncClient]) -> None:

@@ -81,12 +81,9 @@ async def adopt(store: Store, agent: Agent, parent: Turn, foreign: Foreign, obse
     adopter = Adopter(agent.key, foreign.session.id, foreign.note, parent, parent.model)
     turns = [adopter.turn(exchange) for exchange in exchanges(foreign.entries)]
     last = turns[-1].id
-    await store.import_turns(turns, head=last)
     detail: JSON = {"why": foreign.note, "turns": [turn.id for turn in turns]}
     link = Link(foreign.session.id, foreign.session.id, last, "adopted", detail, time.time())
-    await store.save_session(replace(foreign.session, tip_turn_id=last, mark=None), [link])
-    adopted = await store.turn(last)
-    assert adopted is not None
+    adopted = await store.adopt(turns, replace(foreign.session, tip_turn_id=last, mark=None), [link])
     for observer in observers:
         observer.adopted(adopted, link)
     return adopted

@@ -7,12 +7,12 @@ turns that may still change, and these are bounded by the agent's lane.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..models import FINISHED, Agent, Link, Status, Turn
 from ..stores.base import Store
-from .ordering import sorted_by_parent
+from .ordering import by_turn, sorted_by_parent
 
 # How soon a change is seen (seconds): quick enough for a person, 2 indexed reads a second for the store.
 POLL = 0.5
@@ -36,19 +36,18 @@ class Follower:
         self._agent = agent
         self._after = after_seq
         self._watched: dict[str, Status] = {}
-        self._links = 0
+        self._links: int | None = None
 
     async def start(self) -> None:
         """Take what is there as known."""
-        chain = await self._store.chain(self._agent.key)
-        self._links = len(chain.links) if chain and self._after is None else 0
         if self._after is not None:
             return
-        self._after = 0
-        async for turn in self._store.turns(self._agent.key):
-            self._after = turn.seq
-            if turn.status not in FINISHED:
-                self._watch(turn)
+        chain = await self._store.chain(self._agent.key)
+        self._links = len(chain.links) if chain else 0
+        newest = (await self._store.page(self._agent.key, before_seq=None, limit=1)).turns
+        self._after = newest[0].seq if newest else 0
+        for turn in await self._store.waiting(self._agent.key):
+            self._watch(turn)
 
     async def happened(self) -> list[Happened]:
         """What changed since the last call, in the order of acceptance but parents first."""
@@ -61,8 +60,23 @@ class Follower:
             return []
         for turn in changed:
             self._watch(turn)
-        links = await self._new_links()
-        return list(_joined(sorted_by_parent(changed), links))
+        goes_on = self._links is None  # where another reader left off, who was told of the links before
+        links = by_turn(await self._new_links())
+        ended = [turn for turn in changed if turn.status in FINISHED]
+        own = {turn.id: links.pop(turn.id, ()) for turn in ended}
+        told = [Happened(turn, tuple(own.get(turn.id, ()))) for turn in sorted_by_parent(changed)]
+        return told if goes_on else told + [late async for late in self._late(changed[-1], links)]
+
+    async def _late(self, last: Turn, links: Mapping[str | None, Sequence[Link]]) -> AsyncIterator[Happened]:
+        """Links of turns that were read before these were stored: each turn again, as it is now, with its own.
+
+        A link of no turn goes with the last one.
+        """
+        for turn_id, own in links.items():
+            turn = await self._store.turn(turn_id) if turn_id is not None else None
+            if turn is not None:
+                self._watch(turn)
+            yield Happened(turn or last, tuple(own))
 
     async def gone(self) -> bool:
         """The agent was deleted: nothing can happen any more."""
@@ -92,16 +106,6 @@ class Follower:
     async def _new_links(self) -> tuple[Link, ...]:
         chain = await self._store.chain(self._agent.key)
         every = chain.links if chain else ()
-        new = every[self._links :]
+        new = every[self._links or 0 :]
         self._links = len(every)
         return new
-
-
-def _joined(turns: list[Turn], links: tuple[Link, ...]) -> Iterator[Happened]:
-    """A link that belongs to none of these turns goes with the last one."""
-    ids = {turn.id for turn in turns}
-    for turn in turns:
-        own = [link for link in links if link.turn_id == turn.id]
-        if turn is turns[-1]:
-            own += [link for link in links if link.turn_id not in ids]
-        yield Happened(turn, tuple(own))

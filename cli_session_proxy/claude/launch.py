@@ -161,10 +161,16 @@ def write_prompt(launch: Launch) -> Path:
     folder = dict(launch.env).get("TMPDIR")
     try:
         handle, name = tempfile.mkstemp(prefix="system-prompt-", suffix=".txt", dir=folder)
+        try:
+            with open(handle, "wb") as file:
+                file.write(printable(launch.system_prompt or "").encode())
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
     except OSError as exc:
-        raise SandboxError(f"cannot write to {folder} ({exc.strerror}): make it a writable directory") from exc
-    with open(handle, "wb") as file:
-        file.write(printable(launch.system_prompt or "").encode())
+        raise SandboxError(
+            f"cannot write to {folder} ({exc.strerror}): make it a writable directory of a disk that is not full"
+        ) from exc
     return Path(name)
 
 
@@ -173,7 +179,8 @@ async def begun(launch: Launch, limit: int) -> tuple[asyncio.SubprocessTransport
 
     Raises ClaudeUnavailable, SandboxError, InvalidRequest (see `cannot_start`).
     """
-    prompt_file = await asyncio.to_thread(write_prompt, launch) if launch.wants_prompt_file else None
+    # Not in a thread, which would write it for somebody who has left; it takes less time than to start one.
+    prompt_file = write_prompt(launch) if launch.wants_prompt_file else None
     loop = asyncio.get_running_loop()
     try:
         transport, protocol = await loop.subprocess_exec(

@@ -57,7 +57,7 @@ def weigh(pids: Collection[int], proc: Path = PROC) -> dict[int, int]:
         while family:
             one = family.pop()
             sizes += _pss(proc / str(one))
-            family += children[one]
+            family += children.pop(one, ())  # once: a pid that was given anew meanwhile could close a circle
         if sizes:
             found[pid] = sum(sizes)
     return found
@@ -65,10 +65,10 @@ def weigh(pids: Collection[int], proc: Path = PROC) -> dict[int, int]:
 
 def _parent(entry: Path) -> int | None:
     try:
-        stat = (entry / "stat").read_text()
+        stat = (entry / "stat").read_bytes()
     except OSError:  # it has ended
         return None
-    return int(stat.rpartition(")")[2].split()[1])  # after the name, which may hold anything
+    return int(stat.rpartition(b")")[2].split()[1])  # after the name, which may be any bytes
 
 
 def _pss(entry: Path) -> list[int]:

@@ -44,7 +44,7 @@ class Pool:
 
     `ahead` names the directory and TMPDIR of spares; without it there are none. `born` is told the pid and start time
     of each process before it gets a prompt, `reaped` the pid when it is gone, `started` how many seconds it took to
-    its first word.
+    its first word. These three must not fail.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Pool:
                     if await current.adapt(launch):
                         return current, True
                 except BaseException:
-                    self._places.let_go(current)  # not usable any more: closed at the next use, or by the reaper
+                    self._places.let_go(current)  # not usable any more: the reaper closes it
                     raise
             await self._discard(launch.session_id)
             process = await self._claimed(launch) or await self._places.spawn(launch)
@@ -97,6 +97,10 @@ class Pool:
                 self._newest = launch, process
                 self._places.serve("ahead", self._prepare)
             return process, False
+
+    def take_end(self, session_id: str) -> int | None:
+        """The exit code of the session's last process, where that ended by itself while it was idle. Told once."""
+        return self._places.ended.pop(session_id, None)
 
     async def take_waiting(self, launch: Launch) -> ClaudeProcess | None:
         """The session's process, where it waits for results and would go on as the launch asks; else None."""
@@ -160,29 +164,38 @@ class Pool:
         self._places.take(spare)
         try:
             await asyncio.wait([booted], timeout=START_TIME)
-            if booted.done() and booted.result() and await spare.claim(launch):
+            taken = booted.result() if booted.done() else None
+            if taken and (taken := await spare.claim(launch)):
                 return spare
         except BaseException:
             spare.kill()
             self._places.let_go(spare)  # it is closed by the reaper
             raise
-        if spare.alive and booted.done():
-            self._refused = kind  # something here keeps it from being claimed: the next one would be refused as well
-        log.warning("spare_not_claimed", pid=spare.pid)
+        if taken is False:
+            self._refused = kind  # the next one would be refused as well
+        log.warning("spare_not_claimed", pid=spare.pid, refused=taken is False)
         await self._places.close(spare)
         return None
 
     async def _prepare(self) -> None:
-        """Have `spares` of the kind last wanted, where there is room for them when everybody else has a place."""
+        """Have `spares` of the kind last wanted, where there is room for them when everybody else has a place.
+
+        No more than that are started for one new session: one that dies at once is not started again and again.
+        """
         spares = self._places.spares
-        while (newest := self._newest) is not None:
+        newest, starts = None, 0
+        while self._newest is not None:
+            if newest is not self._newest:
+                newest, starts = self._newest, 0
             wanted, first = newest
             await self._places.given_back(first, FIRST_TURN)
-            for other in [spare for spare in spares if spare.launch.kind != wanted.kind]:
-                await self._places.retire(other)
+            for other in list(spares):
+                # Asked again: it may have been claimed while another one was ended.
+                if other in spares and (other.launch.kind != wanted.kind or self._places.useless(other)):
+                    await self._places.retire(other)
             if newest is not self._newest:
                 continue
-            if len(spares) >= self._spares or wanted.kind == self._refused:
+            if max(len(spares), starts) >= self._spares or wanted.kind == self._refused:
                 return
             try:
                 spare = await self._places.spawn_if_free(self._launch_ahead)
@@ -191,8 +204,8 @@ class Pool:
                 return
             if spare is None:
                 return
-            spares[spare] = asyncio.create_task(spare.boot())
-            self._places.let_go(spare)
+            starts += 1
+            self._places.keep_ahead(spare)
 
     async def _launch_ahead(self) -> Launch:
         assert self._ahead is not None

@@ -20,11 +20,11 @@ async def start_time(pid: int) -> str | None:
 
 def _by_proc(pid: int) -> str | None:
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The second field, the program's name, may hold spaces and brackets; the third follows the last ")".
-    fields = stat.rpartition(")")[2].split()
+    # The second field, the program's name, may be any bytes; the third follows the last ")".
+    fields = stat.rpartition(b")")[2].decode("ascii").split()
     return None if fields[0] in _DEAD else fields[_STARTTIME - 3]
 
 

@@ -1,6 +1,6 @@
 """One CLI process: started, talked to one turn at a time, always drained, and never left behind.
 
-- stdout is read by a task of the process's own, whoever listens; stderr too, into a bounded tail.
+- What it says is read all the time, whoever listens (see `output`).
 - A turn may stop at calls of the client's tools: then the process is `waiting`, and `go_on` brings the results.
 - A turn that its consumer leaves half-way spoils the process (`usable` is False): what it still says belongs to
   that turn, and must not become the answer to another.
@@ -16,7 +16,7 @@ import contextlib
 import signal
 import time
 from asyncio.subprocess import Process
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,14 +30,11 @@ from . import frames
 from .ending import end, signal_group
 from .events import Called, CliEvent, ProcessDied, Refused, Result
 from .launch import Launch, begun, check_tools, printable
+from .output import READ_SIZE, End, Output
 from .proc import start_time
 from .tool_server import ToolServer, offer
 from .turn_reader import TurnReader
 
-STDERR_TAIL = 16 * 1024
-READ_SIZE = 256 * 1024
-INBOX = 256  # frames read ahead of the consumer; then the pipe, and so the CLI, waits
-DRAIN_WAIT = 1.0  # seconds for the last bytes of a dead process; a stranger may hold its pipes open for ever
 NO_CONVERSATION = "No conversation found"
 
 __all__ = ["ClaudeProcess", "Launch"]
@@ -45,46 +42,44 @@ __all__ = ["ClaudeProcess", "Launch"]
 log = structlog.get_logger(__name__)
 
 
-class _End:
-    """In the inbox: stdout has ended."""
-
-
-_Heard = JSON | _End | None  # None: a line that was no frame
-
-
 class ClaudeProcess:
     """A running CLI. Made by `spawn`; `pid` and `start_time` together name it beyond a reused pid."""
 
-    def __init__(self, launch: Launch, settings: Settings, transport: asyncio.SubprocessTransport, child: Process):
+    def __init__(
+        self,
+        launch: Launch,
+        settings: Settings,
+        transport: asyncio.SubprocessTransport,
+        child: Process,
+        ended: Callable[[], None],
+    ) -> None:
         self.launch = launch
         self.pid = child.pid
         self.start_time: str | None = None
         self.session_id = launch.session_id
         self.last_used = time.monotonic()
-        self.started = asyncio.Event()  # it has said its first word, or never will
         self.busy = False
         self._settings = settings
         self._transport = transport
         self._child = child
         self._prompt_file: Path | None = None
         self._spoiled = False
-        self._failure: str | None = None
-        self._inbox: asyncio.Queue[_Heard] | None = None
         self._writer: asyncio.Task[None] | None = None
-        self._ended = False
         self._requests = 0
         self._tools = ToolServer()
         self._reader: TurnReader | None = None  # of the turn that runs, or that waits for the client
         self._model: str | None = None  # the model's id, as the process itself names it
-        self._stderr = bytearray()
         self._closing: asyncio.Task[None] | None = None
-        self._readers = (asyncio.create_task(self._read_stdout()), asyncio.create_task(self._read_stderr()))
+        self._output = Output(child, asked=self._serve, broken=self.kill, ended=ended)
 
     @classmethod
-    async def spawn(cls, launch: Launch, settings: Settings) -> ClaudeProcess:
-        """Raises ClaudeUnavailable (cannot be started), SandboxError (no such cwd), InvalidRequest (too large)."""
+    async def spawn(cls, launch: Launch, settings: Settings, ended: Callable[[], None] = lambda: None) -> ClaudeProcess:
+        """Raises ClaudeUnavailable (cannot be started), SandboxError (no such cwd), InvalidRequest (too large).
+
+        `ended` is called when it has said its last word, whoever ended it.
+        """
         transport, child, prompt_file = await begun(launch, READ_SIZE)
-        process = cls(launch, settings, transport, child)
+        process = cls(launch, settings, transport, child, ended)
         process._prompt_file = prompt_file
         try:
             process.start_time = await start_time(process.pid)
@@ -98,7 +93,12 @@ class ClaudeProcess:
 
     @property
     def alive(self) -> bool:
-        return self._child.returncode is None and not self._ended
+        return self._child.returncode is None and not self._output.ended
+
+    @property
+    def started(self) -> asyncio.Event:
+        """It has said its first word, or never will."""
+        return self._output.started
 
     @property
     def usable(self) -> bool:
@@ -111,6 +111,12 @@ class ClaudeProcess:
     def waiting(self) -> bool:
         """It has called tools of the client and can take their results now."""
         return self.alive and self._reader is not None and not self.busy and not self._spoiled and self._closing is None
+
+    @property
+    def died(self) -> bool:
+        """It ended by itself, and not in a turn. (One that serves one turn only ends after it.)"""
+        ours = self.busy or self._spoiled or self._closing is not None or not self.launch.capability.warm
+        return not self.alive and not ours
 
     @property
     def cwd(self) -> Path:
@@ -127,13 +133,13 @@ class ClaudeProcess:
     @property
     def stderr(self) -> str:
         """The last 16 KB of what it printed there."""
-        return self._stderr.decode(errors="replace")
+        return self._output.stderr
 
     # --- a turn -----------------------------------------------------------------------------------------
 
     async def turn(
         self, frame_uuid: str, content: Sequence[Block], judge: Judge | None = None
-    ) -> AsyncIterator[CliEvent]:
+    ) -> AsyncGenerator[CliEvent, None]:
         """Send one prompt; yield its events, the `Result` or `Called` last. Raises ProcessDied.
 
         Once the `Result` is out the process is free again. Unbounded in time: the caller limits it, and closes
@@ -141,14 +147,14 @@ class ClaudeProcess:
         """
         if not self.usable:
             raise await self._unfit("the process cannot take a turn")
-        self._inbox = asyncio.Queue(INBOX)
-        self._reader = TurnReader(frame_uuid, judge)
         line = frames.user_frame(frame_uuid, frames.deliverable(self.launch.capability, content))
+        self._output.listen()
+        self._reader = TurnReader(frame_uuid, judge)
         async with contextlib.aclosing(self._exchange(self._reader, line)) as events:
             async for event in events:
                 yield event
 
-    async def go_on(self, results: Mapping[str, JSON], judge: Judge) -> AsyncIterator[CliEvent]:
+    async def go_on(self, results: Mapping[str, JSON], judge: Judge) -> AsyncGenerator[CliEvent, None]:
         """Bring the results (MCP's) that it waits for, by call; yield what follows, as `turn` does."""
         if not self.waiting or self._reader is None:
             raise await self._unfit("the process does not wait")
@@ -160,7 +166,7 @@ class ClaudeProcess:
                 yield event
 
     async def _exchange(self, reader: TurnReader, lines: bytes) -> AsyncGenerator[CliEvent, None]:
-        inbox = self._inbox
+        inbox = self._output.inbox
         assert inbox is not None
         self.busy = True
         # Beside the reading: a prompt larger than the pipe must not wait for output that waits for us.
@@ -169,7 +175,7 @@ class ClaudeProcess:
         try:
             while not complete:
                 frame = await inbox.get()
-                if isinstance(frame, _End):
+                if isinstance(frame, End):
                     raise await self._death()
                 self._check_tools(frame)
                 for event in reader.feed(frame):
@@ -207,12 +213,17 @@ class ClaudeProcess:
         self._release()
 
     def _release(self) -> None:
-        self._leave_inbox()
+        self._output.leave()
         if self._writer is not None:
             self._writer.cancel()
         self._reader = None
         self.busy = False
         self.last_used = time.monotonic()
+
+    async def _serve(self, request: JSON) -> None:
+        """Answer a request of the CLI's, where that can be done at once."""
+        if (reply := self._tools.handle(request)) is not None:
+            await self._write(frames.answer(reply))
 
     async def _write(self, line: bytes) -> None:
         stdin = self._child.stdin
@@ -235,13 +246,13 @@ class ClaudeProcess:
 
     async def _death(self) -> ProcessDied:
         """Why there will be no result."""
-        await asyncio.wait([self._readers[1]], timeout=DRAIN_WAIT)
+        await self._output.last_words()
         try:
             await asyncio.wait_for(self._child.wait(), self._settings.stop_grace)
         except TimeoutError:
             self.kill()  # it closed its stdout and lives on: nothing more can come
         code = self.returncode
-        why = self._failure or ("its output ended" if code is None else f"it ended with exit code {code}")
+        why = self._output.failure or ("its output ended" if code is None else f"it ended with exit code {code}")
         missing = NO_CONVERSATION in self.stderr
         if missing:
             why = f'it said "{NO_CONVERSATION}", and {why}'
@@ -283,99 +294,58 @@ class ClaudeProcess:
         self.launch = launch
         return True
 
-    async def boot(self) -> bool:
-        """Wait until a spare has started up. False when it never will."""
+    async def boot(self) -> bool | None:
+        """Wait until a spare has started up. False when it refused, None when it never will."""
         return await self._ask("initialize")
 
-    async def claim(self, launch: Launch) -> bool:
-        """A spare becomes this launch's process, under its own session id. False: it is of no use any more.
+    async def claim(self, launch: Launch) -> bool | None:
+        """A spare becomes this launch's process, under its own session id. Else it is of no use any more: False when
+        it refused, None when nobody knows (it may have died).
 
         From then on the CLI is as if it had been started there: the model is told that directory, and the transcript
         is in its folder (run on 2.1.329, 50 ms).
         """
         prompt = [printable(launch.system_prompt or "")]
-        if not await self._ask("claim_session", cwd=str(launch.cwd), system_prompt=prompt):
+        if not (taken := await self._ask("claim_session", cwd=str(launch.cwd), system_prompt=prompt)):
             self._spoiled = True
-            return False
+            return taken
         self.launch = replace(launch, session_id=self.session_id)
-        return await self._offer(launch.offers)
+        return await self._offer(launch.offers) or None
 
     async def _offer(self, offers: Offers) -> bool:
         """Offer these tools of the client's from now on. False when this process cannot (see `ToolServer.takes`)."""
-        return await offer(self._tools, offers, self._ask, until=self._readers[0], settings=self._settings)
+        try:
+            return await offer(self._tools, offers, self._ask, until=self._output.reading, settings=self._settings)
+        except BaseException:
+            self._spoiled = True  # left half-way: nobody knows what it offers, and what else it was told
+            raise
 
-    async def _ask(self, subtype: str, **fields: object) -> bool:
-        """A control request of an idle process, and whether it succeeded. Bounded by `spawn_timeout`."""
+    async def _ask(self, subtype: str, **fields: object) -> bool | None:
+        """A control request of an idle process, and whether it succeeded; None where no answer came.
+
+        Bounded by `spawn_timeout`.
+        """
         stdin = self._child.stdin
         if not self.usable or stdin is None:
-            return False
+            return None
         self._requests += 1
         request_id = f"proxy-{self._requests}"
         self.busy = self._spoiled = True  # until it has answered: what it says later is nobody's answer
-        inbox: asyncio.Queue[_Heard] = asyncio.Queue(INBOX)
-        self._inbox = inbox
+        inbox = self._output.listen()
         try:
             async with asyncio.timeout(self._settings.spawn_timeout):
                 stdin.write(frames.control_request(request_id, subtype, **fields))
                 await stdin.drain()
-                while not isinstance(frame := await inbox.get(), _End):
+                while not isinstance(frame := await inbox.get(), End):
                     if (answer := frames.control_response(frame, request_id)) is not None:
                         self._spoiled = False
                         return answer
         except (TimeoutError, BrokenPipeError, ConnectionResetError) as exc:
             log.warning("control_request_unanswered", subtype=subtype, pid=self.pid, error=type(exc).__name__)
         finally:
-            self._leave_inbox()
+            self._output.leave()
             self.busy = False
-        return False
-
-    # --- its output ---------------------------------------------------------------------------------------
-
-    async def _read_stdout(self) -> None:
-        stdout = self._child.stdout
-        assert stdout is not None
-        splitter = frames.LineSplitter()
-        try:
-            while chunk := await stdout.read(READ_SIZE):
-                self.started.set()
-                if self._failure is not None:
-                    continue  # drained only
-                try:
-                    for line in splitter.feed(chunk):
-                        await self._put(line)
-                except frames.LineTooLong as exc:
-                    self._failure = f"it printed {exc}"
-                    self.kill()
-        finally:
-            self._ended = True
-            self.started.set()
-            if self._inbox is not None:
-                await self._inbox.put(_End())
-
-    async def _put(self, line: bytes) -> None:
-        frame = frames.parse(line) if line.strip() else None
-        if frame is not None and frame.get("type") == "control_request":
-            reply = self._tools.handle(frame)
-            if reply is not None:
-                await self._write(frames.answer(reply))
-        if self._inbox is not None and line.strip():
-            if self._inbox.full():
-                await self._inbox.put(frame)
-            else:
-                self._inbox.put_nowait(frame)
-
-    def _leave_inbox(self) -> None:
-        """From now on what it says is dropped; a reader that waits for room is let go."""
-        inbox, self._inbox = self._inbox, None
-        while inbox is not None and not inbox.empty():
-            inbox.get_nowait()
-
-    async def _read_stderr(self) -> None:
-        stderr = self._child.stderr
-        assert stderr is not None
-        while chunk := await stderr.read(READ_SIZE):
-            self._stderr += chunk
-            del self._stderr[:-STDERR_TAIL]
+        return None
 
     # --- its end --------------------------------------------------------------------------------------------
 
@@ -401,19 +371,16 @@ class ClaudeProcess:
             raise cancelled
 
     async def _shutdown(self) -> None:
-        inbox = self._inbox
-        self._leave_inbox()
-        if inbox is not None:
+        if (inbox := self._output.leave()) is not None:
             self._spoiled = True
-            inbox.put_nowait(_End())  # who still waits for a result learns that there will be none
+            inbox.put_nowait(End())  # who still waits for a result learns that there will be none
         await end(self._child, gently=not self._spoiled, grace=self._settings.stop_grace)
-        await asyncio.wait(self._readers, timeout=DRAIN_WAIT)
+        await self._output.drained()
         self._transport.close()
-        tasks: list[asyncio.Task[None]] = [*self._readers, *([self._writer] if self._writer else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        self.started.set()
+        await self._output.close()
+        if self._writer is not None:
+            self._writer.cancel()
+            await asyncio.wait([self._writer])
         if self._prompt_file is not None:
             await asyncio.to_thread(self._prompt_file.unlink, missing_ok=True)
         if self._child.returncode is None:

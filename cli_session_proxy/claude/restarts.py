@@ -5,6 +5,7 @@ Counted by agent, not by session: a session whose first turn dies leaves nothing
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -44,7 +45,7 @@ class Restarts:
             return
         raise ClaudeUnavailable(
             f"the Claude CLI of this agent has died {deaths.count} times in a row and is not started again before "
-            f"{left:.0f} s are over. The last time: {deaths.last}. See `doctor` and the proxy's log",
+            f"{math.ceil(left)} s are over. The last time: {deaths.last}. See `doctor` and the proxy's log",
             retry_after=left,
             detail={"deaths": deaths.count},
         )
@@ -55,7 +56,8 @@ class Restarts:
         deaths.count += 1
         deaths.last = error_for_death(how).message
         if deaths.count >= LIMIT:
-            deaths.until = self._clock() + min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** (deaths.count - LIMIT))
+            doubled = min(deaths.count - LIMIT, 32)  # as a float has an end
+            deaths.until = self._clock() + min(LONGEST_WAIT, FIRST_WAIT * 2.0**doubled)
         self._deaths.move_to_end(agent_key)
         if len(self._deaths) > KNOWN:
             self._deaths.popitem(last=False)

@@ -23,9 +23,9 @@ TOOL_SLACK = 600.0
 
 
 class Ask(Protocol):
-    """Makes a control request, and tells whether it succeeded."""
+    """Makes a control request, and tells whether it succeeded (None: no answer came)."""
 
-    async def __call__(self, subtype: str, **fields: object) -> bool: ...
+    async def __call__(self, subtype: str, **fields: object) -> bool | None: ...
 
 
 class ToolServer:
@@ -50,9 +50,9 @@ class ToolServer:
 
     def handle(self, frame: JSON) -> JSON | None:
         """The frame that answers this control request; None when it has to wait for the client's result."""
-        request = frame.get("request") or {}
+        request = _dict(frame.get("request"))
         request_id = str(frame.get("request_id"))
-        message = request.get("message") or {}
+        message = _dict(request.get("message"))
         if request.get("subtype") != "mcp_message" or request.get("server_name") != SERVER:
             error = f"{request.get('subtype')} is not served here"
             return {
@@ -61,7 +61,7 @@ class ToolServer:
             }
         method, number = message.get("method"), message.get("id")
         if method == "tools/call":
-            call = str(((message.get("params") or {}).get("_meta") or {}).get(TOOL_USE_ID))
+            call = str(_dict(_dict(message.get("params")).get("_meta")).get(TOOL_USE_ID))
             self._waiting[call] = (request_id, number)
             return self.answer(call, self._early.pop(call)) if call in self._early else None
         if number is None:
@@ -80,7 +80,7 @@ class ToolServer:
 
     def _result(self, method: object, message: JSON) -> JSON:
         if method == "initialize":
-            version = (message.get("params") or {}).get("protocolVersion", PROTOCOL)
+            version = _dict(message.get("params")).get("protocolVersion", PROTOCOL)
             info = {"name": SERVER, "version": "1"}
             return {"result": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}}
         if method == "tools/list":
@@ -88,6 +88,10 @@ class ToolServer:
         if method == "ping":
             return {"result": {}}
         return {"error": {"code": -32601, "message": f"no method {method}"}}
+
+
+def _dict(value: object) -> JSON:
+    return value if isinstance(value, dict) else {}
 
 
 def _response(request_id: str, message: JSON) -> JSON:

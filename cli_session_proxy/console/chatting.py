@@ -46,7 +46,7 @@ class Talk(Protocol):
         """The answer, piece by piece. Closed before its end, the turn is cancelled. Raises `ProxyError`."""
 
     async def last(self) -> JSON | None:
-        """The newest turn with its links, as the dump's rows name their fields."""
+        """The newest turn with its links, as the dump's rows name their fields. Raises `ProxyError`."""
 
 
 async def chat(settings: Settings, owner: str, agent_id: str, model: str | None, write: Write) -> None:
@@ -190,7 +190,10 @@ class There:
             raise UpstreamError("the server went away in the middle: say it again") from exc
 
     async def last(self) -> JSON | None:
-        answer = await self._http.get(f"/v1/chains/{self._agent}/turns", params={"limit": 1})
+        try:
+            answer = await self._http.get(f"/v1/chains/{self._agent}/turns", params={"limit": 1})
+        except httpx.HTTPError as exc:
+            raise UpstreamError("the server went away after its answer") from exc
         rows: list[JSON] = answer.json()["data"] if answer.status_code == 200 else []
         return rows[0] if rows else None
 

@@ -41,10 +41,16 @@ WIDE = 1000
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncIterator[Store | None]:
     """The store, or None where nothing was ever kept: looking must not create it."""
-
     if not (settings.var / FILE).exists():
         yield None
         return
+    async with made(settings) as store:
+        yield store
+
+
+@asynccontextmanager
+async def made(settings: Settings) -> AsyncIterator[Store]:
+    """The store, new where there is none."""
     store = store_for(settings)
     await store.open()
     try:
@@ -122,7 +128,6 @@ def _cells(row: JSON) -> list[Any]:
 
 def _plain(cell: object) -> Any:
     """Text as it is: an agent's name is no markup, and its control characters stay out of the terminal."""
-
     return Text("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(cell)))
 
 
@@ -174,7 +179,6 @@ async def _agent(settings: Settings, store: Store | None, owner: str, agent_id: 
 
 async def delete(settings: Settings, agent_id: str, owner: str = LOCAL_OWNER) -> None:
     """Remove the agent: through the server that runs on this `var`, else here. Raises `NotFound`."""
-
     url = served_at(settings.var)
     if url is not None and await alive(url):
         await _delete_there(url, agent_id, key_of(settings, owner))
@@ -186,7 +190,6 @@ async def delete(settings: Settings, agent_id: str, owner: str = LOCAL_OWNER) ->
 
 
 async def alive(url: str) -> bool:
-
     try:
         async with httpx.AsyncClient(trust_env=False, timeout=HEALTH_TIMEOUT) as client:
             return (await client.get(f"{url}/healthz")).status_code == 200
@@ -204,7 +207,6 @@ def key_of(settings: Settings, owner: str) -> dict[str, str]:
 
 
 async def _delete_there(url: str, agent_id: str, key: dict[str, str]) -> None:
-
     async with httpx.AsyncClient(trust_env=False, timeout=ANSWER_TIMEOUT, headers=key) as client:
         try:
             answer = await client.delete(f"{url}/v1/chains/{encoded_agent_id(agent_id)}")
@@ -216,7 +218,6 @@ async def _delete_there(url: str, agent_id: str, key: dict[str, str]) -> None:
 
 
 async def _delete_here(settings: Settings, owner: str, agent_id: str) -> bool:
-
     engine = Engine(settings)
     try:
         await engine.start()

@@ -21,9 +21,8 @@ from ..models import Agent
 from ..sandbox import make_private
 from ..settings import Settings
 from ..stores.base import Store
-from ..stores.sql import store_for
 from .doctor import Finding, examine
-from .showing import opened
+from .showing import made, opened
 
 Say = Callable[[str], None]
 
@@ -119,14 +118,10 @@ async def doctor(settings: Settings, say: Say, *, as_json: bool) -> bool:
 
 @asynccontextmanager
 async def _ready(settings: Settings) -> AsyncIterator[Store]:
-    """The store, made where there is none: something is about to be kept."""
+    """The store and its place: something is about to be kept."""
     await asyncio.to_thread(make_private, settings.var)
-    store = store_for(settings)
-    await store.open()
-    try:
+    async with made(settings) as store:
         yield store
-    finally:
-        await store.close()
 
 
 @contextmanager

@@ -14,12 +14,13 @@ from html import escape
 from typing import Any
 
 from ..chains.ordering import parents_first
-from ..models import Agent, Link, Turn
+from ..models import ON_PATH, Agent, Link, Turn
 from ..stores.base import Store
 from . import shown
 from .outline import Node, Outline, outline
+from .schema import TurnDump
 from .telling import REPAIRS
-from .words import WHY, count, time
+from .words import UNSURE, WHY, count, time, visible
 
 # The last turns are open when the page is: what somebody who looks wants to see first.
 OPEN = 3
@@ -115,7 +116,7 @@ def _tree(shape: Outline, colours: dict[str, str]) -> Iterator[str]:
         marks = [WHY[link.reason] for link in shape.links.get(node.id, ()) if link.reason in REPAIRS]
         marks += ["repaired"] if node.mended else []
         mark = f" <span class='mend'>{_text('; '.join(marks))}</span>" if marks else ""
-        state = "" if node.status == "completed" else f" <span class='bad'>{node.status}</span>"
+        state = "" if node.status == "completed" else f" <span class='bad'>{_text(node.status)}</span>"
         yield f"<li{lane}><a href='#{_text(node.id)}'>{chip}{node.number}</a>{jump}{state}{mark}"
         yield f" {_text(node.words)}</li>"
         before = node.id
@@ -124,44 +125,64 @@ def _tree(shape: Outline, colours: dict[str, str]) -> Iterator[str]:
 
 def _turn(
     turn: Turn, node: Node, shape: Outline, colours: dict[str, str], *, opened: bool, verbatim: bool
-) -> Iterator[str]:
+) -> list[str]:
     links = shape.links.get(turn.id, ())
     told = shown.turn(turn, links, verbatim=verbatim)
-    is_mended = node.mended or any(link.reason in REPAIRS for link in links)
-    repaired = " <span class='mend'>repaired</span>" if is_mended else ""
-    state = turn.status if turn.status == "completed" else f"<span class='bad'>{turn.status}</span>"
-    head = " · head" if turn.id == shape.chain.agent.head else ""
-    colour = colours.get(turn.session_id or "", "")
-    yield f"<details id='{_text(turn.id)}' class='{colour}'{' open' if opened else ''}>"
-    yield f"<summary>Turn {node.number} · {state}"
-    yield f" · {turn.continuity or turn.origin}{head}{repaired} <span class='dim'>{_text(node.words)}</span></summary>"
-    yield f"<p class='dim'>{_text(turn.id)} · after {_turn_link(shape, turn.parent_id)} · {_text(turn.model)}"
-    yield f" · {time(turn.created_at)} · session {_text(turn.session_id or 'none')}</p>"
-    for link in links:
-        said = shown.link(link)
-        evidence = f"<details><summary>evidence</summary>{_compact(said['detail'])}</details>" if link.detail else ""
-        yield f"<p>{_kind(link)} {_text(said['says'])}</p>{evidence}"
-    yield from (f"<p class='mend'>{_text(text)}</p>" for text in told["says"])
+    lines = [_summary(turn, node, shape, colours, told, opened=opened)]
+    lines += [_told_link(link) for link in links]
+    lines += [f"<p class='mend'>{_text(text)}</p>" for text in told["says"]]
     for message in told["input"]:
-        yield f"<h4>{message['role']}</h4>"
-        yield from (_block(block) for block in message["content"])
+        lines.append(f"<h4>{_text(message['role'])}</h4>")
+        lines += [_block(block) for block in message["content"]]
     if told["output"]:
-        yield "<h4>assistant</h4>"
-        yield from (_block(block) for block in told["output"])
+        lines.append("<h4>assistant</h4>")
+        lines += [_block(block) for block in told["output"]]
     if told["tools"]:
-        yield f"<details><summary>{len(told['tools'])} tool calls and results</summary>"
-        yield from (_compact(entry) for entry in told["tools"])
-        yield "</details>"
+        lines.append(f"<details><summary>{len(told['tools'])} tool calls and results</summary>")
+        lines += [_compact(entry) for entry in told["tools"]]
+        lines.append("</details>")
     if told["error"] is not None:
-        yield f"<div class='bad'>{_compact(told['error'])}</div>"
-    cost = {"usage": told["usage"], "cost_usd": told["cost_usd"], "timings": told["timings"], "reason": told["reason"]}
-    yield f"<details><summary>why, how long, how much</summary>{_compact(cost)}</details></details>"
+        lines.append(f"<div class='bad'>{_compact(told['error'])}</div>")
+    if turn.delivery in UNSURE and turn.status in ON_PATH:
+        lines.append(f"<p class='bad'>{UNSURE[turn.delivery]}</p>")
+    lines.append(_measures(told))
+    return lines
+
+
+def _summary(turn: Turn, node: Node, shape: Outline, colours: dict[str, str], told: TurnDump, *, opened: bool) -> str:
+    """What is seen of a turn that is not open, and where it belongs."""
+    is_mended = told["says"] or any(link.reason in REPAIRS for link in shape.links.get(turn.id, ()))
+    repaired = " <span class='mend'>repaired</span>" if is_mended else ""
+    state = turn.status if turn.status == "completed" else f"<span class='bad'>{_text(turn.status)}</span>"
+    head = " · head" if turn.id == shape.chain.agent.head else ""
+    turn_id, colour = _text(turn.id), colours.get(turn.session_id or "", "")
+    return (
+        f"<details id='{turn_id}' class='{colour}'{' open' if opened else ''}>\n<summary>Turn {node.number} · {state}\n"
+        f" · {_text(turn.continuity or turn.origin)}{head}{repaired}"
+        f" <span class='dim'>{_text(node.words)}</span></summary>\n"
+        f"<p class='dim'>{turn_id} · after {_turn_link(shape, turn.parent_id)} · {_text(turn.model)}\n"
+        f" · {time(turn.created_at)} · session {_text(turn.session_id or 'none')}</p>"
+    )
+
+
+def _told_link(link: Link) -> str:
+    said = shown.link(link)
+    evidence = f"<details><summary>evidence</summary>{_compact(said['detail'])}</details>" if link.detail else ""
+    return f"<p>{_kind(link)} {_text(said['says'])}</p>{evidence}"
+
+
+def _measures(told: TurnDump) -> str:
+    tokens = ", ".join([f"{name.removesuffix('_tokens')} {number}" for name, number in told["usage"].items()])
+    steps = ", ".join([f"{name} {value}" for name, value in told["timings"].items()])
+    cost = "not known" if told["cost_usd"] is None else f"${told['cost_usd']:.6f}"
+    measured = _text(f"tokens: {tokens}\ncost: {cost}\nmilliseconds: {steps}\nwhy: {_json(told['reason'])}")
+    return f"<details><summary>why, how long, how much</summary><pre>{measured}</pre></details></details>"
 
 
 def _kind(link: Link) -> str:
     kind = "mend" if link.reason in REPAIRS else "dim"
     ids = f"{(link.from_session or 'none')[:8]} → {link.to_session[:8]}"
-    return f"<span class='{kind}'>{link.reason}</span> <code>{_text(ids)}</code>"
+    return f"<span class='{kind}'>{_text(link.reason)}</span> <code>{_text(ids)}</code>"
 
 
 def _turn_link(shape: Outline, turn_id: str | None) -> str:
@@ -183,15 +204,13 @@ def _compact(value: Any) -> str:
         return ""
     if not isinstance(value, dict):
         return f"<pre>{_text(_json(value))}</pre>"
-    fields = ",\n".join(f" {_json(name)}: {_json(item)}" for name, item in value.items())
+    fields = ",\n".join([f" {_json(name)}: {_json(item)}" for name, item in value.items()])
     return "<pre>{\n" + _text(fields) + "\n}</pre>"
 
 
 def _text(value: str) -> str:
-    """Text that is only text: markup escaped, control characters (which no page may hold) shown as such."""
-    if not value.isprintable() and not "".join(value.split()).isprintable():
-        value = "".join(char if char.isprintable() or char.isspace() else "\N{REPLACEMENT CHARACTER}" for char in value)
-    return escape(value, quote=True)
+    """Text that is only text."""
+    return escape(visible(value))
 
 
 _json = json.JSONEncoder(ensure_ascii=False).encode

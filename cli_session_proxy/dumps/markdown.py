@@ -13,7 +13,7 @@ from ..models import ON_PATH, Agent, Chain, Link, Turn
 from ..stores.base import Store
 from . import shown
 from .telling import REPAIRS
-from .words import time
+from .words import UNSURE, time, visible
 
 
 async def markdown(store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False) -> AsyncIterator[str]:
@@ -22,11 +22,11 @@ async def markdown(store: Store, agent: Agent, *, sandbox: str, verbatim: bool =
     if chain is None:
         raise NotFound(f"there is no agent {agent.agent_id!r}", param="agent_id")
     links = by_turn(chain.links)
-    yield "\n".join(_title(chain, sandbox, links.get(None, ())))
+    yield visible("\n".join(_title(chain, sandbox, links.get(None, ()))))
     number, before = 0, None
     async for turn in parents_first(store.turns(agent.key)):
         number += 1
-        yield "\n".join(_turn(number, turn, before, links.get(turn.id, ()), verbatim=verbatim))
+        yield visible("\n".join(_turn(number, turn, before, links.get(turn.id, ()), verbatim=verbatim)))
         before = turn.id
 
 
@@ -42,8 +42,9 @@ def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], *,
     told = shown.turn(turn, links, verbatim=verbatim)
     how = turn.continuity or (turn.origin if turn.origin in ("adopted", "imported") else "not run")
     facts = [turn.status, how, turn.model, time(turn.created_at)]
-    yield f"\n## Turn {number} · {' · '.join(facts)}\n"
-    yield f"<sub>{turn.id}, session {turn.session_id or 'none'}</sub>\n"
+    where = f"{turn.id}, session {turn.session_id or 'none'}"
+    yield f"\n## Turn {number} · {_plain(' · '.join(facts))}\n"
+    yield f"<sub>{_plain(where)}</sub>\n"
     if turn.parent_id != before and not _never_began(turn):
         yield f"> continues {_inline(turn.parent_id or 'nothing: a new start')}, not the turn above\n"
     if told["continuity_reason"]:
@@ -52,7 +53,7 @@ def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], *,
         yield _link(link) + "\n"
     yield from (f"> **repaired**: {_plain(text)}\n" for text in told["says"])
     for message in told["input"]:
-        yield f"**{message['role']}**\n"
+        yield f"**{_plain(message['role'])}**\n"
         yield from _content(message["content"])
     if told["tools"]:
         yield "**tools of the CLI**\n"
@@ -63,15 +64,15 @@ def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], *,
         yield from _content(told["output"])
     if told["error"] is not None:
         error = told["error"]
-        yield f"> **{turn.status}** (`{error.get('code')}`): {_plain(str(error.get('message')))}\n"
-    if turn.delivery == "undelivered" and turn.status in ON_PATH:
-        yield "> undelivered: the client left before the answer reached it\n"
+        yield f"> **{_plain(turn.status)}** ({_inline(str(error.get('code')))}): {_plain(str(error.get('message')))}\n"
+    if turn.delivery in UNSURE and turn.status in ON_PATH:
+        yield f"> {UNSURE[turn.delivery]}\n"
 
 
 def _link(link: Link) -> str:
     mark = "**repaired**" if link.reason in REPAIRS else "link"
     ids = f"{(link.from_session or 'none')[:8]} → {link.to_session[:8]}"
-    return f"> {mark} (`{link.reason}`, {ids}): {_plain(shown.link(link)['says'])}"
+    return f"> {mark} ({_inline(link.reason)}, {_plain(ids)}): {_plain(shown.link(link)['says'])}"
 
 
 def _never_began(turn: Turn) -> bool:
@@ -97,28 +98,18 @@ def _block(block: dict[str, Any]) -> str:
     return f"({kind}) {_compact({name: value for name, value in block.items() if name != 'type'})}"
 
 
-def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
-
-
 def _inline(text: str) -> str:
     """One line of code style: a name cannot break out of its line."""
     line = " ".join(text.split()) or " "
-    fence = "`" * (max((len(run) for run in _backticks(line)), default=0) + 1)
+    fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
     pad = " " if line.startswith("`") or line.endswith("`") else ""
     return f"{fence}{pad}{line}{pad}{fence}"
 
 
 def _plain(text: str) -> str:
     """A sentence: evidence in it is no markup. An underscore stays as it is, so that ids and paths can be copied."""
-    return re.sub(r"([\\`*<>\[\]&])", r"\\\1", " ".join(text.split()))
+    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
 
 
-def _backticks(text: str) -> Iterator[str]:
-    run = ""
-    for char in [*text, " "]:
-        if char == "`":
-            run += char
-        elif run:
-            yield run
-            run = ""
+_MARKUP = re.compile(r"[\\`*<>\[\]&]")
+_compact = json.JSONEncoder(ensure_ascii=False).encode

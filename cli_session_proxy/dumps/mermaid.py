@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from ..models import ON_PATH, Agent, LinkReason
 from ..stores.base import Store
 from .outline import Node, Outline, outline
+from .telling import REPAIRS
 
 # mermaid's default `maxEdges` is 500 and its `maxTextSize` 50,000 characters (its documentation, "Config").
 MOST_BOXES = 250
@@ -34,7 +35,7 @@ class _Box:
     number: int
     nodes: list[Node]
     above: _Box | None
-    why: list[str] = field(default_factory=list)
+    why: list[LinkReason] = field(default_factory=list)
     sessions: list[str] = field(default_factory=list)
 
 
@@ -61,7 +62,7 @@ def _boxes(shape: Outline) -> list[_Box]:
         above = holds.get(node.parent or "")
         fits = above is not None and not why and above.nodes[-1].id == node.parent
         if above is None or not fits or shape.nodes[above.nodes[-1].id].children > 1 or node.status not in ON_PATH:
-            above = _Box(len(boxes) + 1, [], above, [*map(str, why)])
+            above = _Box(len(boxes) + 1, [], above, why)
             boxes.append(above)
         above.nodes.append(node)
         holds[node.id] = above
@@ -84,7 +85,7 @@ def _lines(box: _Box, drawn: set[int], head: str | None) -> Iterator[str]:
     yield f"{source} -->{label} b{box.number}"
     for name, applies in (
         ("failed", last.status in ("failed", "cancelled")),
-        ("repaired", bool({"rebuilt", "moved", "adopted"} & set(box.why))),
+        ("repaired", not REPAIRS.isdisjoint(box.why)),
         ("head", last.id == head),
     ):
         if applies:

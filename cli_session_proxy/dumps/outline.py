@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from .. import redact
 from ..chains.ordering import by_turn, parents_first
 from ..errors import NotFound
-from ..models import Agent, Chain, Link, Message, Status, Turn
-from ..stores.base import Store
-from . import shown
+from ..models import Agent, Chain, Link, Message, Status
+from ..stores.base import Store, TurnOutline
+from . import telling
 
 # Characters of a prompt that stand for the turn in an outline.
 FIRST_WORDS = 60
+# A secret at their edge must not lose the end by which it is known: cut far behind it first.
+LOOKED_AT = 8 * FIRST_WORDS
 
 
 @dataclass(slots=True)
@@ -39,11 +41,13 @@ class Outline:
     nodes: dict[str, Node] = field(default_factory=dict)
     links: Mapping[str | None, Sequence[Link]] = field(default_factory=dict)
 
-    def add(self, turn: Turn) -> None:
-        words = " ".join(redact.text(_words(turn.input)).split())[:FIRST_WORDS]
-        mended = bool(shown.says(turn, self.links.get(turn.id, ())))
-        node = Node(turn.id, len(self.nodes) + 1, turn.parent_id, turn.status, turn.session_id, words, mended)
-        self.nodes[turn.id] = node
+    def add(self, turn: TurnOutline) -> None:
+        words = redact.text(_words(turn.input)[:LOOKED_AT])[: 2 * FIRST_WORDS]
+        mended = bool(telling.turn(turn.reason, turn.attempts, self.links.get(turn.id, ())))
+        self.nodes[turn.id] = Node(
+            turn.id, len(self.nodes) + 1, turn.parent_id, turn.status, turn.session_id,
+            " ".join(words.split())[:FIRST_WORDS], mended,
+        )  # fmt: skip
 
     def finish(self) -> None:
         """Lanes: the head's path is the first; elsewhere the first child goes on in its parent's lane."""
@@ -70,7 +74,11 @@ class Outline:
 
 
 def _words(messages: tuple[Message, ...]) -> str:
-    return next((block["text"] for message in messages for block in message.content if block.get("type") == "text"), "")
+    for message in messages:
+        for block in message.content:
+            if block.get("type") == "text":
+                return str(block.get("text", ""))
+    return ""
 
 
 async def outline(store: Store, agent: Agent) -> Outline:
@@ -79,7 +87,7 @@ async def outline(store: Store, agent: Agent) -> Outline:
     if chain is None:
         raise NotFound(f"there is no agent {agent.agent_id!r}", param="agent_id")
     made = Outline(chain, links=by_turn(chain.links))
-    async for turn in parents_first(store.turns(agent.key, brief=True)):
+    async for turn in parents_first(store.outlines(agent.key)):
         made.add(turn)
     made.finish()
     return made

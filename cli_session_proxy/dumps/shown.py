@@ -20,7 +20,7 @@ _CONTINUITY = ("rule", "messages", "matched", "imported", "diverged_at", "left_o
 def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> TurnDump:
     """`verbatim` shows what was said (system, input, output, tools) as it is; all else is redacted even then.
 
-    `links` are those made at this turn.
+    `links` are those made at this turn; one of another turn tells nothing of it.
     """
     reason, attempts = redact.data(row.reason), redact.data(row.attempts)
     shown: TurnDump = {
@@ -49,14 +49,15 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
         "tools": blocks(row.tools, verbatim=verbatim),
         "delivery": row.delivery,
         "origin": row.origin,
-        "says": telling.turn(reason, attempts, links),
+        "says": telling.turn(reason, attempts, [link for link in links if link.turn_id == row.id]),
     }
     return shown
 
 
 def says(row: Turn, links: Sequence[Link] = ()) -> list[str]:
     """What happened to a turn beside its links, in sentences (`TurnDump.says`)."""
-    return telling.turn(redact.data(row.reason), redact.data(row.attempts), links)
+    own = [link for link in links if link.turn_id == row.id]
+    return telling.turn(redact.data(row.reason), redact.data(row.attempts), own)
 
 
 def message(row: Message, *, verbatim: bool = False) -> MessageDump:
@@ -87,8 +88,15 @@ def link(row: Link) -> LinkDump:
 
 
 def blocks(rows: tuple[Block, ...], *, verbatim: bool = False) -> list[Block]:
-    plain = (_without_images(row) for row in rows)
-    return [cast(Block, row if verbatim else redact.data(row)) for row in plain]
+    return [_block(row, verbatim=verbatim) for row in rows]
+
+
+def _block(row: Block, *, verbatim: bool) -> Block:
+    text = row.get("text")
+    if len(row) == 2 and isinstance(text, str) and row.get("type") == "text":  # nearly all of a long chain
+        return row if verbatim else {**row, "text": redact.text(text)}
+    plain: Block = _without_images(row)
+    return plain if verbatim else cast(Block, redact.data(plain))
 
 
 def _without_images(value: Any) -> Any:

@@ -7,10 +7,15 @@ them (`shown`), without secrets. Evidence that an older version left out is not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from typing import Any
 
 from ..models import JSON, Link, LinkReason
 from .words import count
+
+NO_SESSION = "none"
+# Why a session was written that nothing was wrong with (`Repairs`).
+IMPORTED = "the client's history was imported"
+NOBODY_WAITS = "nobody waits for these results any more"
 
 # Links that stand for a repair or for somebody else's doing: what a reader looks for.
 REPAIRS: frozenset[LinkReason] = frozenset({"rebuilt", "moved", "adopted", "reset_by_cli"})
@@ -24,11 +29,17 @@ _FOUND: Mapping[str, str] = {
 }
 # What followed the path in a transcript (`Repairs._rebuild`).
 _BEHIND: Mapping[str, str] = {
-    "ours": "The session's transcript still held what an attempt that failed had left there",
+    "ours": "The session's transcript still held what an attempt that was not kept had left there",
     "theirs": "The session's transcript ended with a prompt of somebody else's that has no whole answer",
+    "theirs_behind_ours": (
+        "The session's transcript still held what an attempt that was not kept had left there, and somebody else's "
+        "words behind it"
+    ),
     "broken_line": "The session's transcript ended with a broken line",
     "notes": "The session's transcript ended with records that belong to no prompt",
 }
+# How an attempt ended that another one followed.
+_ENDED: Mapping[str, str] = {"failed": "failed ({why})", "cancelled": "was cancelled ({why})"}
 # How a turn's records came to be (`Sessions.capture`), where they were not simply read.
 _RECORDS: Mapping[str, str] = {
     "the transcript is gone; records made from the frames": (
@@ -45,60 +56,102 @@ _RECORDS: Mapping[str, str] = {
 
 def link(reason: LinkReason, detail: JSON, source: str | None, target: str) -> str:
     """One or two sentences on why `target` follows `source`."""
-    said = _LINKS[reason](detail, _short(source), _short(target))
+    tell = _LINKS.get(reason)  # a chain may have been brought from a newer version
+    said = tell(detail, _short(source), _short(target)) if tell else "This version does not know what this means."
     if "settled" in detail:
         said += " The proxy died in this turn: the next one to start found that out from the transcript."
     return said
 
 
-def turn(reason: JSON, attempts: list[JSON], links: Sequence[Link] = ()) -> list[str]:
+def turn(reason: JSON, attempts: Sequence[JSON], links: Sequence[Link] = ()) -> list[str]:
     """What happened to a turn beside what its links tell, in order; nothing for one that went as turns should."""
-    return [*_before(reason, links), *_attempts(reason, attempts), *_after(reason)]
+    before_the_last = [attempt for attempt in attempts if "n" in attempt][:-1] if len(attempts) > 1 else []
+    if "repaired" in reason and _is_told(reason["repaired"], before_the_last, links):
+        reason = {name: value for name, value in reason.items() if name != "repaired"}
+    said = [tell(reason[name]) for name, tell in _BEFORE.items() if reason.get(name)]
+    if before_the_last:
+        said += _attempts(reason, before_the_last)
+    said += [tell(reason[name]) for name, tell in _AFTER.items() if reason.get(name)]
+    return [sentence for sentence in said if sentence]
 
 
-def _before(reason: JSON, links: Sequence[Link]) -> Iterator[str]:
-    if "left_off" in reason:
-        yield (f"The answer of {reason['left_off']} never reached its client: the conversation goes on from before it.")
-    if "sandbox" in reason:
-        yield f"The agent's sandbox directory was gone (nothing at {reason['sandbox']}): it was made again, empty."
-    repaired = reason.get("repaired")
-    if repaired and not any(link.reason in ("rebuilt", "moved") for link in links):
-        # Links are committed with their attempt: one that failed leaves only the journal's entry.
-        yield _moved(repaired, "", "") if "found_at" in repaired else _rebuilt(repaired, "", "")
-    if "process" in reason:
+def _is_told(repaired: JSON, attempts: Sequence[JSON], links: Sequence[Link]) -> bool:
+    """By its link, which is stored with the attempt that succeeded, or with the attempt that failed after it."""
+    if any(link.reason in ("rebuilt", "moved") for link in links):
+        return True
+    return any(attempt.get("repaired") == repaired for attempt in attempts)
+
+
+def _attempts(reason: JSON, attempts: Sequence[JSON]) -> Iterator[str]:
+    """Attempts that others followed. They are counted here: a run that its client asked for counts its own anew."""
+    for number, attempt in enumerate(attempts, 1):
+        if "repaired" in attempt:
+            yield _repaired(attempt["repaired"])
+        why = str(attempt.get("why") or attempt.get("code") or "no reason is known")
+        if why == reason.get("output_refused"):
+            why = f"its answer was not the JSON that was asked for ({why})"
+        ended = _ENDED.get(str(attempt.get("status")), "was answered, but the answer could not be kept").format(why=why)
         yield (
-            f"The CLI process that was kept for this session {reason['process']}: a new one resumed the session, "
-            "whose transcript was verified first."
+            f"Attempt {number} {ended}: the prompt was sent again as attempt {number + 1}, to a session that does not "
+            "know of it."
         )
 
 
-def _attempts(reason: JSON, attempts: list[JSON]) -> Iterator[str]:
-    ran = [attempt for attempt in attempts if "n" in attempt]
-    for attempt, following in pairwise(ran):
-        if attempt.get("status") == "failed":
-            why = str(attempt.get("why") or attempt.get("code") or "no reason is known")
-            if why == reason.get("output_refused"):
-                why = f"its answer was not the JSON that was asked for ({why})"
-            yield (
-                f"Attempt {attempt['n']} failed ({why}): the prompt was sent again as attempt {following['n']}, to a "
-                "session that does not know of the first."
-            )
+# --- turns, by what their reason holds
 
 
-def _after(reason: JSON) -> Iterator[str]:
-    retries = reason.get("retries") or []
-    if retries:
-        last = retries[-1]
-        named = [str(part) for part in (last.get("error_status"), last.get("error")) if part and part != "unknown"]
-        what = " ".join(named) or "no whole answer"
-        times = "" if len(retries) == 1 else f" {len(retries)} times"
-        yield f"The provider failed{times} ({what}): the CLI asked it again."
-    if "settled" in reason:
-        yield "The proxy died after the CLI had finished this turn: the answer was read from the transcript."
-    if "compacted" in reason:
-        yield "The CLI compacted the conversation: of what is before, the model knows a summary."
-    if reason.get("records") in _RECORDS:
-        yield _RECORDS[reason["records"]]
+def _left_off(turn_id: str) -> str:
+    return f"The answer of {turn_id} never reached its client: the conversation goes on from before it."
+
+
+def _sandbox(path: str) -> str:
+    return f"The agent's sandbox directory was gone (nothing at {path}): it was made again, empty."
+
+
+def _repaired(detail: JSON) -> str:
+    return _moved(detail, "", "") if "found_at" in detail else _rebuilt(detail, "", "")
+
+
+def _process(ended: str) -> str:
+    return (
+        f"The CLI process that was kept for this session {ended}: a new one resumed the session, whose transcript was "
+        "verified first."
+    )
+
+
+def _retries(retries: Sequence[JSON]) -> str:
+    last = retries[-1]
+    named = [str(part) for part in (last.get("error_status"), last.get("error")) if part and part != "unknown"]
+    what = " ".join(named) or "no whole answer"
+    times = "" if len(retries) == 1 else f" {len(retries)} times"
+    return f"The provider failed{times} ({what}): the CLI asked it again."
+
+
+def _settled(_how: str) -> str:
+    return "The proxy died after the CLI had finished this turn: the answer was read from the transcript."
+
+
+def _compacted(_how: JSON) -> str:
+    return "The CLI compacted the conversation: of what is before, the model knows a summary."
+
+
+def _records(how: str) -> str:
+    return _RECORDS.get(how, "")
+
+
+# In the order in which things happen: before the first attempt, and after the last one.
+_BEFORE: Mapping[str, Callable[[Any], str]] = {
+    "left_off": _left_off,
+    "sandbox": _sandbox,
+    "repaired": _repaired,
+    "process": _process,
+}
+_AFTER: Mapping[str, Callable[[Any], str]] = {
+    "retries": _retries,
+    "settled": _settled,
+    "compacted": _compacted,
+    "records": _records,
+}
 
 
 # --- links, by reason
@@ -119,9 +172,9 @@ def _forked(detail: JSON, source: str, target: str) -> str:
 def _rebuilt(detail: JSON, _source: str, _target: str) -> str:
     why = str(detail.get("why", ""))
     lines = f" ({count(detail['records'], 'line')})" if "records" in detail else ""
-    if why == "the client's history was imported":
+    if why == IMPORTED:
         return f"The client brought a conversation that was new here: a session was written from it{lines}."
-    if why == "nobody waits for these results any more":
+    if why == NOBODY_WAITS:
         return (
             "The CLI process that waited for these tool results was gone: the session was written again from the "
             f"chain{lines}, results and all, and a new process goes on from them."
@@ -137,16 +190,15 @@ def _rebuilt(detail: JSON, _source: str, _target: str) -> str:
 
 def _branched(detail: JSON, source: str, target: str) -> str:
     lines = f" ({count(detail['records'], 'line')})" if "records" in detail else ""
-    if detail.get("why") == "nobody waits for these results any more":
+    if detail.get("why") == NOBODY_WAITS:
         return (
             f"The CLI process that waited for these tool results was gone: session {target} was written from the "
             f"chain{lines}, results and all, and a new process goes on from them."
         )
     where = f", {detail['from_turn']}" if "from_turn" in detail else ""
-    return (
-        f"This turn continues an earlier one{where}: the path to it was written as a new session, {target}{lines}, and "
-        f"session {source} was left as it is."
-    )
+    left = "" if source == NO_SESSION else f", and session {source} was left as it is"
+    made = f"written as a new session, {target}{lines}"
+    return f"This turn continues an earlier one{where}: the path to it was {made}{left}."
 
 
 def _reset(_detail: JSON, source: str, target: str) -> str:
@@ -187,7 +239,7 @@ _LINKS: Mapping[LinkReason, Callable[[JSON, str, str], str]] = {
 
 
 def _short(session: str | None) -> str:
-    return session[:8] if session else "none"
+    return session[:8] if session else NO_SESSION
 
 
 def _sentence(text: str) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 Handler = Callable[..., Awaitable[Any]]
 
@@ -26,6 +27,12 @@ class Address(Route):
 
 def add(app: Starlette, method: str, path: str, handler: Handler) -> None:
     app.router.routes.append(Address(method, path, handler))
+
+
+def methods_of(app: Starlette, scope: Scope) -> set[str]:
+    """All methods that the address takes. Starlette's own 405 names those of the first route with it."""
+    there = (route for route in app.routes if isinstance(route, Address) and route.matches(scope)[0] is not Match.NONE)
+    return {method for route in there for method in route.methods or ()}
 
 
 def _endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:

@@ -12,14 +12,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from .. import logs
 from ..errors import ProxyError
 from ..models import JSON, Finished, Started, Turn, TurnEvent
 from ..protocols.common import SSE_KEEP_ALIVE, encoded_agent_id
-from ..turns import Answer
+from ..turns import Answer, Engine
 from .gate import as_proxy_error, encoded, send_error
 
 log = logs.get(__name__)
@@ -28,18 +28,28 @@ log = logs.get(__name__)
 ESTIMATED = {"X-Estimated": "true"}
 
 
+class Call(Protocol):
+    """What a wire has read of a body, as far as it says how to answer."""
+
+    @property
+    def stream(self) -> bool: ...
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of what was accepted without effect."""
+
+
+class BackgroundCall(Call, Protocol):
+    @property
+    def background(self) -> bool: ...
+
+
 class Writer(Protocol):
     """A wire's stream: events in, bytes out."""
 
     def feed(self, event: TurnEvent) -> Iterable[bytes]: ...
 
     def error(self, error: ProxyError) -> Iterable[bytes]: ...
-
-
-def ignored_header(names: Iterable[str]) -> dict[str, str]:
-    """X-Ignored-Params: what was accepted without effect."""
-    told = ", ".join(names)
-    return {"X-Ignored-Params": told} if told else {}
 
 
 class ClientGoneError(Exception):
@@ -86,14 +96,15 @@ class Client:
         async with self._one_at_a_time:
             if self.finished:
                 return
-            if not self.started:
-                self.started = True
-                await self._send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
             if last:
                 # uvicorn drops what is sent after a disconnect without a word. One turn of the loop lets the watcher
                 # run if the disconnect is already known, so that a dropped end is not taken for a delivered one.
                 await asyncio.sleep(0)
             self._raise_if_gone()
+            if not self.started:
+                # Head and body in one turn of the loop: they leave as one piece.
+                self.started = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
             try:
                 await self._send({"type": "http.response.body", "body": data, "more_body": not last})
             except OSError as exc:  # how ASGI servers other than uvicorn report it (ASGI spec 2.4)
@@ -113,6 +124,10 @@ class Client:
             raise ClientGoneError
 
 
+def named_by(answer: Answer) -> dict[str, str]:
+    return {"X-Agent-Id": encoded_agent_id(answer.agent_id), "X-Turn-Id": answer.turn_id}
+
+
 class TurnResponse(Response):
     """An ASGI response that delivers a turn, then acknowledges it. `deliver` is the wire's part."""
 
@@ -120,9 +135,7 @@ class TurnResponse(Response):
         super().__init__()
         self._answer = answer
         # What is known before the turn runs; a session is added when the turn has one.
-        self._head_fields = {
-            "X-Agent-Id": encoded_agent_id(answer.agent_id), "X-Turn-Id": answer.turn_id, **headers,
-        }  # fmt: skip
+        self._head_fields = {**named_by(answer), **headers}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Client(receive, send)
@@ -231,3 +244,37 @@ class StreamAnswer(TurnResponse):
                 await asyncio.sleep(self._keepalive - silence)
             else:
                 await client.write(SSE_KEEP_ALIVE, self._head())
+
+
+def reply(
+    answer: Answer, call: Call, keepalive: float, render: Callable[[Turn], JSON], writer: Callable[[], Writer]
+) -> Response:
+    """The answer as the call wants it: the whole that `render` makes of its turn, or the stream of a `writer`."""
+    headers = _ignored(call)
+    if not call.stream:
+        return JsonAnswer(answer, headers, render)
+    return StreamAnswer(answer, headers, writer(), keepalive)
+
+
+def kept_reply(
+    engine: Engine,
+    answer: Answer,
+    call: BackgroundCall,
+    keepalive: float,
+    render: Callable[[Turn], JSON],
+    writer: Callable[[Turn], Writer],
+) -> Response:
+    """The same of a wire whose turns may run in the background: those run to their end, whoever leaves.
+
+    `render` and `writer` take the turn as it was accepted, too.
+    """
+    if call.background:
+        engine.keep(answer.another() if call.stream else answer)
+        if not call.stream:
+            return JSONResponse(render(answer.accepted), headers={**named_by(answer), **_ignored(call)})
+    return reply(answer, call, keepalive, render, lambda: writer(answer.accepted))
+
+
+def _ignored(call: Call) -> dict[str, str]:
+    told = ", ".join(call.ignored)
+    return {"X-Ignored-Params": told} if told else {}

@@ -33,26 +33,15 @@ class Dialogues:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._kept = KeptTurns(engine, turn_id_of, _unknown_response)
+        self.kept = KeptTurns(engine, turn_id_of, _unknown_response)
         # What a conversation holds is read, then taken in by a turn: one request at a time.
         self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
 
     # --- responses
 
-    async def response(self, owner: str, given: str) -> Turn:
-        """The turn of a response. Raises `NotFound`: unknown, deleted, not stored, or another owner's."""
-        return await self._kept.turn(owner, given)
-
-    async def about(self, turn: Turn) -> dict[str, str]:
-        """The answer's headers for a response that is not run by this request."""
-        return await self._kept.about(turn)
-
-    async def delete_response(self, owner: str, given: str) -> None:
-        await self._kept.delete(owner, given)
-
     async def cancel(self, owner: str, given: str) -> Turn:
         """End the turn. Raises `InvalidRequest` when it has ended in another way."""
-        turn = await self._kept.cancel(owner, given)
+        turn = await self.kept.cancel(owner, given)
         if turn.status in FINISHED and turn.status != "cancelled":
             raise InvalidRequest(f"a {responses.status_of(turn)} response cannot be cancelled", param="response_id")
         return turn
@@ -89,7 +78,7 @@ class Dialogues:
         item_id = reference["id"]
         turn_id = responses_items.turn_id_of_item(item_id)
         try:
-            turn = await self.response(owner, response_id(turn_id)) if turn_id else None
+            turn = await self.kept.turn(owner, response_id(turn_id)) if turn_id else None
         except NotFound:
             turn = None
         for entry in _entries(turn, ()) if turn else ():
@@ -107,7 +96,7 @@ class Dialogues:
 
     async def _previous(self, owner: str, given: str) -> Turn:
         try:
-            turn = await self.response(owner, given)
+            turn = await self.kept.turn(owner, given)
         except NotFound as exc:
             raise PreviousNotFound(
                 f"Previous response with id '{given}' not found.", param="previous_response_id"

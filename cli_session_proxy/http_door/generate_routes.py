@@ -9,13 +9,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..errors import InvalidRequest, NotFound
-from ..models import JSON
 from ..protocols import generate
-from ..protocols.common import Naming
 from ..settings import Settings
 from ..turns import Engine
 from .addresses import add
-from .answers import ESTIMATED, JsonAnswer, StreamAnswer, ignored_header
+from .answers import ESTIMATED, reply
 from .bodies import read_call
 
 
@@ -43,18 +41,10 @@ class GenerateRoutes:
         stream = method == "streamGenerateContent"
         if stream and request.query_params.get("alt") != "sse":
             raise InvalidRequest("streamGenerateContent is served as events: add ?alt=sse", param="alt")
-        return await self._generate(request, model, stream=stream)
-
-    async def _generate(self, request: Request, model: str, *, stream: bool) -> Response:
-        def read(body: JSON, naming: Naming) -> generate.GenerateCall:
-            return generate.read(body, naming, model)
-
+        read = partial(generate.read, model=model, stream=stream)
         call = await read_call(request, self._settings.max_body, read)
         answer = await self._engine.submit(call.request)
-        headers = ignored_header(call.ignored)
-        if not stream:
-            return JsonAnswer(answer, headers, partial(generate.answer, thoughts=call.thoughts))
-        writer = generate.Writer(
-            answer.turn_id, call.request.model, request.scope["state"]["request_id"], thoughts=call.thoughts
-        )
-        return StreamAnswer(answer, headers, writer, self._settings.keepalive)
+        request_id = request.scope["state"]["request_id"]
+        writer = partial(generate.Writer, answer.turn_id, call.request.model, request_id, thoughts=call.thoughts)
+        render = partial(generate.answer, thoughts=call.thoughts)
+        return reply(answer, call, self._settings.keepalive, render, writer)

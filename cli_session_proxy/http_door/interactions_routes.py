@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..errors import InvalidRequest, NotFound, SessionBusy
-from ..models import FINISHED, JSON, ON_PATH, TurnRequest
+from ..errors import InvalidRequest, NotFound
+from ..models import JSON, ON_PATH, TurnRequest
 from ..protocols import interactions
-from ..protocols.common import encoded_agent_id
 from ..protocols.interactions_stream import EventWriter
 from ..settings import Settings
 from ..turns import Engine
 from .addresses import add
-from .answers import JsonAnswer, StreamAnswer, ignored_header
+from .answers import kept_reply
 from .bodies import named, read_call
 from .kept import KeptTurns
 
@@ -41,15 +41,8 @@ class InteractionsRoutes:
     async def create(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, interactions.read)
         answer = await self._engine.submit(await self._continued(call))
-        headers = ignored_header(call.ignored)
-        if call.background:
-            self._engine.keep(answer.another() if call.stream else answer)
-            if not call.stream:
-                about = {"X-Agent-Id": encoded_agent_id(answer.agent_id), "X-Turn-Id": answer.turn_id}
-                return JSONResponse(interactions.interaction(answer.accepted), headers={**about, **headers})
-        if not call.stream:
-            return JsonAnswer(answer, headers, interactions.interaction)
-        return StreamAnswer(answer, headers, EventWriter(answer.accepted), self._settings.keepalive)
+        keepalive = self._settings.keepalive
+        return kept_reply(self._engine, answer, call, keepalive, interactions.interaction, EventWriter)
 
     async def _continued(self, call: interactions.InteractionCall) -> TurnRequest:
         if call.previous is None:
@@ -65,20 +58,12 @@ class InteractionsRoutes:
 
     async def retrieve(self, request: Request, name: str) -> Response:
         owner = named(request).owner
+        if _flag(request, "stream"):
+            writer = partial(EventWriter, after=_place(request.query_params.get("last_event_id")))
+            return await self._kept.stream(owner, name, writer, self._settings.keepalive)
         turn = await self._kept.turn(owner, name)
-        about = await self._kept.about(turn)
-        if not _flag(request, "stream"):
-            shown = interactions.interaction(turn, include_input=_flag(request, "include_input"))
-            return JSONResponse(shown, headers=about)
-        after = _place(request.query_params.get("last_event_id"))
-        answer = None if turn.status in FINISHED else self._engine.follow(turn.id)
-        if answer is not None:
-            return StreamAnswer(answer, {}, EventWriter(answer.accepted, after=after), self._settings.keepalive)
-        turn = await self._kept.turn(owner, name)
-        if turn.status not in FINISHED:
-            raise SessionBusy("another proxy on this store runs this interaction: ask again without stream")
-        body = b"".join(EventWriter(turn, after=after).whole(turn))
-        return Response(body, media_type="text/event-stream", headers=await self._kept.about(turn))
+        shown = interactions.interaction(turn, include_input=_flag(request, "include_input"))
+        return JSONResponse(shown, headers=await self._kept.about(turn))
 
     async def delete(self, request: Request, name: str) -> JSON:
         await self._kept.delete(named(request).owner, name)

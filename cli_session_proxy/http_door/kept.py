@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
-from ..errors import NotFound
+from starlette.responses import Response
+
+from ..errors import NotFound, SessionBusy
 from ..models import FINISHED, Turn
 from ..protocols.common import encoded_agent_id
 from ..turns import Engine
+from .answers import StreamAnswer, Writer
+
+
+class Replay(Writer, Protocol):
+    def whole(self, turn: Turn) -> Iterable[bytes]:
+        """All events of a turn that has ended, well or not."""
 
 
 class KeptTurns:
@@ -24,6 +33,7 @@ class KeptTurns:
         self._unknown = unknown
 
     async def turn(self, owner: str, given: str) -> Turn:
+        """Raises the wire's `NotFound`."""
         turn_id = self._turn_id_of(given)
         turn = None if turn_id is None else await self._engine.store.turn(turn_id)
         agent = None if turn is None else await self._engine.store.agent_by_key(turn.agent_key)
@@ -40,6 +50,18 @@ class KeptTurns:
             "X-Session-Id": turn.session_id, "X-Continuity": turn.continuity,
         }  # fmt: skip
         return {name: value for name, value in known.items() if value is not None}
+
+    async def stream(self, owner: str, given: str, writer: Callable[[Turn], Replay], keepalive: float) -> Response:
+        """The events of a turn, while it runs or long after. Raises `SessionBusy` where another proxy runs it."""
+        turn = await self.turn(owner, given)
+        answer = None if turn.status in FINISHED else self._engine.follow(turn.id)
+        if answer is not None:
+            return StreamAnswer(answer, {}, writer(answer.accepted), keepalive)
+        turn = await self.turn(owner, given)  # it may have ended in between
+        if turn.status not in FINISHED:
+            raise SessionBusy("another proxy on this store runs this turn: ask again without stream")
+        body = b"".join(writer(turn).whole(turn))
+        return Response(body, media_type="text/event-stream", headers=await self.about(turn))
 
     async def cancel(self, owner: str, given: str) -> Turn:
         """The turn after its end was asked for, and waited for where it runs in this proxy."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -10,7 +12,7 @@ from ..protocols import messages
 from ..settings import Settings
 from ..turns import Engine
 from .addresses import add
-from .answers import ESTIMATED, JsonAnswer, StreamAnswer, ignored_header
+from .answers import ESTIMATED, reply
 from .bodies import read_call
 
 
@@ -26,11 +28,8 @@ class MessagesRoutes:
     async def create(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, messages.read)
         answer = await self._engine.submit(call.request)
-        headers = ignored_header(call.ignored)
-        if not call.stream:
-            return JsonAnswer(answer, headers, messages.message)
-        writer = messages.EventWriter(answer.turn_id, call.request.model, request.scope["state"]["request_id"])
-        return StreamAnswer(answer, headers, writer, self._settings.keepalive)
+        writer = partial(messages.EventWriter, answer.turn_id, call.request.model, request.scope["state"]["request_id"])
+        return reply(answer, call, self._settings.keepalive, messages.message, writer)
 
     async def count_tokens(self, request: Request) -> Response:
         counted = await read_call(request, self._settings.max_body, messages.count)

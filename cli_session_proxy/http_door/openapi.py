@@ -28,6 +28,7 @@ FILES = ("text/html", "text/css", "text/javascript")
 TEXT: JSON = {"type": "string"}
 COUNT: JSON = {"type": "integer", "minimum": 1}
 FLAG: JSON = {"enum": ["true", "false"]}
+SWITCH: JSON = {"enum": ["1", "0"]}
 
 # The last segment of a Google address says what is done with the model.
 MODEL_METHODS = ("generateContent", "streamGenerateContent", "countTokens")
@@ -46,8 +47,9 @@ HEADERS: Mapping[str, JSON] = {
 _PAGE: Mapping[str, JSON] = {"limit": COUNT, "after": TEXT, "order": {"enum": ["asc", "desc"]}}
 QUERIES: Mapping[str, Mapping[str, JSON]] = {
     "/v1/chains": {"search": TEXT, "limit": COUNT},
-    "/v1/chains/{agent_id}": {"format": {"enum": list(FORMATS)}},
+    "/v1/chains/{agent_id}": {"format": {"enum": list(FORMATS)}, "redact": SWITCH},
     "/v1/chains/{agent_id}/turns": {"before": COUNT, "limit": COUNT},
+    "/v1/chains/{agent_id}/turns/{turn_id}": {"redact": SWITCH},
     "/v1/responses/{response_id}": {"stream": FLAG, "starting_after": {"type": "integer", "minimum": 0}},
     "/v1/responses/{response_id}/input_items": _PAGE,
     "/v1/conversations/{conversation_id}/items": _PAGE,
@@ -109,13 +111,14 @@ def document(routes: Iterable[BaseRoute]) -> JSON:
             {"url": "/"},
             {"url": "/agents/{agent}", "description": "of one agent", "variables": {"agent": {"default": "main"}}},
         ],
-        "security": [{"bearer": []}, {"x-api-key": []}, {"x-goog-api-key": []}, {}],
+        "security": [{"bearer": []}, {"x-api-key": []}, {"x-goog-api-key": []}, {"key": []}, {}],
         "paths": paths,
         "components": {
             "schemas": {_error_name(wire): _error(wire, inner) for wire, inner in ERRORS.items()},
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 **{name: {"type": "apiKey", "in": "header", "name": name} for name in ("x-api-key", "x-goog-api-key")},
+                "key": {"type": "apiKey", "in": "query", "name": "key"},
             },
         },
     }

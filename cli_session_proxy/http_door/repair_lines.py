@@ -1,16 +1,17 @@
 """One line for each repair and each adopted turn, for the person at `serve`'s terminal.
 
-Told by the engine, said by a task of its own on a thread: a terminal that nobody reads stops neither turns nor the
-loop. Words of a conversation are never in these lines.
+Told by the engine, said by a task of its own on a thread: a terminal that nobody reads stops neither turns, nor the
+loop, nor the end of the program. Words of a conversation are never in these lines.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-
-import structlog
+from concurrent.futures import Future
+from functools import partial
 
 from ..dumps import shown
 from ..dumps.telling import REPAIRS
@@ -18,8 +19,6 @@ from ..dumps.words import printable, time
 from ..errors import StoreUnavailable
 from ..models import Link, Turn
 from ..stores.base import Store
-
-log = structlog.get_logger(__name__)
 
 # Repairs that wait to be said; while the terminal stands still, older ones are only counted.
 WAITING = 256
@@ -56,7 +55,7 @@ class RepairLines:
         self._something.set()
 
     async def run(self) -> None:
-        """Until it is cancelled, or nobody can be told any more."""
+        """Until it is cancelled. Raises `OSError` where nobody can be told any more."""
         while True:
             await self._something.wait()
             self._something.clear()
@@ -66,11 +65,7 @@ class RepairLines:
                 if self._left_out:
                     lines.append(f"{self._left_out} repairs were not told here: see `chains` and `dump`")
                     self._left_out = 0
-                try:
-                    await asyncio.to_thread(self._tell, lines)
-                except OSError as exc:  # the terminal is gone
-                    log.warning("repairs_not_told", error=str(exc))
-                    return
+                await _aside(partial(self._tell, lines))
 
     async def _name(self, turn: Turn) -> str:
         try:
@@ -82,6 +77,23 @@ class RepairLines:
     def _tell(self, lines: list[str]) -> None:
         for line in lines:
             self._say(line)
+
+
+async def _aside(work: Callable[[], None]) -> None:
+    """Run it on a thread that the end of the program does not wait for, as it would for one of `to_thread`."""
+    done: Future[None] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as exc:  # noqa: BLE001 - whoever waits gets it
+            done.set_exception(exc)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, daemon=True, name="repair-lines").start()
+    await asyncio.wrap_future(done)
 
 
 def _lines(agent_id: str, turn: Turn, links: Sequence[Link]) -> Iterator[str]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..errors import InvalidRequest, NotFound, SessionBusy
-from ..models import FINISHED, JSON
+from ..errors import InvalidRequest, NotFound
+from ..models import JSON
 from ..protocols import responses, responses_items
 from ..protocols.blocks import estimated_tokens
-from ..protocols.common import encoded_agent_id
 from ..protocols.responses_stream import EventWriter
 from ..settings import Settings
 from ..turns import Engine
 from .addresses import add
-from .answers import ESTIMATED, JsonAnswer, StreamAnswer, ignored_header
+from .answers import ESTIMATED, kept_reply
 from .bodies import named, read_call
 from .dialogues import Dialogues
 
@@ -48,15 +49,7 @@ class ResponsesRoutes:
     async def create(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, responses.read)
         answer = await self._dialogues.submit(call)
-        headers = ignored_header(call.ignored)
-        if call.background:
-            self._engine.keep(answer.another() if call.stream else answer)
-            if not call.stream:
-                about = {"X-Agent-Id": encoded_agent_id(answer.agent_id), "X-Turn-Id": answer.turn_id}
-                return JSONResponse(responses.response(answer.accepted), headers={**about, **headers})
-        if not call.stream:
-            return JsonAnswer(answer, headers, responses.response)
-        return StreamAnswer(answer, headers, EventWriter(answer.accepted), self._settings.keepalive)
+        return kept_reply(self._engine, answer, call, self._settings.keepalive, responses.response, EventWriter)
 
     async def input_tokens(self, request: Request) -> JSONResponse:
         """An estimate: the CLI counts nothing ahead. What came before is known from its own turn's usage."""
@@ -70,29 +63,22 @@ class ResponsesRoutes:
         return JSONResponse(body, headers=ESTIMATED)
 
     async def retrieve(self, request: Request, response_id: str) -> Response:
-        turn = await self._dialogues.response(named(request).owner, response_id)
-        if request.query_params.get("stream") != "true":
-            return JSONResponse(responses.response(turn), headers=await self._dialogues.about(turn))
-        after = _starting_after(request)
-        answer = None if turn.status in FINISHED else self._engine.follow(turn.id)
-        if answer is not None:
-            writer = EventWriter(answer.accepted, starting_after=after)
-            return StreamAnswer(answer, {}, writer, self._settings.keepalive)
-        turn = await self._dialogues.response(named(request).owner, response_id)
-        if turn.status not in FINISHED:
-            raise SessionBusy("another proxy on this store runs this response: ask again without stream")
-        body = b"".join(EventWriter(turn, starting_after=after).whole(turn))
-        return Response(body, media_type="text/event-stream", headers=await self._dialogues.about(turn))
+        owner, kept = named(request).owner, self._dialogues.kept
+        if request.query_params.get("stream") == "true":
+            writer = partial(EventWriter, starting_after=_starting_after(request))
+            return await kept.stream(owner, response_id, writer, self._settings.keepalive)
+        turn = await kept.turn(owner, response_id)
+        return JSONResponse(responses.response(turn), headers=await kept.about(turn))
 
     async def delete(self, request: Request, response_id: str) -> JSON:
-        await self._dialogues.delete_response(named(request).owner, response_id)
+        await self._dialogues.kept.delete(named(request).owner, response_id)
         return responses.deleted(response_id)
 
     async def cancel(self, request: Request, response_id: str) -> JSON:
         return responses.response(await self._dialogues.cancel(named(request).owner, response_id))
 
     async def input_items(self, request: Request, response_id: str) -> JSON:
-        turn = await self._dialogues.response(named(request).owner, response_id)
+        turn = await self._dialogues.kept.turn(named(request).owner, response_id)
         written = [item for item in await self._engine.store.items(turn.agent_key) if item.turn_id == turn.id]
         entries = responses_items.input_entries(turn, written)
         return responses_items.page([entry.item for entry in entries], request.query_params)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from types import ModuleType
 
 from starlette.applications import Starlette
@@ -21,8 +22,8 @@ from ..protocols.common import decoded_agent_id, model_name
 from ..sandbox import Sandboxes
 from ..settings import Settings
 from ..turns import Engine
-from .addresses import add
-from .answers import JsonAnswer, StreamAnswer, ignored_header
+from .addresses import add, methods_of
+from .answers import reply
 from .bodies import is_on, owner_of, read_call, whole_number
 from .gate import CHAINS, error_body, raw_path
 
@@ -65,11 +66,8 @@ class Routes:
     async def chat_completions(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, chat.read)
         answer = await self._engine.submit(call.request)
-        headers = ignored_header(call.ignored)
-        if not call.stream:
-            return JsonAnswer(answer, headers, chat.completion)
-        writer = chat.ChunkWriter(answer.turn_id, call.request.model, include_usage=call.include_usage)
-        return StreamAnswer(answer, headers, writer, self._settings.keepalive)
+        writer = partial(chat.ChunkWriter, answer.turn_id, call.request.model, include_usage=call.include_usage)
+        return reply(answer, call, self._settings.keepalive, chat.completion, writer)
 
     # what can be asked for
 
@@ -183,12 +181,12 @@ async def _utf8(texts: AsyncIterator[str]) -> AsyncIterator[bytes]:
 async def no_such_route(request: Request, exc: Exception) -> Response:
     """404 and 405 in the error shape of the rest."""
     status = exc.status_code if isinstance(exc, HTTPException) else 404
-    headers = exc.headers if isinstance(exc, HTTPException) else None
+    headers: dict[str, str] = {}
     path, method = request.url.path, request.method
     error: ProxyError
     if status == 405:
-        allowed = dict(headers or {}).get("Allow", "")
-        error = MethodNotAllowed(f"{path} does not take {method}: use {allowed or 'another method'}")
+        headers = {"Allow": ", ".join(sorted(methods_of(request.app, request.scope)))}
+        error = MethodNotAllowed(f"{path} does not take {method}: use {headers['Allow']}")
     elif status == 404:
         error = NotFound(f"{method} {path} does not exist: try POST /v1/chat/completions or GET /v1/models")
     else:

@@ -26,6 +26,7 @@ from .gate import Gate
 from .generate_routes import GenerateRoutes
 from .interactions_routes import InteractionsRoutes
 from .keys import Keys
+from .listening import Listening
 from .messages_routes import MessagesRoutes
 from .metrics import MetricsRoute
 from .openapi import OpenApiRoute
@@ -42,6 +43,7 @@ IDLE_CONNECTION = 75
 LAST_BYTES = 5
 
 Say = Callable[[str], None]
+log = logs.get(__name__)
 
 
 def create_app(engine: Engine, settings: Settings) -> Starlette:
@@ -91,8 +93,8 @@ async def _run(engine: Engine, settings: Settings, listener: socket.socket, say:
             # Together: the server takes no more connections, the engine ends the turns that open ones wait for.
             server.should_exit = True
             asked.cancel()
-            telling.cancel()
             await engine.stop()
+            telling.cancel()
             await asyncio.gather(asked, telling, return_exceptions=True)
             await serving
 
@@ -106,14 +108,17 @@ def _collect_less() -> None:
 async def _tell(server: Server, settings: Settings, listener: socket.socket, repairs: RepairLines, say: Say) -> None:
     await server.ready.wait()
     url = url_of(listener)
-    say(f"listening on {url}  (OpenAI clients: base_url={url}/v1)")
-    async for line in report(settings):
-        say(line)
-    await repairs.run()
+    try:
+        say(f"listening on {url}  (OpenAI clients: base_url={url}/v1)")
+        async for line in report(settings):
+            say(line)
+        await repairs.run()
+    except OSError as exc:  # the terminal is gone; the server is not
+        log.warning("nothing_more_is_said", error=str(exc))
 
 
-class Server(uvicorn.Server):
-    """uvicorn that tells when it listens, and leaves the signals to us: the engine has to stop too."""
+class Server(Listening):
+    """For clients that keep their connections, and for an end that waits as long as the engine's."""
 
     def __init__(self, app: Starlette, settings: Settings) -> None:
         patience = settings.drain_timeout + settings.stop_grace + LAST_BYTES
@@ -124,15 +129,6 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=int(patience),
             )
         )  # fmt: skip
-        self.ready = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        self.ready.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 @contextlib.contextmanager

@@ -6,14 +6,11 @@ caller that goes before closes the generator, and the turn is left.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..errors import ProxyError
 from ..models import JSON, Started, TurnRequest
 from ..protocols import chat, common
 from .call import Call
@@ -21,7 +18,7 @@ from .reply import Deadline, Identity, Reply
 from .runtime import Runtime
 
 if TYPE_CHECKING:
-    from ..turns import Answer, Engine
+    from ..turns import Answer
 
 # The engine ends the turn at the timeout itself and says why; this is for what it cannot end, such as the queue (s).
 ENGINE_SLACK = 0.5
@@ -69,18 +66,7 @@ def read(call: Call) -> chat.ChatCall:
 
 async def _submit(runtime: Runtime, request: TurnRequest, deadline: Deadline) -> Answer:
     engine = await deadline.wait(runtime.engine())
-    accepting = asyncio.create_task(_accept(engine, request))
-    try:
-        return await deadline.wait(asyncio.shield(accepting))
-    except BaseException:
-        # Acceptance is durable: once begun it is seen through, so that the turn of a caller who left is left too.
-        with suppress(ProxyError):
-            (await accepting).leave()
-        raise
-
-
-async def _accept(engine: Engine, request: TurnRequest) -> Answer:
-    return await engine.submit(request)
+    return await deadline.wait(engine.submit(request))  # a caller who leaves meanwhile: the engine sees to its turn
 
 
 def _parsed(events: list[bytes]) -> Iterator[JSON]:

@@ -134,4 +134,4 @@ def _error(status: int, error: Any, headers: httpx.Headers | dict[str, str]) -> 
 
 
 def _seconds(value: str | None) -> float | None:
-    return float(value) if value is not None and value.strip().isdigit() else None
+    return float(value) if value is not None and value.isascii() and value.strip().isdigit() else None

@@ -5,12 +5,16 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import InvalidRequest
 from ..models import Block, Message
-from .common import optional
+from .common import required, wrong_type
+
+# A part of a content as the wire sent it, and what reads one of its type, at its place in the body.
+Part = Mapping[str, Any]
+Reader = Callable[[Part, str], "Block | None"]
 
 # What the Messages API takes as an image (its documentation, "Vision").
 IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
@@ -42,6 +46,21 @@ def base64_image(media_type: str, data: str, param: str) -> Block:
     return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
 
 
+def typed_blocks(parts: Iterable[object], where: str, kinds: Mapping[str, Reader]) -> list[Block]:
+    """What `kinds` make of parts by their `type`; those that say nothing are left out. Raises `InvalidRequest`."""
+    read: list[Block] = []
+    for index, part in enumerate(parts):
+        here = f"{where}[{index}]"
+        if not isinstance(part, dict):
+            raise wrong_type(here, "an object")
+        kind = required(part, "type", str, "a string", where=f"{here}.")
+        if kind not in kinds:
+            raise InvalidRequest(f"{here}: {kind!r} is not supported here; send {' or '.join(kinds)}", param=here)
+        if (block := kinds[kind](part, here)) is not None:
+            read.append(block)
+    return read
+
+
 def telling(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     """Without white text blocks, which the Messages API refuses, where another block says something."""
     return tuple(block for block in blocks if block["type"] != "text" or block["text"].strip()) or blocks
@@ -57,15 +76,6 @@ def checked_conversation(conversation: Sequence[tuple[str, Message]]) -> tuple[M
     if not any(block["type"] != "text" or block["text"].strip() for block in last.content):
         raise InvalidRequest(f"{where}.content is empty: send a text or an image", param=f"{where}.content")
     return tuple(message for _, message in conversation)
-
-
-def refuse_tools(body: Mapping[str, Any], name: str = "tools") -> None:
-    if optional(body, name, list, "a list"):
-        raise InvalidRequest(
-            f"{name}: the client's own tools are not supported yet; leave them out, "
-            "or give the agent tools of the CLI by a profile in the settings",
-            param=name,
-        )
 
 
 def effort_of_budget(tokens: int) -> str:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from ..errors import InvalidRequest
 from ..models import Block, Message
-from .blocks import base64_image, checked_conversation, is_web_address
+from .blocks import Part, Reader, base64_image, checked_conversation, is_web_address, typed_blocks
 from .common import optional, required, wrong_type
 
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.I)
-
-Part = Mapping[str, Any]
 
 
 def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
@@ -79,23 +76,13 @@ def _tool(message: Part, where: str) -> Message:
 _READERS: dict[str, Callable[[Part, str], Message]] = {"user": _user, "assistant": _assistant, "tool": _tool}
 
 
-def _blocks(message: Part, where: str, kinds: Mapping[str, Callable[[Part, str], Block | None]]) -> tuple[Block, ...]:
+def _blocks(message: Part, where: str, kinds: Mapping[str, Reader]) -> tuple[Block, ...]:
     content = message.get("content")
     if isinstance(content, str):
         return ({"type": "text", "text": content},) if content else ()
     if not isinstance(content, list):
         raise wrong_type(f"{where}.content", "a string or a list of parts")
-    blocks: list[Block] = []
-    for index, part in enumerate(content):
-        here = f"{where}.content[{index}]"
-        if not isinstance(part, dict):
-            raise wrong_type(here, "an object")
-        kind = required(part, "type", str, "a string", where=f"{here}.")
-        if kind not in kinds:
-            raise InvalidRequest(f"{here}: {kind!r} is not supported here; send {' or '.join(kinds)}", param=here)
-        if (block := kinds[kind](part, here)) is not None:
-            blocks.append(block)
-    return tuple(blocks)
+    return tuple(typed_blocks(content, f"{where}.content", kinds))
 
 
 def _text(part: Part, where: str) -> Block | None:

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from .. import continuity, redact
 from ..errors import InvalidRequest, ProxyError
-from ..models import JSON, Block
+from ..models import CANCELLED_BY_CLIENT, JSON, Block, Status, Turn
 from ..sandbox import AGENT_ID_LIMIT, LOCAL_OWNER
 
 T = TypeVar("T")
@@ -22,6 +22,9 @@ T = TypeVar("T")
 MAX_IDEMPOTENCY_KEY = 255
 # What LiteLLM puts in front of a model's name when it routes to an OpenAI-compatible endpoint or to us.
 MODEL_PREFIXES = ("claude-cli/", "openai/")
+
+# Why an answer is not whole.
+INCOMPLETE = ("max_tokens", "model_context_window_exceeded", "refusal")
 
 # A model's name becomes an argument of the CLI: it must not look like a flag.
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@\[\]-]{0,255}")
@@ -193,6 +196,18 @@ def answer_text(blocks: Iterable[Block], kind: str = "text") -> str:
     if kind == "text":
         return continuity.answer_text(blocks)
     return "".join(str(block.get(kind, "")) for block in blocks if block.get("type") == kind)
+
+
+def status_of(turn: Turn, names: Mapping[Status, str]) -> str:
+    """A turn's state in the words of a wire that knows incomplete answers.
+
+    A turn that ended for another reason than its client's wish, such as a restart of the proxy, has failed.
+    """
+    if turn.status == "cancelled" and not str((turn.error or {}).get("message")).startswith(CANCELLED_BY_CLIENT):
+        return "failed"
+    if turn.status == "completed" and turn.stop_reason in INCOMPLETE:
+        return "incomplete"
+    return names[turn.status]
 
 
 def retry_after(error: ProxyError) -> dict[str, str]:

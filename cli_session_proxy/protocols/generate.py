@@ -42,12 +42,13 @@ class GenerateCall:
     """A request for the engine, and how its client wants the answer. `thoughts`: it asked to see them."""
 
     request: TurnRequest
+    stream: bool
     thoughts: bool
     ignored: tuple[str, ...]
 
 
-def read(body: JSON, naming: Naming, model: str) -> GenerateCall:
-    """The call that a body means, `model` from the path. Raises `InvalidRequest`, which names the field."""
+def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> GenerateCall:
+    """The call that a body means, `model` and `stream` from the path. Raises `InvalidRequest`, naming the field."""
     config = either(body, _CONFIG, dict, "an object") or {}
     _check_types(config)
     _refuse_what_would_lie(body, config)
@@ -76,6 +77,7 @@ def read(body: JSON, naming: Naming, model: str) -> GenerateCall:
     ignored = [f"{_CONFIG}.{name}" for name in IGNORED if either(config, name) is not None]
     return GenerateCall(
         request=request,
+        stream=stream,
         thoughts=bool(either(thinking, "includeThoughts", bool, "true or false", where="thinkingConfig.")),
         ignored=(*ignored, *(name for name in IGNORED_OUTSIDE if either(body, name) is not None)),
     )

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..errors import InvalidRequest
-from ..models import CANCELLED_BY_CLIENT, JSON, Status, Turn, TurnRequest, Usage
+from ..models import JSON, Status, Turn, TurnRequest, Usage
 from ..structured import checked_schema
-from . import interactions_steps
+from . import common, interactions_steps
 from .common import Naming, fingerprint, optional, required, wrong_type
 from .generate import checked_model
 from .other_tools import interactions_choice, interactions_tools
@@ -37,7 +37,6 @@ _STATUSES: dict[Status, str] = {
     "queued": "queued", "running": "in_progress", "completed": "completed", "requires_action": "requires_action",
     "failed": "failed", "cancelled": "cancelled",
 }  # fmt: skip
-_INCOMPLETE = ("max_tokens", "model_context_window_exceeded", "refusal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +183,7 @@ def turn_id_of(interaction: str) -> str | None:
 
 
 def status_of(turn: Turn) -> str:
-    """A turn that ended for another reason than its client's wish, such as a restart of the proxy, has failed."""
-    if turn.status == "cancelled" and not str((turn.error or {}).get("message")).startswith(CANCELLED_BY_CLIENT):
-        return "failed"
-    if turn.status == "completed" and turn.stop_reason in _INCOMPLETE:
-        return "incomplete"
-    return _STATUSES[turn.status]
+    return common.status_of(turn, _STATUSES)
 
 
 def interaction(turn: Turn, *, include_input: bool = False) -> JSON:

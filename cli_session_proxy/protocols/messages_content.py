@@ -5,16 +5,12 @@ Blocks are kept as the chain keeps them: without `cache_control`, `citations` an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from ..errors import InvalidRequest
 from ..models import Block, Message
-from .blocks import base64_image, checked_conversation, is_web_address, telling
+from .blocks import Part, Reader, base64_image, checked_conversation, is_web_address, telling, typed_blocks
 from .common import optional, required, wrong_type
-
-Part = Mapping[str, Any]
-Reader = Callable[[Part, str], "Block | None"]
 
 
 def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Message, ...]]:
@@ -51,7 +47,7 @@ def system_text(system: object) -> str:
         return system or ""
     if not isinstance(system, list):
         raise wrong_type("system", "a string or a list of text blocks")
-    return "\n\n".join(block["text"] for block in _list(system, "system", {"text": _text}))
+    return "\n\n".join(block["text"] for block in typed_blocks(system, "system", {"text": _text}))
 
 
 def _blocks(message: Part, where: str, kinds: Mapping[str, Reader]) -> tuple[Block, ...]:
@@ -60,21 +56,7 @@ def _blocks(message: Part, where: str, kinds: Mapping[str, Reader]) -> tuple[Blo
         return ({"type": "text", "text": content},) if content else ()
     if not isinstance(content, list):
         raise wrong_type(f"{where}.content", "a string or a list of blocks")
-    return tuple(_list(content, f"{where}.content", kinds))
-
-
-def _list(blocks: list[object], where: str, kinds: Mapping[str, Reader]) -> list[Block]:
-    read: list[Block] = []
-    for index, block in enumerate(blocks):
-        here = f"{where}[{index}]"
-        if not isinstance(block, dict):
-            raise wrong_type(here, "an object")
-        kind = required(block, "type", str, "a string", where=f"{here}.")
-        if kind not in kinds:
-            raise InvalidRequest(f"{here}: {kind!r} is not supported here; send {' or '.join(kinds)}", param=here)
-        if (made := kinds[kind](block, here)) is not None:
-            read.append(made)
-    return read
+    return tuple(typed_blocks(content, f"{where}.content", kinds))
 
 
 def _text(block: Part, where: str) -> Block | None:
@@ -124,7 +106,7 @@ def _tool_result(block: Part, where: str) -> Block:
     if content is None or isinstance(content, str):
         result = content or ""
     elif isinstance(content, list):
-        result = _list(content, f"{where}.content", {"text": _text, "image": _image})
+        result = typed_blocks(content, f"{where}.content", {"text": _text, "image": _image})
     else:
         raise wrong_type(f"{where}.content", "a string or a list of blocks")
     call_id = required(block, "tool_use_id", str, "a string", where=f"{where}.")

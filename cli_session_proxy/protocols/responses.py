@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidRequest
-from ..models import CANCELLED_BY_CLIENT, JSON, Message, Status, Tool, ToolChoice, Turn, Usage
+from ..models import JSON, Message, Status, Tool, ToolChoice, Turn, Usage
 from ..structured import read_format
-from . import responses_items
+from . import common, responses_items
 from .chat import EFFORTS
 from .common import Naming, fingerprint, model_name, optional, required, wrong_type
 from .openai_tools import read_choice, read_tools
@@ -208,12 +208,7 @@ def turn_id_of(response: str) -> str | None:
 
 
 def status_of(turn: Turn) -> str:
-    """A turn that ended for another reason than its client's wish, such as a restart of the proxy, has failed."""
-    if turn.status == "cancelled" and not str((turn.error or {}).get("message")).startswith(CANCELLED_BY_CLIENT):
-        return "failed"
-    if turn.status == "completed" and turn.stop_reason in _INCOMPLETE:
-        return "incomplete"
-    return _STATUSES[turn.status]
+    return common.status_of(turn, _STATUSES)
 
 
 def response(turn: Turn, status: str | None = None) -> JSON:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import InvalidRequest
 from ..models import JSON, Block, Item, Message, Turn
+from .blocks import Reader, typed_blocks
 from .chat_messages import image_block
 from .common import optional, required, wrong_type
 
@@ -126,26 +127,15 @@ _READERS: dict[str, Callable[[Mapping[str, Any], str], Message | str]] = {
 
 
 def _content(
-    item: Mapping[str, Any], where: str, kinds: Mapping[str, Callable[[Mapping[str, Any], str], Block]], *,
-    name: str = "content",
-) -> tuple[Block, ...]:  # fmt: skip
+    item: Mapping[str, Any], where: str, kinds: Mapping[str, Reader], *, name: str = "content"
+) -> tuple[Block, ...]:
     content = item.get(name)
     if isinstance(content, str):
         return ({"type": "text", "text": content},) if content else ()
     if not isinstance(content, list):
         raise wrong_type(f"{where}.{name}", "a string or a list of parts")
-    blocks: list[Block] = []
-    for index, part in enumerate(content):
-        here = f"{where}.{name}[{index}]"
-        if not isinstance(part, dict):
-            raise wrong_type(here, "an object")
-        kind = required(part, "type", str, "a string", where=f"{here}.")
-        if kind not in kinds:
-            raise InvalidRequest(f"{here}: {kind!r} is not supported here; send {' or '.join(kinds)}", param=here)
-        block = kinds[kind](part, here)
-        if block["type"] != "text" or block["text"]:
-            blocks.append(block)
-    return tuple(blocks)
+    blocks = typed_blocks(content, f"{where}.{name}", kinds)
+    return tuple(block for block in blocks if block["type"] != "text" or block["text"])
 
 
 def _text(part: Mapping[str, Any], where: str) -> Block:

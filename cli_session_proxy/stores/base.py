@@ -187,6 +187,20 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnOutline:
+    """Of a turn what a drawing of the whole chain needs; the images of its input are cut out."""
+
+    id: str
+    seq: int
+    parent_id: str | None
+    status: Status
+    session_id: str | None
+    input: tuple[Message, ...]
+    reason: JSON
+    attempts: tuple[JSON, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TurnPage:
     """Turns of an agent, newest first, with the links made at them.
 
@@ -240,6 +254,10 @@ class Store(Protocol):
 
     async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
         """Store finished turns, parents first, all or none; `head` moves the agent's head to that turn."""
+
+    async def adopt(self, turns: Sequence[ImportedTurn], session: Session, links: Sequence[Link]) -> Turn:
+        """What somebody else had in a session, all or none: these turns, the head at the last of them, the session that
+        ends there, and why. Returns the last one."""
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         """Store a whole chain: nobody sees anything of it before all of it is there, and nothing is left otherwise.
@@ -317,11 +335,11 @@ class Store(Protocol):
     async def own_records(self, turn_id: str) -> list[Record]:
         """The transcript records of this turn alone, in order."""
 
-    def turns(self, agent_key: int, *, after_seq: int = 0, brief: bool = False) -> AsyncIterator[Turn]:
-        """All turns of an agent in the order of acceptance, streamed.
+    def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
+        """All turns of an agent in the order of acceptance, streamed."""
 
-        `brief`: of each only what names it, where it stands and its input, images cut out; the rest is left empty.
-        """
+    def outlines(self, agent_key: int) -> AsyncIterator[TurnOutline]:
+        """The same turns, of each only its outline: less than half the work."""
 
     async def page(self, agent_key: int, *, before_seq: int | None, limit: int) -> TurnPage:
         """At most `limit` turns of an agent accepted before `before_seq` (None: the newest ones), newest first."""

@@ -21,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -45,6 +44,10 @@ READERS = 4
 GROUP = 64
 # How long a write that nobody waits for is put off, and a journal entry is not yet on the disk, in seconds.
 SOON = 0.01
+
+# What a write waited for in vain.
+ANOTHER_PROGRAM = "another program"
+OTHERS = "the writes before this one"
 
 
 class Urgency(Enum):
@@ -75,6 +78,8 @@ class Database:
         self.url = sqlite.url_of(url_or_path)
         self.path = Path(str(self.url.database).removeprefix("file:"))
         self.busy_timeout = busy_timeout
+        self._open = False
+        self._ending: asyncio.Task[None] | None = None
         self._engines: list[Engine] = []
         self._writer: Connection | None = None
         self._readers: SimpleQueue[Connection] = SimpleQueue()
@@ -88,41 +93,58 @@ class Database:
         self._group: asyncio.Future[list[Any]] | None = None  # the writes that run now
         self._timer: asyncio.TimerHandle | None = None
         self._unsynced = False  # the file holds journal entries that the disk may not
-        self._full = True  # whether the writer's commits wait for the disk; its thread's own
+        self._overdue = False  # the next group takes them there
+        # the writer thread's own; the event loop looks only when a group has ended
+        self._full = True  # its commits wait for the disk
+        self._synced = False  # the group took all that is in the file to the disk
+        self._held_up_by = OTHERS
 
     async def open(self, prepare: Work[None]) -> None:
         """Connect, and run `prepare` (the schema) as the first write. Leaves nothing open when it fails."""
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+            self._ending = None
         if self._write_thread is not None:
             return
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="store-write")
         self._read_threads = ThreadPoolExecutor(READERS, thread_name_prefix="store-read")
         try:
             await asyncio.get_running_loop().run_in_executor(self._write_thread, self._connect)
+            self._open = True
             await self.write(prepare, alone=True)
         except BaseException:
             await self.close()
             raise
 
     async def close(self) -> None:
-        """Let what was submitted end (bounded by its own waits), then disconnect. Idempotent."""
+        """Take nothing new, let what was submitted end (bounded by its own waits), disconnect. Idempotent."""
+        self._open = False
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end())
         # shielded: a cancelled close must not leave threads and the file's lock behind
-        await asyncio.shield(self._end())
+        await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
         self._hurry()
+        await self._rest()
+        self._overdue = self._unsynced  # while another proxy has the file open, closing it syncs nothing
+        await self._rest()
         if self._timer is not None:
             self._timer.cancel()
-        self._write_waiting()
-        while self._group is not None:
-            await asyncio.wait([self._group])
-            await asyncio.sleep(0)  # its callback starts the next group
+            self._timer = None
         threads = [t for t in (self._write_thread, self._read_threads) if t is not None]
         self._write_thread = self._read_threads = None
         await asyncio.to_thread(self._shut, threads)
 
+    async def _rest(self) -> None:
+        """Until no group runs, and none waits."""
+        self._write_waiting()
+        while self._group is not None:
+            await asyncio.wait([self._group])  # by then `_ended` has started the next one
+
     async def read(self, work: Work[T]) -> T:
         """Run `work` on one snapshot of the database, beside any writer."""
-        if self._read_threads is None:
+        if not self._open:
             raise _closed()
         return await asyncio.get_running_loop().run_in_executor(self._read_threads, self._read, work)
 
@@ -130,10 +152,11 @@ class Database:
         """A read of a few rows that every turn makes, on the event loop itself: 0.1 to 0.2 ms where the hop to a
         thread and back takes more than that again. It never waits for a lock: where it would have to, it is `read`.
         """
-        if self._glancer is None:
+        if not self._open:
             raise _closed()
+        assert self._glancer is not None
         try:
-            with self._glancer.begin():
+            with sqlite.transaction(self._glancer, sqlite.READING):
                 return work(self._glancer)
         except sqlite.ERRORS as exc:
             if not sqlite.is_busy(exc):
@@ -143,11 +166,12 @@ class Database:
     async def jot(self, work: Work[T]) -> T:
         """A journal entry (`Urgency.JOURNAL`), written on the event loop itself while nobody else writes: it does not
         wait for the disk, so the hop to a thread and back would take longer. Else it is `write`."""
-        if self._jotter is None:
+        if not self._open:
             raise _closed()
         if self._group is None and not self._waiting:
+            assert self._jotter is not None
             try:
-                with self._jotter.begin():
+                with sqlite.transaction(self._jotter, sqlite.JOTTING):
                     result = work(self._jotter)
             except sqlite.ERRORS as exc:
                 if not sqlite.is_busy(exc):
@@ -163,7 +187,7 @@ class Database:
 
         `alone`: never together with others; for work that is long, or cannot be run a second time.
         """
-        if self._write_thread is None:
+        if not self._open:
             raise _closed()
         done = asyncio.get_running_loop().create_future()
         write = _Write(work, urgency, alone, time.monotonic() + self.busy_timeout, done)
@@ -191,24 +215,20 @@ class Database:
     def _on_timer(self) -> None:
         self._timer = None
         self._hurry()
-        self._write_waiting(sync=self._unsynced)
+        self._overdue = self._unsynced
+        self._write_waiting()
 
-    def _write_waiting(self, *, sync: bool = False) -> None:
-        """Start the next group, unless one is under way: its end will. `sync`: what is in the file goes to the disk."""
+    def _write_waiting(self) -> None:
+        """Start the next group, unless one is under way: its end will."""
         if self._group is not None or self._write_thread is None:
-            if sync:
-                self._set_timer()
             return
         group = self._take()
-        if not group and not sync:
+        if not group and not self._overdue:
             return
-        full = sync or any(write.urgency is Urgency.DURABLE for write in group)
+        full = self._overdue or any(write.urgency is Urgency.DURABLE for write in group)
         loop = asyncio.get_running_loop()
         self._group = loop.run_in_executor(self._write_thread, self._write_group, group, full)
         self._group.add_done_callback(lambda ended: self._ended(group, ended))
-        self._unsynced = not full and (self._unsynced or any(write.urgency is Urgency.JOURNAL for write in group))
-        if self._unsynced:
-            self._set_timer()
 
     def _take(self) -> list[_Write]:
         """The writes at the front whose callers are still there: one that goes alone, or those up to the next."""
@@ -224,8 +244,6 @@ class Database:
     def _ended(self, group: Sequence[_Write], ended: asyncio.Future[list[Any]]) -> None:
         self._group = None
         fault = ended.exception()
-        if fault is not None and not group:
-            log.error("store_not_synced", exc_info=fault)
         for n, write in enumerate(group):
             outcome = fault if fault is not None else ended.result()[n]
             if write.done.cancelled():
@@ -234,6 +252,14 @@ class Database:
                 write.done.set_exception(outcome)
             else:
                 write.done.set_result(outcome)
+        if self._synced:
+            self._unsynced = self._overdue = False
+        elif any(write.urgency is Urgency.JOURNAL for write in group):
+            self._unsynced = True
+            self._set_timer()
+        if fault is not None and not group:
+            log.error("store_not_synced", exc_info=fault)
+            self._overdue = False  # what is written next tries again
         self._write_waiting()
 
     # --- on the threads ---
@@ -244,7 +270,7 @@ class Database:
             kinds = ((sqlite.WRITING, patient), (sqlite.READING, patient), (sqlite.READING, 0.0), (sqlite.JOTTING, 0.0))
             self._engines = [sqlite.engine(self.url, kind, timeout) for kind, timeout in kinds]
             to_write, to_read, to_glance, to_jot = self._engines
-            self._writer = to_write.connect()
+            self._writer, self._full = to_write.connect(), True
             sqlite.use_wal(self._writer, time.monotonic() + self.busy_timeout)
             for _ in range(READERS):
                 self._readers.put(to_read.connect())
@@ -253,31 +279,24 @@ class Database:
             raise self._unavailable(exc) from exc
 
     def _write_group(self, group: Sequence[_Write], full: bool) -> list[Any]:
-        """What came of each: its result, or the exception that its caller gets. `full`: all is on the disk then."""
+        """What came of each: its result, or the exception that its caller gets. `full`: it is on the disk then."""
+        self._synced = False
         if not group:
             sqlite.sync(Path(f"{self.path}-wal"))
+            self._synced = True
             return []
-        if full != self._full:
-            assert self._writer is not None
-            with closing(sqlite.driver(self._writer).cursor()) as cursor:
-                cursor.execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
-            self._full = full
         if len(group) > 1 and all(time.monotonic() <= write.deadline for write in group):
-            assert self._writer is not None
             try:
-                with self._writer.begin():
-                    return [write.work(self._writer) for write in group]
+                return self._together(group, full)
             except Exception as exc:  # noqa: BLE001 - whatever it was, its own caller is told below
                 log.debug("writes_one_by_one", writes=len(group), because=type(exc).__name__)
-        return [self._write_one(write) for write in group]
+        return [self._by_itself(write, full) for write in group]
 
-    def _write_one(self, write: _Write) -> Any:
-        assert self._writer is not None
+    def _by_itself(self, write: _Write, full: bool) -> Any:
         if time.monotonic() > write.deadline:
-            return self._locked("the writes before this one")
+            return self._locked(self._held_up_by)
         try:
-            with self._writer.begin():
-                return write.work(self._writer)
+            return self._together([write], full)[0]
         except sqlite.ERRORS as exc:
             error = self._unavailable(exc)
             error.__cause__ = exc
@@ -285,10 +304,25 @@ class Database:
         except Exception as exc:  # noqa: BLE001 - raised where it is waited for
             return exc
 
+    def _together(self, group: Sequence[_Write], full: bool) -> list[Any]:
+        """One transaction; the results of these writes."""
+        assert self._writer is not None
+        if full != self._full:
+            sqlite.driver(self._writer).execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
+            self._full = full
+        self._held_up_by = ANOTHER_PROGRAM
+        with sqlite.transaction(self._writer, sqlite.WRITING) as driver:
+            self._held_up_by = OTHERS
+            before = driver.total_changes
+            results = [write.work(self._writer) for write in group]
+        # A commit of no change writes nothing, and waits for no disk: it tells nothing of what was written before.
+        self._synced |= full and driver.total_changes > before
+        return results
+
     def _read(self, work: Work[T]) -> T:
         conn = self._readers.get_nowait()  # there is one for each thread
         try:
-            with conn.begin():
+            with sqlite.transaction(conn, sqlite.READING):
                 return work(conn)
         except sqlite.ERRORS as exc:
             raise self._unavailable(exc) from exc
@@ -322,7 +356,7 @@ class Database:
         if isinstance(exc, UnicodeEncodeError):
             return InvalidRequest("a name holds half a surrogate pair: send it as well-formed UTF-8")
         if sqlite.is_busy(exc):
-            return self._locked("another program")
+            return self._locked(ANOTHER_PROGRAM)
         cause, code = sqlite.cause(exc)
         what = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
         advice = sqlite.ADVICE.get(code, "see the log, and run `cli-session-proxy doctor`")

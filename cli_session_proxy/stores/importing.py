@@ -1,18 +1,21 @@
 """The bodies of `import_chain`: a chain from elsewhere, in small transactions, of which nobody sees but the last.
 
 In one transaction 20,000 turns would hold the write lock for 10 s, and every other agent's turn would fail on it.
+
+    <database>.import-<name>     held as long as the import of this name is under way: flock(2), see `locks`
 """
 
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from sqlalchemy import Connection, bindparam, select, update
 
 from ..errors import InvalidRequest, NotFound
+from ..locks import FileLock
 from ..models import FINISHED, Agent, Conversation, Item, Link, Session
 from . import conversing, reading, writing
 from .base import ChainPart, NewChain, WholeTurn
@@ -22,8 +25,6 @@ from .tables import COMING, agents, frames, items, sessions, turns
 _EXISTS = select(turns.c.seq).where(turns.c.id == bindparam("turn_id"))
 
 
-# An import whose program died writes no more: after so many seconds of silence the next one clears it away.
-ABANDONED = 600.0
 # A piece is one transaction. Other writers go between two of them, and wait for one: turns, bytes of records.
 PIECE_TURNS = 100
 PIECE_BYTES = 1024 * 1024
@@ -31,15 +32,24 @@ PIECE_BYTES = 1024 * 1024
 PAUSE = 0.2
 
 
-def begin(conn: Connection, new: NewChain) -> Agent:
+def lock(database: Path, name: str) -> FileLock:
+    """Held from before `begin` to the end, so that nobody takes the import for one whose program died."""
+    return FileLock(database.with_name(f"{database.name}.import-{name}"))
+
+
+def clear(conn: Connection, database: Path) -> None:
+    """Remove what imports left whose program died: their turns are in the way of the next try."""
+    for key, name in conn.execute(select(agents.c.key, agents.c.agent_id).where(agents.c.owner == COMING)).all():
+        left = lock(database, name)
+        if left.try_acquire():
+            writing.delete_agent(conn, key)
+            left.release(remove=True)
+
+
+def begin(conn: Connection, new: NewChain, name: str) -> Agent:
     """The agent that the pieces go to."""
     _refuse_taken(conn, new)
-    now = time.time()
-    silent = select(agents.c.key).where(agents.c.owner == COMING, agents.c.last_at < now - ABANDONED)
-    for key in list(conn.scalars(silent)):
-        writing.delete_agent(conn, key)
-    name = uuid.uuid4().hex
-    return writing.ensure_agent(conn, COMING, name, f"{COMING}-{name}", named=True, now=now)
+    return writing.ensure_agent(conn, COMING, name, f"{COMING}-{name}", named=True, now=time.time())
 
 
 def pieces(parts: Iterable[ChainPart]) -> Iterator[list[ChainPart]]:
@@ -69,7 +79,6 @@ class Coming:
                 _turn(conn, self.agent, part, self._later)
             else:
                 _explain(conn, self.agent, part, self._later)
-        conn.execute(update(agents).where(agents.c.key == self.agent.key).values(last_at=time.time()))
 
     def finish(self, conn: Connection, new: NewChain) -> Agent:
         """Now it is there: the agent gets its name."""

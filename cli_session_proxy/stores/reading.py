@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import CTE, ColumnElement, Connection, Integer, Select, Table, and_, bindparam, case, func, or_, select
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Connection,
+    Integer,
+    Row,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    case,
+    func,
+    or_,
+    select,
+)
 
 from ..models import FINISHED, ON_PATH, Agent, Chain, ChainSummary, Link, Record, Session, Turn
 from . import rows
-from .base import Arrival, Standing, TurnPage
+from .base import Arrival, Standing, TurnOutline, TurnPage
 from .images import chunks
+from .prepared import Prepared
 from .tables import COMING, agents, frames, idempotency_keys, image_refs, images, links, records, sessions, turns
 
 # What a page of a stream holds in memory: an input may carry images of many MB.
@@ -22,26 +37,24 @@ CANDIDATES = 8
 # Links that stand for a repair: the session had to be made equal to the path again.
 REPAIRS = ("rebuilt", "moved")
 
-# A page of an agent's turns after a `seq`.
-Page = Callable[[Connection, int, int], list[Turn]]
-
 # Where a stream of summaries goes on: (last_at, key) of the row before.
 Position = tuple[float, int]
 
 _TURN = select(*rows.TURN)
-_BRIEF = select(*rows.BRIEF)
+_OUTLINE = select(*rows.OUTLINE)
 
-# Statements that every turn runs are made once, at import: SQLAlchemy then finds their SQL in its cache for less.
-_AGENT = select(agents).where(agents.c.owner == bindparam("of_owner"), agents.c.agent_id == bindparam("named"))
-_AGENT_BY_KEY = select(agents).where(agents.c.key == bindparam("of_agent"))
-_TURN_BY_ID = _TURN.where(turns.c.id == bindparam("turn_id"))
-_LATEST_LIKE_IT = (
+_AGENT = Prepared(
+    select(agents).where(agents.c.owner == bindparam("of_owner"), agents.c.agent_id == bindparam("named"))
+)
+_AGENT_BY_KEY = Prepared(select(agents).where(agents.c.key == bindparam("of_agent")))
+_TURN_BY_ID = Prepared(_TURN.where(turns.c.id == bindparam("turn_id")))
+_LATEST_LIKE_IT = Prepared(
     _TURN.join(agents, agents.c.key == turns.c.agent_key)
     .where(agents.c.owner == bindparam("of_owner"), turns.c.fingerprint == bindparam("same"))
     .order_by(turns.c.seq.desc())
     .limit(1)
 )
-_SESSION_AT = (
+_SESSION_AT = Prepared(
     select(sessions)
     .where(sessions.c.agent_key == bindparam("of_agent"), sessions.c.tip_turn_id == bindparam("turn_id"))
     .order_by(sessions.c.created_at.desc(), sessions.c.n.desc())
@@ -49,30 +62,38 @@ _SESSION_AT = (
 )
 
 
+class TooLarge(Exception):
+    """What was to be read is more than the event loop should be kept for (raised with a `limit`, in bytes)."""
+
+
 # --- agents ---
 
 
 def agent(conn: Connection, owner: str, agent_id: str) -> Agent | None:
-    row = conn.execute(_AGENT, {"of_owner": owner, "named": agent_id}).one_or_none()
+    row = _AGENT.one(conn, {"of_owner": owner, "named": agent_id})
     return None if row is None else rows.agent(row)
 
 
 def agent_by_key(conn: Connection, key: int) -> Agent | None:
-    row = conn.execute(_AGENT_BY_KEY, {"of_agent": key}).one_or_none()
+    row = _AGENT_BY_KEY.one(conn, {"of_agent": key})
     return None if row is None else rows.agent(row)
 
 
-def arrival(conn: Connection, owner: str, fingerprint: str, agent_id: str | None) -> Arrival:
+def arrival(
+    conn: Connection, owner: str, fingerprint: str, agent_id: str | None, *, limit: int | None = None
+) -> Arrival:
     found = None if agent_id is None else agent(conn, owner, agent_id)
-    return Arrival(turn_by_fingerprint(conn, owner, fingerprint), found)
+    return Arrival(turn_by_fingerprint(conn, owner, fingerprint, limit=limit), found)
 
 
-def standing(conn: Connection, agent_key: int, parent_id: str | None, *, at_head: bool) -> Standing | None:
+def standing(
+    conn: Connection, agent_key: int, parent_id: str | None, *, at_head: bool, limit: int | None = None
+) -> Standing | None:
     found = agent_by_key(conn, agent_key)
     if found is None:
         return None
     turn_id = found.head if at_head else parent_id
-    parent = turn(conn, turn_id) if turn_id else None
+    parent = turn(conn, turn_id, limit=limit) if turn_id else None
     return Standing(found, parent, session_at(conn, agent_key, parent.id) if parent else None)
 
 
@@ -147,9 +168,16 @@ def _first(conn: Connection, query: Select[Any]) -> Turn | None:
     return found[0] if found else None
 
 
-def turn(conn: Connection, turn_id: str) -> Turn | None:
-    found = rows.loaded_turns(conn, conn.execute(_TURN_BY_ID, {"turn_id": turn_id}).all())
-    return found[0] if found else None
+def turn(conn: Connection, turn_id: str, *, limit: int | None = None) -> Turn | None:
+    return _loaded(conn, _TURN_BY_ID.one(conn, {"turn_id": turn_id}), limit)
+
+
+def _loaded(conn: Connection, row: Row[Any] | None, limit: int | None) -> Turn | None:
+    if row is None:
+        return None
+    if limit is not None and (row.bytes > limit or row.images is not None):
+        raise TooLarge
+    return rows.loaded_turn(conn, row)
 
 
 def turn_by_key(conn: Connection, owner: str, key: str, now: float) -> Turn | None:
@@ -158,10 +186,8 @@ def turn_by_key(conn: Connection, owner: str, key: str, now: float) -> Turn | No
     return _first(conn, query.where(or_(taken.until.is_(None), taken.until > now)))
 
 
-def turn_by_fingerprint(conn: Connection, owner: str, fingerprint: str) -> Turn | None:
-    same = {"of_owner": owner, "same": fingerprint}
-    found = rows.loaded_turns(conn, conn.execute(_LATEST_LIKE_IT, same).all())
-    return found[0] if found else None
+def turn_by_fingerprint(conn: Connection, owner: str, fingerprint: str, *, limit: int | None = None) -> Turn | None:
+    return _loaded(conn, _LATEST_LIKE_IT.one(conn, {"of_owner": owner, "same": fingerprint}), limit)
 
 
 def turns_by_hash(conn: Connection, owner: str, hashes: Sequence[str], agent_key: int | None) -> list[Turn]:
@@ -226,9 +252,9 @@ def page_of_agent(conn: Connection, agent_key: int, after_seq: int) -> list[Turn
     return _turns(conn, query.order_by(turns.c.seq).limit(PAGE))
 
 
-def brief_page_of_agent(conn: Connection, agent_key: int, after_seq: int) -> list[Turn]:
-    query = _BRIEF.where(turns.c.agent_key == agent_key, turns.c.seq > after_seq)
-    return [rows.brief_turn(row) for row in conn.execute(query.order_by(turns.c.seq).limit(PAGE))]
+def page_of_outlines(conn: Connection, agent_key: int, after_seq: int) -> list[TurnOutline]:
+    query = _OUTLINE.where(turns.c.agent_key == agent_key, turns.c.seq > after_seq)
+    return [rows.turn_outline(row) for row in conn.execute(query.order_by(turns.c.seq).limit(PAGE))]
 
 
 def page_back(conn: Connection, agent_key: int, before_seq: int | None, limit: int) -> TurnPage:
@@ -312,5 +338,5 @@ def session(conn: Connection, session_id: str) -> Session | None:
 
 
 def session_at(conn: Connection, agent_key: int, turn_id: str) -> Session | None:
-    row = conn.execute(_SESSION_AT, {"of_agent": agent_key, "turn_id": turn_id}).first()
+    row = _SESSION_AT.one(conn, {"of_agent": agent_key, "turn_id": turn_id})
     return None if row is None else rows.session(row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -11,13 +11,11 @@ from sqlalchemy import Connection, Row
 
 from ..models import JSON, Agent, FileMark, Link, Message, Record, Session, Turn, Usage
 from . import images
+from .base import TurnOutline
 from .images import Cutter, Place
 from .tables import turns
 
 Values = dict[str, Any]
-
-# The columns of a turn in which images may stand.
-CONTENT = ("input", "output", "tools")
 
 _PLAIN = (
     "seq", "id", "agent_key", "parent_id", "status", "model", "created_at", "effort", "profile", "stop_reason",
@@ -25,13 +23,14 @@ _PLAIN = (
     "instance", "started_at", "finished_at",
 )  # fmt: skip
 
-
+# Made once: `json.dumps` makes an encoder at each call for what is not its default.
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _decoder = json.JSONDecoder()
 
 
 def dumps(value: Any) -> str:
     """Compact JSON as UTF-8 can carry it: only a text with half a surrogate pair is escaped."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = _encoder.encode(value)
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -43,13 +42,13 @@ def _optional(value: Any) -> str | None:
     return None if value is None else dumps(value)
 
 
-def _loads(text: str) -> Any:
+def loads(text: str) -> Any:
     """What `dumps` wrote: nothing stands around it, so that what `json.loads` does to skip blanks is left out."""
     return _decoder.raw_decode(text)[0]
 
 
 def _loaded(text: str | None) -> Any:
-    return None if text is None else _loads(text)
+    return None if text is None else loads(text)
 
 
 def size(*values: str | bytes | None) -> int:
@@ -107,6 +106,11 @@ def answer_values(cutter: Cutter, turn: Turn, stored: Row[Any]) -> Values:
     return values | texts | {"bytes": size(stored.system, stored.input, *texts.values())}
 
 
+def loaded_turn(conn: Connection, row: Row[Any]) -> Turn:
+    (turn,) = loaded_turns(conn, [row])
+    return turn
+
+
 def loaded_turns(conn: Connection, rows: Sequence[Row[Any]]) -> list[Turn]:
     """Turns from rows of all columns of `turns`, with their images."""
     places = [_loaded(row.images) or {} for row in rows]
@@ -115,27 +119,30 @@ def loaded_turns(conn: Connection, rows: Sequence[Row[Any]]) -> list[Turn]:
 
 
 def _turn(row: Row[Any], places: dict[str, list[Place]], known: dict[str, str]) -> Turn:
-    whole = [images.restore(getattr(row, name), places.get(name, ()), known) for name in CONTENT]
-    asked, said, tools = map(_loads, whole)
-    return Turn(
-        **dict(zip(_PLAIN, _plain(row), strict=True)),
-        input=tuple(map(Message.from_json, asked)),
-        output=tuple(said),
-        tools=tuple(tools),
-        system=_loaded(row.system),
-        reason=_loads(row.reason),
-        usage=Usage.from_json(_loads(row.usage)),
-        timings=_loads(row.timings),
-        attempts=tuple(_loads(row.attempts)),
-        error=_loaded(row.error),
-        call=_loaded(row.call),
-    )
+    values = list(_in_order(row))
+    for name, cut in places.items():
+        values[_AT[name]] = images.restore(values[_AT[name]], cut, known)
+    for at, made in _MADE:
+        values[at] = made(values[at])
+    return Turn(*values)
 
 
-def brief_turn(row: Row[Any]) -> Turn:
-    """From a row of the columns of `BRIEF`."""
-    values = dict(zip(_BRIEF, row, strict=True))
-    return Turn(**{**values, "input": tuple(map(Message.from_json, _loads(values["input"])))})
+def _messages(text: str) -> tuple[Message, ...]:
+    return tuple([Message.from_json(message) for message in loads(text)])
+
+
+def _tuple(text: str) -> tuple[Any, ...]:
+    return tuple(loads(text))
+
+
+def _usage(text: str) -> Usage:
+    return Usage(**loads(text))
+
+
+def turn_outline(row: Row[Any]) -> TurnOutline:
+    """From a row of the columns of `OUTLINE`."""
+    turn_id, seq, parent_id, status, session_id, asked, reason, attempts = tuple(row)
+    return TurnOutline(turn_id, seq, parent_id, status, session_id, _messages(asked), loads(reason), _tuple(attempts))
 
 
 def agent(row: Row[Any]) -> Agent:
@@ -155,7 +162,7 @@ def session_values(session: Session) -> Values:
 
 
 def session(row: Row[Any]) -> Session:
-    mark = None if row.mark is None else FileMark.from_json(json.loads(row.mark))
+    mark = None if row.mark is None else FileMark.from_json(loads(row.mark))
     return Session(
         row.id, row.agent_key, row.tip_turn_id, row.transcript, row.cli_version, row.created_at, mark
     )  # fmt: skip
@@ -174,7 +181,7 @@ def link_values(agent_key: int, link: Link) -> Values:
 
 
 def link(row: Row[Any]) -> Link:
-    return Link(row.from_session, row.to_session, row.turn_id, row.reason, json.loads(row.detail), row.at)
+    return Link(row.from_session, row.to_session, row.turn_id, row.reason, loads(row.detail), row.at)
 
 
 def record_values(cutter: Cutter, turn_id: str, n: int, record: Record) -> Values:
@@ -200,7 +207,13 @@ def loaded_records(conn: Connection, rows: Sequence[Row[Any]]) -> list[Record]:
 
 
 TURN = tuple(turns.c)
-_plain = itemgetter(*(TURN.index(turns.c[name]) for name in _PLAIN))
+# The columns in the order of a turn's fields, and what is made of those that are JSON.
+_AT = {name: at for at, name in enumerate(Turn.__slots__)}
+_in_order = itemgetter(*(TURN.index(turns.c[name]) for name in _AT))
+_MADE: tuple[tuple[int, Callable[[Any], Any]], ...] = (
+    (_AT["input"], _messages), (_AT["output"], _tuple), (_AT["tools"], _tuple), (_AT["system"], _loaded),
+    (_AT["reason"], loads), (_AT["usage"], _usage), (_AT["timings"], loads), (_AT["attempts"], _tuple),
+    (_AT["error"], _loaded), (_AT["call"], _loaded),
+)  # fmt: skip
 
-_BRIEF = ("seq", "id", "agent_key", "parent_id", "status", "model", "session_id", "created_at", "input")
-BRIEF = tuple(turns.c[name] for name in _BRIEF)
+OUTLINE = tuple(turns.c[name] for name in TurnOutline.__slots__)

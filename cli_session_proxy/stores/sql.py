@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
+from sqlalchemy import Connection
 
 from ..errors import StoreUnavailable
 from ..models import (
@@ -30,17 +33,35 @@ from ..models import (
     Turn,
 )
 from ..settings import Settings
+from ..tasks import uninterrupted
 from . import conversing, importing, migrations, reading, writing
-from .base import Arrival, Begun, ChainPart, Commit, ImportedTurn, NewChain, NewTurn, Standing, Store, TurnPage
+from .base import (
+    Arrival,
+    Begun,
+    ChainPart,
+    Commit,
+    ImportedTurn,
+    NewChain,
+    NewTurn,
+    Standing,
+    Store,
+    TurnOutline,
+    TurnPage,
+)
 from .database import Database, Urgency
 from .migrations import MIGRATIONS, Migration
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 FILE = "chains.sqlite3"
 
 # Characters of an input up to which it is written on the event loop.
 SMALL = 32 * 1024
+
+# Bytes of a turn from which it is read on a thread: 0.5 ms; one with images may have many MB.
+LARGE = 256 * 1024
 
 # How long a write waits for another program before `StoreUnavailable`; a commit takes about a millisecond,
 # so only a program that sits on the lock is ever waited for this long.
@@ -64,7 +85,11 @@ class SqlStore(Store):
         self._migrations = migrations
 
     async def open(self) -> None:
-        await self._db.open(lambda conn: migrations.prepare(conn, self._db.path, self._migrations))
+        await self._db.open(self._prepare)
+
+    def _prepare(self, conn: Connection) -> None:
+        migrations.prepare(conn, self._db.path, self._migrations)
+        importing.clear(conn, self._db.path)
 
     async def close(self) -> None:
         await self._db.close()
@@ -84,7 +109,7 @@ class SqlStore(Store):
         return await self._db.write(lambda conn: writing.ensure_agent(conn, owner, agent_id, dir, named=named, now=now))
 
     async def delete_agent(self, key: int) -> None:
-        await self._db.write(lambda conn: writing.delete_agent(conn, key))
+        await self._db.write(lambda conn: writing.delete_agent(conn, key), alone=True)
 
     async def summaries(self, owner: str | None = None) -> AsyncIterator[ChainSummary]:
         page, after = await self._page_of_summaries(owner, None)
@@ -103,10 +128,17 @@ class SqlStore(Store):
     # a turn's way
 
     async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> Arrival:
-        return await self._db.glance(lambda conn: reading.arrival(conn, owner, fingerprint, agent_id))
+        return await self._glance(partial(reading.arrival, owner=owner, fingerprint=fingerprint, agent_id=agent_id))
 
     async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> Standing | None:
-        return await self._db.glance(lambda conn: reading.standing(conn, agent_key, parent_id, at_head=at_head))
+        return await self._glance(partial(reading.standing, agent_key=agent_key, parent_id=parent_id, at_head=at_head))
+
+    async def _glance(self, read: Callable[..., T]) -> T:
+        """On the event loop, unless what is found is large: it then goes the way of all other reads."""
+        try:
+            return await self._db.glance(partial(read, limit=LARGE))
+        except reading.TooLarge:
+            return await self._db.read(read)
 
     # turns
 
@@ -120,8 +152,20 @@ class SqlStore(Store):
     async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
         await self._db.write(lambda conn: writing.import_turns(conn, turns, head))
 
+    async def adopt(self, turns: Sequence[ImportedTurn], session: Session, links: Sequence[Link]) -> Turn:
+        return await self._db.write(lambda conn: writing.adopt(conn, turns, session, links))
+
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
-        coming = importing.Coming(await self._db.write(lambda conn: importing.begin(conn, new)))
+        name = uuid.uuid4().hex
+        lock = importing.lock(self._db.path, name)
+        lock.try_acquire()  # nobody else knows the name
+        try:
+            return await self._bring_in(name, new, parts)
+        finally:
+            lock.release(remove=True)
+
+    async def _bring_in(self, name: str, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
+        coming = importing.Coming(await self._db.write(lambda conn: importing.begin(conn, new, name)))
         try:
             pieces = importing.pieces(parts)
             while piece := await asyncio.to_thread(next, pieces, None):
@@ -129,9 +173,11 @@ class SqlStore(Store):
                 await self._db.write(partial(coming.take, piece=piece), alone=True)
                 # Another program asks for the lock every 100 ms at the latest: half of the time it is free.
                 await asyncio.sleep(min(time.monotonic() - began, importing.PAUSE))
-            return await self._db.write(lambda conn: coming.finish(conn, new), alone=True)
+            # Who leaves now comes too late: it may be there already, with others' turns behind it.
+            finish = self._db.write(lambda conn: coming.finish(conn, new), alone=True)
+            return await uninterrupted(asyncio.ensure_future(finish))
         except BaseException:
-            await asyncio.shield(self._give_up(coming.agent))
+            await uninterrupted(asyncio.ensure_future(self._give_up(coming.agent)))
             raise
 
     async def _give_up(self, agent: Agent) -> None:
@@ -198,15 +244,18 @@ class SqlStore(Store):
     async def own_records(self, turn_id: str) -> list[Record]:
         return await self._db.read(lambda conn: reading.own_records(conn, turn_id))
 
-    async def turns(self, agent_key: int, *, after_seq: int = 0, brief: bool = False) -> AsyncIterator[Turn]:
-        read = reading.brief_page_of_agent if brief else reading.page_of_agent
-        while page := await self._page_of_agent(read, agent_key, after_seq):
+    async def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
+        while page := await self._db.read(partial(reading.page_of_agent, agent_key=agent_key, after_seq=after_seq)):
             for turn in page:
                 yield turn
             after_seq = page[-1].seq
 
-    async def _page_of_agent(self, read: reading.Page, agent_key: int, after_seq: int) -> list[Turn]:
-        return await self._db.read(lambda conn: read(conn, agent_key, after_seq))
+    async def outlines(self, agent_key: int) -> AsyncIterator[TurnOutline]:
+        seq = 0
+        while page := await self._db.read(partial(reading.page_of_outlines, agent_key=agent_key, after_seq=seq)):
+            for outline in page:
+                yield outline
+            seq = page[-1].seq
 
     async def page(self, agent_key: int, *, before_seq: int | None, limit: int) -> TurnPage:
         return await self._db.read(lambda conn: reading.page_back(conn, agent_key, before_seq, limit))

@@ -1,45 +1,46 @@
-"""The bodies of the store's write transactions: each runs whole, under the write lock, or changes nothing.
-
-Statements that every turn runs are made once, at import; SQLAlchemy then finds their SQL in its cache.
-"""
+"""The bodies of the store's write transactions: each runs whole, under the write lock, or changes nothing."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, CursorResult, Row, Select, bindparam, select, update
+from sqlalchemy import Connection, CursorResult, Row, bindparam, select, update
 
 from ..errors import NotFound, StoreUnavailable
 from ..models import FINISHED, JSON, ON_PATH, Agent, Delivery, Link, Record, Session, Status, Turn
 from . import conversing, images, reading, rows
 from .base import Begun, Commit, ImportedTurn, KeyTaken, NewTurn
 from .images import Cutter
+from .prepared import Prepared
 from .tables import agents, frames, idempotency_keys, links, records, sessions, turns
 
-_INSERT_TURN = turns.insert()
-_INSERT_RECORD = records.insert()
-_INSERT_LINK = links.insert()
-_INSERT_SESSION = sessions.insert()
-_INSERT_FRAME = frames.insert().prefix_with("OR IGNORE", dialect="sqlite")
-_UPDATE_TURN = turns.update().where(turns.c.id == bindparam("turn_id"))
-_SET_DELIVERY = _UPDATE_TURN.where(turns.c.delivery != "delivered")
-_GROW = _UPDATE_TURN.values(bytes=turns.c.bytes + bindparam("grown"))
-_UPDATE_SESSION = sessions.update().where(
-    sessions.c.id == bindparam("session_id"), sessions.c.agent_key == bindparam("of_agent")
+_INSERT_TURN = Prepared(turns.insert())
+_INSERT_RECORD = Prepared(records.insert())
+_INSERT_LINK = Prepared(links.insert())
+_INSERT_SESSION = Prepared(sessions.insert())
+_INSERT_FRAME = Prepared(frames.insert().prefix_with("OR IGNORE", dialect="sqlite"))
+_THIS_TURN = turns.update().where(turns.c.id == bindparam("turn_id"))
+_UPDATE_TURN = Prepared(_THIS_TURN)
+_SET_DELIVERY = Prepared(_THIS_TURN.where(turns.c.delivery != "delivered"))
+_GROW = Prepared(_THIS_TURN.values(bytes=turns.c.bytes + bindparam("grown")))
+_UPDATE_SESSION = Prepared(
+    sessions.update().where(sessions.c.id == bindparam("session_id"), sessions.c.agent_key == bindparam("of_agent"))
 )
-_ACTIVE = agents.update().where(agents.c.key == bindparam("of_agent"), agents.c.last_at < bindparam("now"))
-_NEW_HEAD = agents.update().where(agents.c.key == bindparam("of_agent"), agents.c.last_at <= bindparam("now"))
-_MOVE_HEAD = agents.update().where(agents.c.key == bindparam("of_agent"))
+_THIS_AGENT = agents.update().where(agents.c.key == bindparam("of_agent"))
+_ACTIVE = Prepared(_THIS_AGENT.where(agents.c.last_at < bindparam("now")))
+_NEW_HEAD = Prepared(_THIS_AGENT.where(agents.c.last_at <= bindparam("now")))
+_MOVE_HEAD = Prepared(_THIS_AGENT)
 
 _UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
 _FAILED: frozenset[Status] = FINISHED - ON_PATH
-_WHOLE = select(*rows.TURN).where(turns.c.id == bindparam("turn_id"))
-_STATE = select(
-    turns.c.agent_key, turns.c.status, turns.c.reason, turns.c.attempts, turns.c.instance, turns.c.delivery
-).where(turns.c.id == bindparam("turn_id"))
+_WHOLE = Prepared(select(*rows.TURN).where(turns.c.id == bindparam("turn_id")))
+_STATE = Prepared(
+    select(
+        turns.c.agent_key, turns.c.status, turns.c.reason, turns.c.attempts, turns.c.instance, turns.c.delivery
+    ).where(turns.c.id == bindparam("turn_id"))
+)
 # The rules by which a client says itself what it continues (see `continuity`).
 _NAMED_PATH = ("id", "history")
 
@@ -101,7 +102,8 @@ def _insert(conn: Connection, turn: Turn) -> int:
     """Store a whole turn; its images first, and the agent is active from now. Returns its seq."""
     cutter = Cutter()
     values = rows.turn_values(cutter, turn)
-    seq = _inserted(conn.execute(_INSERT_TURN, values))
+    seq = _INSERT_TURN.run(conn, values).lastrowid
+    assert seq is not None
     images.save(conn, turn.agent_key, cutter.images)
     _active(conn, turn.agent_key, turn.created_at)
     return seq
@@ -114,16 +116,23 @@ def import_turns(conn: Connection, imported: Sequence[ImportedTurn], head: str |
         set_head(conn, _need(conn, head, None, _STATE).agent_key, head)
 
 
+def adopt(conn: Connection, theirs: Sequence[ImportedTurn], session: Session, why: Sequence[Link]) -> Turn:
+    import_turns(conn, theirs, theirs[-1].id)
+    save_session(conn, session, why)
+    (turn,) = rows.loaded_turns(conn, [_need(conn, theirs[-1].id, None)])
+    return turn
+
+
 def insert_whole(conn: Connection, turn: Turn, lines: Iterable[Record]) -> None:
     """Store a finished turn with its records."""
     _insert(conn, turn)
     grown = _save_records(conn, turn.agent_key, turn.id, lines)
-    conn.execute(_GROW, {"turn_id": turn.id, "grown": grown})
+    _GROW.run(conn, {"turn_id": turn.id, "grown": grown})
 
 
 def begin(conn: Connection, begun: Begun) -> None:
     row = _need(conn, begun.turn_id, _UNFINISHED, _STATE)
-    conn.execute(_INSERT_FRAME, {"agent_key": row.agent_key, "uuid": begun.frame_uuid})
+    _INSERT_FRAME.run(conn, {"agent_key": row.agent_key, "uuid": begun.frame_uuid})
     kept = {} if begun.system is None else {"system": rows.dumps(begun.system)}
     _update(
         conn,
@@ -134,9 +143,9 @@ def begin(conn: Connection, begun: Begun) -> None:
         session_id=begun.session_id,
         frame_uuid=begun.frame_uuid,
         continuity=begun.continuity,
-        reason=rows.dumps({**json.loads(row.reason), **begun.reason}),
+        reason=rows.dumps({**rows.loads(row.reason), **begun.reason}),
         started_at=begun.started_at,
-        attempts=rows.dumps([*json.loads(row.attempts), begun.attempt]),
+        attempts=rows.dumps([*rows.loads(row.attempts), begun.attempt]),
         instance=row.instance if begun.instance is None else begun.instance,
     )
 
@@ -147,7 +156,7 @@ def commit(conn: Connection, done: Commit) -> Turn:
     row = _need(conn, done.turn_id, _UNFINISHED)
     if done.session.agent_key != row.agent_key:
         raise ValueError(f"commit of {done.turn_id} with a session of agent {done.session.agent_key}")
-    (turn,) = rows.loaded_turns(conn, [row])
+    turn = rows.loaded_turn(conn, row)
     turn = replace(
         turn, status=done.status, output=tuple(done.output), stop_reason=done.stop_reason, usage=done.usage,
         cost_usd=done.cost_usd, tools=tuple(done.tools), timings=done.timings, attempts=tuple(done.attempts),
@@ -169,7 +178,7 @@ def fail(
 ) -> Turn:
     if status not in _FAILED:
         raise ValueError(f"fail of {turn_id} as {status}")
-    (turn,) = rows.loaded_turns(conn, [_need(conn, turn_id, _UNFINISHED | _FAILED)])
+    turn = rows.loaded_turn(conn, _need(conn, turn_id, _UNFINISHED | _FAILED))
     turn = replace(turn, status=status, error=error, attempts=tuple(attempts), timings=timings, finished_at=at)
     _update(
         conn,
@@ -187,7 +196,7 @@ def fail(
 
 
 def requeue(conn: Connection, turn_id: str, instance: str | None) -> Turn:
-    (turn,) = rows.loaded_turns(conn, [_need(conn, turn_id, _FAILED)])
+    turn = rows.loaded_turn(conn, _need(conn, turn_id, _FAILED))
     turn = replace(
         turn, status="queued", error=None, session_id=None, continuity=None, frame_uuid=None, started_at=None,
         finished_at=None, delivery="pending", instance=instance,
@@ -198,14 +207,14 @@ def requeue(conn: Connection, turn_id: str, instance: str | None) -> Turn:
 
 
 def set_delivery(conn: Connection, turn_id: str, delivery: Delivery) -> None:
-    if not conn.execute(_SET_DELIVERY, {"turn_id": turn_id, "delivery": delivery}).rowcount:
+    if not _SET_DELIVERY.run(conn, {"turn_id": turn_id, "delivery": delivery}).rowcount:
         _need(conn, turn_id, None, _STATE)
 
 
 def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
     """Only while the conversation goes on from this answer: as the head, or where the client names the path."""
     row = _need(conn, turn_id, ON_PATH, _STATE)
-    if row.delivery == "undelivered" and json.loads(row.reason).get("rule") not in _NAMED_PATH:
+    if row.delivery == "undelivered" and rows.loads(row.reason).get("rule") not in _NAMED_PATH:
         head = conn.scalar(select(agents.c.head).where(agents.c.key == row.agent_key))
         if head != turn_id or reading.waiting(conn, row.agent_key):
             return False
@@ -219,24 +228,23 @@ def set_head(conn: Connection, agent_key: int, turn_id: str | None) -> None:
         turn = _need(conn, turn_id, None, _STATE)
         if turn.agent_key != agent_key:
             raise ValueError(f"{turn_id} is a turn of agent {turn.agent_key}, not of {agent_key}")
-    conn.execute(_MOVE_HEAD, {"of_agent": agent_key, "head": turn_id})
+    _MOVE_HEAD.run(conn, {"of_agent": agent_key, "head": turn_id})
 
 
 def save_session(conn: Connection, session: Session, new: Sequence[Link]) -> None:
     values = rows.session_values(session)
     changes = {name: value for name, value in values.items() if name not in ("id", "agent_key")}
-    found = conn.execute(_UPDATE_SESSION, {"session_id": session.id, "of_agent": session.agent_key, **changes})
+    found = _UPDATE_SESSION.run(conn, {"session_id": session.id, "of_agent": session.agent_key, **changes})
     if not found.rowcount:
         other = conn.scalar(select(sessions.c.agent_key).where(sessions.c.id == session.id))
         if other is not None:
             raise StoreUnavailable(f"session {session.id} belongs to another agent for ever: start a new one")
-        conn.execute(_INSERT_SESSION, values)
+        _INSERT_SESSION.run(conn, values)
     save_links(conn, session.agent_key, new)
 
 
 def save_links(conn: Connection, agent_key: int, new: Sequence[Link]) -> None:
-    if new:
-        conn.execute(_INSERT_LINK, [rows.link_values(agent_key, link) for link in new])
+    _INSERT_LINK.run_each(conn, [rows.link_values(agent_key, link) for link in new])
 
 
 # --- pieces ---
@@ -246,8 +254,7 @@ def _save_records(conn: Connection, agent_key: int, turn_id: str, new: Iterable[
     """Store the lines of a turn. Returns their size in bytes."""
     cutter = Cutter()
     lines = [rows.record_values(cutter, turn_id, n, record) for n, record in enumerate(new)]
-    if lines:
-        conn.execute(_INSERT_RECORD, lines)
+    _INSERT_RECORD.run_each(conn, lines)
     images.save(conn, agent_key, cutter.images)
     return rows.size(*(line["line"] for line in lines))
 
@@ -260,11 +267,11 @@ def _inserted(result: CursorResult[Any]) -> int:
 
 
 def _update(conn: Connection, turn_id: str, **values: Any) -> bool:
-    return bool(conn.execute(_UPDATE_TURN, {"turn_id": turn_id, **values}).rowcount)
+    return bool(_UPDATE_TURN.run(conn, {"turn_id": turn_id, **values}).rowcount)
 
 
 def _active(conn: Connection, agent_key: int, at: float) -> None:
-    conn.execute(_ACTIVE, {"of_agent": agent_key, "now": at, "last_at": at})
+    _ACTIVE.run(conn, {"of_agent": agent_key, "now": at, "last_at": at})
 
 
 def _stands(conn: Connection, done: Commit, turn: Turn) -> None:
@@ -273,13 +280,13 @@ def _stands(conn: Connection, done: Commit, turn: Turn) -> None:
         _active(conn, turn.agent_key, done.finished_at)
         return
     new = {"of_agent": turn.agent_key, "now": done.finished_at, "last_at": done.finished_at, "head": turn.id}
-    if not conn.execute(_NEW_HEAD, new).rowcount:  # something of a later time was written meanwhile
-        conn.execute(_MOVE_HEAD, {"of_agent": turn.agent_key, "head": turn.id})
+    if not _NEW_HEAD.run(conn, new).rowcount:  # something of a later time was written meanwhile
+        _MOVE_HEAD.run(conn, {"of_agent": turn.agent_key, "head": turn.id})
 
 
-def _need(conn: Connection, turn_id: str, allowed: frozenset[Status] | None, columns: Select[Any] = _WHOLE) -> Row[Any]:
+def _need(conn: Connection, turn_id: str, allowed: frozenset[Status] | None, columns: Prepared = _WHOLE) -> Row[Any]:
     """The turn's row, in one of the allowed statuses: an acknowledged turn is never written over."""
-    row = conn.execute(columns, {"turn_id": turn_id}).one_or_none()
+    row: Row[Any] | None = columns.one(conn, {"turn_id": turn_id})
     if row is None:
         raise _unknown(turn_id)
     if allowed is not None and row.status not in allowed:

@@ -13,6 +13,10 @@ from ..stores.base import Begun, Commit, ImportedTurn, NewTurn, Store
 StoreFactory = Callable[[], Store]
 T = TypeVar("T")
 
+# Two kinds of trouble in one text: half a surrogate pair, and what needs more than one byte.
+AWKWARD = '\ud800 né 漢字 \U0001f600 \u0000 \\ "'
+IMAGE = "iVBORw0KGgo" + "Ab+/" * 40 + "=="
+
 
 @asynccontextmanager
 async def opened(factory: StoreFactory) -> AsyncIterator[Store]:

@@ -21,12 +21,13 @@ import json
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import uvicorn
 
+from ..http_door.listening import Listening
 from .exchange import Exchange, GoneError, Receive, Send, before, stream
 from .script import Answer, Behaviour, Block, Cut, ErrorEvent, Fail, Reply, Rule, scripted_answer
 from .seen import Seen, marked_lines
@@ -36,22 +37,6 @@ T = TypeVar("T")
 
 BYTES_PER_TOKEN = 4  # the usual rule of thumb for English
 STOP_TIMEOUT = 5.0  # seconds for the server to close; every wait inside a response ends at once when it stops
-
-
-class _Server(uvicorn.Server):
-    """uvicorn in a task of ours: it tells when it listens, and leaves the process's signal handlers alone."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        self.ready.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Upstream:
@@ -72,7 +57,7 @@ class Upstream:
         self._closing = asyncio.Event()
         self._failures: list[Exception] = []
         self._numbers = iter(range(1, 1 << 62))
-        self._server: _Server | None = None
+        self._server: Listening | None = None
         self._task: asyncio.Task[None] | None = None
 
     # --- for the test ---------------------------------------------------------------------------------
@@ -129,7 +114,7 @@ class Upstream:
             self._app, interface="asgi3", lifespan="off", ws="none", log_config=None, log_level="critical",
             access_log=False, timeout_graceful_shutdown=1,
         )  # fmt: skip
-        self._server = _Server(config)
+        self._server = Listening(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
         ready = asyncio.create_task(self._server.ready.wait())
         await asyncio.wait({ready, self._task}, return_when=asyncio.FIRST_COMPLETED)

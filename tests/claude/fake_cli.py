@@ -4,6 +4,7 @@ echo (default), noise, no-result, huge (an answer of FAKE_SIZE bytes in one line
 (ignores TERM and the end of stdin), flood (stderr first), crash, tools (offers Bash), orphan (leaves a child that
 holds its stdout), other-result (a result of another frame first), gate (answers when FAKE_GATE exists),
 silent (says nothing until it is interrupted), forget (No conversation found), unclaimed (refuses claim_session).
+It takes MCP servers and asks them nothing.
 Started with "--await-claim" it does not boot before FAKE_GATE exists, where that is set.
 """
 
@@ -84,7 +85,7 @@ def main() -> None:
         while MODE == "gate" and not os.path.exists(os.environ["FAKE_GATE"]):
             time.sleep(0.01)
         frame = json.loads(line)
-        if frame["type"] == "control_request" and frame["request"]["subtype"] in ("initialize", "claim_session"):
+        if frame["type"] == "control_request" and frame["request"]["subtype"] != "interrupt":
             respond(frame["request_id"], frame["request"])
         elif frame["type"] == "control_request":
             say(type="result", subtype="error_during_execution", is_error=True, terminal_reason="aborted_streaming")

@@ -73,6 +73,14 @@ def test_a_process_is_weighed_with_what_it_started(family: int) -> None:
     assert 70 * MB < weights[family] < 120 * MB
 
 
+def test_a_process_whose_name_is_no_text_is_weighed_like_any_other(tmp_path: Path) -> None:
+    for pid, parent in ((10, 1), (11, 10)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_bytes(b"%d (caf\xc3) R) S %d 0 0" % (pid, parent))  # cut at 15 bytes
+        (tmp_path / str(pid) / "smaps_rollup").write_bytes(b"Rss: 9 kB\nPss:                 100 kB\n")
+    assert weigh([10], tmp_path) == {10: 200 * 1024}
+
+
 def test_elsewhere_nothing_is_known(tmp_path: Path) -> None:
     assert weigh([os.getpid()], tmp_path) == {}
 
@@ -136,16 +144,4 @@ async def test_a_start_that_is_too_heavy_ends_an_idle_one_first_or_waits(
     await pool.checkin(first)
     await waiting
     assert is_gone(first.pid)
-    await pool.close()
-
-
-async def test_the_wait_that_is_told_is_as_long_as_processes_are_in_use(settings: Settings, fake: Fake) -> None:
-    pool = Pool(settings.model_copy(update={"max_processes": 1, "spawn_timeout": 0.1}))
-    process, _ = await pool.checkout(await fake())
-    await asyncio.sleep(1.5)
-    await pool.checkin(process)
-    await pool.checkout(process.launch)
-    with pytest.raises(QueueFull) as full:
-        await pool.checkout(await fake())
-    assert 1.4 < (full.value.retry_after or 0) / 2 < 3.0  # the one in use, and we
     await pool.close()

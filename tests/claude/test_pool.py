@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
+from pathlib import Path
 
 import pytest
 
+from cli_session_proxy import transcript
 from cli_session_proxy.claude.pool import Pool
-from cli_session_proxy.errors import ClaudeUnavailable, QueueFull, SessionBusy
+from cli_session_proxy.errors import ClaudeUnavailable, QueueFull, SessionBusy, TurnCancelled
 from cli_session_proxy.settings import Settings
 
+from ..conftest import MakeSettings
+from ..simulated import still
+from ..talking import request, running
 from .conftest import Fake
 from .helpers import ask, is_gone, said, until
 
@@ -157,7 +163,7 @@ async def test_a_cancelled_wait_leaves_no_place_taken(settings: Settings, fake: 
     pool = Pool(bounded(settings, max_processes=1))
     process, _ = await pool.checkout(await fake())
     waiting = asyncio.create_task(pool.checkout(await fake()))
-    await asyncio.sleep(0.05)
+    await still()
     waiting.cancel()
     await asyncio.wait([waiting])
     await pool.discard(process.launch.session_id)
@@ -178,3 +184,25 @@ async def test_after_close_nothing_can_be_had_and_nothing_is_left(settings: Sett
     assert all(is_gone(process.pid) for process, _ in taken)
     with pytest.raises(ClaudeUnavailable):
         await pool.checkout(await fake())
+
+
+async def test_a_turn_that_is_cancelled_just_after_its_checkout_leaves_no_process_in_use(
+    make_settings: MakeSettings, fake_cli: Path, claude_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, goes_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def total_cost(_: Path) -> float:
+        loop.call_soon_threadsafe(reached.set)
+        goes_on.wait(10)
+        return 0.0
+
+    monkeypatch.setattr(transcript, "total_cost", total_cost)
+    async with running(make_settings(claude_bin=fake_cli, claude_env=claude_env)) as engine:
+        answer = await engine.submit(request("hello"))
+        await reached.wait()
+        answer.cancel()
+        goes_on.set()
+        with pytest.raises(TurnCancelled):
+            await answer.turn()
+        assert engine.processes()[:3] == (0, 0, 0)

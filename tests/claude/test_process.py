@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cli_session_proxy.claude.events import Activity, ProcessDied, Result
+from cli_session_proxy.claude.launch import write_prompt
 from cli_session_proxy.claude.process import ClaudeProcess
+from cli_session_proxy.client_tools import Offers
 from cli_session_proxy.errors import ClaudeUnavailable, SandboxError
+from cli_session_proxy.models import Tool
 from cli_session_proxy.settings import Settings
 
+from .acting import launch
 from .conftest import Fake, Start
 from .helpers import ask, group, is_gone, result, said, until
 
@@ -35,7 +41,7 @@ async def test_it_is_free_as_soon_as_the_result_is_out(fake: Fake, start: Start)
             break
     assert process.usable
     assert said(await ask(process, "again")) == "5 again"
-    await events.aclose()  # type: ignore[attr-defined]  # an async generator behind the declared iterator
+    await events.aclose()
     assert process.usable
 
 
@@ -154,6 +160,17 @@ async def test_a_turn_left_half_way_spoils_the_process(fake: Fake, start: Start,
         await ask(process, "second")
 
 
+async def test_one_that_was_left_while_it_was_offered_tools_is_not_used_again(fake: Fake, start: Start) -> None:
+    process = await start(await fake())
+    offers = Offers.of((Tool("weather"),))
+    offering = asyncio.create_task(process.adapt(replace(process.launch, offers=offers)))
+    await until(lambda: bool(process._tools.offers) and not process.busy)  # taken, and not read yet
+    offering.cancel()
+    await asyncio.wait([offering])
+    assert offering.cancelled()
+    assert not process.usable
+
+
 async def test_an_interrupt_ends_the_turn_with_its_result(fake: Fake, start: Start) -> None:
     process = await start(await fake("silent"))
     turn = asyncio.create_task(ask(process))
@@ -199,3 +216,14 @@ async def test_a_missing_directory_or_program_is_named(fake: Fake, settings: Set
     launch.capability.path.unlink()
     with pytest.raises(ClaudeUnavailable):
         await ClaudeProcess.spawn(launch, settings)
+
+
+def test_a_system_prompt_for_which_there_is_no_room_leaves_nothing_behind(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(SandboxError, match="not full"):
+            write_prompt(launch(system_prompt="x" * 1000, env=(("TMPDIR", str(tmp_path)),)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.glob("system-prompt-*")) == []

@@ -43,6 +43,13 @@ def test_each_death_beyond_the_limit_doubles_the_wait_up_to_a_minute() -> None:
     assert told == [0.0] * (LIMIT - 1) + [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, LONGEST_WAIT, LONGEST_WAIT, LONGEST_WAIT]
 
 
+def test_a_cli_that_dies_for_days_is_still_told_of_with_the_longest_wait() -> None:
+    restarts = Restarts(Clock())
+    for _ in range(1100):  # once a minute, for 18 hours
+        restarts.died(1, DIED)
+    assert waits(restarts) == LONGEST_WAIT
+
+
 def test_an_answer_forgives_everything() -> None:
     restarts = Restarts(Clock())
     for _ in range(LIMIT):

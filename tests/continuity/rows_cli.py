@@ -193,8 +193,8 @@ def _without_result(code: int) -> tuple[Says, Says]:
 
 
 LEFT = (
-    r"\*\*repaired\*\*.*The session's transcript still held what an attempt that failed had left there: it was written "
-    r"again from the chain \(\d+ lines\)\."
+    r"\*\*repaired\*\*.*The session's transcript still held what an attempt that was not kept had left there: it "
+    r"was written again from the chain \(\d+ lines\)\."
 )
 _KILLED = _again("it ended with exit code -9 before the result")
 _THEIRS = r"adopted(.|\n)*Somebody went on in this session outside the proxy: \d turns? of theirs became part of"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.async_api import Browser, Page
@@ -89,6 +91,32 @@ async def test_a_page_shows_tree_timeline_and_repairs(browser: Browser, tmp_path
     light = await page.evaluate("getComputedStyle(document.body).backgroundColor")
     dark, _ = await shown(browser, path, color_scheme="dark")
     assert await dark.evaluate("getComputedStyle(document.body).backgroundColor") != light
+
+
+async def test_what_a_file_brought_is_escaped_wherever_it_stands() -> None:
+    """A chain may be imported: its names of statuses and reasons are a stranger's too."""
+    named: Any = "<b id='x'>\n# x"
+    row = turn(
+        1, status=named, continuity=named, model=named, session_id=named, input=(Message(named, (block("x"),)),),
+        error={"code": named, "message": named},
+    )  # fmt: skip
+    links = (Link(named, named, "turn_1", named, {}, 1.0),)
+    store = store_of(row, turn(2, origin=named, continuity=None), links=links)
+    html = await text_of(store, "html")
+    assert "&lt;b id=" in html
+    assert "<b id=" not in html
+    markdown = await text_of(store, "markdown")
+    assert "<b id=" not in re.sub("`.*?`", "", markdown.replace("\\<", ""))
+    assert "\n# x" not in markdown
+
+
+@pytest.mark.parametrize("format", ["markdown", "html"])
+async def test_nothing_steers_a_terminal_and_every_script_stays_whole(format: str) -> None:
+    steering = "\x1b[2J\x07\x7f\x9b31m\u202e"
+    whole = "👨‍👩‍👧 می‌خواهم\ttab"
+    text = await text_of(store_of(turn(1, output=(block(f"{steering}|{whole}"),))), format)
+    assert not set(steering) - set("[2J31m") & set(text)
+    assert f"|{whole}" in text
 
 
 async def test_a_page_of_a_long_chain_is_written_turn_by_turn() -> None:

@@ -68,7 +68,7 @@ CASES = (
     ),
     Case(
         "a failed attempt's prompt",
-        f"The session's transcript still held what an attempt that failed had left there: {WRITTEN}.",
+        f"The session's transcript still held what an attempt that was not kept had left there: {WRITTEN}.",
         **rebuilt("tail", "all 10 records are the chain's; 2 unknown records follow", behind="ours"),
     ),
     Case(
@@ -76,6 +76,13 @@ CASES = (
         f"The session's transcript ended with a prompt of somebody else's that has no whole answer: {WRITTEN}; what "
         f"was there is kept at {KEPT}.",
         **rebuilt("tail", "all 10 records are the chain's; 1 unknown record follows", behind="theirs", kept=KEPT),
+    ),
+    Case(
+        "somebody's words behind a failed attempt",
+        "The session's transcript still held what an attempt that was not kept had left there, and somebody else's "
+        f"words behind it: {WRITTEN}; what was there is kept at {KEPT}.",
+        **rebuilt("tail", "what the last turn left is unchanged; 4 unknown records follow", behind="theirs_behind_ours",
+                  kept=KEPT),
     ),
     Case(
         "a broken line", f"The session's transcript ended with a broken line: {WRITTEN}.",
@@ -139,19 +146,38 @@ CASES = (
         "branched", {"why": "the path leaves the session's", "from_turn": "turn_2", "records": 8}, "s0",
     ),
     Case(
+        "a branch, settled after a crash",
+        "This turn continues an earlier one, turn_2: the path to it was written as a new session, s1 (8 lines). The "
+        "proxy died in this turn: the next one to start found that out from the transcript.",
+        "branched", {"from_turn": "turn_2", "records": 8, "settled": "after a crash"}, None,
+    ),
+    Case(
         "/clear", "The CLI left session s0 for a new one, s1 (/clear): the chain goes on as before.",
         "reset_by_cli", {}, "s0",
     ),
     Case(
         "a process that was killed",
         "Attempt 1 failed (it ended with exit code -9 before the result): the prompt was sent again as attempt 2, to a "
-        "session that does not know of the first.",
+        "session that does not know of it.",
         fields={"attempts": attempts("it ended with exit code -9 before the result")},
+    ),
+    Case(
+        "an attempt that was interrupted",
+        "Attempt 1 was cancelled (interrupted): the prompt was sent again as attempt 2, to a session that does not "
+        "know of it.",
+        fields={"attempts": ({"n": 1, "status": "cancelled", "code": "interrupted"}, {"n": 1, "status": "completed"})},
+    ),
+    Case(
+        "an answer that could not be kept",
+        "Attempt 1 was answered, but the answer could not be kept: the prompt was sent again as attempt 2, to a "
+        "session that does not know of it.",
+        fields={"attempts": ({"n": 1, "status": "completed"}, {"status": "failed", "code": "store_unavailable"},
+                             {"n": 1, "status": "completed"})},
     ),
     Case(
         "an answer of the wrong shape",
         "Attempt 1 failed (its answer was not the JSON that was asked for ('a' is missing)): the prompt was sent again "
-        "as attempt 2, to a session that does not know of the first.",
+        "as attempt 2, to a session that does not know of it.",
         fields={"attempts": attempts("'a' is missing"), "reason": {"output_refused": "'a' is missing"}},
     ),
     Case(

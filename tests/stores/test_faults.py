@@ -10,11 +10,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection
 
 from cli_session_proxy.errors import ConfigError, InvalidRequest, StoreUnavailable
 from cli_session_proxy.models import Link, Record
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores import sqlite
 from cli_session_proxy.stores.sql import SqlStore, store_for
 from cli_session_proxy.stores.tables import metadata
 from cli_session_proxy.testing.store_samples import (
@@ -133,11 +134,18 @@ async def test_a_full_disk_is_named_and_loses_nothing(path: Path) -> None:
         (pages,) = conn.exec_driver_sql("PRAGMA page_count").one()
         conn.exec_driver_sql(f"PRAGMA max_page_count={pages}")
 
-    await store._db.write(no_more_pages)
-    with pytest.raises(StoreUnavailable, match=r"full.*free space"):
-        await store.accept(a_turn(agent, "t2", system="x" * 100_000))
-    assert await turn_of(store, "t1") == done
-    assert await store.turn("t2") is None
+    def pages_again(conn: Connection) -> None:
+        conn.exec_driver_sql("PRAGMA max_page_count=1000000")
+
+    # one that is written on the writer's thread, and one small enough for the event loop
+    for do, size in ((store._db.write, 100_000), (store._db.jot, 20_000)):
+        await do(no_more_pages)
+        with pytest.raises(StoreUnavailable, match=r"full.*free space"):
+            await store.accept(a_turn(agent, "t2", system="x" * size))
+        assert await turn_of(store, "t1") == done
+        assert await store.turn("t2") is None
+        await do(pages_again)
+    await complete(store, agent, "t2", "t1")
     await store.close()
 
 
@@ -226,10 +234,11 @@ async def test_an_acknowledged_write_is_on_the_disk(store: SqlStore) -> None:
 async def test_a_turn_takes_the_write_lock_three_times(store: SqlStore) -> None:
     agent = await an_agent(store)
     seen: list[str] = []
-    for engine in store._db._engines:
-        event.listen(engine, "begin", lambda conn: seen.append("begin"))
+    for conn in (store._db._writer, store._db._jotter):
+        assert conn is not None
+        sqlite.driver(conn).set_trace_callback(seen.append)
     await complete(store, agent, "t1")
-    assert seen == ["begin"] * 3
+    assert [statement for statement in seen if statement.startswith("BEGIN")] == ["BEGIN IMMEDIATE"] * 3
 
 
 def test_every_reference_has_an_index_so_that_deleting_stays_linear() -> None:

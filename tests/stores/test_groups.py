@@ -4,80 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection
 
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
 from cli_session_proxy.stores import sqlite
-from cli_session_proxy.stores.database import Database, Urgency
+from cli_session_proxy.stores.database import Urgency
 
-TABLE = "CREATE TABLE said (word TEXT PRIMARY KEY)"
-
-
-class Words:
-    """A database of words, and a way to hold its writer so that what follows waits together."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.db = Database(path, busy_timeout=10.0)
-        self.commits = 0
-
-    async def open(self) -> None:
-        await self.db.open(_prepare)
-        event.listen(self.db._engines[0], "commit", self._count)
-
-    def _count(self, _conn: Connection) -> None:
-        self.commits += 1
-
-    async def together(self, *writes: Callable[[], Awaitable[object]]) -> list[object]:
-        """Start these while the file is locked by somebody else, and let them go at once."""
-        with closing(sqlite3.connect(self.path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            first = asyncio.ensure_future(self.write("first"))
-            await self.read()  # by now the first one waits for the lock on its thread
-            rest = [asyncio.ensure_future(write()) for write in writes]
-            await self.read()
-            self.commits = 0
-            other.execute("ROLLBACK")
-        await first
-        return await asyncio.gather(*rest, return_exceptions=True)
-
-    async def write(self, word: str, urgency: Urgency = Urgency.DURABLE) -> str:
-        return await self.db.write(lambda conn: _say(conn, word), urgency)
-
-    async def jot(self, word: str) -> str:
-        return await self.db.jot(lambda conn: _say(conn, word))
-
-    async def read(self) -> set[str]:
-        return await self.db.read(lambda conn: set(conn.exec_driver_sql("SELECT word FROM said").scalars()))
-
-
-def _prepare(conn: Connection) -> None:
-    conn.exec_driver_sql(TABLE)
-
-
-def _say(conn: Connection, word: str) -> str:
-    if word == "never":
-        raise InvalidRequest("this word is not said")
-    conn.exec_driver_sql("INSERT INTO said VALUES (?)", (word,))
-    return word
+from .words import Words, say
 
 
 def full(conn: Connection) -> bool:
     """Whether the commit of this transaction waits for the disk."""
     return bool(conn.exec_driver_sql("PRAGMA synchronous").scalar_one() == 2)
-
-
-@pytest.fixture
-async def words(tmp_path: Path) -> AsyncIterator[Words]:
-    words = Words(tmp_path / "words.sqlite3")
-    await words.open()
-    yield words
-    await words.db.close()
 
 
 async def test_writes_that_wait_are_one_transaction(words: Words) -> None:
@@ -100,7 +43,7 @@ async def test_one_that_goes_alone_is_in_no_group_and_keeps_its_place(words: Wor
     order: list[str] = []
 
     def noting(word: str) -> Callable[[Connection], None]:
-        return lambda conn: order.append(word) if _say(conn, word) else None
+        return lambda conn: order.append(word) if say(conn, word) else None
 
     await words.together(
         lambda: words.db.write(noting("a")), lambda: words.db.write(noting("alone"), alone=True),
@@ -212,8 +155,8 @@ async def test_a_journal_entry_beside_another_program_waits_for_it_on_a_thread(w
 async def test_a_journal_entry_that_fails_leaves_nothing(words: Words) -> None:
     await words.jot("a")
     with pytest.raises(StoreUnavailable):
-        await words.db.jot(lambda conn: (_say(conn, "b"), _say(conn, "a")))
+        await words.db.jot(lambda conn: (say(conn, "b"), say(conn, "a")))
     with pytest.raises(InvalidRequest):
-        await words.db.jot(lambda conn: (_say(conn, "c"), _say(conn, "never")))
+        await words.db.jot(lambda conn: (say(conn, "c"), say(conn, "never")))
     assert await words.jot("d") == "d"
     assert await words.read() == {"a", "d"}

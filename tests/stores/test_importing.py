@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 
 from cli_session_proxy.errors import InvalidRequest
-from cli_session_proxy.models import Conversation, Item, Message, Record, Turn
+from cli_session_proxy.models import Agent, Conversation, Item, Message, Record, Turn
 from cli_session_proxy.sandbox import make_private
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores import importing
@@ -94,15 +97,120 @@ async def test_a_part_that_is_wrong_at_the_end_leaves_nothing(path: Path) -> Non
     await store.close()
 
 
-async def test_what_a_dead_import_left_is_cleared_away_by_the_next(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# Brings in a chain and says so when the first piece is in the store; then it waits for ever.
+PROGRAM = """
+import asyncio, sys, threading
+from tests.stores.test_importing import NEW, COUNT, importing, turns
+from cli_session_proxy.stores.sql import SqlStore
+
+def parts():
+    for at, part in enumerate(turns()):
+        if at == importing.PIECE_TURNS + 1:
+            print("here", flush=True)
+            threading.Event().wait()
+        yield part
+
+async def main():
+    store = SqlStore(sys.argv[1])
+    await store.open()
+    await store.import_chain(NEW, parts())
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_dead_import_left_is_cleared_away_and_what_a_living_one_has_is_not(path: Path) -> None:
+    root = str(Path(__file__).parents[2])
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROGRAM, str(path), stdout=asyncio.subprocess.PIPE, cwd=root, env={}
+    )
+    assert child.stdout is not None
+    async with asyncio.timeout(SOON):
+        assert await child.stdout.readline() == b"here\n"
+    beside = SqlStore(path)
+    await beside.open()
+    assert coming(path) == 1
+    child.kill()
+    await child.wait()
     store = SqlStore(path)
     await store.open()
-    left = importing.Coming(await store._db.write(lambda conn: importing.begin(conn, NEW)))
-    await store._db.write(lambda conn: left.take(conn, list(turns(3))), alone=True)
-    assert coming(path) == 1
-    monkeypatch.setattr(importing, "ABANDONED", -1.0)
-    await store.import_chain(NEW, turns())
-    assert coming(path) == 0
+    assert (coming(path), await store.turn("turn_1")) == (0, None)
+    await store.import_chain(NEW, turns())  # the same turns once more: nothing of the first try is in the way
+    assert (coming(path), sorted(path.parent.glob("*import*"))) == (0, [])
+    await beside.close()
+    await store.close()
+
+
+async def test_an_import_that_is_cancelled_leaves_nothing(path: Path) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    def parts() -> Iterator[ChainPart]:
+        for at, part in enumerate(turns()):
+            if at == importing.PIECE_TURNS + 1:
+                reached.set()
+                assert go_on.wait(SOON)
+            yield part
+
+    store = SqlStore(path)
+    await store.open()
+    bringing = asyncio.create_task(store.import_chain(NEW, parts()))
+    assert await asyncio.to_thread(reached.wait, SOON)
+    bringing.cancel()
+    await asyncio.sleep(0)
+    bringing.cancel()  # once more, while it clears away
+    with pytest.raises(asyncio.CancelledError):
+        await bringing
+    assert (coming(path), sorted(path.parent.glob("*import*"))) == (0, [])
+    go_on.set()
+    await store.close()
+
+
+async def test_a_cancel_in_the_last_step_comes_too_late(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+    finish = importing.Coming.finish
+
+    def slow(self: importing.Coming, conn: Connection, new: NewChain) -> Agent:
+        agent = finish(self, conn, new)
+        reached.set()
+        assert go_on.wait(SOON)
+        return agent
+
+    monkeypatch.setattr(importing.Coming, "finish", slow)
+    store = SqlStore(path)
+    await store.open()
+    empty = await store.ensure_agent("local", "a", "a", named=True, now=1.0)
+    await store.add_items(empty.key, [Item("msg_1", {"id": "msg_1"})])
+    bringing = asyncio.create_task(store.import_chain(NEW, turns()))
+    assert await asyncio.to_thread(reached.wait, SOON)
+    bringing.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    agent = await bringing
+    assert await store.agent("local", "a") == agent
+    assert [item.id for item in await store.items(agent.key)] == ["msg_1"]
+    await store.close()
+
+
+async def test_of_two_imports_of_one_agent_the_first_to_end_is_it(path: Path) -> None:
+    store = SqlStore(path)
+    await store.open()
+
+    def renamed() -> Iterator[ChainPart]:
+        for part in turns():
+            assert isinstance(part, WholeTurn)
+            parent = part.turn.parent_id and f"x{part.turn.parent_id}"
+            yield replace(part, turn=replace(part.turn, id=f"x{part.turn.id}", parent_id=parent))
+
+    other = replace(NEW, head=lambda: f"xturn_{COUNT}")
+    results = await asyncio.gather(
+        store.import_chain(NEW, turns()), store.import_chain(other, renamed()), return_exceptions=True
+    )
+    (won,) = [result for result in results if not isinstance(result, BaseException)]
+    (lost,) = [result for result in results if isinstance(result, BaseException)]
+    assert isinstance(lost, InvalidRequest)
+    assert "has turns already" in lost.message
+    assert len([turn async for turn in store.turns(won.key)]) == COUNT
+    assert (coming(path), await store.agent("local", "a")) == (0, won)
     await store.close()
 
 

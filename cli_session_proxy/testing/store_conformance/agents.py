@@ -1,0 +1,109 @@
+"""An agent and what it owns: its head, its sessions, its summary, its end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...models import Link, Session
+from ..store_samples import (
+    IMAGE,
+    StoreFactory,
+    a_commit,
+    a_session,
+    a_turn,
+    an_agent,
+    complete,
+    gathered,
+    opened,
+    raised,
+    turn_of,
+)
+
+
+async def an_agent_is_made_once(factory: StoreFactory) -> None:
+    async with opened(factory) as one, opened(factory) as two:
+        both = await asyncio.gather(an_agent(one), an_agent(two), an_agent(one))
+        assert both[0] == both[1] == both[2]
+        assert both[0].head is None
+        assert both[0].named
+        assert await two.agent_by_key(both[0].key) == both[0]
+        assert await two.agent("local", "other") is None
+
+
+async def owners_never_meet(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        mine = await an_agent(store, "same", "me", named=False)
+        theirs = await an_agent(store, "same", "them", named=False)
+        assert mine.key != theirs.key
+        await store.accept(a_turn(theirs, "t1", fingerprint="f", idempotency_key="k", idempotency_until=99.0))
+        await store.commit(a_commit(await turn_of(store, "t1"), theirs, path_hash="h"))
+        assert await store.turn_by_key("me", "k", 20.0) is None
+        assert await store.turn_by_fingerprint("me", "f") is None
+        assert await store.turns_by_hash("me", ["h"]) == []
+        assert await store.turns_by_hash("me", ["h"], theirs.key) == []
+        assert [turn.id for turn in await store.turns_by_hash("them", ["h"])] == ["t1"]
+        assert [row.agent.key for row in await gathered(store.summaries("me"))] == [mine.key]
+        own = await store.accept(a_turn(mine, "t2", idempotency_key="k", idempotency_until=99.0))
+        found = await store.turn_by_key("me", "k", 20.0)
+        assert found is not None
+        assert found.id == own.id
+
+
+async def the_head_stays_within_its_agent(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        one, two = await an_agent(store, "a"), await an_agent(store, "b")
+        await complete(store, one, "t1")
+        assert await raised(store.set_head(two.key, "t1")) is not None
+        await store.set_head(one.key, None)
+        found = await store.agent("local", "a")
+        assert found is not None
+        assert found.head is None
+
+
+async def a_session_belongs_to_one_agent_for_ever(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        one, two = await an_agent(store, "a"), await an_agent(store, "b")
+        await complete(store, one, "t1")
+        newer = a_session(one, "s2", "t1")
+        await store.save_session(newer, [Link("s1", "s2", "t1", "rebuilt", {}, 12.0)])
+        assert await store.session_at(one.key, "t1") == newer
+        assert await store.session_at(two.key, "t1") is None
+        assert await raised(store.save_session(a_session(two, "s1", None))) is not None
+        assert await store.session("s1") == a_session(one, "s1", "t1")
+        moved = Session("s2", one.key, None, "/elsewhere", "2.2", 11.0, None)
+        await store.save_session(moved)
+        assert await store.session("s2") == moved
+
+
+async def summaries_come_last_active_first(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        idle, busy = await an_agent(store, "idle"), await an_agent(store, "busy")
+        await complete(store, busy, "t1", links=(Link("s1", "s1", "t1", "rebuilt", {}, 1.0),))
+        await store.accept(a_turn(busy, "t2", at=30.0))
+        first, second = await gathered(store.summaries())
+        assert (first.agent.key, second.agent.key) == (busy.key, idle.key)
+        assert (first.turns, first.sessions, first.repairs, first.state) == (2, 1, 1, "queued")
+        assert (first.cost_usd, first.last_at) == (0.25, 30.0)
+        assert first.bytes > 0
+        assert (second.turns, second.state, second.bytes) == (0, None, 0)
+        assert [agent.key for agent in await store.expired_agents(30.0)] == [idle.key]
+        assert {agent.key for agent in await store.expired_agents(31.0)} == {idle.key, busy.key}
+
+
+async def deleting_an_agent_leaves_the_others_whole(factory: StoreFactory) -> None:
+    source = {"type": "image", "source": {"type": "base64", "data": IMAGE}}
+    async with opened(factory) as store:
+        gone, kept = await an_agent(store, "gone"), await an_agent(store, "kept")
+        await complete(store, gone, "t1", output=(source,), links=(Link(None, "s1", "t1", "started", {}, 1.0),))
+        await complete(store, gone, "t2", "t1")
+        await store.accept(a_turn(gone, "t3", idempotency_key="k", idempotency_until=99.0))
+        stays = await complete(store, kept, "t4", session="s2", output=(source,))
+        await store.delete_agent(gone.key)
+        assert await store.agent("local", "gone") is None
+        assert await gathered(store.turns(gone.key)) == []
+        assert await store.session("s1") is None
+        assert await store.turn_by_key("local", "k", 20.0) is None
+        assert await store.own_frames(gone.key, ["frame-t1"]) == set()
+        assert await turn_of(store, "t4") == stays
+        assert await store.session("s2") is not None
+        await store.delete_agent(gone.key)

@@ -1,0 +1,121 @@
+"""The tree of turns: its order, its branches, and what comes in as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from ...models import Link, Turn
+from ...stores.base import ImportedTurn, TurnOutline
+from ..store_samples import (
+    StoreFactory,
+    a_session,
+    a_turn,
+    an_agent,
+    complete,
+    gathered,
+    imported_turns,
+    opened,
+    raised,
+    turn_of,
+)
+
+
+async def acceptance_is_one_order_for_all(factory: StoreFactory) -> None:
+    async with opened(factory) as one, opened(factory) as two:
+        agent = await an_agent(one)
+        turns = await asyncio.gather(
+            *(store.accept(a_turn(agent, f"{name}{n}")) for n in range(20) for name, store in (("x", one), ("y", two)))
+        )
+        assert len({turn.seq for turn in turns}) == 40
+        last = await one.accept(a_turn(agent, "last"))
+        assert last.seq > max(turn.seq for turn in turns)
+        streamed = [turn.seq for turn in await gathered(two.turns(agent.key))]
+        assert streamed == sorted(streamed)
+        assert len(streamed) == 41
+        assert [turn.id for turn in await gathered(two.turns(agent.key, after_seq=streamed[-2]))] == ["last"]
+        await two.delete_agent(agent.key)
+        reborn = await an_agent(one)
+        assert reborn.key != agent.key
+        assert (await one.accept(a_turn(reborn, "first"))).seq > last.seq
+
+
+def _outline(turn: Turn) -> TurnOutline:
+    return TurnOutline(*(getattr(turn, name) for name in TurnOutline.__slots__))
+
+
+async def long_chains_stream_whole(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent, count = await an_agent(store), 250
+        await store.import_turns(imported_turns(agent, count), head=f"i{count - 1}")
+        ids = [f"i{n}" for n in range(count)]
+        whole = await gathered(store.turns(agent.key))
+        assert [turn.id for turn in whole] == ids
+        assert await gathered(store.outlines(agent.key)) == [_outline(turn) for turn in whole]
+        assert [turn.id for turn in await store.path(ids[-1])] == ids
+        assert [record.line for record in await store.records(ids[-1])] == [f'{{"n": {n}}}' for n in range(count)]
+        assert len(await store.turns_by_hash("local", [f"h{n}" for n in range(1200)], agent.key)) == count
+
+
+async def turns_are_paged_newest_first_with_their_links(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent, other = await an_agent(store), await an_agent(store, "b")
+        for n in range(5):
+            link = Link(None, "s1", f"t{n}", "rebuilt" if n else "started", {"n": n}, float(n))
+            await complete(store, agent, f"t{n}", f"t{n - 1}" if n else None, links=(link,))
+            await complete(store, other, f"x{n}", session="s2")
+        first = await store.page(agent.key, before_seq=None, limit=2)
+        assert [turn.id for turn in first.turns] == ["t4", "t3"]
+        assert sorted(link.turn_id or "" for link in first.links) == ["t3", "t4"]
+        assert (first.newest, first.total, first.link_counts) == (5, 5, {"started": 1, "rebuilt": 4})
+        rest = await store.page(agent.key, before_seq=first.turns[-1].seq, limit=9)
+        assert [turn.id for turn in rest.turns] == ["t2", "t1", "t0"]
+        assert (rest.newest, rest.total) == (3, 5)
+        past = await store.page(agent.key, before_seq=rest.turns[-1].seq, limit=9)
+        assert (past.turns, past.links, past.newest) == ((), (), 0)
+        assert [link.turn_id for link in await store.repairs(agent.key, limit=3)] == ["t4", "t3", "t2"]
+        assert len(await store.repairs(agent.key, limit=99)) == 4
+
+
+async def an_import_is_all_or_nothing(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        good, bad = imported_turns(agent, 2)
+        orphan = ImportedTurn(
+            "o", agent.key, "no such turn", "sonnet", bad.input, bad.output, (), 2.0, None, 1
+        )  # fmt: skip
+        assert await raised(store.import_turns([good, bad, orphan])) is not None
+        assert await gathered(store.turns(agent.key)) == []
+        await store.import_turns([good, bad], head="i1")
+        turn = await turn_of(store, "i1")
+        assert (turn.status, turn.delivery, turn.origin) == ("completed", "delivered", "imported")
+        found = await store.agent_by_key(agent.key)
+        assert found is not None
+        assert found.head == "i1"
+
+
+async def what_somebody_else_had_is_adopted_whole_or_not_at_all(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        theirs = imported_turns(agent, 2)
+        why = Link("s", "s", "i1", "adopted", {"turns": ["i0", "i1"]}, 3.0)
+        elsewhere = replace(why, turn_id="no such turn")
+        assert await raised(store.adopt(theirs, a_session(agent, "s", "i1"), [elsewhere])) is not None
+        assert await gathered(store.turns(agent.key)) == []
+        last = await store.adopt(theirs, a_session(agent, "s", "i1"), [why])
+        chain = await store.chain(agent.key)
+        assert chain is not None
+        assert (last.id, chain.agent.head, chain.links) == ("i1", "i1", (why,))
+        assert await store.session_at(agent.key, "i1") == a_session(agent, "s", "i1")
+
+
+async def a_path_is_one_branch_of_the_tree(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        for turn_id, parent in (("t1", None), ("t2", "t1"), ("t3", "t1"), ("t4", "t3")):
+            await complete(store, agent, turn_id, parent)
+        assert [turn.id for turn in await store.path("t4")] == ["t1", "t3", "t4"]
+        assert [record.line for record in await store.records("t4")] == [f'{{"r": "{n}"}}' for n in ("t1", "t3", "t4")]
+        assert [turn.id for turn in await store.children("t1")] == ["t2", "t3"]
+        assert await store.path("none") == []
+        assert await store.records("none") == []

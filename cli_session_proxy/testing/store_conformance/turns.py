@@ -1,0 +1,196 @@
+"""The life of a turn, and that nothing of it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from ...models import Block, Link, Message, Record, Turn
+from ...stores.base import Begun, KeyTaken, NewTurn
+from ..store_samples import (
+    AWKWARD,
+    IMAGE,
+    StoreFactory,
+    a_begin,
+    a_commit,
+    a_session,
+    a_turn,
+    an_agent,
+    complete,
+    gathered,
+    opened,
+    raised,
+    turn_of,
+)
+
+
+async def a_turn_keeps_all_it_was_given(factory: StoreFactory) -> None:
+    source: Block = {"type": "base64", "media_type": "image/png", "data": IMAGE}
+    asked = (
+        Message("user", ({"type": "image", "source": source}, {"type": "text", "text": AWKWARD})),
+        Message.assistant("x"),
+    )
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        new = NewTurn(
+            "t1", agent.key, "opus", asked, 10.0, system=AWKWARD, effort="high", profile="p", reason={"why": AWKWARD},
+            origin="chat", fingerprint="f", instance="i",
+        )  # fmt: skip
+        accepted = await store.accept(new)
+        assert accepted == await store.turn("t1")
+        assert (accepted.status, accepted.input, accepted.system) == ("queued", asked, AWKWARD)
+        assert (accepted.effort, accepted.profile, accepted.instance) == ("high", "p", "i")
+        await store.begin(a_begin(accepted))
+        running = await turn_of(store, "t1")
+        assert (running.status, running.session_id, running.frame_uuid) == ("running", "s1", "frame-t1")
+        assert (running.attempts, running.started_at, running.instance) == (({"n": 1},), 12.0, "i")
+        done = a_commit(
+            running, agent, output=({"type": "image", "source": source},), tools=({"source": source},), reason={"c": 1}
+        )
+        committed = await store.commit(done)
+        assert committed == await store.turn("t1")
+        assert committed.output == done.output
+        assert committed.tools == done.tools
+        assert committed.input == asked
+        assert committed.reason == {"why": AWKWARD, "begun": True, "c": 1}
+        assert (committed.usage, committed.cost_usd) == (done.usage, 0.25)
+        assert (committed.path_hash, committed.depth, committed.finished_at) == ("hash-t1", 1, 13.0)
+
+
+async def a_commit_moves_everything_at_once(factory: StoreFactory) -> None:
+    async with opened(factory) as store, opened(factory) as other:
+        agent = await an_agent(store)
+        link = Link(None, "s1", "t1", "started", {"evidence": AWKWARD}, 13.0)
+        await complete(store, agent, "t1", links=(link,))
+        chain = await other.chain(agent.key)
+        assert chain is not None
+        assert chain.agent.head == "t1"
+        assert chain.sessions == (a_session(agent, "s1", "t1"),)
+        assert chain.links == (link,)
+        assert await other.records("t1") == [Record('{"r": "t1"}')]
+        await complete(store, agent, "t2", "t1", move_head=False)
+        again = await other.agent_by_key(agent.key)
+        assert again is not None
+        assert again.head == "t1"
+        assert await other.chain(agent.key + 1) is None
+
+
+async def a_failed_commit_leaves_nothing(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        turn = await store.accept(a_turn(agent, "t1"))
+        await store.begin(a_begin(turn))
+        before = await turn_of(store, "t1")
+        bad = Link(None, "s1", "no such turn", "started", {}, 13.0)
+        error = await raised(store.commit(a_commit(turn, agent, links=(bad,))))
+        assert error is not None
+        assert await turn_of(store, "t1") == before
+        assert await store.records("t1") == []
+        assert await store.session("s1") is None
+        chain = await store.chain(agent.key)
+        assert chain is not None
+        assert (chain.agent.head, chain.sessions, chain.links) == (None, (), ())
+        assert (await store.commit(a_commit(turn, agent))).status == "completed"
+
+
+async def an_acknowledged_turn_is_not_written_over(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        done = await complete(store, agent, "t1")
+        assert await raised(store.commit(a_commit(done, agent, output=()))) is not None
+        assert await raised(store.fail("t1", "failed", {"code": "x"}, (), {}, 20.0)) is not None
+        assert await raised(store.begin(a_begin(done))) is not None
+        assert await raised(store.requeue("t1", None)) is not None
+        assert await turn_of(store, "t1") == done
+
+
+async def a_failed_turn_dirties_its_session_and_leaves_the_head(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        await complete(store, agent, "t1")
+        turn = await store.accept(a_turn(agent, "t2", "t1"))
+        await store.begin(a_begin(turn))
+        failed = await store.fail("t2", "failed", {"code": "upstream_error"}, ({"n": 1},), {"total": 1}, 20.0)
+        assert failed == await store.turn("t2")
+        assert (failed.status, failed.error, failed.finished_at) == ("failed", {"code": "upstream_error"}, 20.0)
+        session = await store.session("s1")
+        assert session is not None
+        assert (session.mark, session.tip_turn_id) == (None, "t1")
+        after = await store.agent_by_key(agent.key)
+        assert after is not None
+        assert after.head == "t1"
+
+
+async def a_requeued_turn_keeps_its_place(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        await complete(store, agent, "t1")
+        first = await store.accept(a_turn(agent, "t2", "t1"))
+        await store.begin(a_begin(first))
+        await store.fail("t2", "cancelled", {"code": "turn_cancelled"}, ({"n": 1},), {}, 20.0)
+        await store.accept(a_turn(agent, "t3", "t1"))
+        again = await store.requeue("t2", "other")
+        assert again == await store.turn("t2")
+        assert (again.seq, again.parent_id, again.status) == (first.seq, "t1", "queued")
+        assert (again.error, again.finished_at, again.instance) == (None, None, "other")
+        await store.begin(a_begin(again))
+        assert (await turn_of(store, "t2")).attempts == ({"n": 1}, {"n": 1})
+        assert (await store.commit(a_commit(again, agent))).status == "completed"
+
+
+async def the_frames_of_every_attempt_are_known(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent, other = await an_agent(store), await an_agent(store, "b")
+        turn = await store.accept(a_turn(agent, "t1"))
+        for frame in ("f1", "f2", "f2"):
+            await store.begin(Begun(turn.id, None, "s1", frame, "started", {}, 12.0, {}))
+        assert await store.own_frames(agent.key, ["f1", "f2", "f3"]) == {"f1", "f2"}
+        assert await store.own_frames(other.key, ["f1"]) == set()
+        assert await store.own_frames(agent.key, []) == set()
+
+
+async def an_idempotency_key_belongs_to_one_turn(factory: StoreFactory) -> None:
+    async with opened(factory) as one, opened(factory) as two:
+        agent = await an_agent(one)
+        news = [a_turn(agent, f"t{n}", idempotency_key="k", idempotency_until=50.0) for n in range(4)]
+        results = await asyncio.gather(
+            *(store.accept(new) for store, new in zip((one, two, one, two), news, strict=True)), return_exceptions=True
+        )
+        won = [result for result in results if isinstance(result, Turn)]
+        assert len(won) == 1
+        taken = [result for result in results if isinstance(result, KeyTaken)]
+        assert [error.turn_id for error in taken] == [won[0].id] * 3
+        assert [turn.id for turn in await gathered(one.turns(agent.key))] == [won[0].id]
+        assert await one.turn_by_key("local", "k", 49.0) == won[0]
+        assert await one.turn_by_key("local", "k", 50.0) is None
+        late = await one.accept(a_turn(agent, "late", at=51.0, idempotency_key="k", idempotency_until=99.0))
+        assert await two.turn_by_key("local", "k", 52.0) == late
+
+
+async def record_lines_come_back_verbatim(factory: StoreFactory) -> None:
+    lines = (
+        json.dumps({"message": {"source": {"type": "base64", "data": IMAGE}}, "again": {"data": IMAGE}}),
+        '{ "base64" :\t"' + IMAGE + '", "data":"' + IMAGE + '"}',
+        json.dumps({"text": AWKWARD}),
+        AWKWARD,
+        "not json at all " + IMAGE,
+        "",
+    )
+    records = tuple(Record(line, f"u{n}", synthetic=n == 1) for n, line in enumerate(lines))
+    async with opened(factory) as store, opened(factory) as other:
+        await complete(store, await an_agent(store), "t1", records=records)
+        assert await other.records("t1") == list(records)
+
+
+async def a_restart_forgets_nothing(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        done = await complete(store, agent, "t1")
+        await store.accept(a_turn(agent, "t2", "t1"))
+    async with opened(factory) as store:
+        assert await store.turn("t1") == done
+        assert [turn.id for turn in await gathered(store.unfinished())] == ["t2"]
+        found = await store.agent("local", "a")
+        assert found is not None
+        assert found.head == "t1"
+        assert (await store.accept(a_turn(agent, "t3"))).seq > done.seq

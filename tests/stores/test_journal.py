@@ -1,0 +1,178 @@
+"""What is in the file reaches the disk, and what was submitted ends: also where something fails, or all is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection
+from structlog.testing import capture_logs
+
+from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
+from cli_session_proxy.stores import sqlite
+from cli_session_proxy.stores.database import Urgency
+
+from .words import Words
+
+PATIENCE = 10
+
+
+class Disk:
+    """Counts how often the journal is taken to the disk by itself; `fails` says that it cannot be."""
+
+    def __init__(self) -> None:
+        self.synced: list[Path] = []
+        self.fails = False
+        self.asked = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def sync(self, file: Path) -> None:
+        self._loop.call_soon_threadsafe(self.asked.set)
+        if self.fails:
+            raise OSError("no such disk")
+        self.synced.append(file)
+
+    async def was_asked(self) -> None:
+        async with asyncio.timeout(PATIENCE):
+            await self.asked.wait()
+        self.asked.clear()
+
+
+@pytest.fixture
+async def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk = Disk()
+    monkeypatch.setattr(sqlite, "sync", disk.sync)
+    return disk
+
+
+def _nothing(_conn: Connection) -> None:
+    pass
+
+
+def _unknown(_conn: Connection) -> None:
+    raise InvalidRequest("there is no such row")
+
+
+@pytest.mark.parametrize("work", [_nothing, _unknown], ids=["changes nothing", "fails"])
+@pytest.mark.parametrize("urgency", [Urgency.DURABLE, Urgency.LATER])
+async def test_a_write_that_leaves_nothing_takes_no_journal_with_it(
+    words: Words, disk: Disk, work: Callable[[Connection], None], urgency: Urgency
+) -> None:
+    await words.jot("begun")
+    await asyncio.gather(words.db.write(work, urgency), return_exceptions=True)
+    await disk.was_asked()
+
+
+async def test_a_journal_that_the_disk_refused_is_tried_again_with_what_is_asked_for_next(
+    words: Words, disk: Disk
+) -> None:
+    disk.fails = True
+    with capture_logs() as logs:
+        await words.jot("begun")
+        await disk.was_asked()
+        await words.db.write(_nothing, Urgency.LATER)  # its answer comes after the failure was noted
+    assert "store_not_synced" in [entry["event"] for entry in logs]
+    await disk.was_asked()
+    disk.fails = False
+    await words.db.close()
+    assert disk.synced == [Path(f"{words.path}-wal")]
+
+
+async def test_a_closed_file_that_another_proxy_holds_open_is_on_the_disk(words: Words, disk: Disk) -> None:
+    with closing(sqlite3.connect(words.path)) as other:
+        other.execute("SELECT * FROM said").fetchall()
+        await words.write("begun", Urgency.JOURNAL)
+        await words.db.close()
+        assert disk.synced == [Path(f"{words.path}-wal")]
+
+
+@pytest.mark.parametrize("urgency", list(Urgency))
+async def test_what_comes_while_it_closes_is_refused_and_what_was_there_is_written(
+    words: Words, urgency: Urgency
+) -> None:
+    with closing(sqlite3.connect(words.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        running = asyncio.ensure_future(words.write("running"))
+        later = asyncio.ensure_future(words.write("later", Urgency.LATER))
+        await words.read()
+        closed = asyncio.ensure_future(words.db.close())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE):
+            for call in (words.write("late", urgency), words.jot("late"), words.read(), words.db.glance(_nothing)):
+                with pytest.raises(StoreUnavailable, match="closed"):
+                    await call
+        other.execute("ROLLBACK")
+    await closed
+    assert (await running, await later) == ("running", "later")
+    assert await asyncio.to_thread(_words_in, words.path) == {"running", "later"}
+
+
+async def test_a_close_that_was_left_is_waited_for_by_the_next(words: Words) -> None:
+    with closing(sqlite3.connect(words.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        running = asyncio.ensure_future(words.write("running"))
+        await words.read()
+        left = asyncio.ensure_future(words.db.close())
+        await asyncio.sleep(0)
+        left.cancel()
+        second = asyncio.ensure_future(words.db.close())
+        await asyncio.wait([left])
+        assert not second.done()
+        other.execute("ROLLBACK")
+    await second
+    assert await running == "running"
+    assert words.db._engines == []
+
+
+async def test_what_is_put_off_is_done_in_a_file_that_was_closed_once(words: Words) -> None:
+    await words.jot("a")  # its timer has not run yet
+    closed = asyncio.ensure_future(words.db.close())
+    await asyncio.sleep(0)
+    await words.db.open(_nothing)  # it is not yet closed
+    await closed
+    async with asyncio.timeout(PATIENCE):
+        assert await words.write("b", Urgency.LATER) == "b"
+    assert await words.read() == {"a", "b"}
+
+
+def _breaks_at_the_end(conn: Connection) -> str:
+    """The transaction is refused at its commit, and is still open then."""
+    conn.exec_driver_sql("PRAGMA defer_foreign_keys=ON")
+    conn.exec_driver_sql("INSERT INTO echo VALUES ('never said')")
+    return "broken"
+
+
+async def test_a_commit_that_is_refused_is_told_to_its_own_caller_alone(words: Words) -> None:
+    await words.db.write(
+        lambda conn: conn.exec_driver_sql("CREATE TABLE echo (word REFERENCES said (word))").close(), alone=True
+    )
+    results = await words.together(
+        lambda: words.write("a"), lambda: words.db.write(_breaks_at_the_end), lambda: words.write("b")
+    )
+    assert [type(result) for result in results] == [str, StoreUnavailable, str]
+    with pytest.raises(StoreUnavailable):
+        await words.db.jot(_breaks_at_the_end)
+    assert await words.jot("c") == "c"
+    assert await words.read() == {"first", "a", "b", "c"}
+
+
+async def test_who_waits_behind_a_write_is_told_what_held_that_up(tmp_path: Path) -> None:
+    words = Words(tmp_path / "words.sqlite3", busy_timeout=0.1)
+    await words.open()
+    with closing(sqlite3.connect(words.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        writes = [words.write("a"), words.jot("b"), words.write("c")]
+        results = await asyncio.gather(*writes, return_exceptions=True)
+    for result in results:
+        assert isinstance(result, StoreUnavailable)
+        assert "locked by another program" in result.message
+    await words.db.close()
+
+
+def _words_in(path: Path) -> set[str]:
+    with closing(sqlite3.connect(path)) as file:
+        return {word for (word,) in file.execute("SELECT word FROM said")}

@@ -1,0 +1,66 @@
+"""A database of words, for tests of what the writer does beneath a store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+from sqlite3 import connect
+
+from sqlalchemy import Connection
+
+from cli_session_proxy.errors import InvalidRequest
+from cli_session_proxy.stores import sqlite
+from cli_session_proxy.stores.database import Database, Urgency
+
+TABLE = "CREATE TABLE said (word TEXT PRIMARY KEY)"
+
+
+class Words:
+    """A database of words, and a way to hold its writer so that what follows waits together."""
+
+    def __init__(self, path: Path, *, busy_timeout: float = 10.0) -> None:
+        self.path = path
+        self.db = Database(path, busy_timeout=busy_timeout)
+        self.commits = 0
+
+    async def open(self) -> None:
+        await self.db.open(prepare)
+        await self.db.write(lambda conn: sqlite.driver(conn).set_trace_callback(self._count))
+
+    def _count(self, statement: str) -> None:
+        self.commits += statement == "COMMIT"
+
+    async def together(self, *writes: Callable[[], Awaitable[object]]) -> list[object]:
+        """Start these while the file is locked by somebody else, and let them go at once."""
+        with closing(connect(self.path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            first = asyncio.ensure_future(self.write("first"))
+            await self.read()  # by now the first one waits for the lock on its thread
+            rest = [asyncio.ensure_future(write()) for write in writes]
+            await self.read()
+            self.commits = 0
+            other.execute("ROLLBACK")
+        await first
+        return await asyncio.gather(*rest, return_exceptions=True)
+
+    async def write(self, word: str, urgency: Urgency = Urgency.DURABLE) -> str:
+        return await self.db.write(lambda conn: say(conn, word), urgency)
+
+    async def jot(self, word: str) -> str:
+        return await self.db.jot(lambda conn: say(conn, word))
+
+    async def read(self) -> set[str]:
+        return await self.db.read(lambda conn: set(conn.exec_driver_sql("SELECT word FROM said").scalars()))
+
+
+def prepare(conn: Connection) -> None:
+    conn.exec_driver_sql(TABLE)
+
+
+def say(conn: Connection, word: str) -> str:
+    if word == "never":
+        raise InvalidRequest("this word is not said")
+    conn.exec_driver_sql("INSERT INTO said VALUES (?)", (word,))
+    return word
