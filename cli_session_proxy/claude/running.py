@@ -5,25 +5,48 @@ Older CLIs keep no such register; then nothing is known.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from pathlib import Path
 
 from .proc import start_time
 
+# A loaded machine may stop a CLI in the middle of writing its entry. Seconds.
+WRITE_WAIT = 1.0
+WRITE_POLL = 0.01
+
 
 async def holder(config_dir: Path, session_id: str) -> int | None:
-    """The pid of a living CLI that says it has this session open; None when none says so."""
-    for file in sorted((config_dir / "sessions").glob("*.json")):
-        try:
-            entry = json.loads(file.read_bytes())
-        except (OSError, ValueError):  # just being written, or its CLI has just ended
-            continue
-        if not isinstance(entry, dict) or entry.get("sessionId") != session_id or not isinstance(entry.get("pid"), int):
-            continue
-        started = await start_time(entry["pid"])
-        if started is not None and _same(started, entry.get("procStart")):
-            return int(entry["pid"])
-    return None
+    """The pid of a living CLI that says it has this session open; None when none says so.
+
+    A CLI writes its entry anew several times in its first second (run on 2.1.329), not as a whole: one that is no
+    JSON is read again, for `WRITE_WAIT` seconds at most.
+    """
+    give_up = time.monotonic() + WRITE_WAIT
+    while True:
+        unfinished = False
+        for file in sorted((config_dir / "sessions").glob("*.json")):
+            try:
+                entry = json.loads(file.read_bytes())
+            except OSError:  # its CLI has just ended
+                continue
+            except ValueError:
+                unfinished = True
+                continue
+            if (pid := await _living(entry, session_id)) is not None:
+                return pid
+        if not unfinished or time.monotonic() >= give_up:
+            return None
+        await asyncio.sleep(WRITE_POLL)
+
+
+async def _living(entry: object, session_id: str) -> int | None:
+    if not isinstance(entry, dict) or entry.get("sessionId") != session_id or not isinstance(entry.get("pid"), int):
+        return None
+    pid: int = entry["pid"]
+    started = await start_time(pid)
+    return pid if started is not None and _same(started, entry.get("procStart")) else None
 
 
 def has_register(config_dir: Path) -> bool:

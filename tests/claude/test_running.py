@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
 
+import pytest
+
+from cli_session_proxy.claude import running
 from cli_session_proxy.claude.proc import start_time
 from cli_session_proxy.claude.running import has_register, holder
 
@@ -33,7 +37,21 @@ async def test_a_dead_process_or_another_under_its_pid_holds_nothing(tmp_path: P
     assert await holder(tmp_path, SESSION) is None
 
 
-async def test_what_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+async def test_an_entry_that_is_just_being_written_is_read_again(tmp_path: Path) -> None:
+    started = await start_time(os.getpid())
+    _register(tmp_path, os.getpid(), started)
+    file = tmp_path / "sessions" / f"{os.getpid()}.json"
+    whole = file.read_text()
+    file.write_text(whole[:20])
+    looking = asyncio.create_task(holder(tmp_path, SESSION))
+    await asyncio.sleep(0)  # it has read the half by now
+    assert not looking.done()
+    file.write_text(whole)
+    assert await looking == os.getpid()
+
+
+async def test_what_cannot_be_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "WRITE_WAIT", 0.0)
     (tmp_path / "sessions").mkdir()
     (tmp_path / "sessions" / "1.json").write_text("{")
     (tmp_path / "sessions" / "2.json").write_text("[]")

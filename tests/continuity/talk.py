@@ -200,7 +200,8 @@ class EngineTalk(Talk):
         return self.settings.var / "sandbox" / "agents" / self.agent
 
     def pids(self) -> list[int]:
-        return [process.pid for process in self.engine._pool._places.all() if process.alive]
+        places = self.engine._pool._places
+        return [process.pid for process in places.all() if process.alive and process not in places.spares]
 
     def busy(self) -> bool:
         """A turn is with the CLI, prompt and all."""
