@@ -317,14 +317,15 @@ class Attempts:
                 log.info("repaired", agent=run.agent.agent_id, turn_id=turn.id, reason=link.reason)
 
     def _tell(self, run: Run, ready: Ready, committed: Turn, links: Sequence[Link]) -> None:
-        """The clients first: they run before what is called soon."""
+        """The clients first: the observers' turn comes when the answers have been handed over."""
         run.start(ready)
         if run.format is not None:
             for event in said(committed.output):
                 run.live.publish(event)
         run.live.finish(committed)
+        loop = asyncio.get_running_loop()
         for observer in self._observers:
-            asyncio.get_running_loop().call_soon(observer.turn_ended, committed, links)
+            loop.call_soon(loop.call_soon, observer.turn_ended, committed, links)
 
 
 def _kept_system(turn: Turn, parent: Turn | None) -> str | None:

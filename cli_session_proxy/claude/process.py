@@ -169,8 +169,9 @@ class ClaudeProcess:
         inbox = self._output.inbox
         assert inbox is not None
         self.busy = True
+        self._send(lines)
         # Beside the reading: a prompt larger than the pipe must not wait for output that waits for us.
-        self._writer = asyncio.create_task(self._write(lines))
+        self._writer = asyncio.create_task(self._drain())
         complete = False
         try:
             while not complete:
@@ -226,12 +227,21 @@ class ClaudeProcess:
             await self._write(frames.answer(reply))
 
     async def _write(self, line: bytes) -> None:
+        self._send(line)
+        await self._drain()
+
+    # A CLI that went away is noticed on stdout, where the reason is known.
+
+    def _send(self, line: bytes) -> None:
         stdin = self._child.stdin
         assert stdin is not None
-        # A CLI that went away is noticed on stdout, where the reason is known.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        if not stdin.is_closing():
             stdin.write(line)
-            await stdin.drain()
+
+    async def _drain(self) -> None:
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            await self._child.stdin.drain()
 
     def _check_tools(self, frame: JSON | None) -> None:
         """A CLI that offers tools which nobody allowed is stopped before it can call one."""

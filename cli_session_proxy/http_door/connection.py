@@ -129,6 +129,10 @@ class Connection(HttpToolsProtocol):
         if not self._wishing:
             super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        self._corked.flush()  # nothing comes after it that could go along
+        super().on_response_complete()
+
     def _idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
