@@ -33,11 +33,11 @@ class Plan:
 
 
 FULL = Plan(
-    turns=80, spawns=12, agents=(1, 8, 32), windows=3, window=2.5, repeats=2, starts=7, newcomers=12, pause=2.0,
+    turns=80, spawns=12, agents=(1, 8, 32), windows=3, window=2.5, repeats=2, starts=7, newcomers=12, pause=3.6,
     answers=15, lengths=(10, 500, 5000), chain_turns=40, dump_turns=20_000, dumps=3, crowd=(200, 5, 12),
 )  # fmt: skip
 QUICK = Plan(
-    turns=20, spawns=4, agents=(1, 8), windows=2, window=1.5, repeats=1, starts=2, newcomers=4, pause=2.0,
+    turns=20, spawns=4, agents=(1, 8), windows=2, window=1.5, repeats=1, starts=2, newcomers=4, pause=3.6,
     answers=4, lengths=(10, 1000), chain_turns=10, dump_turns=20_000, dumps=1, crowd=(24, 3, 6),
 )  # fmt: skip
 TINY = Plan(

@@ -67,7 +67,7 @@ class Sandboxes:
         self._prefix = settings.var / "sandbox" / "agents"
         self._tmp = settings.var / "tmp"
         self._links = dict(settings.sandbox.links)
-        self._prepared: set[str] = set()
+        self._prepared: dict[str, tuple[str, str]] = {}  # the two directories of each that was
 
     @property
     def prefix(self) -> Path:
@@ -91,16 +91,16 @@ class Sandboxes:
             _make(made)
         for name, target in self._links.items():
             _link(path, name, target)
-        self._prepared.add(agent_dir)
+        self._prepared[agent_dir] = str(path), str(self.tmpdir(agent_dir))
         return path
 
     def is_prepared(self, agent_dir: str) -> bool:
         """`prepare` has nothing to do: it was done here before, and there are no links to look at. Costs two stats."""
-        if self._links or agent_dir not in self._prepared:
+        places = self._prepared.get(agent_dir)
+        if self._links or places is None:
             return False
-        places = self.path(agent_dir), self.tmpdir(agent_dir)
         try:
-            return all(stat.S_ISDIR(place.lstat().st_mode) for place in places)
+            return all(stat.S_ISDIR(os.lstat(place).st_mode) for place in places)
         except OSError:
             return False
 
@@ -121,7 +121,7 @@ class Sandboxes:
 
     def remove(self, agent_dir: str) -> None:
         """Delete the sandbox and the TMPDIR; what links point at stays. Nothing there is fine."""
-        self._prepared.discard(agent_dir)
+        self._prepared.pop(agent_dir, None)
         for path in (self.path(agent_dir), self.tmpdir(agent_dir)):
             if path.is_symlink():  # rmtree would refuse as well, in words that help nobody
                 raise SandboxError(

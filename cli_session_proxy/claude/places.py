@@ -37,6 +37,9 @@ WEIGH_EVERY = 10.0
 # while more agents talk than there are places, no idle process gets that old. Seconds, processes.
 STALE = 5.0
 MANY = 4
+# A spare is started when no turn was short of a core for so long, in seconds: among many agents that talk at once
+# there is always a moment in which one is free.
+CALM = 0.5
 # Of how many processes that ended by themselves the exit code is kept until their session is used again.
 REMEMBERED = 1024
 
@@ -77,6 +80,7 @@ class Places:
 
     def take(self, process: ClaudeProcess) -> None:
         self._out[process] = time.monotonic()
+        self._changed.set()
 
     def give_back(self, process: ClaudeProcess) -> None:
         process.last_used = time.monotonic()
@@ -158,9 +162,12 @@ class Places:
         While every core has a turn to serve it is put off: those would be later by it. It may take the place of an idle
         process out of many, once that has not been used for `STALE` seconds.
         """
-        while self._pressed() or not self._has_room():
+        while True:
+            await self._calm()
+            if self._has_room():
+                break
             least = self._least_used()
-            if self._pressed() or least is None:
+            if least is None:
                 await self._change()
             elif len(self.processes) < MANY or least in self.spares:
                 return None
@@ -177,6 +184,17 @@ class Places:
             self._free()
             raise
         return await self._begin(wanted)
+
+    async def _calm(self) -> None:
+        """Wait until everybody has had what they need for `CALM` seconds, and has it now."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CALM):
+                    while not self._pressed():
+                        await self._change()
+            if not self._pressed():
+                return
+            await self._change()
 
     def _pressed(self) -> bool:
         """Somebody waits for a place or a start, or no core is left beside the turns that run."""

@@ -13,6 +13,7 @@ import pytest
 from cli_session_proxy.claude import memory
 from cli_session_proxy.claude.launch import Launch
 from cli_session_proxy.claude.memory import FIRST_GUESS
+from cli_session_proxy.claude.places import CALM
 from cli_session_proxy.claude.pool import Pool
 from cli_session_proxy.claude.process import ClaudeProcess
 from cli_session_proxy.errors import ClaudeUnavailable, QueueFull
@@ -251,6 +252,25 @@ async def test_a_spare_that_is_claimed_while_its_like_is_ended_stays(stage: Stag
         await still()
         assert claimed.alive
         assert claimed.pid not in stage.reaped
+
+
+def test_among_agents_that_talk_at_once_no_spare_is_started_until_they_pause() -> None:
+    async def scenario(stage: Stage) -> None:
+        async with pooled(stage, max_spawns=2, spares=1) as pool:
+            one, two = await idle(pool), await idle(pool)
+            for _ in range(30):  # each asks again soon after its answer: for moments a core is free
+                await taken(pool, one.launch)
+                await taken(pool, two.launch)
+                await asyncio.sleep(0.2)
+                await given(pool, one)
+                await asyncio.sleep(0.1)
+                await given(pool, two)
+                assert stage.ever == [one, two]
+            await asyncio.sleep(2 * CALM)
+            assert len(stage.ever) == 3
+
+    with asyncio.Runner(loop_factory=FastLoop) as runner, Stage(runner.get_loop().time).set() as stage:
+        runner.run(scenario(stage))
 
 
 async def test_a_spare_that_died_is_replaced_for_the_next_new_session(stage: Stage) -> None:
