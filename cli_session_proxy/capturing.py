@@ -23,7 +23,7 @@ READERS = 1024
 SMALL = 64 * 1024
 
 # The CLI flushes its transcript before the result (facts, "Failures"); a loaded disk may be later. Seconds.
-FLUSH_WAIT = 1.0
+FLUSH_WAIT = 3.0
 FLUSH_POLL = 0.02
 
 
