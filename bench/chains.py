@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cli_session_proxy import continuity
-from cli_session_proxy.models import Link, Message, Record, Session, Turn, Usage
+from cli_session_proxy.domain import lineage
+from cli_session_proxy.domain.models import Link, Message, Record, Session, Turn, Usage
 from cli_session_proxy.sandbox import make_private
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
@@ -190,7 +190,7 @@ def _parts(length: int, at: float) -> Iterator[ChainPart]:
     for n in range(length):
         asked = Message.user(f"question {n}: {_WORDS * 3}")
         said = {"type": "text", "text": f"answer {n}: {_WORDS * 6}"}
-        path_hash = continuity.path_hash(path_hash, (asked,), (said,))
+        path_hash = lineage.path_hash(path_hash, (asked,), (said,))
         frame = str(uuid.uuid4())
         now = at + n
         turn = Turn(

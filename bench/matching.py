@@ -20,10 +20,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from cli_session_proxy import continuity
-from cli_session_proxy.models import Message, TurnRequest
-from cli_session_proxy.placement import Placement
-from cli_session_proxy.sessions import Sessions
+from cli_session_proxy.backends.claude.sessions.manager import Sessions
+from cli_session_proxy.domain import lineage
+from cli_session_proxy.domain.models import Message, TurnRequest
+from cli_session_proxy.engine.placement import Placement
 from cli_session_proxy.stores.base import ImportedTurn, Store
 from cli_session_proxy.stores.sql import SqlStore
 
@@ -45,8 +45,8 @@ def history(name: str, messages: int) -> list[Message]:
 def imported(agent_key: int, name: str, messages: Sequence[Message], opened: str | None = None) -> list[ImportedTurn]:
     turns: list[ImportedTurn] = []
     path_hash = opened
-    for n, exchange in enumerate(continuity.exchanges(messages)):
-        path_hash = continuity.path_hash(path_hash, exchange.input, exchange.output)
+    for n, exchange in enumerate(lineage.exchanges(messages)):
+        path_hash = lineage.path_hash(path_hash, exchange.input, exchange.output)
         parent = turns[-1].id if turns else None
         turns.append(
             ImportedTurn(

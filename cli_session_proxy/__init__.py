@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .episode import Episode, ask
+    from .sdk.ask import Episode, ask
 
 __all__ = ["Episode", "ask"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module(".episode", __name__), name)
+        return getattr(import_module(".sdk.ask", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -59,7 +59,7 @@ def serve(
     settings = load(**flags)
     import uvloop
 
-    from .http_door.server import serve as run
+    from .http.server import serve as run
 
     uvloop.run(run(settings, _say_at_once))
 
@@ -73,7 +73,7 @@ def chains(
     as_json: AsJson = False,
 ) -> None:
     """List the agents: turns, sessions, repairs, cost, size."""
-    from .console import showing as commands
+    from .commands import showing as commands
 
     wanted = commands.Wanted.parse(search, since, status)
     rows = asyncio.run(commands.chains(load(var=var), wanted))
@@ -95,7 +95,7 @@ def dump(
     owner: Owner = "local",
 ) -> None:
     """Print an agent's chain: every turn, session and link."""
-    from .console import showing as commands
+    from .commands import showing as commands
 
     chosen = commands.Shown(format, verbatim=not redact)
     work = commands.follow if follow else commands.dump
@@ -114,7 +114,7 @@ def delete(
     settings = load(var=var, claude_config_dir=claude_config_dir)
     if not yes:
         typer.confirm(f"Remove agent {agent_id!r} with all its turns and files?", abort=True)
-    from .console import showing as commands
+    from .commands import showing as commands
 
     asyncio.run(commands.delete(settings, agent_id, owner))
     _say(f"deleted {agent_id}")
@@ -129,7 +129,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Compare chains with the CLI's transcripts; exit 1 when one differs."""
-    from .console import upkeep
+    from .commands import upkeep
 
     found = asyncio.run(upkeep.verify(load(var=var, claude_config_dir=claude_config_dir), owner, agent_id))
     if as_json:
@@ -150,7 +150,7 @@ def adopt(
     as_json: AsJson = False,
 ) -> None:
     """Bring an existing Claude session with its whole history into a new agent's chain."""
-    from .console import upkeep
+    from .commands import upkeep
 
     settings = load(var=var, claude_config_dir=claude_config_dir)
     done = asyncio.run(upkeep.adopt(settings, owner, session, agent_id))
@@ -168,7 +168,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write an agent's chain with all its records into one file. It holds the conversation in clear text."""
-    from .console import upkeep
+    from .commands import upkeep
 
     done = asyncio.run(upkeep.export(load(var=var), owner, agent_id, output))
     _say(_json_of(done) if as_json else f"wrote {done.turns} turns ({done.records} records) to {done.path}")
@@ -184,7 +184,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Take a chain in that `export` wrote, here or on another machine."""
-    from .console import upkeep
+    from .commands import upkeep
 
     settings = load(var=var, claude_config_dir=claude_config_dir)
     done = asyncio.run(upkeep.import_(settings, owner, file, agent_id))
@@ -202,7 +202,7 @@ def doctor(
 ) -> None:
     """Look for what could keep the proxy from working, and say what mends it; exit 1 on an error."""
     flags = {name: value for name, value in locals().items() if name != "as_json"}
-    from .console import upkeep
+    from .commands import upkeep
 
     if not asyncio.run(upkeep.doctor(load(**flags), _say, as_json=as_json)):
         raise typer.Exit(1)
@@ -220,7 +220,7 @@ def chat(
 ) -> None:
     """Talk to an agent in the terminal; run it again and it goes on. Ctrl-C cancels a turn, Ctrl-D leaves."""
     settings = load(var=var, claude_bin=claude_bin, claude_config_dir=claude_config_dir, profile=profile)
-    from .console import chatting
+    from .commands import chatting
 
     asyncio.run(chatting.chat(settings, owner, agent_id, model, _write))
 
@@ -228,7 +228,7 @@ def chat(
 @app.command()
 def demo(claude_bin: ClaudeBin = None) -> None:
     """Show a repair, offline: a scripted model, the real CLI, and a session file that is deleted half-way."""
-    from .console.demo import demo as run
+    from .commands.demo import demo as run
 
     if not asyncio.run(run(load(claude_bin=claude_bin).claude_bin, _say)):
         raise typer.Exit(1)

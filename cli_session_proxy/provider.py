@@ -9,7 +9,7 @@ The engine runs in this process, from the settings of environment and file; with
 answers instead. Importing this module imports litellm (2 s); nothing else of the package does.
 
 It stays thin: LiteLLM executes a copy of a handler's file that lies beside its config.yaml, so state lives in
-`litellm_door.runtime`.
+`sdk.runtime`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from litellm.types.utils import ModelResponseStream
 from litellm.utils import custom_llm_setup
 
 from .errors import ProxyError
-from .litellm_door import embedded, remote, runtime, shapes
-from .litellm_door.call import Call
-from .litellm_door.call import read as read_call
-from .litellm_door.failures import PROVIDER, translate
-from .litellm_door.reply import Reply
-from .litellm_door.runtime import Source, close, configure
+from .sdk import runtime
+from .sdk.litellm import embedded, remote, shapes
+from .sdk.litellm.call import Call
+from .sdk.litellm.call import read as read_call
+from .sdk.litellm.failures import PROVIDER, translate
+from .sdk.litellm.reply import Reply
+from .sdk.runtime import Source, close, configure
 
 __all__ = ["PROVIDER", "ClaudeCLI", "close", "configure", "handler", "register"]
 

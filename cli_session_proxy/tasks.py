@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import structlog
 
 from .errors import ProxyError, TurnTimeout
-from .stores.base import KeyTaken
 
 log = structlog.get_logger(__name__)
 
@@ -18,15 +17,16 @@ T = TypeVar("T")
 
 
 class Tasks:
-    """Work ends by itself; services run until `stop` cancels them."""
+    """Work ends by itself; services run until `stop` cancels them. `expected`: what a caller of `own` handles."""
 
-    def __init__(self) -> None:
+    def __init__(self, expected: tuple[type[Exception], ...] = (ProxyError,)) -> None:
+        self._expected = expected
         self._work: set[asyncio.Task[Any]] = set()
         self._services: set[asyncio.Task[Any]] = set()
 
     def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Bounded work, which is never cancelled by us."""
-        return self._start(work, self._work, (ProxyError, KeyTaken))  # these are told to a client
+        return self._start(work, self._work, self._expected)
 
     def serve(self, work: Coroutine[Any, Any, None]) -> None:
         self._start(work, self._services, ())

@@ -8,8 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-from cli_session_proxy.errors import ProxyError
-from cli_session_proxy.models import (
+from cli_session_proxy.domain.models import (
     BlockDelta,
     BlockStart,
     BlockStop,
@@ -20,6 +19,7 @@ from cli_session_proxy.models import (
     TurnRequest,
     Usage,
 )
+from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
 
 

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from cli_session_proxy.errors import ProxyError
-from cli_session_proxy.models import (
+from cli_session_proxy.domain.models import (
     Agent,
     Block,
     BlockDelta,
@@ -26,8 +25,9 @@ from cli_session_proxy.models import (
     TurnRequest,
     Usage,
 )
+from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.stores.base import Store, TurnOutline
-from cli_session_proxy.turns import Engine
 
 # An event of a script: something to tell, an error to raise, or something to wait for.
 Step = TurnEvent | Exception | asyncio.Event

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from cli_session_proxy.live import Answer, replay
-from cli_session_proxy.models import Record, TurnRequest
+from cli_session_proxy.domain.models import Record, TurnRequest
+from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.engine.live import Answer, replay
 from cli_session_proxy.sandbox import directory_name
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ImportedTurn
-from cli_session_proxy.turns import Engine
 
 from .serving import serving
 

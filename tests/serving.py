@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from cli_session_proxy.http_door.server import Server, bind, create_app
+from cli_session_proxy.http.server import Server, bind, create_app
 from cli_session_proxy.settings import Settings
 
 

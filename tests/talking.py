@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from cli_session_proxy.continuity import answer_text
-from cli_session_proxy.models import Message, Turn, TurnRequest
+from cli_session_proxy.domain.lineage import answer_text
+from cli_session_proxy.domain.models import Message, Turn, TurnRequest
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.turns import Engine
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy import cli
-from cli_session_proxy.console import showing as commands
+from cli_session_proxy.commands import showing as commands
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ImportedTurn
 from cli_session_proxy.stores.sql import store_for
@@ -180,6 +180,6 @@ def test_serve_says_where_and_stops_when_asked(tmp_path: Path, number: signal.Si
 def test_serve_loads_no_client_library() -> None:
     """It is to start fast: litellm alone takes 4 s."""
     loaded = "[m for m in ('litellm', 'openai', 'aiohttp', 'httpx') if m in sys.modules]"
-    code = f"import sys, cli_session_proxy.http_door.server; print({loaded})"
+    code = f"import sys, cli_session_proxy.http.server; print({loaded})"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SOON, check=True)
     assert answer.stdout.strip() == "[]"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from sqlalchemy import Connection, bindparam, select, update
 
+from ..domain.models import FINISHED, Agent, Conversation, Item, Link, Session
 from ..errors import InvalidRequest, NotFound
 from ..locks import FileLock
-from ..models import FINISHED, Agent, Conversation, Item, Link, Session
 from . import conversing, reading, writing
 from .base import ChainPart, NewChain, WholeTurn
 from .tables import COMING, agents, frames, items, sessions, turns

@@ -21,7 +21,7 @@ from sqlalchemy import (
     select,
 )
 
-from ..models import FINISHED, ON_PATH, Agent, Chain, ChainSummary, Link, Record, Session, Turn
+from ..domain.models import FINISHED, ON_PATH, Agent, Chain, ChainSummary, Link, Record, Session, Turn
 from . import rows
 from .base import Arrival, Standing, TurnOutline, TurnPage
 from .images import chunks

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from ..models import JSON, Agent, FileMark, Link, Message, Record, Session, Turn, Usage
+from ..domain.models import JSON, Agent, FileMark, Link, Message, Record, Session, Turn, Usage
 from . import images
 from .base import TurnOutline
 from .images import Cutter, Place

@@ -17,8 +17,7 @@ from typing import TypeVar
 import structlog
 from sqlalchemy import Connection
 
-from ..errors import StoreUnavailable
-from ..models import (
+from ..domain.models import (
     JSON,
     Agent,
     Chain,
@@ -32,6 +31,7 @@ from ..models import (
     Status,
     Turn,
 )
+from ..errors import StoreUnavailable
 from ..settings import Settings
 from ..tasks import uninterrupted
 from . import conversing, importing, migrations, reading, writing

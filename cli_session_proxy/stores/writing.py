@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import Connection, CursorResult, Row, bindparam, select, update
 
+from ..domain.models import FINISHED, JSON, ON_PATH, Agent, Delivery, Link, Record, Session, Status, Turn
 from ..errors import NotFound, StoreUnavailable
-from ..models import FINISHED, JSON, ON_PATH, Agent, Delivery, Link, Record, Session, Status, Turn
 from . import conversing, images, reading, rows
 from .base import Begun, Commit, ImportedTurn, KeyTaken, NewTurn
 from .images import Cutter

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from ..models import Agent, FileMark, Message, Record, Session, Turn, Usage
+from ..domain.models import Agent, FileMark, Message, Record, Session, Turn, Usage
 from ..stores.base import Begun, Commit, ImportedTurn, NewTurn, Store
 
 StoreFactory = Callable[[], Store]

@@ -27,7 +27,7 @@ from typing import Any, Self, TypeVar
 
 import uvicorn
 
-from ..http_door.listening import Listening
+from ..http.listening import Listening
 from .exchange import Exchange, GoneError, Receive, Send, before, stream
 from .script import Answer, Behaviour, Block, Cut, ErrorEvent, Fail, Reply, Rule, scripted_answer
 from .seen import Seen, marked_lines

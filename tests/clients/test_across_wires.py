@@ -14,9 +14,9 @@ import openai
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..every_wire import google_client, proxied, the_one_chain
 from ..litellm_offline import litellm
 from ..talking import by_hand
-from ..wires import google_client, proxied, the_one_chain
 
 NAMED = {"X-Agent-Id": "a"}
 

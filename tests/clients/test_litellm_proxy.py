@@ -20,9 +20,9 @@ import anthropic
 import openai
 import pytest
 
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.turns import Engine
 
 from ..litellm_offline import exceptions, litellm, offline_environment, provider
 from ..serving import serving

@@ -14,7 +14,7 @@ from google.genai import types
 from cli_session_proxy.testing.script import Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
-from ..wires import google_client
+from ..every_wire import google_client
 from .test_tools_chat import CITY, base, called, run_agent, seen_once
 
 __all__ = ["base"]

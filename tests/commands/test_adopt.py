@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.chains import adoption
-from cli_session_proxy.chains.exchanges import exchanges
-from cli_session_proxy.chains.foreign import survey
-from cli_session_proxy.console import upkeep
+from cli_session_proxy.backends.claude.sessions import adoption
+from cli_session_proxy.backends.claude.sessions.exchanges import exchanges
+from cli_session_proxy.backends.claude.sessions.foreign import survey
+from cli_session_proxy.backends.claude.transcript import Entry
+from cli_session_proxy.commands import upkeep
 from cli_session_proxy.errors import InvalidRequest, NotFound
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.transcript import Entry
 
 from ..conftest import MakeSettings
 from ..talking import ask, running

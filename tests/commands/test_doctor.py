@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy import cli
-from cli_session_proxy.claude.proc import start_time
-from cli_session_proxy.console import doctor
-from cli_session_proxy.console.doctor import Finding, examine
-from cli_session_proxy.locks import Instances
+from cli_session_proxy.backends.claude.process.proc import start_time
+from cli_session_proxy.commands import doctor
+from cli_session_proxy.commands.doctor import Finding, examine
+from cli_session_proxy.engine.ownership import Instances
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sql import FILE
 

@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from cli_session_proxy import cli
-from cli_session_proxy.console import showing as commands
-from cli_session_proxy.console.showing import Shown, Wanted
+from cli_session_proxy.commands import showing as commands
+from cli_session_proxy.commands.showing import Shown, Wanted
+from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import InvalidRequest, NotFound
-from cli_session_proxy.models import Message
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import NewTurn, Store
 from cli_session_proxy.testing.upstream import Upstream

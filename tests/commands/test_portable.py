@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.console import upkeep
-from cli_session_proxy.console.showing import opened
+from cli_session_proxy.commands import upkeep
+from cli_session_proxy.commands.showing import opened
+from cli_session_proxy.domain.models import Link, Message, Record, Session, Turn, Usage
 from cli_session_proxy.errors import InvalidRequest, NotFound
-from cli_session_proxy.models import Link, Message, Record, Session, Turn, Usage
 from cli_session_proxy.sandbox import directory_name, make_private
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ChainPart, NewChain, NewTurn, Store, WholeTurn

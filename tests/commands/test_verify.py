@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy import cli
-from cli_session_proxy.chains.adoption import adopt_session
-from cli_session_proxy.chains.verifying import Difference, Verified
-from cli_session_proxy.console import upkeep
+from cli_session_proxy.backends.claude.sessions.adoption import adopt_session
+from cli_session_proxy.backends.claude.sessions.verifying import Difference, Verified
+from cli_session_proxy.backends.claude.transcript import write
+from cli_session_proxy.commands import upkeep
+from cli_session_proxy.domain.models import FileMark, Session
 from cli_session_proxy.errors import NotFound
-from cli_session_proxy.models import FileMark, Session
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import NewTurn, Store
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.transcript import write
 
 from ..conftest import MakeSettings
 from ..talking import ask, running

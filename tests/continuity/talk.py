@@ -14,13 +14,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from cli_session_proxy.claude import environment
+from cli_session_proxy.backends.claude import environment
+from cli_session_proxy.domain.models import Link, Turn
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
-from cli_session_proxy.models import Link, Turn
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.turns import Engine
 
 from ..talking import request, text
 from .score import Fact, Score, score

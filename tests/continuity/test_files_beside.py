@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.models import Record
+from cli_session_proxy.backends.claude.transcript.files import gather, is_file, put_back
+from cli_session_proxy.domain.models import Record
 from cli_session_proxy.settings import Profile
 from cli_session_proxy.testing.script import ToolUse
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.transcript.files import gather, is_file, put_back
 
 from ..conftest import MakeSettings
 from .talk import EngineTalk, talking

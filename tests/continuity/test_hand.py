@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy import repairs
+from cli_session_proxy.backends.claude.sessions import repair
 from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
 
@@ -20,7 +20,7 @@ async def talk(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[EngineTalk]:
     """Three acknowledged turns, and little patience with people."""
-    monkeypatch.setattr(repairs, "BUSY_WAIT", 0.3)
+    monkeypatch.setattr(repair, "BUSY_WAIT", 0.3)
     async with talking(make_settings(claude_bin=claude_2), upstream) as talk:
         for _ in range(3):
             await talk.tell()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.dumps import FORMATS
+from cli_session_proxy.export import FORMATS
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
 

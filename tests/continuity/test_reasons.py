@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from cli_session_proxy.dumps import shown
+from cli_session_proxy.export import shown
 from cli_session_proxy.testing.script import ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cli_session_proxy.placement import RETRY_WINDOW
+from cli_session_proxy.engine.placement import RETRY_WINDOW
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Fail
 from cli_session_proxy.testing.upstream import Upstream

@@ -10,11 +10,11 @@ import typer.main
 
 from cli_session_proxy import errors
 from cli_session_proxy.cli import app as commands
-from cli_session_proxy.dumps import schema
-from cli_session_proxy.http_door.addresses import Address
-from cli_session_proxy.http_door.server import create_app
+from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.export import schema
+from cli_session_proxy.http.addresses import Address
+from cli_session_proxy.http.server import create_app
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.turns import Engine
 
 from ..conftest import ROOT, MakeSettings
 

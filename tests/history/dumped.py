@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from cli_session_proxy.dumps import FORMATS
-from cli_session_proxy.turns import Engine
+from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.export import FORMATS
 
 
 async def dumped(engine: Engine) -> tuple[dict[str, Any], str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cli_session_proxy.models import Agent
+from cli_session_proxy.domain.models import Agent
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.turns import Engine
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard, request, running, text

@@ -13,10 +13,10 @@ from typing import cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli_session_proxy import continuity
-from cli_session_proxy.models import Agent, Message, TurnRequest
-from cli_session_proxy.placement import Placement
-from cli_session_proxy.sessions import Sessions
+from cli_session_proxy.backends.claude.sessions.manager import Sessions
+from cli_session_proxy.domain import lineage
+from cli_session_proxy.domain.models import Agent, Message, TurnRequest
+from cli_session_proxy.engine.placement import Placement
 from cli_session_proxy.stores.base import ImportedTurn, Store
 from cli_session_proxy.stores.sql import SqlStore
 
@@ -56,7 +56,7 @@ async def grow(store: Store, forest: list[tuple[tuple[str, str | None], int, tup
         own = [turn for turn in grown if turn.who == who]
         above = own[under % (len(own) + 1) - 1] if under % (len(own) + 1) else None
         agent = above.agent if above else await new_agent(store, who, number)
-        path_hash = continuity.path_hash(
+        path_hash = lineage.path_hash(
             above.hash if above else None, [Message.user(said[0])], Message.assistant(said[1]).content
         )
         turn = Grown(f"t{number}", who, agent, (*(above.path if above else ()), said), path_hash)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.history import EMPTY, NO_RESULT
-from cli_session_proxy.models import Block, Message
+from cli_session_proxy.backends.claude.sessions.history import EMPTY, NO_RESULT
+from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.testing.seen import parts
 from cli_session_proxy.testing.upstream import Upstream
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import structlog
 
-from cli_session_proxy.claude.process import ClaudeProcess
+from cli_session_proxy.backends.claude.process.process import ClaudeProcess
+from cli_session_proxy.backends.claude.sessions.manager import Sessions
+from cli_session_proxy.domain.models import Tool
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
-from cli_session_proxy.models import Tool
-from cli_session_proxy.sessions import Sessions
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sql import SqlStore
-from cli_session_proxy.turns import Engine
 from tests.talking import request, text
 
 Method = Callable[..., Awaitable[Any]]

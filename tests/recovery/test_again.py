@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from cli_session_proxy.domain.models import BlockDelta
+from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.engine.live import Answer
 from cli_session_proxy.errors import InvalidRequest, ProxyError, TurnCancelled
-from cli_session_proxy.live import Answer
-from cli_session_proxy.models import BlockDelta
 from cli_session_proxy.testing.script import Fail, Gate
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.turns import Engine
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard, request, running

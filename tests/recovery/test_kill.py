@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.claude.proc import start_time
-from cli_session_proxy.models import Turn
+from cli_session_proxy.backends.claude.process.proc import start_time
+from cli_session_proxy.domain.models import Turn
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sql import store_for
 from cli_session_proxy.testing.script import Gate, Reply
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.turns import Engine
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard, running, text

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.claude.proc import start_time
+from cli_session_proxy.backends.claude.process.proc import start_time
+from cli_session_proxy.engine.ownership import Instances
 from cli_session_proxy.errors import StoreUnavailable
-from cli_session_proxy.locks import FileLock, Instances
+from cli_session_proxy.locks import FileLock
 
 HOLD = (
     "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"

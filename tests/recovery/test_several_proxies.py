@@ -6,9 +6,9 @@ import asyncio
 import signal
 from pathlib import Path
 
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.turns import Engine
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard, request, running

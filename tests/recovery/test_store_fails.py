@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sql import FILE, SqlStore
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.turns import Engine
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard

@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from cli_session_proxy.models import Conversation, Item, Message
+from cli_session_proxy.domain.models import Conversation, Item, Message
 from cli_session_proxy.stores.base import NewTurn
 from cli_session_proxy.stores.sql import SqlStore
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
+from cli_session_proxy.domain.models import Link, Record
 from cli_session_proxy.errors import ConfigError, InvalidRequest, StoreUnavailable
-from cli_session_proxy.models import Link, Record
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores import sqlite
 from cli_session_proxy.stores.sql import SqlStore, store_for

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, Row
 
-from cli_session_proxy.models import Block, Turn
+from cli_session_proxy.domain.models import Block, Turn
 from cli_session_proxy.stores import rows
 from cli_session_proxy.stores.sql import LARGE, SqlStore
 from cli_session_proxy.testing.store_samples import IMAGE, a_turn, an_agent, complete, opened

@@ -16,7 +16,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli_session_proxy.models import Message, Record
+from cli_session_proxy.domain.models import Message, Record
 from cli_session_proxy.stores.base import NewTurn
 from cli_session_proxy.stores.images import Cutter, restore
 from cli_session_proxy.stores.rows import dumps

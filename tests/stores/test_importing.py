@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
+from cli_session_proxy.domain.models import Agent, Conversation, Item, Message, Record, Turn
 from cli_session_proxy.errors import InvalidRequest
-from cli_session_proxy.models import Agent, Conversation, Item, Message, Record, Turn
 from cli_session_proxy.sandbox import make_private
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores import importing

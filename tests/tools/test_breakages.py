@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.claude.proc import start_time
-from cli_session_proxy.claude.process import ClaudeProcess
-from cli_session_proxy.models import Turn
+from cli_session_proxy.backends.claude.process.proc import start_time
+from cli_session_proxy.backends.claude.process.process import ClaudeProcess
+from cli_session_proxy.domain.models import Turn
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.testing.script import ToolUse
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.turns import Engine
 
 from ..conftest import MakeSettings
 from ..recovery.others import other_proxy

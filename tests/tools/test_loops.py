@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from cli_session_proxy.domain.models import BlockDelta, BlockStart, Message, Tool, ToolChoice, Turn
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import InvalidRequest
-from cli_session_proxy.models import BlockDelta, BlockStart, Message, Tool, ToolChoice, Turn
 from cli_session_proxy.settings import Profile
 from cli_session_proxy.testing.script import Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.turns import Engine
 
 from ..conftest import MakeSettings
 from ..talking import ask, request, running, text

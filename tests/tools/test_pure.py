@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli_session_proxy.claude.tool_server import ToolServer
-from cli_session_proxy.client_tools import (
+from cli_session_proxy.backends.claude.process.tool_server import ToolServer
+from cli_session_proxy.backends.claude.sessions.stopping import Cutter
+from cli_session_proxy.domain.client_tools import (
     LARGEST,
     Offers,
     answers,
@@ -17,9 +18,8 @@ from cli_session_proxy.client_tools import (
     in_our_ids,
     mcp_result,
 )
+from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, Message, Tool
 from cli_session_proxy.errors import InvalidRequest
-from cli_session_proxy.models import BlockDelta, BlockStart, BlockStop, Message, Tool
-from cli_session_proxy.stopping import Cutter
 
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
-from cli_session_proxy.models import Agent, Message, Record
+from cli_session_proxy.domain.models import Agent, Message, Record
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ImportedTurn
-from cli_session_proxy.turns import Engine
 
 from ..conftest import required
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from playwright.async_api import Browser, Page, async_playwright, expect
 
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Fail
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.turns import Engine
 
 from ..serving import serving
 from ..talking import ask, running

@@ -8,16 +8,16 @@ from pathlib import Path
 
 from playwright.async_api import Browser, Page, expect
 
-from cli_session_proxy.models import Message, Record, Session
+from cli_session_proxy.domain.models import Message, Record, Session
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.turns import Engine
 
 from ..conftest import MakeSettings
 from ..continuity.misbehaving import MisbehavingCli
 from ..continuity.talk import EngineTalk
-from ..dumps.told import CASES, every_repair
+from ..export.told import CASES, every_repair
 from ..fakes import turn
 from ..serving import serving
 from ..talking import running

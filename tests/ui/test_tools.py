@@ -6,7 +6,7 @@ from pathlib import Path
 
 from playwright.async_api import Browser, Page, expect
 
-from cli_session_proxy.models import Message, Tool, Turn
+from cli_session_proxy.domain.models import Message, Tool, Turn
 from cli_session_proxy.settings import Profile
 from cli_session_proxy.testing.script import ToolUse
 from cli_session_proxy.testing.upstream import Upstream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ...models import Link, Session
+from ...domain.models import Link, Session
 from ..store_samples import (
     IMAGE,
     StoreFactory,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from ...models import Link, Turn
+from ...domain.models import Link, Turn
 from ...stores.base import ImportedTurn, TurnOutline
 from ..store_samples import (
     StoreFactory,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from ...models import Block, Link, Message, Record, Turn
+from ...domain.models import Block, Link, Message, Record, Turn
 from ...stores.base import Begun, KeyTaken, NewTurn
 from ..store_samples import (
     AWKWARD,

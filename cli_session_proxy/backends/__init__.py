@@ -1,0 +1,1 @@
+"""What executes a turn: one contract, and one folder for each implementation."""

@@ -1,0 +1,1 @@
+"""The Claude CLI as a backend: its processes, its sessions, and its transcripts."""

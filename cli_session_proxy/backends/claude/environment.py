@@ -1,0 +1,76 @@
+"""The environment a CLI gets: built up from an allow-list, never passed on.
+
+Besides `settings` this is the only place that reads the proxy's own environment.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ...settings import ENVIRONMENT_ALLOWED, Settings
+
+TMPDIR = "TMPDIR"
+CONFIG_DIR = "CLAUDE_CONFIG_DIR"
+DEFAULT_CONFIG_DIR = ".claude"
+
+# Of tools behind MCP, where the settings say nothing else: the model is shown all of them and sees whole results
+# (run on 2.1.329: else some are deferred behind a placeholder, and a long result becomes a preview and a file).
+TOOL_DEFAULTS = {
+    "ENABLE_TOOL_SEARCH": "false",
+    "MAX_MCP_OUTPUT_TOKENS": "100000000",
+    "ENABLE_MCP_LARGE_OUTPUT_FILES": "false",
+    "CLAUDE_CODE_MAX_TOOL_USE_CONCURRENCY": "128",
+}
+
+
+def _allowed(name: str) -> bool:
+    return any(
+        name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern for pattern in ENVIRONMENT_ALLOWED
+    )
+
+
+def inherited(settings: Settings) -> dict[str, str]:
+    """What of the proxy's environment may reach the CLI, and what the settings add to it."""
+    return {name: value for name, value in os.environ.items() if _allowed(name)} | settings.claude_env
+
+
+def _default_config_dir(settings: Settings) -> Path:
+    home = inherited(settings).get("HOME")
+    return (Path(home) if home else Path.home()) / DEFAULT_CONFIG_DIR
+
+
+def config_dir(settings: Settings) -> Path:
+    """Where the CLI keeps its sessions: the setting, else CLAUDE_CONFIG_DIR, else `~/.claude`. Absolute."""
+    if settings.claude_config_dir is not None:
+        return settings.claude_config_dir
+    named = settings.claude_env.get(CONFIG_DIR) or os.environ.get(CONFIG_DIR)
+    return Path(os.path.abspath(Path(named).expanduser())) if named else _default_config_dir(settings)
+
+
+def build(settings: Settings, *, tmpdir: Path, config_dir: Path) -> dict[str, str]:
+    """The whole environment of one CLI. `tmpdir` should be the agent's own: the CLI opens sockets in it."""
+    return common(settings, config_dir) | {TMPDIR: str(tmpdir)}
+
+
+def common(settings: Settings, config_dir: Path) -> dict[str, str]:
+    """What all CLIs of these settings have in their environment: everything but their TMPDIR.
+
+    CLAUDE_CONFIG_DIR is left unset for `~/.claude`: where it is set, the macOS keychain login is not found.
+    """
+    ours = {
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        # A sub-agent in the background reports in a turn of its own making, between two of ours (run on 2.1.329).
+        "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
+        "CLAUDE_CODE_MAX_RETRIES": str(settings.cli_retries),
+        # A stalled stream is noticed by the CLI itself, which retries; unset it takes 300 s (run on 2.1.329). Half of
+        # our own limit, so that its retry comes first.
+        "CLAUDE_ENABLE_BYTE_WATCHDOG": "1",
+        "CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS": str(int(settings.idle_timeout * 500)),
+    }
+    if config_dir != _default_config_dir(settings):
+        ours[CONFIG_DIR] = str(config_dir)
+    if settings.on_context_full == "error":
+        ours["DISABLE_AUTO_COMPACT"] = "1"
+    return TOOL_DEFAULTS | inherited(settings) | ours

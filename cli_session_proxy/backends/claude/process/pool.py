@@ -1,0 +1,214 @@
+"""Which process serves which session: at most one each, kept warm as long as there is room (see `places`).
+
+- A process given out by `checkout` belongs to its caller until `checkin` or `discard`.
+- `discard` returns when the process is dead and reaped, so that its transcript may be rewritten then.
+- `spares` processes are started ahead of time: the next new session like the last one takes one of them over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from ....errors import ProxyError, SessionBusy
+from ....settings import Settings
+from ..events import ProcessDied
+from .places import START_TIME, Places
+from .process import ClaudeProcess, Launch
+
+log = structlog.get_logger(__name__)
+
+
+# The start of a spare takes a core from the first turn of the session that took the one before: after so many seconds
+# such a turn only waits for the provider.
+FIRST_TURN = 1.0
+
+
+class Counts(NamedTuple):
+    """Processes in use, idle ones that are kept warm, spares; and the bytes of all, as last measured."""
+
+    busy: int
+    warm: int
+    spare: int
+    memory: int
+
+
+class Pool:
+    """The processes of one proxy. Use it on one event loop; `close` ends them all.
+
+    `ahead` names the directory and TMPDIR of spares; without it there are none. `born` is told the pid and start time
+    of each process before it gets a prompt, `reaped` the pid when it is gone, `started` how many seconds it took to
+    its first word. These three must not fail.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        ahead: Callable[[], tuple[Path, Path]] | None = None,
+        born: Callable[[int, str | None], None] = lambda _pid, _start: None,
+        reaped: Callable[[int], None] = lambda _pid: None,
+        started: Callable[[float], None] = lambda _seconds: None,
+    ) -> None:
+        self._spares = settings.spares
+        self._ahead = ahead
+        self._places = Places(settings, born, reaped, started)
+        self._newest: tuple[Launch, ClaudeProcess] | None = None  # what the last new session wanted, and got
+        self._refused: str | None = None  # the kind whose spare did not take its claim
+        self._sessions: dict[str, asyncio.Lock] = {}
+        self._waiting: Counter[str] = Counter()
+
+    def peek(self, session_id: str) -> ClaudeProcess | None:
+        """The session's process, in use or idle."""
+        return self._places.processes.get(session_id)
+
+    def counts(self) -> Counts:
+        places = self._places
+        spare = len(places.spares)
+        return Counts(places.busy(), len(places.idle()) - spare, spare, places.weight())
+
+    async def checkout(self, launch: Launch) -> tuple[ClaudeProcess, bool]:
+        """A process for the session, and whether it is a warm one. Raises QueueFull, SessionBusy, ClaudeUnavailable.
+
+        A session's idle process is reused when the launch asks for the same; otherwise it is closed first. For a new
+        session it may be a spare: then the session has the id of that process.
+        """
+        async with self._session(launch.session_id):
+            current = self.peek(launch.session_id)
+            if current is not None and self._places.taken(current):
+                raise SessionBusy("a turn of this session is still running: wait for it")
+            if current is not None and current.usable and current.launch.signature == launch.signature:
+                self._places.take(current)
+                try:
+                    if await current.adapt(launch):
+                        return current, True
+                except BaseException:
+                    self._places.let_go(current)  # not usable any more: the reaper closes it
+                    raise
+            await self._discard(launch.session_id)
+            process = await self._claimed(launch) or await self._places.spawn(launch)
+            if self._spares and self._ahead is not None and launch.kind is not None:
+                self._newest = launch, process
+                self._places.serve("ahead", self._prepare)
+            return process, False
+
+    def take_end(self, session_id: str) -> int | None:
+        """The exit code of the session's last process, where that ended by itself while it was idle. Told once."""
+        return self._places.ended.pop(session_id, None)
+
+    async def take_waiting(self, launch: Launch) -> ClaudeProcess | None:
+        """The session's process, where it waits for results and would go on as the launch asks; else None."""
+        async with self._session(launch.session_id):
+            current = self.peek(launch.session_id)
+            if current is None or self._places.taken(current) or not current.waiting:
+                return None
+            same = current.launch.signature == launch.signature and current.launch.offers == launch.offers
+            if not same or current.launch.system_prompt != launch.system_prompt:
+                return None
+            self._places.take(current)
+            return current
+
+    async def checkin(self, process: ClaudeProcess) -> None:
+        """Give it back after a turn. One that cannot serve another turn of its session is closed (waited for).
+
+        One that waits for its client's results may do so for `tool_timeout`; its place may be needed before.
+        """
+        self._places.give_back(process)
+        fits = (process.usable or process.waiting) and process.session_id == process.launch.session_id
+        if self._places.closed or not fits:
+            await self._places.close(process)
+
+    async def discard(self, session_id: str) -> None:
+        """Close and forget the session's process, in use or not. It is dead when this returns."""
+        async with self._session(session_id):
+            await self._discard(session_id)
+
+    async def close(self) -> None:
+        """End every process, at once and waited for. Nothing can be checked out afterwards."""
+        await self._places.close_all()
+
+    # --- one session at a time
+
+    @asynccontextmanager
+    async def _session(self, session_id: str) -> AsyncIterator[None]:
+        lock = self._sessions.setdefault(session_id, asyncio.Lock())
+        self._waiting[session_id] += 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._waiting[session_id] -= 1
+            if not self._waiting[session_id]:
+                del self._waiting[session_id], self._sessions[session_id]
+
+    async def _discard(self, session_id: str) -> None:
+        current = self.peek(session_id)
+        for process in (*self._places.dying(session_id), *([current] if current else [])):
+            await self._places.close(process)
+
+    # --- ahead of time
+
+    async def _claimed(self, launch: Launch) -> ClaudeProcess | None:
+        """A spare as this launch's process, under the session id that it has; None where there is none that fits."""
+        kind, spares = launch.kind, self._places.spares
+        spare = next((one for one in spares if one.alive and one.launch.kind == kind), None)
+        if kind is None or spare is None:
+            return None
+        booted = spares.pop(spare)
+        self._places.take(spare)
+        try:
+            await asyncio.wait([booted], timeout=START_TIME)
+            taken = booted.result() if booted.done() else None
+            if taken and (taken := await spare.claim(launch)):
+                return spare
+        except BaseException:
+            spare.kill()
+            self._places.let_go(spare)  # it is closed by the reaper
+            raise
+        if taken is False:
+            self._refused = kind  # the next one would be refused as well
+        log.warning("spare_not_claimed", pid=spare.pid, refused=taken is False)
+        await self._places.close(spare)
+        return None
+
+    async def _prepare(self) -> None:
+        """Have `spares` of the kind last wanted, where there is room for them when everybody else has a place.
+
+        No more than that are started for one new session: one that dies at once is not started again and again.
+        """
+        spares = self._places.spares
+        newest, starts = None, 0
+        while self._newest is not None:
+            if newest is not self._newest:
+                newest, starts = self._newest, 0
+            wanted, first = newest
+            await self._places.given_back(first, FIRST_TURN)
+            for other in list(spares):
+                # Asked again: it may have been claimed while another one was ended.
+                if other in spares and (other.launch.kind != wanted.kind or self._places.useless(other)):
+                    await self._places.retire(other)
+            if newest is not self._newest:
+                continue
+            if max(len(spares), starts) >= self._spares or wanted.kind == self._refused:
+                return
+            try:
+                spare = await self._places.spawn_if_free(self._launch_ahead)
+            except (ProxyError, ProcessDied) as exc:
+                log.warning("no_spare", error=str(exc))
+                return
+            if spare is None:
+                return
+            starts += 1
+            self._places.keep_ahead(spare)
+
+    async def _launch_ahead(self) -> Launch:
+        assert self._ahead is not None
+        assert self._newest is not None
+        cwd, tmpdir = await asyncio.to_thread(self._ahead)
+        return self._newest[0].spare(cwd, tmpdir)

@@ -1,0 +1,397 @@
+"""One CLI process: started, talked to one turn at a time, always drained, and never left behind.
+
+- What it says is read all the time, whoever listens (see `output`).
+- A turn may stop at calls of the client's tools: then the process is `waiting`, and `go_on` brings the results.
+- A turn that its consumer leaves half-way spoils the process (`usable` is False): what it still says belongs to
+  that turn, and must not become the answer to another.
+- `close` returns when the process and its group are dead and reaped: only then may its transcript be touched.
+
+Not its business: time limits of a turn (the caller has them), what a session holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from asyncio.subprocess import Process
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from ....domain.client_tools import Judge, Offers, refused
+from ....domain.models import JSON, Block
+from ....errors import ClaudeUnavailable
+from ....settings import Settings
+from ..events import Called, CliEvent, ProcessDied, Refused, Result
+from . import frames
+from .ending import end, signal_group
+from .launch import Launch, begun, check_tools, printable
+from .output import READ_SIZE, End, Output
+from .proc import start_time
+from .tool_server import ToolServer, offer
+from .turn_reader import TurnReader
+
+NO_CONVERSATION = "No conversation found"
+
+__all__ = ["ClaudeProcess", "Launch"]
+
+log = structlog.get_logger(__name__)
+
+
+class ClaudeProcess:
+    """A running CLI. Made by `spawn`; `pid` and `start_time` together name it beyond a reused pid."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        settings: Settings,
+        transport: asyncio.SubprocessTransport,
+        child: Process,
+        ended: Callable[[], None],
+    ) -> None:
+        self.launch = launch
+        self.pid = child.pid
+        self.start_time: str | None = None
+        self.session_id = launch.session_id
+        self.last_used = time.monotonic()
+        self.busy = False
+        self._settings = settings
+        self._transport = transport
+        self._child = child
+        self._prompt_file: Path | None = None
+        self._spoiled = False
+        self._writer: asyncio.Task[None] | None = None
+        self._requests = 0
+        self._tools = ToolServer()
+        self._reader: TurnReader | None = None  # of the turn that runs, or that waits for the client
+        self._model: str | None = None  # the model's id, as the process itself names it
+        self._closing: asyncio.Task[None] | None = None
+        self._output = Output(child, asked=self._serve, broken=self.kill, ended=ended)
+
+    @classmethod
+    async def spawn(cls, launch: Launch, settings: Settings, ended: Callable[[], None] = lambda: None) -> ClaudeProcess:
+        """Raises ClaudeUnavailable (cannot be started), SandboxError (no such cwd), InvalidRequest (too large).
+
+        `ended` is called when it has said its last word, whoever ended it.
+        """
+        transport, child, prompt_file = await begun(launch, READ_SIZE)
+        process = cls(launch, settings, transport, child, ended)
+        process._prompt_file = prompt_file
+        try:
+            process.start_time = await start_time(process.pid)
+            if not await process._offer(launch.offers):
+                raise await process._death()
+        except BaseException:
+            process.kill()
+            await process.close()
+            raise
+        return process
+
+    @property
+    def alive(self) -> bool:
+        return self._child.returncode is None and not self._output.ended
+
+    @property
+    def started(self) -> asyncio.Event:
+        """It has said its first word, or never will."""
+        return self._output.started
+
+    @property
+    def usable(self) -> bool:
+        """It can take a turn now."""
+        stdin = self._child.stdin
+        ready = self.alive and not self.busy and not self._spoiled and self._closing is None and self._reader is None
+        return ready and stdin is not None and not stdin.is_closing()
+
+    @property
+    def waiting(self) -> bool:
+        """It has called tools of the client and can take their results now."""
+        return self.alive and self._reader is not None and not self.busy and not self._spoiled and self._closing is None
+
+    @property
+    def died(self) -> bool:
+        """It ended by itself, and not in a turn. (One that serves one turn only ends after it.)"""
+        ours = self.busy or self._spoiled or self._closing is not None or not self.launch.capability.warm
+        return not self.alive and not ours
+
+    @property
+    def cwd(self) -> Path:
+        return self.launch.cwd
+
+    @property
+    def version(self) -> str:
+        return self.launch.capability.version
+
+    @property
+    def returncode(self) -> int | None:
+        return self._child.returncode
+
+    @property
+    def stderr(self) -> str:
+        """The last 16 KB of what it printed there."""
+        return self._output.stderr
+
+    # --- a turn -----------------------------------------------------------------------------------------
+
+    async def turn(
+        self, frame_uuid: str, content: Sequence[Block], judge: Judge | None = None
+    ) -> AsyncGenerator[CliEvent, None]:
+        """Send one prompt; yield its events, the `Result` or `Called` last. Raises ProcessDied.
+
+        Once the `Result` is out the process is free again. Unbounded in time: the caller limits it, and closes
+        or kills the process when it gives up.
+        """
+        if not self.usable:
+            raise await self._unfit("the process cannot take a turn")
+        line = frames.user_frame(frame_uuid, frames.deliverable(self.launch.capability, content))
+        self._output.listen()
+        self._reader = TurnReader(frame_uuid, judge)
+        async with contextlib.aclosing(self._exchange(self._reader, line)) as events:
+            async for event in events:
+                yield event
+
+    async def go_on(self, results: Mapping[str, JSON], judge: Judge) -> AsyncGenerator[CliEvent, None]:
+        """Bring the results (MCP's) that it waits for, by call; yield what follows, as `turn` does."""
+        if not self.waiting or self._reader is None:
+            raise await self._unfit("the process does not wait")
+        self._reader.go_on(judge)
+        brought = [self._tools.answer(call, result) for call, result in results.items()]
+        lines = b"".join(frames.answer(frame) for frame in brought if frame is not None)
+        async with contextlib.aclosing(self._exchange(self._reader, lines)) as events:
+            async for event in events:
+                yield event
+
+    async def _exchange(self, reader: TurnReader, lines: bytes) -> AsyncGenerator[CliEvent, None]:
+        inbox = self._output.inbox
+        assert inbox is not None
+        self.busy = True
+        self._send(lines)
+        # Beside the reading: a prompt larger than the pipe must not wait for output that waits for us.
+        self._writer = asyncio.create_task(self._drain())
+        complete = False
+        try:
+            while not complete:
+                frame = await inbox.get()
+                if isinstance(frame, End):
+                    raise await self._death()
+                self._check_tools(frame)
+                for event in reader.feed(frame):
+                    if isinstance(event, Refused):
+                        await self._refuse(event)
+                    if isinstance(event, Result):
+                        self._complete(event)
+                        complete = True
+                    if isinstance(event, Called):
+                        self.busy, complete = False, True
+                    yield event
+        finally:
+            if not complete:
+                self._spoiled = True
+                self._release()
+
+    async def _refuse(self, call: Refused) -> None:
+        if (frame := self._tools.answer(call.call, refused(call.why))) is not None:
+            await self._write(frames.answer(frame))
+
+    def _complete(self, result: Result) -> None:
+        """The turn is over. Raises ProcessDied where the CLI did not know the session: no turn happened."""
+        said = f"{result.text} {result.detail.get('errors', '')}"
+        if result.is_error and NO_CONVERSATION in said:
+            stderr = self.stderr or said
+            why = f'it said "{NO_CONVERSATION}"'
+            raise ProcessDied(why, returncode=self.returncode, stderr=stderr, no_conversation=True)
+        if self._writer is None or not self._writer.done():
+            self._spoiled = True  # it answered before it had read the prompt: half a frame is still in the pipe
+        self.session_id = result.session_id or self.session_id
+        if not self.launch.capability.warm and self._child.stdin is not None:
+            # Not before: 1.0.120 exits at the end of stdin without waiting for its own output, and loses what the
+            # pipe has not taken (an answer of 1 MB was cut, rc 0).
+            self._child.stdin.close()
+        self._release()
+
+    def _release(self) -> None:
+        self._output.leave()
+        if self._writer is not None:
+            self._writer.cancel()
+        self._reader = None
+        self.busy = False
+        self.last_used = time.monotonic()
+
+    async def _serve(self, request: JSON) -> None:
+        """Answer a request of the CLI's, where that can be done at once."""
+        if (reply := self._tools.handle(request)) is not None:
+            await self._write(frames.answer(reply))
+
+    async def _write(self, line: bytes) -> None:
+        self._send(line)
+        await self._drain()
+
+    # A CLI that went away is noticed on stdout, where the reason is known.
+
+    def _send(self, line: bytes) -> None:
+        stdin = self._child.stdin
+        assert stdin is not None
+        if not stdin.is_closing():
+            stdin.write(line)
+
+    async def _drain(self) -> None:
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            await self._child.stdin.drain()
+
+    def _check_tools(self, frame: JSON | None) -> None:
+        """A CLI that offers tools which nobody allowed is stopped before it can call one."""
+        if frame is None or frame.get("type") != "system" or frame.get("subtype") != "init":
+            return
+        self._model = str(frame["model"]) if frame.get("model") else None
+        try:
+            check_tools(self.launch, frame)
+        except ClaudeUnavailable:
+            self.kill()
+            raise
+
+    async def _death(self) -> ProcessDied:
+        """Why there will be no result."""
+        await self._output.last_words()
+        try:
+            await asyncio.wait_for(self._child.wait(), self._settings.stop_grace)
+        except TimeoutError:
+            self.kill()  # it closed its stdout and lives on: nothing more can come
+        code = self.returncode
+        why = self._output.failure or ("its output ended" if code is None else f"it ended with exit code {code}")
+        missing = NO_CONVERSATION in self.stderr
+        if missing:
+            why = f'it said "{NO_CONVERSATION}", and {why}'
+        return ProcessDied(f"{why} before the result", returncode=code, stderr=self.stderr, no_conversation=missing)
+
+    async def _unfit(self, why: str) -> ProcessDied:
+        """Why it cannot go on: that it ended by itself, where it did (it may have done so just now), else `why`."""
+        stdin = self._child.stdin
+        gone = not self.alive or stdin is None or stdin.is_closing()
+        if gone and not self._spoiled and self._closing is None:
+            return await self._death()
+        return ProcessDied(why, returncode=self.returncode, stderr=self.stderr)
+
+    async def interrupt(self) -> None:
+        """Ask it to end the running turn: the turn's `Result` follows (under 50 ms on 2.1.329)."""
+        stdin = self._child.stdin
+        if not self.alive or stdin is None:
+            return
+        if stdin.is_closing():  # one spawn a turn: no channel is left to ask on
+            signal_group(self.pid, signal.SIGINT)
+            return
+        self._requests += 1
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has just ended: nothing to interrupt
+            stdin.write(frames.control_request(f"proxy-{self._requests}", "interrupt"))
+            await stdin.drain()
+
+    async def adapt(self, launch: Launch) -> bool:
+        """Serve this launch from now on: one of the same `signature`, perhaps with another system prompt.
+
+        The prompt is given to the running process (3 to 20 ms on 2.1.329, against 350 ms for a new process); the
+        next request carries it. False when it did not take it: then the process cannot serve this launch.
+        """
+        if launch.system_prompt != self.launch.system_prompt:
+            fields = {"model": self._model, "system_prompt": launch.system_prompt, "only_if_model_is_current": True}
+            if self._model is None or not await self._ask("set_model", **fields):
+                return False
+        if not await self._offer(launch.offers):
+            return False
+        self.launch = launch
+        return True
+
+    async def boot(self) -> bool | None:
+        """Wait until a spare has started up. False when it refused, None when it never will."""
+        return await self._ask("initialize")
+
+    async def claim(self, launch: Launch) -> bool | None:
+        """A spare becomes this launch's process, under its own session id. Else it is of no use any more: False when
+        it refused, None when nobody knows (it may have died).
+
+        From then on the CLI is as if it had been started there: the model is told that directory, and the transcript
+        is in its folder (run on 2.1.329, 50 ms).
+        """
+        prompt = [printable(launch.system_prompt or "")]
+        if not (taken := await self._ask("claim_session", cwd=str(launch.cwd), system_prompt=prompt)):
+            self._spoiled = True
+            return taken
+        self.launch = replace(launch, session_id=self.session_id)
+        return await self._offer(launch.offers) or None
+
+    async def _offer(self, offers: Offers) -> bool:
+        """Offer these tools of the client's from now on. False when this process cannot (see `ToolServer.takes`)."""
+        try:
+            return await offer(self._tools, offers, self._ask, until=self._output.reading, settings=self._settings)
+        except BaseException:
+            self._spoiled = True  # left half-way: nobody knows what it offers, and what else it was told
+            raise
+
+    async def _ask(self, subtype: str, **fields: object) -> bool | None:
+        """A control request of an idle process, and whether it succeeded; None where no answer came.
+
+        Bounded by `spawn_timeout`.
+        """
+        stdin = self._child.stdin
+        if not self.usable or stdin is None:
+            return None
+        self._requests += 1
+        request_id = f"proxy-{self._requests}"
+        self.busy = self._spoiled = True  # until it has answered: what it says later is nobody's answer
+        inbox = self._output.listen()
+        try:
+            async with asyncio.timeout(self._settings.spawn_timeout):
+                stdin.write(frames.control_request(request_id, subtype, **fields))
+                await stdin.drain()
+                while not isinstance(frame := await inbox.get(), End):
+                    if (answer := frames.control_response(frame, request_id)) is not None:
+                        self._spoiled = False
+                        return answer
+        except (TimeoutError, BrokenPipeError, ConnectionResetError) as exc:
+            log.warning("control_request_unanswered", subtype=subtype, pid=self.pid, error=type(exc).__name__)
+        finally:
+            self._output.leave()
+            self.busy = False
+        return None
+
+    # --- its end --------------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """End it at once, with everything it started. `close` still has to be awaited."""
+        self._spoiled = True
+        signal_group(self.pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        """Ask (end of stdin), wait, TERM, wait, KILL, reap. Bounded; not cut short by a cancellation; again is fine."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._shutdown())
+        cancelled: asyncio.CancelledError | None = None
+        while not self._closing.done():
+            try:
+                await asyncio.shield(self._closing)
+            except asyncio.CancelledError as exc:
+                if self._closing.cancelled():
+                    raise
+                cancelled = exc
+        self._closing.result()
+        if cancelled is not None:
+            raise cancelled
+
+    async def _shutdown(self) -> None:
+        if (inbox := self._output.leave()) is not None:
+            self._spoiled = True
+            inbox.put_nowait(End())  # who still waits for a result learns that there will be none
+        await end(self._child, gently=not self._spoiled, grace=self._settings.stop_grace)
+        await self._output.drained()
+        self._transport.close()
+        await self._output.close()
+        if self._writer is not None:
+            self._writer.cancel()
+            await asyncio.wait([self._writer])
+        if self._prompt_file is not None:
+            await asyncio.to_thread(self._prompt_file.unlink, missing_ok=True)
+        if self._child.returncode is None:
+            raise ClaudeUnavailable(f"Claude CLI process {self.pid} cannot be killed: look at the machine")

@@ -1,0 +1,286 @@
+"""What the CLI's frames mean: one turn's, in order, to events. Pure."""
+
+from __future__ import annotations
+
+import json
+
+from ....domain.client_tools import Judge
+from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
+from ..events import (
+    Activity,
+    ApiRetry,
+    AssistantMessage,
+    Called,
+    CliEvent,
+    Compacted,
+    Refused,
+    Result,
+    SessionSeen,
+    ToolActivity,
+)
+from .call_reader import CallReader, is_call
+
+# What of an answer reaches a client; every other block belongs to the CLI's own tools.
+ANSWER_BLOCKS = frozenset({"text", "thinking", "redacted_thinking"})
+SYNTHETIC_MODEL = "<synthetic>"  # messages the CLI makes itself: API errors, "No response requested."
+_TAG = "user_message_uuids"
+_RESULT_DETAIL = (
+    "api_error_type", "api_error", "errors", "permission_denials", "structured_output", "modelUsage", "duration_ms",
+    "duration_api_ms", "ttft_ms",
+)  # fmt: skip
+
+
+class TurnReader:
+    """Reads the frames of one turn, in order, and says what they mean.
+
+    - Blocks are numbered over the whole turn, however many API calls it takes; the CLI's own tools and its
+      sub-agents are `ToolActivity`, never blocks.
+    - With `frame_uuid`, a result of another frame is ignored: where the CLI tags (2.1.x), only the result that
+      lists ours ends the turn.
+    - Without partial messages (1.0.17) the block events are made from the assistant frames.
+    - With `judge`, calls of the client's tools are blocks too, under the client's names; a message that makes some
+      ends with `Called`. The reader is kept for what follows the results (`go_on`).
+    - `garbage` counts what was no frame at all.
+    """
+
+    def __init__(self, frame_uuid: str | None = None, judge: Judge | None = None) -> None:
+        self._uuid = frame_uuid
+        self._calls = CallReader(judge)
+        self._held: dict[int, str] = {}  # index within the API message -> a call that is not decided yet
+        self._used = Usage()  # by the messages that are complete
+        self._told = Usage()  # of it, what earlier turns of the client were told
+        self._using: JSON = {}
+        self._tagged = False
+        self._next = 0
+        self._open: dict[int, int] = {}  # index within the API message -> index within the turn
+        self._streaming: str | None = None
+        self._streamed: set[str] = set()
+        self._rate_limit: JSON | None = None
+        self.garbage = 0
+
+    def go_on(self, judge: Judge) -> None:
+        """The results are on their way: what follows is another turn of the client's."""
+        self._calls.judge(judge)
+        self._next = 0
+
+    def feed(self, frame: JSON | None) -> list[CliEvent]:
+        """The events of one frame; None stands for a line that was no frame."""
+        if frame is None:
+            self.garbage += 1
+            return [Activity("garbage")]
+        if self._uuid is not None and self._uuid in (frame.get(_TAG) or ()):
+            self._tagged = True
+        kind = str(frame.get("type"))
+        if frame.get("parent_tool_use_id") is not None:
+            return _tools(frame, agent=str(frame["parent_tool_use_id"])) or [Activity("sub_agent")]
+        match kind:
+            case "stream_event":
+                return self._stream(_dict(frame.get("event"))) or [Activity(kind)]
+            case "assistant":
+                return self._assistant(frame)
+            case "user":
+                return self._own_tools(frame) or [Activity(kind)]
+            case "control_request" if is_call(frame) and self._streaming is None:
+                return self._called() or [Activity(kind)]
+            case "result":
+                return self._result(frame)
+            case "system":
+                return self._system(frame)
+            case "conversation_reset":
+                return [SessionSeen(str(frame.get("session_id", "")), kind)]
+            case "rate_limit_event":
+                self._rate_limit = _dict(frame.get("rate_limit_info"))
+        return [Activity(kind)]
+
+    def _system(self, frame: JSON) -> list[CliEvent]:
+        subtype = str(frame.get("subtype"))
+        if subtype == "api_retry":
+            return [ApiRetry(_without_ids(frame))]
+        if subtype == "compact_boundary":
+            return [Compacted(_without_ids(frame))]
+        if subtype in {"init", "conversation_reset"} and frame.get("session_id"):
+            return [SessionSeen(str(frame["session_id"]), subtype)]
+        return [Activity(subtype)]
+
+    def _stream(self, event: JSON) -> list[CliEvent]:
+        match event.get("type"):
+            case "message_start":
+                # A call that is repeated after a cut leaves its blocks open: they end here.
+                events = self._close_all()
+                message = _dict(event.get("message"))
+                self._streaming = str(message.get("id"))
+                self._calls.message(self._streaming)
+                self._using = _dict(message.get("usage"))
+                return events
+            case "content_block_start":
+                block = _dict(event.get("content_block"))
+                self._mark_streamed()
+                if block.get("type") == "tool_use":
+                    self._held[_index(event)] = str(block.get("id"))
+                    block = self._calls.begins(block) or {}
+                if block.get("type") not in ANSWER_BLOCKS | {"tool_use"}:
+                    return []
+                self._held.pop(_index(event), None)
+                index = self._open[_index(event)] = self._number()
+                return [BlockStart(index, block)]
+            case "content_block_delta" if _index(event) in self._open:
+                return [BlockDelta(self._open[_index(event)], _dict(event.get("delta")))]
+            case "content_block_stop" if _index(event) in self._open:
+                return [BlockStop(self._open.pop(_index(event)))]
+            case "content_block_stop" if _index(event) in self._held:
+                call = self._calls.decided(self._held.pop(_index(event)))
+                return self._made((call,)) if call else []
+            case "message_delta":
+                self._using = {**self._using, **_dict(event.get("usage"))}
+            case "message_stop":
+                self._streaming = None
+                self._used = self._used.plus(_usage(self._using))
+                return self._called()
+        return []
+
+    def _called(self) -> list[CliEvent]:
+        """The message is complete: its calls, if it makes any of the client's."""
+        calls = self._calls.take()
+        if not calls:
+            return []
+        used, self._told = self._used.minus(self._told), self._used
+        return [*self._close_all(), Called(calls, used)]
+
+    def _mark_streamed(self) -> None:
+        if self._streaming is not None:
+            self._streamed.add(self._streaming)
+
+    def _close_all(self) -> list[CliEvent]:
+        events: list[CliEvent] = [BlockStop(index) for index in self._open.values()]
+        self._open.clear()
+        self._held.clear()
+        return events
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def _assistant(self, frame: JSON) -> list[CliEvent]:
+        message = _dict(frame.get("message"))
+        model = message.get("model")
+        if model == SYNTHETIC_MODEL or frame.get("is_api_error_message") or frame.get("isApiErrorMessage"):
+            return [Activity("synthetic")]
+        self._calls.message(_text(message.get("id")))
+        verdicts = [self._calls.decide(block) for block in _blocks(message) if block.get("type") == "tool_use"]
+        refused = [verdict for verdict in verdicts if isinstance(verdict, Refused)]
+        blocks = tuple(block for block in map(self._answered, _blocks(message)) if block is not None)
+        events: list[CliEvent] = [] if str(message.get("id")) in self._streamed else self._made(blocks)
+        said = AssistantMessage(_text(frame.get("uuid")), _text(message.get("id")), _text(model), blocks)
+        return [*events, said, *refused, *self._own_tools(frame)]
+
+    def _answered(self, block: Block) -> Block | None:
+        """The block as it belongs to the answer; None where it does not."""
+        if block.get("type") == "tool_use":
+            return self._calls.decided(str(block.get("id")))
+        return block if block.get("type") in ANSWER_BLOCKS else None
+
+    def _own_tools(self, frame: JSON) -> list[CliEvent]:
+        """What the CLI does with tools by itself: the client's calls and their results are the client's business."""
+        return [
+            event
+            for event in _tools(frame)
+            if not isinstance(event, ToolActivity)
+            or event.entry.get("id", event.entry.get("tool_use_id")) not in self._calls.ours
+        ]
+
+    def _made(self, blocks: tuple[Block, ...]) -> list[CliEvent]:
+        """The block events of an answer that came whole."""
+        events = self._close_all()
+        for block in blocks:
+            index = self._number()
+            start, deltas = _as_stream(block)
+            events += [BlockStart(index, start), *(BlockDelta(index, delta) for delta in deltas), BlockStop(index)]
+        return events
+
+    def _result(self, frame: JSON) -> list[CliEvent]:
+        ours = frame.get(_TAG)
+        if self._uuid is not None and (self._tagged if ours is None else self._uuid not in ours):
+            return [Activity("result_of_another_frame")]
+        session_id = str(frame.get("session_id", ""))
+        status = frame.get("api_error_status")
+        cost = frame.get("total_cost_usd")
+        detail = {name: frame[name] for name in _RESULT_DETAIL if frame.get(name) not in (None, [], {})}
+        if self._rate_limit is not None:
+            detail["rate_limit"] = self._rate_limit
+        result = Result(
+            session_id=session_id,
+            # 1.0.120 calls an answer that broke off `error_during_execution`, and `is_error` false.
+            is_error=bool(frame.get("is_error")) or str(frame.get("subtype")).startswith("error"),
+            subtype=str(frame.get("subtype", "")),
+            text=_text(frame.get("result")) or "",
+            stop_reason=_text(frame.get("stop_reason")),
+            terminal_reason=_text(frame.get("terminal_reason")),
+            api_error_status=status if isinstance(status, int) else None,
+            usage=_usage(_dict(frame.get("usage"))).minus(self._told),
+            cost_total_usd=float(cost) if isinstance(cost, int | float) else None,
+            num_turns=_count(frame.get("num_turns")),
+            detail=detail,
+        )
+        seen = [SessionSeen(session_id, "result")] if session_id else []
+        return [*self._close_all(), *seen, result]
+
+
+def _dict(value: object) -> JSON:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _index(event: JSON) -> int:
+    return _count(event.get("index"))
+
+
+def _without_ids(frame: JSON) -> JSON:
+    return {name: value for name, value in frame.items() if name not in {"type", "subtype", "uuid", "session_id"}}
+
+
+def _blocks(message: JSON) -> list[Block]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+
+
+def _usage(usage: JSON) -> Usage:
+    return Usage(
+        input_tokens=_count(usage.get("input_tokens")),
+        output_tokens=_count(usage.get("output_tokens")),
+        cache_read_tokens=_count(usage.get("cache_read_input_tokens")),
+        cache_write_tokens=_count(usage.get("cache_creation_input_tokens")),
+        thinking_tokens=_count(_dict(usage.get("output_tokens_details")).get("thinking_tokens")),
+    )
+
+
+def _tools(frame: JSON, agent: str | None = None) -> list[CliEvent]:
+    """Calls and results of the CLI's own tools in an assistant or user frame."""
+    by = {} if agent is None else {"parent_tool_use_id": agent}
+    return [
+        ToolActivity({**block, **by})
+        for block in _blocks(_dict(frame.get("message")))
+        if str(block.get("type")).endswith(("tool_use", "tool_result"))
+    ]
+
+
+def _as_stream(block: Block) -> tuple[Block, list[Block]]:
+    if block.get("type") == "text":
+        return {**block, "text": ""}, [{"type": "text_delta", "text": block.get("text", "")}]
+    if block.get("type") == "thinking":
+        deltas: list[Block] = [{"type": "thinking_delta", "thinking": block.get("thinking", "")}]
+        if block.get("signature"):
+            deltas.append({"type": "signature_delta", "signature": block["signature"]})
+        return {**block, "thinking": "", "signature": ""}, deltas
+    if block.get("type") == "tool_use":
+        arguments = json.dumps(block["input"], ensure_ascii=False)
+        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
+    return dict(block), []

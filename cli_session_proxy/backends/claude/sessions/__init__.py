@@ -1,0 +1,1 @@
+"""Keeps a CLI session equal to one path of the chain: prepare, verify, repair, capture, adopt, watch."""

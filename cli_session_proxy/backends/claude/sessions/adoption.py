@@ -1,0 +1,247 @@
+"""Other people's exchanges become turns: a session that somebody else continued, or a whole one from elsewhere.
+
+    adopt           the tail that a person added to a session of ours (`claude --resume` in the sandbox)
+    adopt_session   a session that the proxy has never seen, with its whole history, into a new agent's chain
+
+Records are kept verbatim; the file they came from is only read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from ....domain import lineage
+from ....domain.models import JSON, Agent, Link, Session, Turn
+from ....errors import InvalidRequest, NotFound
+from ....sandbox import Sandboxes, directory_name
+from ....settings import Settings
+from ....stores.base import ChainPart, ImportedTurn, NewChain, Store, WholeTurn
+from .. import environment, transcript
+from .exchanges import Exchange, exchanges
+from .foreign import ForeignFile, Progress, survey
+from .manager import Foreign
+
+
+@dataclass(slots=True)
+class Adopter:
+    """Makes turns of exchanges, each the child of the one before it; the first one's parent is `parent`."""
+
+    agent_key: int
+    session_id: str
+    why: str
+    parent: Turn | None = None
+    model: str = "default"
+
+    def turn(self, exchange: Exchange) -> ImportedTurn:
+        before = self.parent
+        reason: JSON = {"rule": "adopted", "why": self.why, "session": self.session_id}
+        compacted = exchange.compacted
+        if compacted is not None:
+            reason["compacted"] = compacted
+        self.model = exchange.model or self.model
+        asked, said = exchange.input, exchange.output
+        turn = ImportedTurn(
+            id=f"turn_{uuid.uuid4().hex}",
+            agent_key=self.agent_key,
+            parent_id=before.id if before else None,
+            model=self.model,
+            input=asked,
+            output=said,
+            records=tuple(entry.record() for entry in exchange.entries),
+            created_at=exchange.at or time.time(),
+            path_hash=lineage.path_hash(before.path_hash if before else None, asked, said),
+            depth=(before.depth if before else 0) + 1,
+            origin="adopted",
+            reason=reason,
+            session_id=self.session_id,
+            usage=exchange.usage,
+            tools=exchange.tools,
+        )
+        self.parent = turn.as_turn()
+        return turn
+
+
+class Observer(Protocol):
+    """Is told of turns that somebody had outside the proxy. It must not fail, and not wait."""
+
+    def adopted(self, turn: Turn, link: Link) -> None:
+        """They are in the chain now; `turn` is the last of them, the link names all."""
+
+
+async def adopt(store: Store, agent: Agent, parent: Turn, foreign: Foreign, observers: Sequence[Observer]) -> Turn:
+    """Take exchanges that someone else had in the session into the chain, and move the head to the last one."""
+    adopter = Adopter(agent.key, foreign.session.id, foreign.note, parent, parent.model)
+    turns = [adopter.turn(exchange) for exchange in exchanges(foreign.entries)]
+    last = turns[-1].id
+    detail: JSON = {"why": foreign.note, "turns": [turn.id for turn in turns]}
+    link = Link(foreign.session.id, foreign.session.id, last, "adopted", detail, time.time())
+    adopted = await store.adopt(turns, replace(foreign.session, tip_turn_id=last, mark=None), [link])
+    for observer in observers:
+        observer.adopted(adopted, link)
+    return adopted
+
+
+# --- a whole session ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """What came in. `session_id` is the new one, whose file the next turn writes; `notes` are for a person."""
+
+    agent_id: str
+    source: Path
+    from_session: str
+    session_id: str
+    turns: int
+    records: int
+    files: int
+    notes: tuple[str, ...]
+
+
+async def adopt_session(
+    settings: Settings, store: Store, owner: str, agent_id: str | None, wanted: str, progress: Progress
+) -> Adopted:
+    """Bring a session in as a new agent (named after the session where `agent_id` is None).
+
+    `wanted` is a session id, looked for in the CLI's own directory, or the path of a transcript. Raises `NotFound`
+    (with the places looked at) and `InvalidRequest` (no transcript, a session or an agent that is here already).
+    """
+    config_dir = environment.config_dir(settings)
+    source = await asyncio.to_thread(find_source, config_dir, wanted)
+    history = await asyncio.to_thread(survey, source)
+    agent_id = agent_id or history.session_id
+    await _refuse_known(store, owner, agent_id, history)
+    directory = directory_name(owner, agent_id)
+    session_id = str(uuid.uuid4())
+    place = transcript.path_of(config_dir, Sandboxes(settings).path(directory), session_id)
+    files = await asyncio.to_thread(_copy_files, source, place)
+    bringing = _Bringing(history, session_id, files, progress)
+    created = history.started or time.time()
+    new = NewChain(owner, agent_id, directory, True, created, time.time(), lambda: bringing.head)
+    try:
+        await store.import_chain(new, bringing.parts())
+    except BaseException:
+        await asyncio.to_thread(transcript.remove, place)
+        raise
+    return bringing.adopted(agent_id)
+
+
+def find_source(config_dir: Path, wanted: str) -> Path:
+    """The transcript that a person means: a path, or the session id of a file in the CLI's directory."""
+    path = Path(wanted).expanduser()
+    if path.suffix == ".jsonl" or os.sep in wanted:
+        if not path.is_file():
+            raise NotFound(f"there is no file {path}: give a session id or the path of its .jsonl file")
+        return path.resolve()
+    projects = config_dir / "projects"
+    found = sorted(projects.glob(f"*/{wanted}.jsonl")) if _is_id(wanted) else []
+    if len(found) > 1:
+        listed = ", ".join(map(str, found))
+        raise InvalidRequest(f"session {wanted} has several files: name the one to adopt ({listed})")
+    if not found:
+        raise NotFound(
+            f"no session {wanted!r}: looked for {projects}/*/<session id>.jsonl; name the file itself, or another "
+            "directory of the CLI with --claude-config-dir"
+        )
+    return found[0].resolve()
+
+
+def _is_id(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text.lower()
+    except ValueError:
+        return False
+
+
+async def _refuse_known(store: Store, owner: str, agent_id: str, history: ForeignFile) -> None:
+    """Before the long work; the store itself checks the agent again."""
+    known = await store.session(history.session_id)
+    theirs = await store.agent_by_key(known.agent_key) if known else None
+    if theirs is not None:
+        raise InvalidRequest(
+            f"session {history.session_id} is agent {theirs.agent_id!r}'s already: use that agent, or copy it with "
+            "export and import"
+        )
+    agent = await store.agent(owner, agent_id)
+    if agent is None:
+        return
+    async for _ in store.turns(agent.key):
+        raise InvalidRequest(
+            f"agent {agent_id!r} has turns already: choose another --agent-id, or `delete` it first", param="agent_id"
+        )
+
+
+def _copy_files(source: Path, place: Path) -> int:
+    """What lies beside the transcript (large tool results, sub-agents' own transcripts) goes beside the new one."""
+    beside = source.with_suffix("")
+    if not beside.is_dir():
+        return 0
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    shutil.copytree(beside, place.with_suffix(""), symlinks=True)
+    return sum(1 for path in place.with_suffix("").rglob("*") if path.is_file())
+
+
+@dataclass(slots=True)
+class _Bringing:
+    """The walk over the file while the store takes it in. Runs on the store's thread."""
+
+    history: ForeignFile
+    session_id: str
+    files: int
+    progress: Progress
+    head: str | None = None
+    turns: int = 0
+    records: int = 0
+    compactions: int = 0
+    cut: int = 0
+
+    def parts(self) -> Iterator[ChainPart]:
+        adopter = Adopter(0, self.history.session_id, f"adopted from {self.history.path}")
+        for exchange, last in _with_last(exchanges(self.history.entries(self.progress))):
+            if last and not exchange.complete:
+                self.cut = len(exchange.entries)
+                continue
+            turn = adopter.turn(exchange)
+            self.head = turn.id
+            self.turns += 1
+            self.records += len(turn.records)
+            self.compactions += exchange.compacted is not None
+            yield WholeTurn(turn.as_turn(), turn.records)
+        if self.head is None:
+            raise InvalidRequest(f"{self.history.path} holds no finished exchange: there is nothing to adopt yet")
+        now = time.time()
+        yield Session(self.session_id, 0, self.head, "", self.history.version, now)
+        detail: JSON = {"source": str(self.history.path), "turns": self.turns, "records": self.records}
+        detail |= {"files": self.files, "notes": list(self.notes())}
+        yield Link(self.history.session_id, self.session_id, self.head, "adopted", detail, now)
+
+    def notes(self) -> Iterator[str]:
+        if self.cut:
+            yield f"the last exchange was still open: its {self.cut} records were left out"
+        if self.compactions:
+            yield f"compacted by the CLI {self.compactions} times: the model knows what is before only by the summary"
+        yield from self.history.notes()
+
+    def adopted(self, agent_id: str) -> Adopted:
+        return Adopted(
+            agent_id, self.history.path, self.history.session_id, self.session_id, self.turns, self.records, self.files,
+            tuple(self.notes()),
+        )  # fmt: skip
+
+
+def _with_last(found: Iterator[Exchange]) -> Iterator[tuple[Exchange, bool]]:
+    held: Exchange | None = None
+    for exchange in found:
+        if held is not None:
+            yield held, False
+        held = exchange
+    if held is not None:
+        yield held, True

@@ -1,0 +1,163 @@
+"""Cuts the records of a transcript into exchanges, at each prompt of a person. Pure.
+
+What belongs to nobody's prompt (the CLI's own notes and attachments, a compaction and its summary) goes with the
+exchange that follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from ....domain.models import JSON, Block, Message, Usage
+from .. import transcript
+from ..transcript import Entry
+
+# How the CLI opens user records that nobody typed as a prompt (seen on 1.0.120 and 2.1.329).
+_COMMAND = "<command-"
+_OUTPUT = ("<local-command-", "<bash-stdout>", "<bash-stderr>")
+
+# The model's name in records that the CLI wrote in the model's place.
+_NO_MODEL = "<synthetic>"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The records of one turn, in the order of the file, with everything of sub-agents and notes in between."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def path(self) -> list[Entry]:
+        return [entry for entry in self.entries if entry.on_path]
+
+    @property
+    def complete(self) -> bool:
+        return transcript.is_complete(self.path)
+
+    @property
+    def input(self) -> tuple[Message, ...]:
+        """What was asked, without tools' results and the CLI's own words; a command only where nothing else was."""
+        asking = [entry for entry in self.path if is_prompt(entry)] or [entry for entry in self.path if _asks(entry)]
+        asked = tuple(block for entry in asking for block in entry.content if _is_words(block))
+        return (Message("user", asked),) if asked else ()
+
+    @property
+    def output(self) -> tuple[Block, ...]:
+        """All that was answered, without the calls of the CLI's own tools, as in a turn of ours."""
+        said = (block for entry in self._answers() for block in entry.content)
+        return tuple(block for block in said if block.get("type") != "tool_use")
+
+    @property
+    def tools(self) -> tuple[JSON, ...]:
+        content = (block for entry in self.path for block in entry.content)
+        return tuple(block for block in content if block.get("type") in ("tool_use", "tool_result"))
+
+    @property
+    def model(self) -> str | None:
+        named = (str(entry.data["message"].get("model") or _NO_MODEL) for entry in self._answers())
+        return next((name for name in named if name != _NO_MODEL), None)
+
+    @property
+    def usage(self) -> Usage:
+        """Summed over the API's messages; the CLI repeats a message's usage in the record of each of its blocks."""
+        per_message: dict[str, JSON] = {}
+        for entry in self._answers():
+            message = entry.data["message"]
+            per_message[str(message.get("id") or entry.uuid)] = message.get("usage") or {}
+        every = list(per_message.values())
+        return Usage(
+            input_tokens=_sum(every, "input_tokens"),
+            output_tokens=_sum(every, "output_tokens"),
+            cache_read_tokens=_sum(every, "cache_read_input_tokens"),
+            cache_write_tokens=_sum(every, "cache_creation_input_tokens"),
+        )
+
+    @property
+    def compacted(self) -> JSON | None:
+        """The last compaction before or in this exchange, as the CLI described it."""
+        for entry in reversed(self.path):
+            if is_compaction(entry):
+                detail = entry.data.get("compactMetadata")
+                return detail if isinstance(detail, dict) else {}
+        return None
+
+    @property
+    def at(self) -> float | None:
+        """When it began, by its first record that has a time."""
+        return next((at for entry in self.entries if (at := began(entry)) is not None), None)
+
+    def _answers(self) -> list[Entry]:
+        return [entry for entry in self.path if entry.kind == "assistant" and isinstance(entry.data["message"], dict)]
+
+
+def exchanges(entries: Iterable[Entry]) -> Iterator[Exchange]:
+    """Cut records, in the order of the file, one exchange at a time: only one is held in memory.
+
+    The last one may be open (`complete` is False).
+    """
+    current: list[Entry] = []
+    waiting: list[Entry] = []
+    answered = command = False
+    for entry in entries:
+        answers = entry.on_path and entry.kind == "assistant"
+        if answered and (is_prompt(entry) or (answers and command)):
+            yield Exchange(tuple(current))
+            current, answered = [], False
+        waiting.append(entry)
+        # after an answer, what is not spoken waits for who speaks next
+        if answered and not answers and not _is_result(entry):
+            command = command or _is_command(entry)
+            continue
+        current += waiting
+        waiting, command = [], False
+        answered = answered or answers
+    if current or waiting:
+        yield Exchange((*current, *waiting))
+
+
+def is_compaction(entry: Entry) -> bool:
+    return entry.data.get("subtype") == "compact_boundary"
+
+
+def _typed(entry: Entry) -> bool:
+    """A user record that is not the CLI's own: no summary, no caveat, no notification."""
+    own = entry.data.get("isMeta") or entry.data.get("isCompactSummary") or entry.data.get("promptSource") == "system"
+    return entry.on_path and entry.kind == "user" and not own
+
+
+def _asks(entry: Entry) -> bool:
+    return _typed(entry) and not _opens_with(entry, _OUTPUT)
+
+
+def is_prompt(entry: Entry) -> bool:
+    return _asks(entry) and not _opens_with(entry, (_COMMAND,)) and any(map(_is_words, entry.content))
+
+
+def _is_command(entry: Entry) -> bool:
+    return _typed(entry) and _opens_with(entry, (_COMMAND,))
+
+
+def _is_result(entry: Entry) -> bool:
+    return entry.on_path and any(block.get("type") == "tool_result" for block in entry.content)
+
+
+def _is_words(block: Block) -> bool:
+    return block.get("type") != "tool_result"
+
+
+def _opens_with(entry: Entry, starts: tuple[str, ...]) -> bool:
+    first = next((block for block in entry.content if block.get("type") == "text"), {})
+    return str(first.get("text", "")).lstrip().startswith(starts)
+
+
+def _sum(every: list[JSON], name: str) -> int:
+    return sum(value for usage in every if isinstance(value := usage.get(name), int))
+
+
+def began(entry: Entry) -> float | None:
+    try:
+        return datetime.fromisoformat(str(entry.data["timestamp"]).replace("Z", "+00:00")).timestamp()
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,165 @@
+"""A transcript from elsewhere: which of its records the CLI would load, and these records one by one.
+
+A real session's file is a tree: an edited prompt or a second try leaves a branch that nobody continues, and
+parallel tools answer on stubs beside the path. Two passes over the file, so that only an index is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ....errors import InvalidRequest
+from .. import transcript
+from ..transcript import Entry
+from .exchanges import began, is_compaction, is_prompt
+
+# (bytes done, bytes in all)
+Progress = Callable[[int, int], None]
+
+# Lines of another kind of file that are looked at before it is called one.
+LOOK = 200
+
+
+@dataclass(slots=True)
+class _Node:
+    """What the index keeps of one record of the conversation. `before` is the record before it in the file."""
+
+    parent: str | None
+    before: str | None
+    message: str | None
+    prompt: bool
+    compaction: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFile:
+    """What the first pass found. `kept`: the uuids of the path. `mended`: those that hung on nothing, new parents."""
+
+    path: Path
+    session_id: str
+    version: str
+    started: float | None
+    size: int
+    broken: int
+    dropped: int
+    kept: frozenset[str] = field(repr=False)
+    mended: dict[str, str | None] = field(repr=False)
+
+    def entries(self, progress: Progress) -> Iterator[Entry]:
+        """The path's records with sub-agents' and notes between them, in the order of the file."""
+        for entry, done in _lines(self.path, self.size):
+            progress(done, self.size)
+            if entry is None or (entry.on_path and entry.uuid not in self.kept):
+                continue
+            yield self._mended(entry)
+
+    def _mended(self, entry: Entry) -> Entry:
+        if entry.uuid not in self.mended or not entry.on_path:
+            return entry
+        return entry.hung_on(self.mended[entry.uuid])
+
+    def notes(self) -> Iterator[str]:
+        """What a person should know of what did not come along."""
+        if self.dropped:
+            yield f"{self.dropped} records of branches that nobody continued (edited prompts) were left out"
+        if self.broken:
+            yield f"{self.broken} lines are not JSON (a cut last line is one) and were left out"
+        if self.mended:
+            yield f"{len(self.mended)} records hung on a record that is not there: joined to the one before"
+
+
+def survey(path: Path) -> ForeignFile:
+    """Read the file once. Raises `InvalidRequest` where it is no transcript with a message in it."""
+    try:
+        scan = _Scan(path)
+        scan.read()
+    except OSError as exc:
+        raise InvalidRequest(f"{path} cannot be read ({exc.strerror}): give this user the right to") from exc
+    if not scan.spoken:
+        raise InvalidRequest(
+            f"{path} is not a transcript of the Claude CLI: none of its {scan.lines} lines is a message "
+            f"({scan.broken} are not JSON)"
+        )
+    return scan.found()
+
+
+class _Scan:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = path.stat().st_size
+        self.nodes: dict[str, _Node] = {}
+        self.last: str | None = None
+        self.session_id = path.stem
+        self.version = ""
+        self.started: float | None = None
+        self.lines = self.broken = self.spoken = 0
+
+    def read(self) -> None:
+        for entry, _ in _lines(self.path, self.size):
+            self.lines += 1
+            if entry is None:
+                self.broken += 1
+                if not self.spoken and self.broken > LOOK:
+                    return
+            elif entry.on_path:
+                self._take(entry)
+
+    def _take(self, entry: Entry) -> None:
+        assert entry.uuid is not None
+        message = entry.data.get("message")
+        if entry.kind in ("user", "assistant") and isinstance(message, dict):
+            self.spoken += 1
+        self.session_id = str(entry.data.get("sessionId") or self.session_id)
+        self.version = str(entry.data.get("version") or self.version)
+        self.started = self.started or began(entry)
+        parent = entry.parent
+        if parent is None and is_compaction(entry):
+            parent = entry.data.get("logicalParentUuid")
+        named = message.get("id") if isinstance(message, dict) and entry.kind == "assistant" else None
+        self.nodes[entry.uuid] = _Node(parent, self.last, named, is_prompt(entry), is_compaction(entry))
+        self.last = entry.uuid
+
+    def found(self) -> ForeignFile:
+        kept, mended = self._walk()
+        said = {node.message for uuid in kept if (node := self.nodes[uuid]).message}
+        for uuid, node in self.nodes.items():
+            # Parallel tools: the calls of one message, and their results, stand beside the path.
+            beside = node.message in said if node.message else node.parent in kept and not node.prompt
+            if beside:
+                kept.add(uuid)
+        dropped = len(self.nodes) - len(kept)
+        return ForeignFile(
+            self.path, self.session_id, self.version, self.started, self.size, self.broken, dropped,
+            frozenset(kept), mended,
+        )  # fmt: skip
+
+    def _walk(self) -> tuple[set[str], dict[str, str | None]]:
+        """From the leaf, which is the last record, to the root; over a gap to the record before it in the file."""
+        kept: set[str] = set()
+        mended: dict[str, str | None] = {}
+        at = self.last
+        while at is not None and at not in kept:
+            kept.add(at)
+            node = self.nodes[at]
+            if node.parent is None and not node.compaction:
+                break
+            if node.parent in self.nodes and node.parent not in kept:
+                at = node.parent
+                continue
+            if not node.compaction:
+                mended[at] = node.before
+            at = node.before
+        return kept, mended
+
+
+def _lines(path: Path, size: int) -> Iterator[tuple[Entry | None, int]]:
+    """Each line of the first `size` bytes (the file may grow), parsed, with the bytes read; None: not JSON."""
+    done = 0
+    with path.open("rb") as file:
+        while done < size and (raw := file.readline(size - done)):
+            done += len(raw)
+            if raw.strip():
+                parsed = transcript.parse(raw)
+                yield parsed.entries[0] if parsed.entries else None, done

@@ -1,0 +1,308 @@
+"""Step 3 of a request: make a session equal to the path, and after the turn take over what it added.
+
+A session is a cache of one path. To continue turn P there is a warm process that is in step with P, or a
+transcript that is verified to be P's path, or one that is written again from the chain's records (under the
+same id; under a new one where the path leaves the session's, a branch). Nobody rewrites a transcript while a
+process of ours has it open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ....domain import client_tools
+from ....domain.client_tools import Answers, Wants
+from ....domain.models import JSON, Agent, Block, Link, Record, Session, Turn
+from ....errors import InvalidRequest
+from ....sandbox import Sandboxes
+from ....settings import Profile, Settings
+from ....stores.base import Standing, Store
+from .. import environment, transcript
+from ..process import capability as cli
+from ..process import frames
+from ..process.capability import Capability
+from ..process.pool import Pool
+from ..process.process import Launch
+from ..transcript import Scribe
+from . import reopening
+from .capture import Captures, Ready, Said
+from .repair import Foreign, Now, Prepared, Repairs
+
+__all__ = ["Captured", "Foreign", "Plan", "Ready", "Said", "Sessions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a turn wants of its process; `prompt` is what will be said to it, beside the `answers` to its calls."""
+
+    model: str
+    system: str | None
+    effort: str | None
+    profile: Profile
+    prompt: tuple[Block, ...]
+    wants: Wants = field(default_factory=Wants)
+    answers: Answers = field(default_factory=Answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What a turn left: its records, its session as it is now, and the links that the CLI's ids call for."""
+
+    records: tuple[Record, ...]
+    session: Session
+    links: tuple[Link, ...]
+    note: str
+
+
+class Sessions:
+    """Makes sessions ready and takes over their turns. One per engine."""
+
+    def __init__(self, settings: Settings, store: Store, pool: Pool, sandboxes: Sandboxes) -> None:
+        self._settings = settings
+        self._store = store
+        self._pool = pool
+        self._sandboxes = sandboxes
+        self._config_dir = environment.config_dir(settings)
+        self._env = environment.common(settings, self._config_dir)
+        self._repairs = Repairs(settings, store, self._config_dir)
+        self.captures = Captures(store)
+        self._in_step: dict[str, str] = {}  # warm session -> the turn its process's memory ends with
+        self._totals: dict[str, float] = {}  # warm session -> what its process says that all its turns cost
+
+    # --- before the turn
+
+    async def ready(self, standing: Standing, plan: Plan, turn_id: str, frame_uuid: str, *, adopt: bool) -> Ready:
+        """A process that is about to continue the parent. Raises `Foreign` when `adopt` and somebody else wrote."""
+        agent, parent, session = standing.agent, standing.parent, standing.session
+        gone = False
+        if not self._sandboxes.is_prepared(agent.dir):
+            gone = parent is not None and parent.session_id is not None and not self._sandboxes.has(agent.dir)
+            await asyncio.to_thread(self._sandboxes.prepare, agent.dir)
+        cwd = self._sandboxes.path(agent.dir)
+        env = self._env | {environment.TMPDIR: str(self._sandboxes.tmpdir(agent.dir))}
+        capability = await cli.probe(cli.find(self._settings), env)
+        _refuse_what_it_cannot(capability, plan)
+        now = Now(agent, parent, turn_id, cwd, capability, adopt)
+        evidence: JSON = {"sandbox": str(cwd)} if gone else {}
+        if parent is None or not client_tools.calls_of(parent.output):
+            return await self._checked_out(now, plan, env, await self._prepare(now, session), evidence)
+        waiting = await self._waiting(now, plan, env, parent, session)
+        if waiting is not None:
+            return waiting
+        prepared, lead = await self._reopened(now, plan, parent, session, frame_uuid)
+        ready = await self._checked_out(now, plan, env, prepared, evidence)
+        return replace(ready, lead=tuple(lead), quiet=not plan.prompt)
+
+    async def _checked_out(
+        self, now: Now, plan: Plan, env: Mapping[str, str], prepared: Prepared, evidence: JSON | None = None
+    ) -> Ready:
+        launch = _launch(now, plan, env, prepared.session.id, resume=prepared.resume)
+        process, warm = await self._pool.checkout(launch)
+        evidence = evidence or {}
+        if (code := self._pool.take_end(launch.session_id)) is not None:
+            evidence |= {"process": f"had ended with exit code {code}"}
+        if process.session_id != launch.session_id:  # started ahead of time
+            prepared = self._start(now, process.session_id)
+        mark = prepared.session.mark
+        try:
+            session = await self._with_total(now, prepared.session, warm=warm)
+        except BaseException:  # nobody else knows yet that the process is in use
+            process.kill()
+            await self._pool.checkin(process)
+            raise
+        return Ready(
+            process=process,
+            session=session,
+            continuity="warm" if warm else prepared.continuity,
+            leaf=mark.leaf if mark else None,
+            links=prepared.links,
+            reason=prepared.reason | evidence,
+        )
+
+    async def _with_total(self, now: Now, session: Session, *, warm: bool) -> Session:
+        """The session with the CLI's own total before the turn: what the turn costs is the difference.
+
+        A process that resumes starts from the total in its transcript, which it writes at its end (2.1.329).
+        """
+        total = self._totals.get(session.id, 0.0)
+        if not warm:
+            keeps = now.capability.keeps_session_id
+            total = await asyncio.to_thread(transcript.total_cost, Path(session.transcript)) if keeps else 0.0
+        return replace(session, cost_total_usd=total)
+
+    # calls of the client's tools
+
+    async def _waiting(
+        self, now: Now, plan: Plan, env: Mapping[str, str], parent: Turn, session: Session | None
+    ) -> Ready | None:
+        """The process that made the calls and waits for just these results; None where there is none (any more)."""
+        brought = client_tools.brought(plan.answers)
+        if session is None or self._in_step.get(session.id) != parent.id or brought is None:
+            return None
+        process = await self._pool.take_waiting(_launch(now, plan, env, session.id, resume=True))
+        if process is None:
+            return None
+        leaf = session.mark.leaf if session.mark else None
+        session = await self._with_total(now, session, warm=True)
+        return Ready(process, session, "warm", leaf, (), {"session": "waited for these results"}, brought, quiet=True)
+
+    async def _reopened(
+        self, now: Now, plan: Plan, parent: Turn, session: Session | None, frame_uuid: str
+    ) -> tuple[Prepared, list[Record]]:
+        """The path with the results of its last calls, written for a CLI that goes on from there."""
+        session_id = session.id if session else str(uuid.uuid4())
+        await self._end(session_id)
+        known = await self._store.records(parent.id)
+        scribe = Scribe(session_id, now.cwd, now.capability.version, time.time())
+        uuid_of_closing = None if plan.prompt else frame_uuid
+        closed = now.capability.takes_tools
+        lead = reopening.lead(known, parent, plan.answers, scribe, closed=closed, uuid=uuid_of_closing)
+        prepared = await self._repairs.written(now, session_id, [*known, *lead], session)
+        return prepared, lead
+
+    async def _prepare(self, now: Now, session: Session | None) -> Prepared:
+        if now.parent is None:
+            return self._start(now)
+        if session is None:
+            return await self._repairs.branch(now, now.parent)
+        return await self._verify(now, now.parent, session)
+
+    def _start(self, now: Now, session_id: str | None = None) -> Prepared:
+        session = now.session(session_id or str(uuid.uuid4()), self._path(now.cwd), None)
+        return Prepared(session, False, "started", (now.link(None, session.id, "started", {}),))
+
+    async def _verify(self, now: Now, parent: Turn, session: Session) -> Prepared:
+        """Is the transcript what the CLI must load? The cheap answer first."""
+        project = self._path(now.cwd)
+        path = project / f"{session.id}.jsonl"
+        session = now.session(session.id, project, session.mark, session)
+        if self._in_step.get(session.id) != parent.id:
+            # Another proxy, or a failed turn, has gone on without this process: its memory is not the path.
+            await self._pool.discard(session.id)
+        if session.mark is not None:
+            quick = transcript.quick_check(path, session.mark)
+            if quick is not None:
+                return Prepared(session, True, "resumed", (), {"verified": quick.note})
+        verdict = await self._repairs.check(path, session, parent)
+        if verdict.found == "equal":
+            session = now.session(session.id, session.transcript, verdict.mark, session)
+            return Prepared(session, True, "resumed", (), {"verified": verdict.note})
+        await self._end(session.id)
+        return await self._repairs.mend(now, parent, session, path)
+
+    async def foreign(self, agent: Agent, parent: Turn) -> Foreign | None:
+        """The complete exchanges that somebody else added after `parent`, if that is all that changed. Only looks."""
+        session = await self._store.session_at(agent.key, parent.id)
+        if session is None:
+            return None
+        path = transcript.path_of(self._config_dir, self._sandboxes.path(agent.dir), session.id)
+        if session.mark is not None and transcript.quick_check(path, session.mark) is not None:
+            return None
+        return await self._repairs.foreign(agent, parent, session, path)
+
+    # --- after the turn
+
+    async def capture(self, ready: Ready, turn: Turn, said: Said) -> Captured:
+        """Take over what the turn added to the transcript. What cannot be read is made from the frames."""
+        before, session_id = ready.session, said.session_id
+        forked = session_id != before.id
+        path = Path(before.transcript).with_name(f"{session_id}.jsonl") if forked else Path(before.transcript)
+        if said.stopped:
+            for ended in {before.id, session_id}:
+                await self._end(ended)
+        taken = await self.captures.taken(ready, turn, path, said)
+        records = [*ready.lead, *taken.records]
+        since = before.mark.mtime_ns if before.mark is not None and not forked else None
+        if transcript.beside(path).is_dir():
+            records += await asyncio.to_thread(transcript.gather, path, since)
+        total = before.cost_total_usd if said.cost_total is None else said.cost_total
+        session = Session(
+            session_id,
+            before.agent_key,
+            turn.id,
+            str(path),
+            ready.process.version,
+            before.created_at,
+            taken.mark,
+            total,
+        )
+        links: tuple[Link, ...] = ()
+        if forked and ready.continuity != "started":
+            detail: JSON = {"asked": before.id, "answered": session_id, "cli": ready.process.version}
+            links = (Link(before.id, session_id, turn.id, "forked_by_cli", detail, time.time()),)
+        if taken.mark is not None and (ready.process.usable or ready.process.waiting):
+            self._stays(session_id, turn.id, total)
+        return Captured(tuple(records), session, links, taken.note)
+
+    def _stays(self, session_id: str, turn_id: str, total: float) -> None:
+        """The process is in step with this turn now. What is known of processes that are gone is forgotten."""
+        self._in_step[session_id], self._totals[session_id] = turn_id, total
+        if len(self._in_step) > 2 * self._settings.max_processes:
+            for gone in [known for known in self._in_step if self._pool.peek(known) is None]:
+                del self._in_step[gone]
+                self._totals.pop(gone, None)
+
+    async def spoil(self, ready: Ready, answered: str | None) -> None:
+        """A turn failed here: the process's memory holds what the path does not, and a new file is of no use."""
+        for session_id in {ready.session.id, answered or ready.session.id}:
+            await self._end(session_id)
+        if ready.continuity in ("started", "branched"):
+            await asyncio.to_thread(transcript.remove, Path(ready.session.transcript))
+        if answered is not None and answered != ready.session.id:
+            fork = Path(ready.session.transcript).with_name(f"{answered}.jsonl")
+            await asyncio.to_thread(transcript.remove, fork)
+
+    async def _end(self, session_id: str) -> None:
+        self._in_step.pop(session_id, None)
+        self._totals.pop(session_id, None)
+        self.captures.forget(session_id)
+        await self._pool.discard(session_id)
+
+    async def forget(self, agent: Agent, session_ids: Sequence[str]) -> None:
+        """End the agent's processes and remove its transcripts and what lies beside them."""
+        cwd = self._sandboxes.path(agent.dir)
+        for session_id in session_ids:
+            await self._end(session_id)
+            path = transcript.path_of(self._config_dir, cwd, session_id)
+            await asyncio.to_thread(transcript.remove, path)
+
+    def scribe(self, agent: Agent, at: float, parent: str | None) -> Scribe:
+        """A writer of records for history that the CLI has never seen."""
+        return Scribe(str(uuid.uuid4()), self._sandboxes.path(agent.dir), "", at, parent)
+
+    def _path(self, cwd: Path) -> Path:
+        return transcript.project_dir(self._config_dir, cwd)
+
+
+def _launch(now: Now, plan: Plan, env: Mapping[str, str], session_id: str, *, resume: bool) -> Launch:
+    return Launch(
+        capability=now.capability,
+        cwd=now.cwd,
+        session_id=session_id,
+        resume=resume,
+        model=plan.model,
+        system_prompt=plan.system,
+        effort=plan.effort,
+        profile=plan.profile,
+        env=tuple(sorted(env.items())),
+        offers=plan.wants.offers,
+    )
+
+
+def _refuse_what_it_cannot(capability: Capability, plan: Plan) -> None:
+    """Raises `InvalidRequest` where this CLI cannot be told what the turn says."""
+    if plan.wants.offers and not capability.takes_tools:
+        message = f"tools: Claude CLI {capability.version} cannot offer the client's own; upgrade the CLI"
+        raise InvalidRequest(message, param="tools")
+    if plan.answers.results and not plan.prompt:
+        if not capability.takes_tools:
+            raise InvalidRequest(f"Claude CLI {capability.version} takes no results of tools; upgrade the CLI")
+        return
+    unsafe = frames.unsafe_prompt(capability, plan.prompt)
+    if unsafe is not None:
+        raise InvalidRequest(unsafe, param="messages")

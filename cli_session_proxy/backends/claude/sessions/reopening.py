@@ -1,0 +1,63 @@
+"""A path that ends with calls of the client's tools, written so that a CLI goes on from their results.
+
+Used where no process waits for them any more: it was killed or retired, the proxy was restarted, the path is
+another one's. Run on 2.1.329 (messages as they reached the model, prefix 1.00, at the turn itself and after it):
+
+- Every call in the records gets a result: the client's, or that there is none.
+- A CLI that loads a transcript which ends with the user puts "No response requested." behind it. The CLI's own
+  records of API errors are answers to it, but are never sent: one of them at the end, and nothing is invented.
+- A user frame with `content: []` then makes the model go on, adds nothing to what it sees, and leaves no record
+  but hangs the answer on the frame's uuid: so that is the uuid of the closing record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from ....domain.client_tools import NOT_ANSWERED, Answers, calls_of
+from ....domain.models import Block, Message, Record, Turn
+from ..transcript import Scribe, parse_records
+
+CLOSING = "API Error: the process ended while its tools were running"
+SYNTHETIC_MODEL = "<synthetic>"
+
+
+def lead(
+    known: Sequence[Record], parent: Turn, answers: Answers, scribe: Scribe, *, closed: bool, uuid: str | None
+) -> list[Record]:
+    """The records that follow the path's: a result for each open call, and, with `closed`, the closing one.
+
+    CLI 1.0.120 shows the model the closing one too: there it is left out, and no turn goes on without a prompt.
+    """
+    path = parse_records(record for record in known if record.uuid).path
+    blocks = [block for entry in path for block in entry.content]
+    answered = {block.get("tool_use_id") for block in blocks if block.get("type") == "tool_result"}
+    dangling = [call for call in calls_of(blocks) if call not in answered]
+    results = _by_record(parent, answers, dangling)
+    scribe.parent = path[-1].uuid if path else None
+    out = [scribe.record(Message("user", (_result(call, results),)), parent.model) for call in dangling]
+    return [*out, closing(scribe, uuid)] if closed else out
+
+
+def closing(scribe: Scribe, record_uuid: str | None = None) -> Record:
+    """An answer for the CLI that the model never sees."""
+    said: tuple[Block, ...] = ({"type": "text", "text": CLOSING},)
+    record = scribe.record(Message("assistant", said), SYNTHETIC_MODEL, record_uuid=record_uuid)
+    line = json.dumps({**json.loads(record.line), "isApiErrorMessage": True}, separators=(",", ":"))
+    return Record(line, record.uuid, synthetic=True)
+
+
+def _by_record(parent: Turn, answers: Answers, dangling: Sequence[str]) -> Mapping[str, Block]:
+    """The results by the ids in the records: those of an imported history may have been mended (`history`)."""
+    calls = calls_of(parent.output)
+    if set(calls) <= set(dangling):
+        return answers.results
+    renamed = dict(zip(calls, dangling, strict=False))
+    return {renamed[call]: block for call, block in answers.results.items() if call in renamed}
+
+
+def _result(call: str, results: Mapping[str, Block]) -> Block:
+    if call in results:
+        return {**results[call], "tool_use_id": call}
+    return {"type": "tool_result", "tool_use_id": call, "content": NOT_ANSWERED, "is_error": True}

@@ -1,0 +1,281 @@
+"""A session that is not equal to the path: why, and what makes it so again.
+
+The transcript is compared with the chain's records; nobody rewrites one while a process of ours has it open.
+What the chain does not know is adopted, waited for, or kept aside: never lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ....domain.models import JSON, Agent, Continuity, FileMark, Link, LinkReason, Record, Session, Turn
+from ....errors import SandboxError, SessionBusy
+from ....settings import Settings
+from ....stores.base import Store
+from .. import transcript
+from ..process import running
+from ..process.capability import Capability
+from ..transcript import Entry, Verdict
+from .exchanges import exchanges, is_prompt
+
+# How often and how long a session that somebody else is just writing is looked at again, in seconds.
+BUSY_WAIT = 10.0
+BUSY_POLL = 0.1
+
+
+class Foreign(Exception):
+    """Complete exchanges that someone else added to the session after its tip."""
+
+    def __init__(self, session: Session, entries: tuple[Entry, ...], note: str) -> None:
+        super().__init__(note)
+        self.session = session
+        self.entries = entries
+        self.note = note
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A session whose transcript is the path (or, with `resume` False, one that is to be created)."""
+
+    session: Session
+    resume: bool
+    continuity: Continuity
+    links: tuple[Link, ...] = ()
+    reason: JSON = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What every step of making a session ready needs to know of the turn."""
+
+    agent: Agent
+    parent: Turn | None
+    turn_id: str
+    cwd: Path
+    capability: Capability
+    adopt: bool
+
+    def session(
+        self, session_id: str, project: Path | str, mark: FileMark | None, was: Session | None = None
+    ) -> Session:
+        folder = project if isinstance(project, Path) else Path(project).parent
+        return Session(
+            id=session_id,
+            agent_key=self.agent.key,
+            tip_turn_id=self.parent.id if self.parent else None,
+            transcript=str(folder / f"{session_id}.jsonl"),
+            cli_version=self.capability.version,
+            created_at=was.created_at if was else time.time(),
+            mark=mark,
+            cost_total_usd=was.cost_total_usd if was else 0.0,
+        )
+
+    def link(self, source: str | None, target: str, reason: LinkReason, detail: JSON) -> Link:
+        return Link(source, target, self.turn_id, reason, detail, time.time())
+
+
+class Repairs:
+    """Compares, and mends. One per engine."""
+
+    def __init__(self, settings: Settings, store: Store, config_dir: Path) -> None:
+        self._settings = settings
+        self._store = store
+        self._config_dir = config_dir
+
+    async def check(self, path: Path, session: Session, parent: Turn) -> Verdict:
+        """Compare the file with the path that ends at `parent`: by the mark's hash, then by the records."""
+        verdict = await asyncio.to_thread(transcript.check, path, session.mark, None)
+        if verdict is None:
+            known = await self._store.records(parent.id)
+            verdict = await asyncio.to_thread(transcript.check, path, None, known)
+        assert verdict is not None
+        return verdict
+
+    async def branch(self, now: Now, parent: Turn) -> Prepared:
+        """No session ends at the parent: write its path as a new one, and leave the others alone."""
+        session_id = str(uuid.uuid4())
+        path = transcript.path_of(self._config_dir, now.cwd, session_id)
+        mark, count = await self._write(now, parent, path)
+        session = now.session(session_id, path.parent, mark)
+        if parent.session_id is None:
+            detail: JSON = {"why": "the client's history was imported", "records": count}
+            link = now.link(None, session_id, "rebuilt", detail)
+            return Prepared(session, True, "rebuilt", (link,), {"session": detail})
+        detail = {"why": "the path leaves the session's", "from_turn": parent.id, "records": count}
+        link = now.link(parent.session_id, session_id, "branched", detail)
+        return Prepared(session, True, "branched", (link,), {"session": detail})
+
+    async def written(self, now: Now, session_id: str, records: Sequence[Record], was: Session | None) -> Prepared:
+        """A session of just these records: the path with the results of its last calls."""
+        path = transcript.path_of(self._config_dir, now.cwd, session_id)
+        mark = await self._write_records(now, records, path)
+        session = now.session(session_id, path.parent, mark, was)
+        detail: JSON = {"why": "nobody waits for these results any more", "records": len(records)}
+        source = was.id if was else now.parent.session_id if now.parent else None
+        link = now.link(source, session_id, "rebuilt" if was else "branched", detail)
+        return Prepared(session, True, "rebuilt" if was else "branched", (link,), {"session": detail})
+
+    async def mend(self, now: Now, parent: Turn, session: Session, path: Path) -> Prepared:
+        """The file is not the path, and no process of ours has it: find out why, and make it so.
+
+        Raises `Foreign` where somebody else's exchanges are to be adopted first, `SessionBusy` while one is open.
+        """
+        verdict = await self.check(path, session, parent)
+        if verdict.found == "equal":  # the process that was just ended had not written all of it yet
+            session = now.session(session.id, session.transcript, verdict.mark, session)
+            return Prepared(session, True, "resumed", (), {"verified": verdict.note})
+        if verdict.found == "missing":
+            moved = await self._move_back(now, parent, session, path)
+            if moved is not None:
+                return moved
+        if verdict.found == "tail":
+            verdict = await self._settled(now, parent, session, path, verdict)
+            theirs = await self._theirs(now.agent, verdict.tail)
+            if theirs and not now.adopt:
+                return await self.branch(now, parent)
+            if theirs:
+                raise Foreign(session, theirs, verdict.note)
+        return await self._rebuild(now, parent, session, path, verdict)
+
+    async def foreign(self, agent: Agent, parent: Turn, session: Session, path: Path) -> Foreign | None:
+        """The complete exchanges that somebody else added after `parent`, if that is all that changed. Only looks."""
+        verdict = await self.check(path, session, parent)
+        if verdict.found != "tail" or verdict.cut or not transcript.is_complete(verdict.tail):
+            return None
+        theirs = await self._theirs(agent, verdict.tail)
+        return Foreign(session, theirs, verdict.note) if theirs else None
+
+    # --- somebody else's words
+
+    async def _settled(self, now: Now, parent: Turn, session: Session, path: Path, verdict: Verdict) -> Verdict:
+        """Wait, bounded, for an exchange of somebody else's that is still open.
+
+        One whose CLI is gone will never be complete: it is not waited for.
+        """
+        give_up = time.monotonic() + BUSY_WAIT
+        while await self._is_open(now.agent, verdict) and await self._is_held(session, path):
+            if time.monotonic() >= give_up or not now.adopt:
+                raise SessionBusy(
+                    f"somebody else is in the middle of a turn of session {session.id}; send this again after it",
+                    retry_after=BUSY_WAIT,
+                )
+            await asyncio.sleep(BUSY_POLL)
+            verdict = await self.check(path, session, parent)
+        return verdict
+
+    async def _is_open(self, agent: Agent, verdict: Verdict) -> bool:
+        """Somebody else has asked and has no answer yet."""
+        *_, last = exchanges(verdict.tail) if verdict.tail else (None,)
+        if verdict.found != "tail" or last is None or (last.complete and not verdict.cut):
+            return False
+        return any(map(is_prompt, last.entries)) and not await self._ours(agent, last.entries)
+
+    async def _is_held(self, session: Session, path: Path) -> bool:
+        """A living CLI has the session. Where CLIs keep no register, a file that was just written to tells."""
+        if await running.holder(self._config_dir, session.id) is not None:
+            return True
+        if running.has_register(self._config_dir):
+            return False
+        return await asyncio.to_thread(_age, path) < self._settings.idle_timeout
+
+    async def _theirs(self, agent: Agent, tail: Sequence[Entry]) -> tuple[Entry, ...]:
+        """The complete exchanges at the start of the tail, up to the first that is ours or open."""
+        found: list[Entry] = []
+        for exchange in exchanges(tail):
+            if not exchange.complete or await self._ours(agent, exchange.entries):
+                break
+            found += exchange.entries
+        return tuple(found)
+
+    async def _ours(self, agent: Agent, entries: Sequence[Entry]) -> bool:
+        uuids = [entry.uuid for entry in entries if entry.uuid and entry.kind == "user"]
+        return bool(await self._store.own_frames(agent.key, uuids))
+
+    # --- mending
+
+    async def _move_back(self, now: Now, parent: Turn, session: Session, path: Path) -> Prepared | None:
+        """The file lies under another folder (moved sandbox, doubled prefix): bring it to where the CLI looks."""
+        places = await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path)
+        for place in places:
+            verdict = await self.check(place, session, parent)
+            if verdict.found != "equal":
+                continue
+            await asyncio.to_thread(_move, place, path)
+            detail: JSON = {"looked_for": str(path), "found_at": str(place), "done": "moved back"}
+            session = now.session(session.id, session.transcript, verdict.mark, session)
+            link = now.link(session.id, session.id, "moved", detail)
+            return Prepared(session, True, "resumed", (link,), {"repaired": detail})
+        return None
+
+    async def _rebuild(self, now: Now, parent: Turn, session: Session, path: Path, verdict: Verdict) -> Prepared:
+        """Write the path again under the same id. What the chain does not know is kept aside."""
+        detail: JSON = {"found": verdict.found, "why": verdict.note}
+        behind = await self._behind(now.agent, verdict)
+        detail |= {"behind": behind} if behind else {}
+        if verdict.found == "missing":
+            copies = await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path)
+            detail |= {"also_at": [str(copy) for copy in copies]} if copies else {}
+        if verdict.found in ("different", "unreadable") or behind in ("theirs", "theirs_behind_ours"):
+            kept = await asyncio.to_thread(self._keep_aside, path)
+            detail |= {"kept": str(kept)} if kept else {}
+        mark, count = await self._write(now, parent, path)
+        detail |= {"done": "written again from the chain's records", "records": count}
+        rebuilt = now.session(session.id, session.transcript, mark, session)
+        link = now.link(session.id, session.id, "rebuilt", detail)
+        return Prepared(rebuilt, True, "rebuilt", (link,), {"repaired": detail})
+
+    async def _behind(self, agent: Agent, verdict: Verdict) -> str | None:
+        """What stands behind the path in the file, for a person: see `dumps.telling`."""
+        if verdict.found != "tail":
+            return None
+        prompts = [entry for entry in verdict.tail if is_prompt(entry)]
+        if not prompts:
+            return "notes" if verdict.tail else "broken_line"
+        if all([await self._ours(agent, [prompt]) for prompt in prompts]):
+            return "ours"
+        *_, last = exchanges(verdict.tail)
+        return "theirs_behind_ours" if last.complete and not verdict.cut else "theirs"
+
+    def _keep_aside(self, path: Path) -> Path | None:
+        if not os.path.lexists(path):
+            return None
+        aside = self._settings.var / "salvage" / f"{path.stem}-{time.time_ns()}.jsonl"
+        aside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.move(path, aside)  # the CLI's folder may be on another disk
+        return aside
+
+    async def _write(self, now: Now, parent: Turn, path: Path) -> tuple[FileMark, int]:
+        records = await self._store.records(parent.id)
+        return await self._write_records(now, records, path), len(records)
+
+    async def _write_records(self, now: Now, records: Sequence[Record], path: Path) -> FileMark:
+        strict = not now.capability.keeps_session_id
+        try:
+            return await asyncio.to_thread(transcript.write, path, records, path.stem, strict_order=strict)
+        except OSError as exc:
+            raise SandboxError(f"the transcript {path} cannot be written ({exc.strerror}): see `doctor`") from exc
+
+
+def _age(path: Path) -> float:
+    """Seconds since it was written to; a file that is gone is old."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return float("inf")
+
+
+def _move(place: Path, path: Path) -> None:
+    """The transcript and what lies beside it, to where the CLI looks."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files = transcript.beside(place)
+    if files.is_dir():
+        shutil.copytree(files, transcript.beside(path), symlinks=True, dirs_exist_ok=True)
+        shutil.rmtree(files)
+    os.replace(place, path)

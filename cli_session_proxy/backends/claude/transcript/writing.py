@@ -1,0 +1,133 @@
+"""A transcript written again from records, and records made where the CLI left none."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ....domain.models import FileMark, Message, Record
+from .comparing import mark_of
+from .files import is_file, put_back
+
+# The API wants a user message first; a history that opens with the assistant gets this one before it.
+OPENED_BY_ASSISTANT = "[The assistant opened the conversation.]"
+
+# What an assistant message without content is given, because the API refuses an empty one.
+NO_CONTENT = "(no content)"
+
+_SESSION_ID = re.compile(r'"sessionId":"([0-9a-fA-F-]{36})"')
+_TIMESTAMP = re.compile(r'"timestamp":"([^"]+)"')
+
+
+def with_session_id(line: str, session_id: str) -> str:
+    """The line under another session's id. Left alone where the field is not unmistakably the record's own."""
+    if len(_SESSION_ID.findall(line)) != 1:
+        return line
+    return _SESSION_ID.sub(f'"sessionId":"{session_id}"', line, count=1)
+
+
+def in_strict_order(lines: Iterable[str]) -> list[str]:
+    """Distinct, increasing timestamps: CLI 1.0.120 picks the leaf by time and loses what shares one."""
+    out: list[str] = []
+    last = 0
+    for line in lines:
+        match = _TIMESTAMP.search(line)
+        if match is None or json.loads(line).get("timestamp") != match[1]:
+            out.append(line)
+            continue
+        now = _millis(match[1])
+        last = now if now > last else last + 1
+        out.append(line if now == last else f"{line[: match.start(1)]}{timestamp(last / 1000)}{line[match.end(1) :]}")
+    return out
+
+
+def _millis(text: str) -> int:
+    return round(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000)
+
+
+def write(path: Path, records: Sequence[Record], session_id: str, *, strict_order: bool) -> FileMark:
+    """Replace the transcript atomically by these records, under this id, and put back the files beside it.
+
+    Nobody may have it open.
+    """
+    put_back(path.parent, records)
+    lines = [with_session_id(record.line, session_id) for record in records if not is_file(record)]
+    if strict_order:
+        lines = in_strict_order(lines)
+    data = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{session_id[:8]}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            stat = os.fstat(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    uuids = [record.uuid for record in records if record.uuid and not _is_sidechain(record.line)]
+    return mark_of(stat, data, uuids[-1] if uuids else None)
+
+
+def _is_sidechain(line: str) -> bool:
+    return '"isSidechain":true' in line and bool(json.loads(line).get("isSidechain"))
+
+
+def timestamp(now: float) -> str:
+    return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(slots=True)
+class Scribe:
+    """Makes records where the CLI left none: of a client's history, or of a turn's frames.
+
+    `at` (seconds) advances by a millisecond a record, so that no two share a timestamp.
+    """
+
+    session_id: str
+    cwd: Path
+    version: str
+    at: float
+    parent: str | None = None
+
+    def record(self, message: Message, model: str, *, record_uuid: str | None = None) -> Record:
+        record_uuid = record_uuid or str(uuid.uuid4())
+        body: dict[str, Any] = {"role": message.role, "content": list(message.content)}
+        if message.role == "assistant":
+            # Equal message ids would be merged by the CLI; usage is trusted (990k triggered a compaction): write 0.
+            body = {
+                "id": f"msg_{uuid.uuid4().hex}",
+                "type": "message",
+                "role": "assistant",
+                "model": model,
+                "content": list(message.content) or [{"type": "text", "text": NO_CONTENT}],
+                "stop_reason": "end_turn",
+                "stop_sequence": None,
+                "usage": {"input_tokens": 0, "output_tokens": 0},
+            }
+        line = {
+            "parentUuid": self.parent,
+            "isSidechain": False,
+            "userType": "external",
+            "cwd": str(self.cwd),
+            "sessionId": self.session_id,
+            "version": self.version,
+            "gitBranch": "",
+            "type": message.role,
+            "message": body,
+            "uuid": record_uuid,
+            "timestamp": timestamp(self.at),
+        }
+        self.parent = record_uuid
+        self.at += 0.001
+        return Record(json.dumps(line, separators=(",", ":")), record_uuid, synthetic=True)

@@ -1,1 +1,0 @@
-"""Work on whole chains: adopt, verify, export, follow."""

@@ -1,0 +1,270 @@
+"""`chat`: a conversation in the terminal, over the engine itself or the server that runs on the same `var`.
+
+    Enter   says the line          Ctrl-C   cancels the turn that runs          Ctrl-D   leaves
+
+The chain is an agent's like any other: `chat` again goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Protocol
+
+import httpx
+
+from .. import logs
+from ..domain.models import JSON, BlockDelta, Message, TurnRequest
+from ..engine.engine import Engine
+from ..errors import ProxyError, UpstreamError, from_dict
+from ..http.served import served_at
+from ..http.ui import views
+from ..settings import Settings
+from ..wires.common import encoded_agent_id
+from .showing import alive, key_of
+
+Write = Callable[[str], None]
+
+REPAIRS = frozenset({"rebuilt", "moved", "adopted"})
+READ = 4096
+PROMPT = "› "
+
+
+class Talk(Protocol):
+    """The way to the agent."""
+
+    def say(self, text: str) -> AsyncGenerator[str, None]:
+        """The answer, piece by piece. Closed before its end, the turn is cancelled. Raises `ProxyError`."""
+
+    async def last(self) -> JSON | None:
+        """The newest turn with its links, as the dump's rows name their fields. Raises `ProxyError`."""
+
+
+async def chat(settings: Settings, owner: str, agent_id: str, model: str | None, write: Write) -> None:
+    """Talk until the input ends. Raises `ProxyError` where it cannot even begin."""
+    async with _talk(settings, owner, agent_id, model or settings.default_model) as (talk, where):
+        lines = Lines(sys.stdin.fileno())
+        terminal = sys.stdin.isatty()
+        if terminal:
+            write(f"agent {printable(agent_id)} over {where}. Ctrl-C cancels a turn, Ctrl-D leaves.\n")
+        with Interrupts() as interrupts:
+            while True:
+                if terminal:
+                    write(PROMPT)
+                interrupts.at_prompt(lambda: write(f"\n{PROMPT}"))
+                line = await lines.next()
+                if line is None:
+                    write("\n" if terminal else "")
+                    return
+                if line.strip():
+                    await _turn(talk, line, write, interrupts)
+
+
+async def _turn(talk: Talk, line: str, write: Write, interrupts: Interrupts) -> None:
+    """One question and its answer; Ctrl-C ends it, an error is a line, and the chat goes on after both."""
+    task = asyncio.create_task(_answer(talk, line, write))
+    interrupts.at_turn(task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not interrupts.pressed:
+            task.cancel()
+            await asyncio.wait([task])
+            raise
+        write("\n(cancelled: the conversation is as before)\n")
+    except ProxyError as exc:
+        write(f"\nerror: {printable(exc.message)}\n")
+
+
+async def _answer(talk: Talk, line: str, write: Write) -> None:
+    async with aclosing(talk.say(line)) as pieces:
+        async for piece in pieces:
+            write(printable(piece))
+    write("\n")
+    turn = await talk.last()
+    if turn is not None:
+        write(_told(turn))
+
+
+def _told(turn: JSON) -> str:
+    """One line on how the turn was had, and one for each repair."""
+    cost = "" if turn["cost_usd"] is None else f", ${turn['cost_usd']:.4f}"
+    out = [f"  [{turn['continuity']}, session {(turn['session_id'] or 'none')[:8]}{cost}]"]
+    told = [link["says"] for link in turn["links"] if link["reason"] in REPAIRS]
+    out += [f"  [{printable(text)}]" for text in (*told, *turn["says"])]
+    return "".join(f"{line}\n" for line in out)
+
+
+def printable(text: str) -> str:
+    """Nothing in an answer may steer the terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+# --- the two ways
+
+
+@asynccontextmanager
+async def _talk(settings: Settings, owner: str, agent_id: str, model: str) -> AsyncIterator[tuple[Talk, str]]:
+    url = served_at(settings.var)
+    if url is not None and await alive(url):
+        timeout = httpx.Timeout(settings.turn_timeout, connect=10)
+        async with httpx.AsyncClient(
+            base_url=url, headers=key_of(settings, owner), timeout=timeout, trust_env=False
+        ) as http:
+            yield There(http, agent_id, model), url
+        return
+    engine = Engine(settings)
+    try:
+        await engine.start()
+        logs.configure(settings)
+        yield Here(engine, owner, agent_id, model), "an engine of its own"
+    finally:
+        await engine.stop()
+        logs.shut_down()
+
+
+class Here:
+    """Over an engine in this process."""
+
+    def __init__(self, engine: Engine, owner: str, agent_id: str, model: str) -> None:
+        self._engine = engine
+        self._owner = owner
+        self._agent_id = agent_id
+        self._model = model
+        self._turn_id = ""
+
+    async def say(self, text: str) -> AsyncGenerator[str, None]:
+        # Every line is said anew: typed twice, it is meant twice.
+        unique = hashlib.sha256(uuid.uuid4().bytes).hexdigest()
+        request = TurnRequest(self._model, (Message.user(text),), unique, self._owner, self._agent_id)
+        answer = await self._engine.submit(request)
+        self._turn_id = answer.turn_id
+        done = False
+        try:
+            async for event in answer.events():
+                if isinstance(event, BlockDelta) and event.delta.get("type") == "text_delta":
+                    yield str(event.delta["text"])
+            answer.acknowledge()
+            done = True
+        finally:
+            if not done:
+                answer.cancel()
+            answer.leave()
+
+    async def last(self) -> JSON | None:
+        agent = await self._engine.store.agent(self._owner, self._agent_id)
+        if agent is None:
+            return None
+        rows: list[JSON] = views.page(agent, await self._engine.store.page(agent.key, before_seq=None, limit=1))["data"]
+        return rows[0] if rows else None
+
+
+class There:
+    """Over a running server. A turn that is left is interrupted there after its `disconnect_grace`."""
+
+    def __init__(self, http: httpx.AsyncClient, agent_id: str, model: str) -> None:
+        self._http = http
+        self._agent = encoded_agent_id(agent_id)
+        self._model = model
+
+    async def say(self, text: str) -> AsyncGenerator[str, None]:
+        body = {"model": self._model, "stream": True, "messages": [{"role": "user", "content": text}]}
+        headers = {"X-Agent-Id": self._agent}
+        try:
+            async with self._http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+                if answer.status_code != 200:
+                    raise _error(await answer.aread())
+                async for line in answer.aiter_lines():
+                    if line.startswith("data:") and line != "data: [DONE]":
+                        yield _text(json.loads(line.removeprefix("data:")))
+        except httpx.HTTPError as exc:
+            raise UpstreamError("the server went away in the middle: say it again") from exc
+
+    async def last(self) -> JSON | None:
+        try:
+            answer = await self._http.get(f"/v1/chains/{self._agent}/turns", params={"limit": 1})
+        except httpx.HTTPError as exc:
+            raise UpstreamError("the server went away after its answer") from exc
+        rows: list[JSON] = answer.json()["data"] if answer.status_code == 200 else []
+        return rows[0] if rows else None
+
+
+def _text(chunk: JSON) -> str:
+    if "error" in chunk:
+        raise from_dict(chunk["error"])
+    return "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
+
+
+def _error(body: bytes) -> ProxyError:
+    try:
+        return from_dict(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return UpstreamError("what answers at this address is no server of ours: see serve.json in --var")
+
+
+# --- the terminal
+
+
+class Lines:
+    """Lines of a file descriptor, read by a thread only when one is wanted, so that the loop never waits for a key.
+
+    A daemon thread on the bare descriptor: it is left in its read when the program ends.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._loop = asyncio.get_running_loop()
+        self._wanted = threading.Semaphore(0)
+        self._got: asyncio.Queue[str | None] = asyncio.Queue(1)
+        threading.Thread(target=self._read, daemon=True, name="chat-input").start()
+
+    async def next(self) -> str | None:
+        """The next line without its end; None when there is no more."""
+        self._wanted.release()
+        return await self._got.get()
+
+    def _read(self) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        kept, ended = "", False
+        while True:
+            self._wanted.acquire()
+            while "\n" not in kept and not ended:
+                data = os.read(self._fd, READ)
+                ended = not data
+                kept += decoder.decode(data, ended)
+            line, _, kept = kept.partition("\n")
+            self._loop.call_soon_threadsafe(self._got.put_nowait, line if line or not ended or kept else None)
+
+
+class Interrupts:
+    """What Ctrl-C does now."""
+
+    def __init__(self) -> None:
+        self._do: Callable[[], object] = lambda: None
+        self.pressed = False
+
+    def __enter__(self) -> Interrupts:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+
+    def at_prompt(self, do: Callable[[], object]) -> None:
+        self._do = do
+
+    def at_turn(self, cancel: Callable[[], object]) -> None:
+        self._do, self.pressed = cancel, False
+
+    def _on_signal(self) -> None:
+        self.pressed = True
+        self._do()

@@ -1,0 +1,161 @@
+"""The promise in a minute, offline: a conversation over the real CLI whose session file is deleted half-way.
+
+    openai-shaped requests ─▶ our HTTP door ─▶ engine ─▶ the real CLI ─▶ a scripted model on loopback
+
+Everything lives in a temporary folder under a made-up key; no login and no file of the user's is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from .. import logs
+from ..engine.engine import Engine
+from ..http.served import url_of
+from ..http.server import Server, create_app
+from ..settings import Settings
+from ..testing.upstream import Upstream
+
+Say = Callable[[str], None]
+
+AGENT = "demo"
+FAKE_KEY = "sk-ant-fake-demo"
+TOLD = (
+    ("Remember: the colour is teal", "Noted: colour is teal."),
+    ("Remember: the number is seven", "Noted: number is seven."),
+)
+ASKED = (
+    ("What is the colour?", "colour is teal."),
+    ("recall", "I remember: colour is teal; number is seven."),
+)
+# Generous: a turn takes about 0.4 s, a cold start of the CLI on a busy machine several.
+TURN_TIMEOUT = 60.0
+
+
+async def demo(claude_bin: Path | None, say: Say) -> bool:
+    """Hold the conversation and print it with the links that repaired it. True when everything was recalled."""
+    with tempfile.TemporaryDirectory(prefix="csp-demo-") as folder, _bare_environment():
+        async with Upstream() as upstream:
+            settings = _settings(Path(folder), upstream.url, claude_bin)
+            say("A conversation over the real Claude CLI; the model is a script that knows only what it is sent.\n")
+            async with _door(settings) as http:
+                recalled = await _talk(http, say, TOLD)
+                transcript = Path((await _dump(http))["sessions"][-1]["transcript"])
+            # The proxy was stopped, so no process is left that still knows the conversation.
+            await asyncio.to_thread(transcript.unlink)
+            say(f"  ——     the proxy is stopped, the CLI's session file deleted: {transcript.name}\n")
+            async with _door(settings) as http:
+                recalled = await _talk(http, say, ASKED) and recalled
+                _show_links(await _dump(http), say)
+    say(f"\n{'Everything was recalled.' if recalled else 'FAILED: something was forgotten.'}")
+    return recalled
+
+
+async def _dump(http: httpx.AsyncClient) -> dict[str, Any]:
+    answer = await http.get(f"/v1/chains/{AGENT}")
+    answer.raise_for_status()
+    data: dict[str, Any] = answer.json()
+    return data
+
+
+@contextlib.contextmanager
+def _bare_environment() -> Iterator[None]:
+    """Nothing of the user's but PATH can reach the CLI: no key, no provider, no network proxy."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ["PATH"] = before.get("PATH", os.defpath)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+class _OwnSettings(Settings):
+    """Neither the environment nor the user's file changes the demo."""
+
+    model_config = SettingsConfigDict(toml_file=None)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - the library's signature
+        init_settings: PydanticBaseSettingsSource,
+        *_others: PydanticBaseSettingsSource,
+        **_named: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
+def _settings(folder: Path, upstream: str, claude_bin: Path | None) -> Settings:
+    home = folder / "home"
+    home.mkdir()
+    return _OwnSettings(
+        port=0,
+        var=folder / "var",
+        claude_bin=claude_bin,
+        claude_config_dir=folder / "claude-config",
+        claude_env={
+            "HOME": str(home),
+            "ANTHROPIC_API_KEY": FAKE_KEY,
+            "ANTHROPIC_BASE_URL": upstream,
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        },
+        turn_timeout=TURN_TIMEOUT,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _door(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    """Our own server on a free loopback port."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        engine = Engine(settings)
+        try:
+            await engine.start()
+            logs.configure(settings)
+            server = Server(create_app(engine, settings), settings)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            try:
+                await server.ready.wait()
+                async with httpx.AsyncClient(base_url=url_of(listener), trust_env=False, timeout=TURN_TIMEOUT) as http:
+                    yield http
+            finally:
+                server.should_exit = True
+                await serving
+        finally:
+            await engine.stop()
+            logs.shut_down()
+
+
+async def _talk(http: httpx.AsyncClient, say: Say, lines: tuple[tuple[str, str], ...]) -> bool:
+    """Each line is one request with nothing but its own words. True when every answer is the one expected."""
+    right = True
+    for words, expected in lines:
+        answer = await http.post(
+            "/v1/chat/completions",
+            headers={"X-Agent-Id": AGENT},
+            json={"model": "sonnet", "messages": [{"role": "user", "content": words}]},
+        )
+        said = answer.json()["choices"][0]["message"]["content"] if answer.status_code == 200 else answer.text
+        how = answer.headers.get("x-continuity", f"HTTP {answer.status_code}")
+        say(f"  you    {words}\n  agent  {said}   [{how}, session {answer.headers.get('x-session-id', '-')[:8]}]\n")
+        right = right and said == expected
+    return right
+
+
+def _show_links(data: dict[str, Any], say: Say) -> None:
+    number = {turn["id"]: position for position, turn in enumerate(data["turns"], 1)}
+    say("The chain's links, from its dump:")
+    for link in data["links"]:
+        ids = f"{(link['from_session'] or 'none')[:8]} → {link['to_session'][:8]}"
+        say(f"  turn {number.get(link['turn_id'], '-')}  {link['reason']:14} {ids}  {link['says']}")

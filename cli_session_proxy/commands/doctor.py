@@ -1,0 +1,299 @@
+"""What could keep the proxy from working, one line each, with the command that mends it. Only looks.
+
+A check returns its line and never raises: what goes wrong in it is the finding. No credential is read or shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import sqlite3
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import httpx
+
+from ..backends.claude import environment
+from ..backends.claude.process import capability
+from ..backends.claude.process.capability import Capability
+from ..backends.claude.process.memory import FIRST_GUESS
+from ..backends.claude.process.proc import start_time
+from ..engine.ownership import Instances
+from ..errors import ClaudeUnavailable
+from ..http.served import served_at
+from ..sandbox import Sandboxes
+from ..settings import Settings
+from ..stores.migrations import MIGRATIONS
+from ..stores.sql import FILE
+from .login import missing_login
+
+Level = Literal["ok", "warning", "error"]
+
+MB = 1024 * 1024
+# A commit needs room for its records and the log of the store: below the first figure turns will soon fail.
+DISK_ERROR = 100 * MB
+DISK_WARNING = 1024 * MB
+# Clocks of machines that share a disk differ by this much without anybody noticing (seconds).
+CLOCK_SLACK = 60.0
+# Over this long the two clocks of one machine must agree (seconds): a jump in between would show.
+CLOCK_WATCH = 0.05
+# The first release's date; a clock before it was never set.
+CLOCK_FLOOR = 1_767_225_600.0
+LOCAL_TIMEOUT = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`mend` is what to do, a command where there is one; empty where nothing is wrong."""
+
+    check: str
+    level: Level
+    says: str
+    mend: str = ""
+
+
+async def examine(settings: Settings) -> AsyncIterator[Finding]:
+    """Every check in turn. The CLI's own come first: nothing works without it."""
+    with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
+        config_dir = environment.config_dir(settings)
+        env = environment.build(settings, tmpdir=Path(tmpdir), config_dir=config_dir)
+        cli, found = await _claude(settings, env)
+        yield found
+        if cli is not None:
+            yield _abilities(cli)
+            yield await _login(cli, env)
+    yield await _looked("config dir", lambda: _writable("config dir", config_dir, "--claude-config-dir"))
+    yield await _looked("var", lambda: _writable("var", settings.var, "--var"))
+    yield await _looked("sandbox", lambda: _sandbox(settings))
+    yield await _looked("disk", lambda: _disk(settings.var))
+    yield _memory(settings)
+    health, last_at = await asyncio.to_thread(_store, settings.var / FILE)
+    yield health
+    yield await _clock(last_at)
+    yield await _strays(settings.var)
+    yield await _port(settings)
+
+
+# --- the CLI
+
+
+async def _claude(settings: Settings, env: dict[str, str]) -> tuple[Capability | None, Finding]:
+    try:
+        cli = await capability.probe(capability.find(settings), env)
+    except ClaudeUnavailable as exc:
+        says, _, mend = exc.message.partition(": ")
+        return None, Finding("claude", "error", says, mend or capability.INSTALL)
+    return cli, Finding("claude", "ok", f"{cli.version} at {cli.path}")
+
+
+def _abilities(cli: Capability) -> Finding:
+    missing = [
+        what
+        for what, there in (
+            ("warm processes", cli.warm),
+            ("frames marked as words only", cli.client_composed),
+            ("turning its tools off as a whole", cli.chooses_tools),
+            ("a stable session id", cli.keeps_session_id),
+            ("starting ahead of a new agent", cli.takes_claim),
+        )
+        if not there
+    ]
+    if not missing:
+        return Finding("capabilities", "ok", "warm processes, stable session ids, prompts as words only")
+    return Finding(
+        "capabilities", "warning", f"this CLI is without {', '.join(missing)}: it works, slower",
+        "npm install -g @anthropic-ai/claude-code",
+    )  # fmt: skip
+
+
+async def _login(cli: Capability, env: dict[str, str]) -> Finding:
+    advice = await missing_login(cli.path, env)
+    if advice is None:
+        return Finding("login", "ok", "the CLI is logged in, or a key is set")
+    says, _, mend = advice.partition(": ")
+    return Finding("login", "error" if says == "no Claude login" else "warning", says, mend)
+
+
+# --- directories and disk
+
+
+async def _looked(check: str, look: Callable[[], Finding]) -> Finding:
+    """The finding; that the place may not even be looked at is one."""
+    try:
+        return await asyncio.to_thread(look)
+    except OSError as exc:
+        where = exc.filename or "a directory"
+        return Finding(check, "error", f"{where}: {exc.strerror}", f"give this user the right to: ls -ld {where}")
+
+
+def _writable(check: str, path: Path, option: str) -> Finding:
+    """A directory that is there and takes files, or can be made."""
+    other = f"choose another with {option}"
+    if not path.exists():
+        above = next(parent for parent in path.parents if parent.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+            return Finding(
+                check, "error", f"{path} cannot be made: {above} takes no files", f"chmod u+wx {above}, or {other}"
+            )
+        return Finding(check, "ok", f"{path} (made at the first turn)")
+    if not path.is_dir():
+        return Finding(check, "error", f"{path} is not a directory", f"mv {path} {path}.old, or {other}")
+    try:
+        with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor-"):
+            pass
+    except OSError as exc:
+        return Finding(check, "error", f"{path} takes no files ({exc.strerror})", f"chmod u+rwx {path}, or {other}")
+    return Finding(check, "ok", str(path))
+
+
+def _sandbox(settings: Settings) -> Finding:
+    root = Sandboxes(settings).path("a").parent
+    for path in (root.parent, root):
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            says = f"{path} is a symbolic link or a file where a directory belongs"
+            return Finding("sandbox", "error", says, f"mv {path} {path}.old")
+        if path.exists() and path.stat().st_uid != os.getuid():
+            return Finding("sandbox", "error", f"{path} belongs to another user", f"sudo chown -R $(id -u) {path}")
+    for name, target in settings.sandbox.links.items():
+        if not target.expanduser().exists():
+            says = f"[sandbox.links] {name}: {target} does not exist"
+            return Finding("sandbox", "error", says, f"mkdir -p {target}, or mend [sandbox.links]")
+    return Finding("sandbox", "ok", str(root) if root.exists() else f"{root} (made at the first turn)")
+
+
+def _disk(var: Path) -> Finding:
+    place = next(path for path in (var, *var.parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    level: Level = "error" if free < DISK_ERROR else "warning" if free < DISK_WARNING else "ok"
+    mend = (
+        ""
+        if level == "ok"
+        else f"free space there (df -h {place}; cli-session-proxy chains shows sizes), or move --var"
+    )
+    return Finding("disk", level, f"{free // MB} MB free at {place}", mend)
+
+
+def _memory(settings: Settings) -> Finding:
+    if settings.max_memory is None:
+        return Finding("memory", "ok", f"not measured here: at most {settings.max_processes} CLI processes")
+    fit = min(settings.max_processes, settings.max_memory // FIRST_GUESS)
+    says = f"{settings.max_memory // MB} MB for CLI processes: about {fit} of at most {settings.max_processes}"
+    if fit:
+        return Finding("memory", "ok", says)
+    return Finding("memory", "warning", f"{says}, so that one runs at a time", f"max_memory = {4 * FIRST_GUESS}")
+
+
+# --- the store
+
+
+def _store(path: Path) -> tuple[Finding, float | None]:
+    """Health of the file, read only, beside whoever writes it; and when something last happened in it."""
+    if not path.exists():
+        return Finding("store", "ok", f"{path} (made at the first turn)"), None
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=LOCAL_TIMEOUT)) as conn:
+            return _health(path, conn)
+    except sqlite3.Error as exc:
+        return _broken(path, str(exc)), None
+
+
+def _health(path: Path, conn: sqlite3.Connection) -> tuple[Finding, float | None]:
+    faults = [str(row[0]) for row in conn.execute("PRAGMA quick_check(3)")]
+    if faults != ["ok"]:
+        return _broken(path, faults[0].splitlines()[0]), None
+    tables = {name for (name,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if "meta" not in tables or "agents" not in tables:
+        return Finding("store", "error", f"{path} is a database of another program", f"mv {path} elsewhere"), None
+    (version,) = conn.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone()
+    newest = 1 + len(MIGRATIONS)
+    if int(version) > newest:
+        says = f"{path} has schema {version}, this program knows up to {newest}"
+        return Finding("store", "error", says, "pip install --upgrade cli-session-proxy"), None
+    agents, last_at = conn.execute("SELECT count(*), max(last_at) FROM agents").fetchone()
+    old = "" if int(version) == newest else f" (migrated from {version} at the next start)"
+    says = f"{path}: {agents} agents, {path.stat().st_size // MB} MB, schema {newest}{old}"
+    return Finding("store", "ok", says), last_at
+
+
+def _broken(path: Path, why: str) -> Finding:
+    copies = sorted(path.parent.glob(f"{path.name}.v*.bak"))
+    copy = f"cp {copies[-1]} {path}" if copies else "put your own backup in its place"
+    rescue = f"sqlite3 {path}.broken .recover | sqlite3 {path}"
+    mend = f"stop the proxy, mv {path} {path}.broken (with its -wal and -shm), then {rescue}, or {copy}"
+    return Finding("store", "error", f"{path} cannot be used ({why})", mend)
+
+
+async def _clock(last_at: float | None) -> Finding:
+    wall, steady = time.time(), time.monotonic()
+    await asyncio.sleep(CLOCK_WATCH)
+    drift = abs((time.time() - wall) - (time.monotonic() - steady))
+    mend = "set the clock (timedatectl set-ntp true, or your system's own way)"
+    if wall < CLOCK_FLOOR:
+        return Finding("clock", "error", f"it says {_utc(wall)}, which is long past", mend)
+    if last_at is not None and last_at > wall + CLOCK_SLACK:
+        says = f"the last turn ({_utc(last_at)}) is in the future of {_utc(wall)}: was the clock set back?"
+        return Finding("clock", "error", says, mend)
+    if drift > CLOCK_WATCH:
+        return Finding("clock", "warning", f"it jumped by {drift:.1f} s just now", mend)
+    return Finding("clock", "ok", _utc(wall))
+
+
+def _utc(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+
+
+# --- processes and port
+
+
+async def _strays(var: Path) -> Finding:
+    """CLIs that a dead proxy left: still running, and the same processes (pid and start time)."""
+    if not (var / "run").is_dir():
+        return Finding("processes", "ok", "no proxy has left anything")
+    instances = Instances(var)
+    dead = [one for one in instances.others() if not instances.alive(one)]
+    noted = [child for one in dead for child in instances.children(one)]
+    pids = [str(pid) for pid, started in noted if await start_time(pid) == started]
+    if pids:
+        says = f"{len(pids)} CLI processes of a dead proxy: {', '.join(pids)}"
+        return Finding("processes", "warning", says, f"kill {' '.join(pids)} (the next `serve` ends them as well)")
+    return Finding("processes", "ok", "no CLI of a dead proxy is running")
+
+
+async def _port(settings: Settings) -> Finding:
+    host, port = settings.host, settings.port
+    if port == 0 or await asyncio.to_thread(_is_free, host, port):
+        return Finding("port", "ok", f"{host}:{port} is free" if port else "a free one is taken at start")
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    if not await _answers(url):
+        mend = f"stop it (ss -ltnp 'sport = :{port}' names it), or choose another with --port"
+        return Finding("port", "error", f"{host}:{port} is taken by another program", mend)
+    if served_at(settings.var) == url:
+        return Finding("port", "ok", f"{url} is served on this var")
+    says = f"{url} is served by a proxy on another var"
+    return Finding("port", "warning", says, "choose another with --port, or the same --var")
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.create_server((str(address[0]), port), family=family):
+            return True
+    except OSError:
+        return False
+
+
+async def _answers(url: str) -> bool:
+    """Is it a proxy of ours that listens there?"""
+    try:
+        async with httpx.AsyncClient(trust_env=False, timeout=LOCAL_TIMEOUT) as client:
+            answer = await client.get(f"{url}/healthz")
+            return answer.status_code == 200 and answer.json() == {"status": "ok"}
+    except (httpx.HTTPError, ValueError):
+        return False

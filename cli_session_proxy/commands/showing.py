@@ -1,0 +1,226 @@
+"""What the commands do, beside a running server or without one: they read the store's file themselves."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, get_args
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..domain.models import JSON, Agent, ChainSummary, Status
+from ..engine.engine import Engine
+from ..engine.subscription import Follower
+from ..errors import ConfigError, InvalidRequest, NotFound, UpstreamError, from_dict
+from ..export import FORMATS, live
+from ..export.summaries import summary_json
+from ..http.keys import Keys
+from ..http.served import served_at
+from ..sandbox import LOCAL_OWNER, Sandboxes
+from ..settings import Settings
+from ..stores.base import Store
+from ..stores.sql import FILE, store_for
+from ..wires.common import encoded_agent_id
+
+Write = Callable[[str], None]
+
+# A server on this machine answers /healthz in milliseconds; deleting may wait for a turn to end.
+ANSWER_TIMEOUT = 60.0
+HEALTH_TIMEOUT = 2.0
+# Columns of a table that goes into a file or a pipe: nothing is cut there.
+WIDE = 1000
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncIterator[Store | None]:
+    """The store, or None where nothing was ever kept: looking must not create it."""
+    if not (settings.var / FILE).exists():
+        yield None
+        return
+    async with made(settings) as store:
+        yield store
+
+
+@asynccontextmanager
+async def made(settings: Settings) -> AsyncIterator[Store]:
+    """The store, new where there is none."""
+    store = store_for(settings)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def chains(settings: Settings, wanted: Wanted) -> list[JSON]:
+    """A row for each agent of every owner, last active first."""
+    async with opened(settings) as store:
+        if store is None:
+            return []
+        return [summary_json(row) async for row in store.summaries() if wanted.holds(row)]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which chains are listed."""
+
+    search: str = ""
+    since: float = 0.0
+    status: str | None = None
+
+    @staticmethod
+    def parse(search: str | None, since: str | None, status: str | None) -> Wanted:
+        """Raises `InvalidRequest` for a time or a status that there is not."""
+        known = get_args(Status)
+        if status is not None and status not in known:
+            raise InvalidRequest(f"--status must be one of {', '.join(known)}", param="status")
+        return Wanted((search or "").casefold(), _since(since), status)
+
+    def holds(self, row: ChainSummary) -> bool:
+        named = self.search in row.agent.agent_id.casefold()
+        return named and row.last_at >= self.since and self.status in (None, row.state)
+
+
+def _since(text: str | None) -> float:
+    if text is None:
+        return 0.0
+    ago = re.fullmatch(r"(\d{1,9})([smhd])", text)
+    if ago is not None:
+        return time.time() - int(ago[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[ago[2]]
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequest(
+            f"--since {text!r}: use 30m, 12h, 7d, or a date such as 2026-11-20", param="since"
+        ) from None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def print_chains(rows: list[JSON]) -> None:
+    if not rows:
+        print("no chains yet")
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("agent", "owner", "turns", "sessions", "repairs", "state", "cost", "size", "last activity"):
+        table.add_column(name, justify="right" if name in {"turns", "sessions", "repairs", "cost", "size"} else "left")
+    for row in rows:
+        table.add_row(*(_plain(cell) for cell in _cells(row)))
+    console = Console()
+    if not console.is_terminal:
+        console.width = WIDE
+    console.print(table)
+
+
+def _cells(row: JSON) -> list[Any]:
+    last = datetime.fromtimestamp(row["last_at"], UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return [
+        row["agent_id"], row["owner"], row["turns"], row["sessions"], row["repairs"], row["state"] or "-",
+        f"${row['cost_usd']:.4f}", _size(row["bytes"]), last,
+    ]  # fmt: skip
+
+
+def _plain(cell: object) -> Any:
+    """Text as it is: an agent's name is no markup, and its control characters stay out of the terminal."""
+    return Text("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(cell)))
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GB"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How a chain is printed. `verbatim`: secrets in what was said are left as they are."""
+
+    format: str = "json"
+    verbatim: bool = False
+
+
+async def dump(settings: Settings, owner: str, agent_id: str, shown: Shown, write: Write) -> None:
+    """Write the agent's chain piece by piece. Raises `NotFound`, `InvalidRequest`."""
+    if shown.format not in FORMATS:
+        raise InvalidRequest(f"--format must be one of {', '.join(FORMATS)}", param="format")
+    async with opened(settings) as there:
+        store, agent = await _agent(settings, there, owner, agent_id)
+        sandbox = str(Sandboxes(settings).path(agent.dir))
+        async for text in FORMATS[shown.format].write(store, agent, sandbox=sandbox, verbatim=shown.verbatim):
+            write(text)
+
+
+async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, write: Write) -> None:
+    """Write each turn and repair as it happens, whoever runs it; ends when the agent is deleted."""
+    forms = {"json": live.json_line, "markdown": live.lines}
+    if shown.format not in forms:
+        raise InvalidRequest(f"--follow takes --format {' or '.join(forms)}", param="format")
+    async with opened(settings) as there:
+        store, agent = await _agent(settings, there, owner, agent_id)
+        async for happened in Follower(store, agent).follow():
+            for one in happened:
+                write(forms[shown.format](one, verbatim=shown.verbatim))
+
+
+async def _agent(settings: Settings, store: Store | None, owner: str, agent_id: str) -> tuple[Store, Agent]:
+    agent = None if store is None else await store.agent(owner, agent_id)
+    if store is None or agent is None:
+        raise NotFound(f"there is no agent {agent_id!r} of {owner!r} in {settings.var}: see `chains`")
+    return store, agent
+
+
+async def delete(settings: Settings, agent_id: str, owner: str = LOCAL_OWNER) -> None:
+    """Remove the agent: through the server that runs on this `var`, else here. Raises `NotFound`."""
+    url = served_at(settings.var)
+    if url is not None and await alive(url):
+        await _delete_there(url, agent_id, key_of(settings, owner))
+        return
+    async with opened(settings) as store:
+        known = store is not None and await store.agent(owner, agent_id) is not None
+    if not known or not await _delete_here(settings, owner, agent_id):
+        raise NotFound(f"there is no agent {agent_id!r} in {settings.var}: see `chains`")
+
+
+async def alive(url: str) -> bool:
+    try:
+        async with httpx.AsyncClient(trust_env=False, timeout=HEALTH_TIMEOUT) as client:
+            return (await client.get(f"{url}/healthz")).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def key_of(settings: Settings, owner: str) -> dict[str, str]:
+    """What a running server asks of this owner."""
+    keys = Keys(settings)
+    secret = keys.secret_of(owner)
+    if keys and secret is None:
+        raise ConfigError(f"the server asks for a key and {owner!r} has none: choose an --owner of [keys]")
+    return {} if secret is None else {"Authorization": f"Bearer {secret}"}
+
+
+async def _delete_there(url: str, agent_id: str, key: dict[str, str]) -> None:
+    async with httpx.AsyncClient(trust_env=False, timeout=ANSWER_TIMEOUT, headers=key) as client:
+        try:
+            answer = await client.delete(f"{url}/v1/chains/{encoded_agent_id(agent_id)}")
+            error = None if answer.status_code == 200 else answer.json()["error"]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as exc:
+            raise UpstreamError(f"{url} (from serve.json in --var) does not answer as a server of ours does") from exc
+    if error is not None:
+        raise from_dict(error)
+
+
+async def _delete_here(settings: Settings, owner: str, agent_id: str) -> bool:
+    engine = Engine(settings)
+    try:
+        await engine.start()
+        return await engine.delete(owner, agent_id)
+    finally:
+        await engine.stop()

@@ -1,0 +1,143 @@
+"""The commands around the chain: verify, adopt, export, import, doctor; beside a running server or without one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
+
+from ..backends.claude.sessions.adoption import Adopted, adopt_session
+from ..backends.claude.sessions.verifying import Verified, Verifier
+from ..domain.models import Agent
+from ..errors import NotFound
+from ..export import incoming, portable
+from ..export.portable import Moved
+from ..sandbox import make_private
+from ..settings import Settings
+from ..stores.base import Store
+from .doctor import Finding, examine
+from .showing import made, opened
+
+Say = Callable[[str], None]
+
+# Below this many agents, or on no terminal, a bar would only flicker.
+BAR_FROM = 2
+
+
+async def verify(settings: Settings, owner: str | None, agent_id: str | None) -> list[Verified]:
+    """Every agent's chain against its transcripts; of one agent where it is named. Raises `NotFound`."""
+    async with opened(settings) as store:
+        agents = [] if store is None else await _chosen(store, owner, agent_id)
+        if agent_id is not None and not agents:
+            raise NotFound(f"there is no agent {agent_id!r} in {settings.var}: see `chains`")
+        if store is None:
+            return []
+        verifier = Verifier(settings, store)
+        done: list[Verified] = []
+        with _bar(MofNCompleteColumn(), shown=len(agents) >= BAR_FROM) as bar:
+            task = bar.add_task("verifying", total=len(agents))
+            for agent in agents:
+                done.append(await verifier.verify(agent))
+                bar.advance(task)
+        return done
+
+
+async def _chosen(store: Store, owner: str | None, agent_id: str | None) -> list[Agent]:
+    summaries = [row.agent async for row in store.summaries(owner)]
+    return [agent for agent in summaries if agent_id in (None, agent.agent_id)]
+
+
+def print_verified(found: list[Verified]) -> Iterator[str]:
+    """A line an agent, and one for each difference."""
+    if not found:
+        yield "no chains yet"
+    for one in found:
+        state = "equal" if not one.differences else f"{len(one.differences)} differences"
+        busy = f", {len(one.busy)} being written" if one.busy else ""
+        busy += f", {len(one.unwritten)} written at the next turn" if one.unwritten else ""
+        yield f"{printable(one.agent_id)}: {state} ({one.sessions} sessions, {one.records} records read{busy})"
+        for difference in one.differences:
+            where = "head" if difference.at_head else f"turn {difference.tip}"
+            name = difference.session_id or "no session"
+            yield f"  {difference.kind:10} session {name}, {where}: {printable(difference.text)}"
+
+
+async def adopt(settings: Settings, owner: str, wanted: str, agent_id: str | None) -> Adopted:
+    """Bring in a session that the CLI has somewhere. Raises `NotFound`, `InvalidRequest`."""
+    async with _ready(settings) as store:
+        with _bytes_bar("adopting") as told:
+            return await adopt_session(settings, store, owner, agent_id, wanted, told)
+
+
+def print_adopted(done: Adopted) -> Iterator[str]:
+    yield f"adopted {done.turns} turns ({done.records} records, {done.files} files) from {done.source}"
+    yield from (f"note: {note}" for note in done.notes)
+    yield f"agent {printable(done.agent_id)} goes on with session {done.session_id}; the original stays as it is"
+
+
+async def export(settings: Settings, owner: str, agent_id: str, path: Path | None) -> Moved:
+    """Write an agent's chain into one file. Raises `NotFound`, `InvalidRequest`."""
+    async with opened(settings) as store:
+        agent = None if store is None else await store.agent(owner, agent_id)
+        if store is None or agent is None:
+            raise NotFound(f"there is no agent {agent_id!r} of {owner!r} in {settings.var}: see `chains`")
+        target = path or Path(f"{agent.dir}.export.jsonl")
+        with _bar(TextColumn("{task.completed} turns"), shown=True) as bar:
+            task = bar.add_task("exporting", total=None)
+            return await portable.export(
+                settings, store, agent, target, lambda done, _: bar.update(task, completed=done)
+            )
+
+
+async def import_(settings: Settings, owner: str, path: Path, agent_id: str | None) -> Moved:
+    """Take a file of `export` in. Raises `NotFound`, `InvalidRequest`."""
+    async with _ready(settings) as store:
+        with _bytes_bar("importing") as told:
+            return await incoming.bring_in(settings, store, owner, path, agent_id, told)
+
+
+async def doctor(settings: Settings, say: Say, *, as_json: bool) -> bool:
+    """A line for each check as it is done. False when one is an error."""
+    found: list[Finding] = []
+    async for one in examine(settings):
+        found.append(one)
+        if not as_json:
+            say(f"{one.level:8}{one.check:14}{printable(one.says)}")
+            if one.mend:
+                say(f"{'':22}mend: {printable(one.mend)}")
+    if as_json:
+        say(json.dumps([asdict(one) for one in found], indent=1))
+    return all(one.level != "error" for one in found)
+
+
+@asynccontextmanager
+async def _ready(settings: Settings) -> AsyncIterator[Store]:
+    """The store and its place: something is about to be kept."""
+    await asyncio.to_thread(make_private, settings.var)
+    async with made(settings) as store:
+        yield store
+
+
+@contextmanager
+def _bytes_bar(name: str) -> Iterator[portable.Progress]:
+    with _bar(TaskProgressColumn(), shown=True) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, whole: bar.update(task, completed=done, total=whole)
+
+
+def _bar(column: ProgressColumn, *, shown: bool) -> Progress:
+    """On stderr and gone when done: stdout is for what was asked."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), column)
+    return Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))
+
+
+def printable(text: str) -> str:
+    """Without control characters: a name or a path must not steer the terminal."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

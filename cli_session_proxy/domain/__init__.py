@@ -1,0 +1,1 @@
+"""The words and rules of the chain. Pure: no I/O, no clock, no store."""

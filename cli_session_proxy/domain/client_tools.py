@@ -1,0 +1,295 @@
+"""The client's own tools: how they are named for the CLI, which calls of them come out, what answers them. Pure.
+
+A tool is offered to the model as `mcp__client__<name>`. A name that the CLI or the provider would not take (too
+long, other letters) goes under one made of it and a hash, and comes back as the client wrote it. So no name of a
+client's can ever be one of the CLI's own tools: those have no such prefix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import InvalidRequest
+from . import structured
+from .models import JSON, Block, Message, Tool, ToolChoice, TurnRequest
+
+SERVER = "client"
+PREFIX = f"mcp__{SERVER}__"
+# A tool's whole name had at most 64 characters in the Messages API for long, and still has on other providers.
+LONGEST = 64 - len(PREFIX)
+# Kept of a name that is too long; the rest is "_" and the hash.
+KEPT = LONGEST - 9
+# The CLI cuts a longer description of a tool behind MCP (run on 2.1.329), but leaves schemas alone.
+DESCRIPTION = 2048
+CONTINUED = " … (the whole description is in the schema of the arguments)"
+# Of a longer result behind MCP the model is shown 2 KB and a path (run on 2.1.329: at 1 MB, whatever the settings;
+# 25,000 tokens is what the CLI documents), but one in the transcript is passed on whole. Characters of all results.
+LARGEST = 40_000
+
+_PLAIN = re.compile(rf"[A-Za-z0-9_-]{{1,{LONGEST}}}")
+_OTHER = re.compile(r"[^A-Za-z0-9_-]")
+
+NOT_ANSWERED = "[The client did not answer this call.]"
+
+
+def short_name(name: str) -> str:
+    """The name behind the prefix: always the same for the same name."""
+    if _PLAIN.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{_OTHER.sub('_', name)[:KEPT]}_{digest}"
+
+
+def cli_name(name: str) -> str:
+    return PREFIX + short_name(name)
+
+
+def as_cli(blocks: Iterable[Block]) -> tuple[Block, ...]:
+    """Blocks of an answer with the calls under the names that the model knows."""
+    return tuple(
+        {**block, "name": cli_name(str(block.get("name")))} if block.get("type") == "tool_use" else block
+        for block in blocks
+    )
+
+
+# --- what is offered --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """The tools of one request. `entries` are those of MCP's tools/list, by short name."""
+
+    tools: tuple[Tool, ...] = ()
+    entries: Mapping[str, JSON] = field(default_factory=dict, compare=False)
+
+    @staticmethod
+    def of(tools: Sequence[Tool]) -> Offers:
+        return Offers(tuple(tools), {short_name(tool.name): _entry(tool) for tool in tools})
+
+    def __bool__(self) -> bool:
+        return bool(self.tools)
+
+    def called(self, name: str) -> Tool | None:
+        """The client's tool behind a name of the CLI's; None for any other tool."""
+        return next((tool for tool in self.tools if cli_name(tool.name) == name), None)
+
+
+def _entry(tool: Tool) -> JSON:
+    """Read-only for the CLI: so calls of one message are made at once, and no permission is asked for."""
+    description, schema = tool.description, {"type": "object", **tool.schema}
+    if len(description) > DESCRIPTION:
+        schema["description"] = "\n\n".join(filter(None, (description, schema.get("description"))))
+        description = description[: DESCRIPTION - len(CONTINUED)] + CONTINUED
+    return {
+        "name": short_name(tool.name),
+        "description": description,
+        "inputSchema": schema,
+        "annotations": {"readOnlyHint": True},
+        "_meta": {"anthropic/alwaysLoad": True},
+    }
+
+
+def checked(tools: Sequence[Tool], where: str = "tools") -> tuple[Tool, ...]:
+    """The tools, when each has a name of its own and a schema that is one. Raises `InvalidRequest`."""
+    names: dict[str, int] = {}
+    for at, tool in enumerate(tools):
+        here = f"{where}[{at}]"
+        if not tool.name.strip():
+            raise InvalidRequest(f"{here}: a tool needs a name", param=here)
+        if (first := names.setdefault(short_name(tool.name), at)) != at:
+            raise InvalidRequest(f"{here} has the name of {where}[{first}]: each tool needs its own", param=here)
+        structured.checked_schema(tool.schema, f"{here}'s schema")
+        if tool.schema.get("type", "object") != "object":
+            raise InvalidRequest(f"{here}: the schema of a tool's arguments must be of type object", param=here)
+    return tuple(tools)
+
+
+def checked_choice(choice: ToolChoice, tools: Sequence[Tool], where: str = "tool_choice") -> ToolChoice:
+    """The choice, when the tools allow it. Raises `InvalidRequest`."""
+    known = {tool.name for tool in tools}
+    if choice.mode == "required" and not known:
+        raise InvalidRequest(f"{where} asks for a call, and there are no tools", param=where)
+    for name in choice.allowed or ():
+        if name not in known:
+            raise InvalidRequest(f"{where} names {name!r}, which is not among the tools", param=where)
+    return choice
+
+
+# --- what a turn keeps of it ------------------------------------------------------------------------------
+
+
+def wants(request: TurnRequest) -> JSON:
+    """What a turn has to know of its request when it runs, as it is kept in its `reason`; {} for a plain one."""
+    out: JSON = {}
+    if request.tools:
+        out["tools"] = [tool.as_json() for tool in request.tools]
+    if request.tool_choice != ToolChoice():
+        out["tool_choice"] = request.tool_choice.as_json()
+    if request.stop:
+        out["stop"] = list(request.stop)
+    return {"wants": out} if out else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """The other way round."""
+
+    offers: Offers = field(default_factory=Offers)
+    choice: ToolChoice = field(default_factory=ToolChoice)
+    stop: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(reason: JSON, before: JSON | None = None) -> Wants:
+        """`before` is the reason of the turn whose calls are answered: its tools hold where none are sent."""
+        kept = reason.get("wants", {})
+        tools = kept.get("tools") or ((before or {}).get("wants", {}).get("tools") or [])
+        return Wants(
+            Offers.of([Tool.from_json(tool) for tool in tools]),
+            ToolChoice.from_json(kept.get("tool_choice") or {}),
+            tuple(kept.get("stop") or ()),
+        )
+
+
+def instruction(choice: ToolChoice, names: Collection[str]) -> Block | None:
+    """The words that ask for a call: the CLI has no option for it, so the model may still answer without one."""
+    if choice.mode != "required":
+        return None
+    which = " or ".join(sorted(choice.allowed or names))
+    return {"type": "text", "text": f"Answer this message with a call of a tool, not with words. Call: {which}."}
+
+
+# --- which calls come out ---------------------------------------------------------------------------------
+
+
+class Judge:
+    """Decides about the calls of one turn. A refused call is answered by the proxy, and the model tries again."""
+
+    def __init__(self, offers: Offers, choice: ToolChoice) -> None:
+        self._offers = offers
+        self._choice = choice
+
+    def tool(self, name: str) -> Tool | None:
+        """The client's tool of this name of the CLI's; None for a tool of the CLI's own, or none at all."""
+        return self._offers.called(name)
+
+    def refusal(self, tool: Tool, earlier: int) -> str | None:
+        """Why a call of this tool does not come out; `earlier` calls of the same message did."""
+        if self._choice.mode == "none":
+            return "No tool may be called now: answer in words."
+        if self._choice.allowed is not None and tool.name not in self._choice.allowed:
+            return f"This tool may not be called now. These may: {', '.join(self._choice.allowed)}."
+        if earlier and not self._choice.parallel:
+            return "Only one tool may be called at a time: this call was not made. Make it again when you need it."
+        return None
+
+    def fault(self, tool: Tool, arguments: object) -> str | None:
+        """Why these arguments do not come out; only a strict tool's are looked at."""
+        if not tool.strict:
+            return None
+        try:
+            structured.validate(arguments, tool.schema)
+        except (structured.InvalidOutput, InvalidRequest) as exc:
+            return f"The arguments are not valid: {getattr(exc, 'fault', exc)}. Call it again with valid ones."
+        return None
+
+
+# --- what answers them ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The results that a request brings (`tool_result` blocks by call), and what else its user says."""
+
+    results: Mapping[str, Block] = field(default_factory=dict)
+    rest: tuple[Block, ...] = ()
+
+    @property
+    def alone(self) -> bool:
+        """Nothing but results: a process that waits for them can go on."""
+        return bool(self.results) and not self.rest
+
+
+def calls_of(blocks: Iterable[Block]) -> list[str]:
+    return [str(block.get("id")) for block in blocks if block.get("type") == "tool_use"]
+
+
+def answers(output: Sequence[Block], new: Sequence[Message]) -> Answers:
+    """What `new` says to the calls in `output`, the answer before it. Raises `InvalidRequest`.
+
+    With one result every call needs one; with none at all the calls stay without an answer.
+    """
+    wanted = calls_of(output)
+    results: dict[str, Block] = {}
+    rest: list[Block] = []
+    for block in (block for message in new for block in message.content):
+        if block.get("type") != "tool_result":
+            rest.append(block)
+            continue
+        call = str(block.get("tool_use_id"))
+        if call not in wanted:
+            raise InvalidRequest(f"there is no open call {call!r} that this result could answer", param="tool_call_id")
+        if results.setdefault(call, block) != block:
+            raise InvalidRequest(f"there are two different results for the call {call!r}", param="tool_call_id")
+    missing = [call for call in wanted if call not in results]
+    if results and missing:
+        raise InvalidRequest(f"results are missing for the calls {', '.join(missing)}", param="messages")
+    return Answers({call: results[call] for call in wanted if call in results}, tuple(rest))
+
+
+def brought(answers: Answers) -> dict[str, JSON] | None:
+    """The results as a waiting process takes them; None where it would not pass them on as they are."""
+    out: dict[str, JSON] = {}
+    for call, block in answers.results.items():
+        result = mcp_result(block)
+        if result is None:
+            return None
+        out[call] = result
+    return out if answers.alone and _size(out.values()) <= LARGEST else None
+
+
+def _size(results: Iterable[JSON]) -> int:
+    return sum(len(part.get("text", "")) for result in results for part in result["content"])
+
+
+def in_our_ids(new: Sequence[Message], said: Sequence[Block], output: Sequence[Block]) -> tuple[Message, ...]:
+    """`new` with the ids of `output` where the client gave the same calls, `said`, others (or none at all)."""
+    ours = dict(zip(calls_of(said), calls_of(output), strict=False))
+    return tuple(Message(message.role, tuple(_in_our_id(block, ours) for block in message.content)) for message in new)
+
+
+def _in_our_id(block: Block, ours: Mapping[str, str]) -> Block:
+    known = ours.get(str(block.get("tool_use_id")))
+    return block if known is None or block.get("type") != "tool_result" else {**block, "tool_use_id": known}
+
+
+def mcp_result(block: Block) -> JSON | None:
+    """A `tool_result` as the result of an MCP tools/call; None where MCP has no words for it (an image's URL)."""
+    content = block.get("content")
+    parts: list[Block] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+    out: list[JSON] = []
+    for part in parts:
+        source = part.get("source") or {}
+        if part.get("type") == "text":
+            out.append({"type": "text", "text": part["text"]})
+        elif part.get("type") == "image" and source.get("type") == "base64":
+            out.append({"type": "image", "data": source["data"], "mimeType": source["media_type"]})
+        else:
+            return None
+    return {"content": out, "isError": bool(block.get("is_error"))}
+
+
+def refused(text: str) -> JSON:
+    return {"content": [{"type": "text", "text": text}], "isError": True}
+
+
+def parsed_arguments(text: str) -> Any:
+    """The arguments of a call from its deltas; None where they are no JSON."""
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return None

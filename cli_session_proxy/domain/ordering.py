@@ -1,0 +1,77 @@
+"""Turns as a reader follows them: in the order of acceptance, but each after the one that it continues.
+
+A turn may wait in its lane while somebody else's turns are adopted; then it continues a turn that is later in the
+order. So few wait that they are held in memory; of all others, only the id.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from .models import Link
+
+
+class Placed(Protocol):
+    """A turn, or its outline."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def parent_id(self) -> str | None: ...
+
+
+T = TypeVar("T", bound=Placed)
+
+
+@dataclass(slots=True)
+class _Line(Generic[T]):
+    """`waiting`: turns by the parent that has not come yet."""
+
+    known: set[str] = field(default_factory=set)
+    waiting: dict[str, list[T]] = field(default_factory=lambda: defaultdict(list))
+
+    def take(self, turn: T) -> Sequence[T]:
+        """The turns whose place has come with this one."""
+        if turn.parent_id is not None and turn.parent_id not in self.known:
+            self.waiting[turn.parent_id].append(turn)
+            return ()
+        ready = [turn]
+        for at in ready:  # grows as those are found that waited for one of them
+            self.known.add(at.id)
+            if self.waiting:
+                ready += self.waiting.pop(at.id, ())
+        return ready
+
+    def rest(self) -> list[T]:
+        """Those whose parent never came, which no sound chain has."""
+        return sorted((turn for held in self.waiting.values() for turn in held), key=lambda turn: turn.seq)
+
+
+async def parents_first(turns: AsyncIterator[T]) -> AsyncIterator[T]:
+    line = _Line[T]()
+    async for turn in turns:
+        for ready in line.take(turn):
+            yield ready
+    for left in line.rest():
+        yield left
+
+
+def sorted_by_parent(turns: Iterable[T]) -> list[T]:
+    """Some turns of a chain; a parent that is not among them is taken as known."""
+    every = sorted(turns, key=lambda turn: turn.seq)
+    own = {turn.id for turn in every}
+    line = _Line[T]({turn.parent_id for turn in every if turn.parent_id is not None and turn.parent_id not in own})
+    return [ready for turn in every for ready in line.take(turn)] + line.rest()
+
+
+def by_turn(links: Iterable[Link]) -> dict[str | None, list[Link]]:
+    """Links under the turn that they belong to; None: under no turn."""
+    found: dict[str | None, list[Link]] = defaultdict(list)
+    for link in links:
+        found[link.turn_id].append(link)
+    return dict(found)

@@ -1,0 +1,1 @@
+"""One request from acceptance to acknowledgement, and what a crash leaves of it."""

@@ -1,0 +1,364 @@
+"""The engine: one request walks through here, top to bottom.
+
+submit    1 placement: which parent does this continue, is it a retry?   2 accepted durably, in its lane
+_run        the lane's turn comes, no other proxy writes this agent
+attempts  3 sessions: a process whose memory is the path                 4 one frame in, events out
+          5 answer, records, links and head in one transaction           6 acknowledged: `Finished`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from .. import errors
+from ..backends.claude.process.pool import Counts, Pool
+from ..backends.claude.sessions.manager import Sessions
+from ..backends.claude.sessions.watcher import Watcher
+from ..domain.models import FINISHED, ON_PATH, Agent, Turn, TurnRequest
+from ..errors import (
+    ClaudeUnavailable,
+    ConfigError,
+    InvalidRequest,
+    ProxyError,
+    StoreUnavailable,
+    TurnCancelled,
+    UpstreamError,
+)
+from ..sandbox import Sandboxes
+from ..settings import Profile, Settings
+from ..stores.base import Arrival, KeyTaken, Store
+from ..stores.sql import store_for
+from ..tasks import Tasks, limited
+from .delivery import Deliveries
+from .executor import Attempts, Observer, not_run
+from .failing import Ends
+from .lanes import Lanes, Place, Slots
+from .live import Answer, LiveTurn, kept, or_left, replay
+from .ownership import Instances, Writers
+from .placement import HOUR, Placement, new_turn
+from .recovery import Recovery
+
+__all__ = ["Answer", "Engine"]
+
+log = structlog.get_logger(__name__)
+
+
+class Engine:
+    """Everything between the doors and the CLI. Start it once per process, stop it to drain."""
+
+    def __init__(self, settings: Settings, store: Store | None = None) -> None:
+        self.settings = settings
+        self.store = store_for(settings) if store is None else store
+        self.observers: list[Observer] = []
+        self._live: dict[str, LiveTurn] = {}
+        self._running = 0  # turns in a slot
+        self._open = False
+        self._tasks = Tasks(expected=(ProxyError, KeyTaken))
+        # A turn with a slot finds a process: an idle one makes room for it.
+        self._slots = Slots(min(settings.max_turns, settings.max_processes))
+        self._lanes = Lanes(settings.lane_limit, settings.queue_limit, self._slots)
+        self._sandboxes = Sandboxes(settings)
+        self._instances = Instances(settings.var)
+        self._pool = Pool(
+            settings,
+            ahead=self._sandboxes.ahead,
+            born=self._instances.born,
+            reaped=self._instances.reaped,
+            started=self._spawned,
+        )
+        self._sessions = Sessions(settings, self.store, self._pool, self._sandboxes)
+        self._placement = Placement(self.store, self._sessions)
+        self._recovery = Recovery(settings, self.store, self._instances, self._sandboxes, self.observers)
+        self._writers = Writers(settings.var, self.store, self._instances, self._recovery.recover)
+        self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
+        self._deliveries = Deliveries(self.store, self._tasks, settings.disconnect_grace)
+        self._attempts = Attempts(
+            settings, self.store, self._sessions, self._pool, self._instances.id, self._tasks.own, self.observers
+        )
+
+    # --- life
+
+    async def start(self) -> None:
+        """Open the store, prepare `var/`, settle what a dead proxy left. Raises `ConfigError`, `StoreUnavailable`."""
+        _prepare_var(self.settings.var, self._instances)
+        await self.store.open()
+        await self._recovery.recover()
+        self._open = True
+        watcher = Watcher(
+            self.settings, self.store, self._sessions, self._sandboxes, self._writers, self.busy, self.observers
+        )
+        self._tasks.serve(watcher.run())
+        if self.settings.retention_days is not None:
+            self._tasks.serve(self._retention(self.settings.retention_days))
+
+    async def stop(self) -> None:
+        """Accept nothing new, let running turns finish (bounded by `drain_timeout`), end every process."""
+        self._open = False
+        running = {live.task for live in self._live.values() if live.task is not None}
+        if running:
+            await asyncio.wait(running, timeout=self.settings.drain_timeout)
+        for live in list(self._live.values()):
+            live.cancel("the proxy is shutting down")
+        await self._tasks.stop()
+        await self._pool.close()
+        await self.store.close()
+        self._instances.leave(settled=self._ends.all_stored)
+
+    @property
+    def ready(self) -> bool:
+        return self._open
+
+    # what is going on, for /metrics
+
+    def queued(self) -> int:
+        """Turns that wait: for the one before them, for another proxy or for a slot."""
+        return self._lanes.total - self._running
+
+    def running(self) -> int:
+        return self._running
+
+    def processes(self) -> Counts:
+        """CLI processes in a turn, warm ones that wait for the next, spares, and what they weigh."""
+        return self._pool.counts()
+
+    def _spawned(self, seconds: float) -> None:
+        for observer in self.observers:
+            observer.spawned(seconds)
+
+    def busy(self, agent_key: int) -> bool:
+        """A turn of this agent runs or waits in this proxy."""
+        return bool(self._lanes.waiting(agent_key))
+
+    # --- 1, 2: place and accept
+
+    async def submit(self, request: TurnRequest) -> Answer:
+        """Accept a request durably and in order; it runs on its own from here. Raises `ProxyError`."""
+        if not self._open:
+            raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
+        _may_use_tools(self.settings.profile_for(request.profile), request)
+        known = await self._placement.known(request, time.time(), self._abandoned)
+        if known.latest is not None:
+            answer = await self._again(known.latest.id, request)
+            if answer is not None:
+                return answer
+        try:
+            # A task of its own: who leaves now leaves a turn that runs, not one that nobody will ever run.
+            return await or_left(self._tasks.own(self._accept(request, known)))
+        except KeyTaken:
+            return await self.submit(request)
+
+    async def _accept(self, request: TurnRequest, known: Arrival) -> Answer:
+        self._lanes.admit()  # before anything is kept of it
+        agent, decision = await self._placement.place(request, known.agent)
+        parent = await self._placement.bring_in(agent, decision, request.model)
+        place = self._lanes.take(agent.key)
+        try:
+            new = new_turn(request, agent, decision, parent, hours=self.settings.idempotency_hours)
+            replaces = known.latest.id if known.latest else None
+            turn = await self.store.accept(replace(new, instance=self._instances.id, replaces=replaces))
+        except StoreUnavailable as exc:
+            self._lanes.give_up(place)
+            raise not_run(exc) from exc
+        except BaseException:
+            self._lanes.give_up(place)
+            raise
+        return self._launch(turn, agent, place, request.timeout)
+
+    def _launch(self, turn: Turn, agent: Agent, place: Place, timeout: float | None) -> Answer:
+        live = self._deliveries.live(turn, agent.agent_id)
+        self._live[turn.id] = live
+        answer = live.attach(timeout=timeout)
+        live.task = self._tasks.own(self._run(live, agent, place))
+        return answer
+
+    # --- the same request once more
+
+    def _abandoned(self, turn_id: str) -> bool:
+        live = self._live.get(turn_id)
+        return live is not None and live.abandoned
+
+    async def _again(self, turn_id: str, request: TurnRequest) -> Answer | None:
+        """Attach while it runs, replay what is there, else one new attempt of the same turn.
+
+        None where the conversation went on without an answer that never arrived: it has to be said anew.
+        """
+        while True:
+            turn = await self.store.turn(turn_id)
+            agent = await self.store.agent_by_key(turn.agent_key) if turn else None
+            if turn is None or agent is None:
+                return None
+            live = self._live.get(turn_id)
+            if live is not None and not live.done:
+                return live.attach(replayed=True, timeout=request.timeout)
+            if turn.status in ON_PATH:
+                if not await self.store.claim(turn_id, self._instances.id):
+                    return None
+                live = self._deliveries.live(turn, agent.agent_id)
+                replay(live)
+                return live.attach(replayed=True)
+            if turn.status not in FINISHED:
+                live = self._live[turn_id] = self._deliveries.live(turn, agent.agent_id)
+                live.task = self._tasks.own(self._follow(live))
+                return live.attach(replayed=True, timeout=request.timeout)
+            try:
+                return await or_left(self._tasks.own(self._requeue(turn, agent, request.timeout)))
+            except StoreUnavailable as exc:
+                if "status" not in exc.detail:
+                    raise not_run(exc) from exc
+                # somebody else was quicker: look again
+
+    async def _requeue(self, turn: Turn, agent: Agent, timeout: float | None) -> Answer:
+        place = self._lanes.take(agent.key)
+        try:
+            turn = await self.store.requeue(turn.id, self._instances.id)
+        except BaseException:
+            self._lanes.give_up(place)
+            raise
+        return self._launch(turn, agent, place, timeout)
+
+    async def _follow(self, live: LiveTurn) -> None:
+        """Wait for a turn that another proxy on this `var/` runs, and give its answer here."""
+        live.begun = True
+        deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout
+        try:
+            await self.store.set_delivery(live.turn.id, "pending")
+            async with limited(deadline, self._attempts.too_long):
+                turn = await self._recovery.finished_elsewhere(live.turn.id)
+            if turn.status not in ON_PATH:
+                raise errors.from_dict(turn.error or {})
+            live.turn = turn
+            replay(live)
+        except asyncio.CancelledError:
+            live.fail(TurnCancelled(live.cancelled_because or "the proxy is shutting down"))
+        except ProxyError as exc:
+            live.fail(exc)
+        finally:
+            self._live.pop(live.turn.id, None)
+
+    # --- for stateful wires: a turn outlives the request that started it
+
+    def follow(self, turn_id: str) -> Answer | None:
+        """A view of a turn that runs (or waits) in this proxy; None when it does not."""
+        live = self._live.get(turn_id)
+        return None if live is None or live.done else live.attach(replayed=True)
+
+    def keep(self, answer: Answer) -> None:
+        """Let the turn run to its end without a client: kept is as good as delivered, it can be asked for."""
+        self._tasks.own(kept(answer))
+
+    async def ended(self, turn_id: str) -> None:
+        """Wait until a turn of this proxy is over and stored; at once when it does not run here."""
+        live = self._live.get(turn_id)
+        if live is not None and live.task is not None:
+            await asyncio.wait([live.task])
+
+    async def settled(self, agent_key: int) -> None:
+        """Wait until no accepted turn of this agent is unfinished in this proxy."""
+        tasks = [live.task for live in self._live.values() if live.turn.agent_key == agent_key and live.task]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # --- the lane's turn
+
+    async def _run(self, live: LiveTurn, agent: Agent, place: Place) -> None:
+        live.begun = True
+        try:
+            if live.cancelled_because is not None:
+                raise asyncio.CancelledError
+            async with self._lanes.turn(place):
+                await self._in_turn(live, agent)
+        except asyncio.CancelledError:
+            why = live.cancelled_because or "the proxy is shutting down"
+            await self._ends.failed(live, TurnCancelled(f"{why}; nothing of this turn was kept"))
+        except ProxyError as exc:
+            await self._ends.failed(live, exc)
+        except Exception:
+            log.exception("turn_crashed", turn_id=live.turn.id)
+            await self._ends.failed(live, UpstreamError("the proxy failed in this turn; its log has the trace"))
+        finally:
+            self._lanes.give_up(place)
+            self._live.pop(live.turn.id, None)
+
+    async def _in_turn(self, live: LiveTurn, agent: Agent) -> None:
+        deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout
+        at_head = live.turn.reason.get("rule") == "head"
+        async with AsyncExitStack() as held:
+            async with limited(deadline, self._attempts.too_long):
+                try:
+                    await self._ends.store_all()
+                    await held.enter_async_context(self._writers.turn(agent, live.turn))
+                    await held.enter_async_context(self._slots.slot())
+                    # Read now: other proxies may have moved the head until a moment ago.
+                    now = await self.store.standing(agent.key, live.turn.parent_id, at_head=at_head)
+                except StoreUnavailable as exc:
+                    raise not_run(exc) from exc
+            if now is None:
+                raise TurnCancelled("the agent was deleted while this request was queued")
+            self._running += 1
+            try:
+                await self._attempts.execute(live, now, at_head=at_head, deadline=deadline)
+            finally:
+                self._running -= 1
+
+    # --- data
+
+    async def delete(self, owner: str, agent_id: str) -> bool:
+        """End the agent's process and remove chain, transcripts, sandbox and keys. False when unknown."""
+        agent = await self.store.agent(owner, agent_id)
+        if agent is None:
+            return False
+        running = [live for live in self._live.values() if live.turn.agent_key == agent.key]
+        for live in running:
+            live.cancel("the agent was deleted")
+        tasks = [live.task for live in running if live.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+        async with self._writers.turn(agent, None) as lock:
+            session_ids = {turn.session_id async for turn in self.store.turns(agent.key) if turn.session_id}
+            chain = await self.store.chain(agent.key)
+            session_ids |= {session.id for session in chain.sessions} if chain else set()
+            await self._sessions.forget(agent, sorted(session_ids))
+            await asyncio.to_thread(self._sandboxes.remove, agent.dir)
+            await self.store.delete_agent(agent.key)
+            lock.release(remove=True)
+        return True
+
+    async def _retention(self, days: float) -> None:
+        """Once an hour, delete the agents whose last turn is older than `retention_days`."""
+        while True:
+            try:
+                for agent in await self.store.expired_agents(time.time() - days * 24 * HOUR):
+                    log.info("expired", agent=agent.agent_id)
+                    await self.delete(agent.owner, agent.agent_id)
+            except ProxyError as exc:
+                log.warning("not_expired", error=exc.message)
+            await asyncio.sleep(HOUR)
+
+
+def _may_use_tools(profile: Profile, request: TurnRequest) -> None:
+    """Strangers whose histories look alike must not meet in one sandbox where tools can leave something behind."""
+    if profile.tools and request.agent_id is None and request.continues is None:
+        raise InvalidRequest(
+            "the profile turns the CLI's tools on, so the agent needs a name: send X-Agent-Id", param="agent_id"
+        )
+
+
+def _prepare_var(var: Path, instances: Instances) -> None:
+    try:
+        var.mkdir(mode=0o700, parents=True, exist_ok=True)
+        var.chmod(0o700)
+        probe = var / f".write-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+        instances.enter()
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot write to {var}: {exc.strerror}; make it writable or choose another place with --var"
+        ) from exc

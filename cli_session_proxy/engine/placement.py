@@ -1,0 +1,173 @@
+"""Step 1 of a request: whose conversation is it, what does it continue, has it been here before?"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..backends.claude.sessions import history
+from ..backends.claude.sessions.manager import Sessions
+from ..domain import lineage
+from ..domain.client_tools import as_cli, in_our_ids, wants
+from ..domain.lineage import Decision, Ending
+from ..domain.models import FINISHED, JSON, ON_PATH, Agent, Turn, TurnRequest
+from ..errors import InvalidRequest, NotFound
+from ..sandbox import directory_name
+from ..stores.base import Arrival, ImportedTurn, NewTurn, Store
+
+# A finished turn is a client's own retry's only this long (seconds): afterwards the same words are said anew.
+# The SDKs wait for at most 60 s (the longest Retry-After that they heed).
+RETRY_WINDOW = 90.0
+
+HOUR = 3600.0
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}_{uuid.uuid4().hex}"
+
+
+class Placement:
+    """Finds or makes the agent, and decides which turn a request continues."""
+
+    def __init__(self, store: Store, sessions: Sessions) -> None:
+        self._store = store
+        self._sessions = sessions
+
+    async def place(self, request: TurnRequest, agent: Agent | None = None) -> tuple[Agent, Decision]:
+        """`agent` is the one that the request names, where it is known."""
+        if not request.messages or request.messages[-1].role != "user":
+            raise InvalidRequest("the last message must be the user's (or a tool's result)", param="messages")
+        if request.continues is not None:
+            agent = await self._agent_of(request)
+        elif request.agent_id is not None and agent is None:
+            agent = await self._ensure(request.owner, request.agent_id, named=True)
+        match = None
+        if request.continues is None and not request.fresh:
+            match = await self.match(request, agent)
+        if agent is None and match is not None:
+            agent = await self._store.agent_by_key(match[0].agent_key)
+        decision = lineage.decide(
+            request.messages,
+            named=request.agent_id is not None,
+            fresh=request.fresh,
+            continues=request.continues,
+            match=match,
+            head=agent.head if agent else None,
+        )
+        if agent is None:
+            agent = await self._ensure(request.owner, new_id("auto"), named=False)
+        if match is not None and decision.parent == match[0].id and not decision.imported:
+            known = itertools.takewhile(lambda one: one.role == "assistant", reversed(request.messages[: match[1].end]))
+            said = [block for message in reversed(list(known)) for block in message.content]
+            decision = replace(decision, new=in_our_ids(decision.new, said, match[0].output))
+        return agent, decision
+
+    async def _agent_of(self, request: TurnRequest) -> Agent:
+        assert request.continues is not None
+        turn = await self._store.turn(request.continues)
+        agent = await self._store.agent_by_key(turn.agent_key) if turn else None
+        if agent is None or agent.owner != request.owner:
+            raise NotFound(f"no turn {request.continues!r}: send the whole conversation, or an id that you were given")
+        return agent
+
+    async def _ensure(self, owner: str, agent_id: str, *, named: bool) -> Agent:
+        directory = directory_name(owner, agent_id)
+        return await self._store.ensure_agent(owner, agent_id, directory, named=named, now=time.time())
+
+    async def match(self, request: TurnRequest, agent: Agent | None) -> tuple[Turn, Ending] | None:
+        """The deepest turn whose path the history repeats; within the named agent, else among the unnamed."""
+        known = {ending.hash: ending for ending in lineage.endings(request.messages)}
+        turn = await self._store.deepest(request.owner, list(known), agent.key if agent else None) if known else None
+        return (turn, known[turn.path_hash]) if turn and turn.path_hash else None
+
+    async def bring_in(self, agent: Agent, decision: Decision, model: str) -> str | None:
+        """Store the exchanges that the chain does not know; the turn that the new one continues, or None."""
+        if not decision.imported:
+            return decision.parent
+        above = await self._store.turn(decision.parent) if decision.parent else None
+        path_hash = above.path_hash if above else None
+        depth = above.depth if above else 0
+        known = await self._store.records(above.id) if above else []
+        leaf = next((record.uuid for record in reversed(known) if record.uuid), None)
+        imported: list[ImportedTurn] = []
+        parent = decision.parent
+        found = lineage.exchanges(decision.imported)
+        # A millisecond a record, ending now: the times of the history stay before those of the turn to come.
+        scribe = self._sessions.scribe(agent, time.time() - 0.002 * len(found), leaf)
+        mender = history.Mender(history.calls(above.output) if above else ())
+        for exchange in found:
+            path_hash = lineage.path_hash(path_hash, exchange.input, exchange.output)
+            depth += 1
+            turn = ImportedTurn(
+                id=new_id("turn"),
+                agent_key=agent.key,
+                parent_id=parent,
+                model=model,
+                input=exchange.input,
+                output=tuple(block for block in exchange.output if block.get("type") not in history.THINKING),
+                records=tuple(history.records(scribe, mender, exchange.input, as_cli(exchange.output), model)),
+                created_at=time.time(),
+                path_hash=path_hash,
+                depth=depth,
+                reason={"rule": decision.rule, "why": "sent by the client as history"},
+            )
+            imported.append(turn)
+            parent = turn.id
+        await self._store.import_turns(imported)
+        return parent
+
+    async def known(self, request: TurnRequest, now: float, abandoned: Callable[[str], bool]) -> Arrival:
+        """The turn that this very request already is (by its key, as a client's own retry, or undelivered), and the
+        agent that it names.
+
+        `abandoned` tells of a turn in this proxy that all its clients have left.
+        """
+        found = await self._store.arrival(request.owner, request.fingerprint, request.agent_id)
+        return replace(found, latest=await self._earlier(request, found.latest, now, abandoned))
+
+    async def _earlier(
+        self, request: TurnRequest, latest: Turn | None, now: float, abandoned: Callable[[str], bool]
+    ) -> Turn | None:
+        if request.idempotency_key is not None:
+            turn = await self._store.turn_by_key(request.owner, request.idempotency_key, now)
+            if turn is not None and turn.fingerprint != request.fingerprint:
+                raise InvalidRequest(
+                    "this Idempotency-Key belongs to another request: use a new key for a new body",
+                    param="Idempotency-Key",
+                )
+            return turn
+        if latest is None:
+            return None
+        if latest.status not in FINISHED:
+            return latest if request.is_retry or latest.delivery == "undelivered" or abandoned(latest.id) else None
+        if latest.status in ON_PATH and latest.delivery in ("undelivered", "uncertain"):
+            return latest
+        return latest if request.is_retry and now - (latest.finished_at or now) < RETRY_WINDOW else None
+
+
+def new_turn(request: TurnRequest, agent: Agent, decision: Decision, parent: str | None, *, hours: float) -> NewTurn:
+    """The turn to accept. `hours` is how long its idempotency key is kept."""
+    now = time.time()
+    until = now + hours * HOUR if request.idempotency_key else None
+    wanted: JSON = {} if request.format is None else {"format": request.format}
+    return NewTurn(
+        id=new_id("turn"),
+        agent_key=agent.key,
+        model=request.model,
+        input=decision.new,
+        created_at=now,
+        parent_id=parent,
+        system=request.system,
+        effort=request.effort,
+        profile=request.profile,
+        reason=decision.reason | {"delta": decision.delta and request.keep_system} | wanted | wants(request),
+        origin=request.wire,
+        fingerprint=request.fingerprint,
+        idempotency_key=request.idempotency_key,
+        idempotency_until=until,
+        call=request.call,
+        takes=request.takes,
+    )

@@ -1,0 +1,111 @@
+"""What happens in a chain, as it happens: turns that began or ended, and the links that explain them.
+
+The store is asked again and again, so it does not matter which process runs the turns. What is remembered is the
+turns that may still change, and these are bounded by the agent's lane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..domain.models import FINISHED, Agent, Link, Status, Turn
+from ..domain.ordering import by_turn, sorted_by_parent
+from ..stores.base import Store
+
+# How soon a change is seen (seconds): quick enough for a person, 2 indexed reads a second for the store.
+POLL = 0.5
+# Failed turns that are watched on, because a retry gives them another attempt; older ones are forgotten.
+WATCHED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """A turn in a new status, with the links that came with it. `seq` goes on where another reader left off."""
+
+    turn: Turn
+    links: tuple[Link, ...]
+
+
+class Follower:
+    """One reader of one chain. `after_seq` is the last turn that it knows; None: only what happens from now on."""
+
+    def __init__(self, store: Store, agent: Agent, after_seq: int | None = None) -> None:
+        self._store = store
+        self._agent = agent
+        self._after = after_seq
+        self._watched: dict[str, Status] = {}
+        self._links: int | None = None
+
+    async def start(self) -> None:
+        """Take what is there as known."""
+        if self._after is not None:
+            return
+        chain = await self._store.chain(self._agent.key)
+        self._links = len(chain.links) if chain else 0
+        newest = (await self._store.page(self._agent.key, before_seq=None, limit=1)).turns
+        self._after = newest[0].seq if newest else 0
+        for turn in await self._store.waiting(self._agent.key):
+            self._watch(turn)
+
+    async def happened(self) -> list[Happened]:
+        """What changed since the last call, in the order of acceptance but parents first."""
+        assert self._after is not None
+        changed = [turn for turn_id in list(self._watched) if (turn := await self._changed(turn_id)) is not None]
+        async for turn in self._store.turns(self._agent.key, after_seq=self._after):
+            self._after = turn.seq
+            changed.append(turn)
+        if not changed:
+            return []
+        for turn in changed:
+            self._watch(turn)
+        goes_on = self._links is None  # where another reader left off, who was told of the links before
+        links = by_turn(await self._new_links())
+        ended = [turn for turn in changed if turn.status in FINISHED]
+        own = {turn.id: links.pop(turn.id, ()) for turn in ended}
+        told = [Happened(turn, tuple(own.get(turn.id, ()))) for turn in sorted_by_parent(changed)]
+        return told if goes_on else told + [late async for late in self._late(changed[-1], links)]
+
+    async def _late(self, last: Turn, links: Mapping[str | None, Sequence[Link]]) -> AsyncIterator[Happened]:
+        """Links of turns that were read before these were stored: each turn again, as it is now, with its own.
+
+        A link of no turn goes with the last one.
+        """
+        for turn_id, own in links.items():
+            turn = await self._store.turn(turn_id) if turn_id is not None else None
+            if turn is not None:
+                self._watch(turn)
+            yield Happened(turn or last, tuple(own))
+
+    async def gone(self) -> bool:
+        """The agent was deleted: nothing can happen any more."""
+        return await self._store.agent_by_key(self._agent.key) is None
+
+    async def follow(self) -> AsyncIterator[list[Happened]]:
+        """What happens, a list each `POLL` seconds (mostly empty: a sign of life), until the agent is deleted."""
+        await self.start()
+        while not await self.gone():
+            yield await self.happened()
+            await asyncio.sleep(POLL)
+
+    async def _changed(self, turn_id: str) -> Turn | None:
+        turn = await self._store.turn(turn_id)
+        if turn is None:
+            self._watched.pop(turn_id)
+            return None
+        return turn if turn.status != self._watched[turn_id] else None
+
+    def _watch(self, turn: Turn) -> None:
+        self._watched.pop(turn.id, None)
+        if turn.status not in ("completed", "requires_action"):
+            self._watched[turn.id] = turn.status
+        while len(self._watched) > WATCHED:
+            self._watched.pop(next(iter(self._watched)))
+
+    async def _new_links(self) -> tuple[Link, ...]:
+        chain = await self._store.chain(self._agent.key)
+        every = chain.links if chain else ()
+        new = every[self._links or 0 :]
+        self._links = len(every)
+        return new

@@ -1,0 +1,48 @@
+"""The dump for programs: the JSON of the contract (`schema.ChainDump`), written turn by turn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from ..domain.models import Agent
+from ..domain.ordering import by_turn, parents_first
+from ..errors import NotFound
+from ..stores.base import Store
+from . import shown
+from .schema import SCHEMA
+
+
+async def chain_json(store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False) -> AsyncIterator[str]:
+    """One valid JSON document in pieces, a newline at its end. Raises `NotFound` before the first piece.
+
+    Sessions and links are read first: a turn committed meanwhile may be listed without its links, never a link
+    without its turn.
+    """
+    chain = await store.chain(agent.key)
+    if chain is None:
+        raise NotFound(f"there is no agent {agent.agent_id!r}", param="agent_id")
+    head = {
+        "schema": SCHEMA,
+        "agent_id": chain.agent.agent_id,
+        "sandbox": sandbox,
+        "head": chain.agent.head,
+        "created_at": chain.agent.created_at,
+    }
+    yield _line(head)[:-1] + ',\n"turns":['
+    separator = "\n"
+    links = by_turn(chain.links)
+    async for turn in parents_first(store.turns(agent.key)):
+        yield separator + _line(shown.turn(turn, links.get(turn.id, ()), verbatim=verbatim))
+        separator = ",\n"
+    yield '],\n"sessions":' + _list(shown.session(session) for session in chain.sessions)
+    yield ',\n"links":' + _list(shown.link(link) for link in chain.links) + "}\n"
+
+
+def _list(rows: Iterable[Any]) -> str:
+    return "[" + ",\n".join(_line(row) for row in rows) + "]"
+
+
+# ASCII, so that half a surrogate pair from a model is still valid JSON.
+_line = json.JSONEncoder(separators=(",", ":")).encode

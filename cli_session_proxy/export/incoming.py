@@ -1,0 +1,243 @@
+"""An exported chain (see `portable`) on its way into a store: checked whole first, then read piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TypeVar
+
+from ..backends.claude import environment
+from ..domain.models import JSON, Conversation, Item, Link, Message, Record, Session, Turn, Usage
+from ..errors import InvalidRequest, NotFound
+from ..sandbox import directory_name
+from ..settings import Settings
+from ..stores.base import ChainPart, NewChain, Store, WholeTurn
+from ..stores.images import restore
+from ..wires.conversations.body import conversation_id
+from .portable import MAX_LINE, READ, SCHEMA, Moved, Progress, as_text
+
+T = TypeVar("T")
+
+# `resp_…`, `msg_…` and the like: the hexadecimal digits are a turn's or an item's own.
+_WIRE_ID = re.compile(r"([a-z]+)_([0-9a-f]{32})((?:_.*)?)")
+_PREVIOUS = ("previous_response_id", "previous_interaction_id")
+
+
+async def bring_in(
+    settings: Settings, store: Store, owner: str, path: Path, agent_id: str | None, progress: Progress
+) -> Moved:
+    """Take an exported chain in, whole or not at all. Raises `InvalidRequest`, `NotFound`."""
+    checked = await asyncio.to_thread(_check, path)
+    said = checked.head["agent"]
+    named = bool(said["named"]) or agent_id is not None
+    agent_id = agent_id or str(said["agent_id"])
+    renamed = await _taken(settings, store, checked)
+    conversation = (conversation_id(str(said["agent_id"])), conversation_id(agent_id))
+    reading = _Reading(checked, str(uuid.uuid4()) if renamed else None, conversation, progress)
+    directory = directory_name(owner, agent_id)
+    created, now = float(said["created_at"]), time.time()
+    head = reading.turn_id(checked.head["head"])
+    new = NewChain(owner, agent_id, directory, named, created, now, lambda: head)
+    try:
+        await store.import_chain(new, reading.parts())
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise InvalidRequest(f"{path} does not follow {SCHEMA} ({type(exc).__name__}: {exc}): export it again") from exc
+    return Moved(agent_id, path, checked.turns, checked.records, renamed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A file whose sum is right. `images` says where in the file each image's line begins."""
+
+    path: Path
+    size: int
+    head: JSON
+    turns: int
+    records: int
+    first_turn: str | None
+    sessions: tuple[str, ...]
+    images: Mapping[str, int] = field(repr=False)
+
+
+def _check(path: Path) -> _Checked:
+    """Read the whole file once: is it ours, complete and unchanged?"""
+    try:
+        with path.open("rb") as file:
+            return _checked(path, file)
+    except FileNotFoundError:
+        raise NotFound(f"there is no file {path}: give the path of an export") from None
+    except OSError as exc:
+        raise InvalidRequest(f"{path} cannot be read ({exc.strerror}): give this user the right to") from exc
+
+
+def _checked(path: Path, file: IO[bytes]) -> _Checked:
+    head = _header(path, file.readline(MAX_LINE))
+    file.seek(0)
+    digest = hashlib.sha256()
+    at = lines = turns = records = 0
+    first: str | None = None
+    sessions: list[str] = []
+    images: dict[str, int] = {}
+    while raw := file.readline(MAX_LINE):
+        if raw.startswith(b'{"end":') and raw.endswith(b"\n"):
+            counted = {"lines": lines, "turns": turns, "records": records, "sha256": digest.hexdigest()}
+            if json.loads(raw)["end"] != counted or file.read(1):
+                raise InvalidRequest(f"{path} was changed since its export: its sum is another; copy it again")
+            return _Checked(path, at, head, turns, records, first, tuple(sessions), images)
+        digest.update(raw)
+        if raw.startswith(b'{"image":'):
+            images[str(json.loads(raw)["image"])] = at
+        elif raw.startswith(b'{"session":'):
+            sessions.append(str(json.loads(raw)["session"]["id"]))
+        elif raw.startswith(b'{"turn":'):
+            turns += 1
+            first = first or str(json.loads(raw)["turn"]["id"])
+        records += raw.startswith(b'{"record":')
+        lines += 1
+        at += len(raw)
+    raise InvalidRequest(f"{path} is cut: its last line is missing; copy it again, or export it again")
+
+
+def _header(path: Path, raw: bytes) -> JSON:
+    try:
+        head = dict(json.loads(raw))
+        schema = head["schema"]
+    except (ValueError, TypeError, KeyError):
+        raise InvalidRequest(f"{path} is not an export of cli-session-proxy: its first line is no header") from None
+    if schema not in READ:
+        raise InvalidRequest(f"{path} is a {schema}, this program reads {SCHEMA}: upgrade cli-session-proxy")
+    return head
+
+
+async def _taken(settings: Settings, store: Store, checked: _Checked) -> bool:
+    """Do these turns or sessions live here already (a copy on the same machine)? Nobody's files may be touched."""
+    if checked.first_turn is not None and await store.turn(checked.first_turn) is not None:
+        return True
+    projects = environment.config_dir(settings) / "projects"
+    for session_id in checked.sessions:
+        if await store.session(session_id) is not None:
+            return True
+        if await asyncio.to_thread(lambda name: any(projects.glob(f"*/{name}.jsonl")), session_id):
+            return True
+    return False
+
+
+@dataclass(slots=True)
+class _Reading:
+    """The walk over a checked file while the store takes it in. Runs on the store's thread."""
+
+    checked: _Checked
+    salt: str | None
+    conversation: tuple[str, str]  # its id where it was, and here
+    progress: Progress
+
+    def turn_id(self, old: str | None) -> str | None:
+        """The same turn gets the same new id wherever it is named."""
+        return old if old is None or self.salt is None else f"turn_{self._fresh(old).hex}"
+
+    def session_id(self, old: str | None) -> str | None:
+        return old if old is None or self.salt is None else str(self._fresh(old))
+
+    def wire_id(self, old: str | None) -> str | None:
+        """An id that a client knows: a turn's under another name, an item's, or of something within a turn."""
+        known = _WIRE_ID.fullmatch(old) if old is not None and self.salt is not None else None
+        if known is None:
+            return old
+        return f"{known[1]}_{self._fresh(f'turn_{known[2]}').hex}{known[3]}"
+
+    def _fresh(self, old: str) -> uuid.UUID:
+        assert self.salt is not None
+        return uuid.uuid5(uuid.UUID(self.salt), old)
+
+    def parts(self) -> Iterator[ChainPart]:
+        turn: Turn | None = None
+        records: list[Record] = []
+        with self.checked.path.open("rb") as file, self.checked.path.open("rb") as aside:
+            while file.tell() < self.checked.size:
+                line = json.loads(file.readline(MAX_LINE))
+                if "record" in line:
+                    records.append(self._record(line, aside))
+                    continue
+                if turn is not None and "image" not in line:
+                    yield WholeTurn(turn, tuple(records))
+                    turn, records = None, []
+                    self.progress(file.tell(), self.checked.size)
+                if "turn" in line:
+                    turn = self._turn(line, aside)
+                elif "session" in line:
+                    yield self._session(line["session"])
+                elif "link" in line:
+                    yield self._link(line["link"])
+                elif "conversation" in line:
+                    yield self._conversation(line["conversation"])
+                elif "item" in line:
+                    yield self._item(line["item"])
+        if turn is not None:
+            yield WholeTurn(turn, tuple(records))
+        self.progress(self.checked.size, self.checked.size)
+
+    def _restored(self, line: JSON, text: str, aside: IO[bytes]) -> str:
+        places = line.get("images") or ()
+        known: dict[str, str] = {}
+        for _, sha256 in places:
+            if sha256 not in known:
+                aside.seek(self.checked.images[sha256])
+                known[sha256] = json.loads(aside.readline(MAX_LINE))["data"]
+        return restore(text, places, known)
+
+    def _record(self, line: JSON, aside: IO[bytes]) -> Record:
+        return Record(self._restored(line, line["record"], aside), line["uuid"], line["synthetic"])
+
+    def _turn(self, line: JSON, aside: IO[bytes]) -> Turn:
+        data = json.loads(self._restored(line, as_text(line["turn"]), aside))
+        data |= {
+            "seq": 0,
+            "agent_key": 0,
+            "id": self.turn_id(data["id"]),
+            "parent_id": self.turn_id(data["parent_id"]),
+            "session_id": self.session_id(data["session_id"]),
+            "input": [Message.from_json(message) for message in data["input"]],
+            "usage": Usage.from_json(data["usage"]),
+            "call": self._call(data.get("call")),
+        }
+        return _made(Turn, data)
+
+    def _session(self, data: JSON) -> Session:
+        own = {"id": self.session_id(data["id"]), "tip_turn_id": self.turn_id(data["tip_turn_id"])}
+        return _made(Session, data | own | {"agent_key": 0, "transcript": ""})
+
+    def _link(self, data: JSON) -> Link:
+        own = {name: self.session_id(data[name]) for name in ("from_session", "to_session")}
+        return _made(Link, data | own | {"turn_id": self.turn_id(data["turn_id"])})
+
+    def _call(self, call: JSON | None) -> JSON | None:
+        """What a stateful wire keeps with a turn, with the ids that are in it."""
+        if call is None:
+            return None
+        own: JSON = {name: self.wire_id(call[name]) for name in _PREVIOUS if name in call}
+        if "shown" in call:
+            own["shown"] = [self.wire_id(item_id) for item_id in call["shown"]]
+        if call.get("conversation") == self.conversation[0]:
+            own["conversation"] = self.conversation[1]
+        return call | own
+
+    def _conversation(self, data: JSON) -> Conversation:
+        return Conversation(data["metadata"], tuple(str(self.wire_id(item_id)) for item_id in data["removed"]))
+
+    def _item(self, data: JSON) -> Item:
+        item_id = str(self.wire_id(data["id"]))
+        return Item(item_id, data["data"] | {"id": item_id}, self.turn_id(data["turn_id"]))
+
+
+def _made(kind: type[T], data: JSON) -> T:
+    """The row, with lists as the tuples that it keeps. A field that this version does not know is left out."""
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # every kind here is one
+    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in data.items() if name in names})

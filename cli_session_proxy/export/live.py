@@ -1,0 +1,55 @@
+"""What happens in a chain, as text: lines for a terminal, JSON lines for programs, server-sent events for pages."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..domain.models import JSON
+from ..engine.subscription import Happened
+from . import shown
+from .telling import REPAIRS
+from .words import printable, time
+
+# Of a text, what fits on a line of a terminal (characters).
+WIDTH = 200
+
+
+def data(happened: Happened, *, verbatim: bool = False) -> JSON:
+    """`{"turn": …, "links": […]}` in the forms of the JSON dump."""
+    turn = shown.turn(happened.turn, happened.links, verbatim=verbatim)
+    return {"seq": happened.turn.seq, "turn": turn, "links": [shown.link(link) for link in happened.links]}
+
+
+def json_line(happened: Happened, *, verbatim: bool = False) -> str:
+    return json.dumps(data(happened, verbatim=verbatim), separators=(",", ":")) + "\n"
+
+
+def event(happened: Happened) -> str:
+    """One server-sent event; its id is what `Last-Event-ID` brings back."""
+    return f"id: {happened.turn.seq}\nevent: turn\ndata: {json.dumps(data(happened), separators=(',', ':'))}\n\n"
+
+
+def lines(happened: Happened, *, verbatim: bool = False) -> str:
+    """For a person: what was asked, what was answered, and every repair with its evidence."""
+    told = shown.turn(happened.turn, happened.links, verbatim=verbatim)
+    turn = happened.turn
+    out = [f"{time(turn.finished_at or turn.started_at or turn.created_at)}  {turn.status:10} {turn.id}"]
+    for link in happened.links:
+        mark = "repair" if link.reason in REPAIRS else "link"
+        out.append(f"    {mark} ({link.reason}): {shown.link(link)['says']}")
+    out += [f"    repair: {text}" for text in told["says"]]
+    if turn.status in ("queued", "running"):
+        out += [f"    user: {_words(message['content'])}" for message in told["input"]]
+    else:
+        facts = [turn.continuity or "not run", f"session {(turn.session_id or 'none')[:8]}"]
+        out.append(f"    {', '.join(facts)}: {_words(told['output'])}")
+    if told["error"] is not None:
+        out.append(f"    {told['error'].get('code')}: {told['error'].get('message')}")
+    return "".join(f"{printable(line)}\n" for line in out)
+
+
+def _words(content: list[dict[str, Any]]) -> str:
+    parts = [str(block["text"]) if block.get("type") == "text" else f"[{block.get('type')}]" for block in content]
+    text = " ".join(" ".join(parts).split())
+    return text if len(text) <= WIDTH else f"{text[:WIDTH]}…"

@@ -1,0 +1,115 @@
+"""The dump for people: the conversation in order, with every repair at its turn."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from ..domain.models import ON_PATH, Agent, Chain, Link, Turn
+from ..domain.ordering import by_turn, parents_first
+from ..errors import NotFound
+from ..stores.base import Store
+from . import shown
+from .telling import REPAIRS
+from .words import UNSURE, time, visible
+
+
+async def markdown(store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False) -> AsyncIterator[str]:
+    """The conversation in pieces, a turn each. Raises `NotFound` before the first one."""
+    chain = await store.chain(agent.key)
+    if chain is None:
+        raise NotFound(f"there is no agent {agent.agent_id!r}", param="agent_id")
+    links = by_turn(chain.links)
+    yield visible("\n".join(_title(chain, sandbox, links.get(None, ()))))
+    number, before = 0, None
+    async for turn in parents_first(store.turns(agent.key)):
+        number += 1
+        yield visible("\n".join(_turn(number, turn, before, links.get(turn.id, ()), verbatim=verbatim)))
+        before = turn.id
+
+
+def _title(chain: Chain, sandbox: str, links: Sequence[Link]) -> Iterator[str]:
+    yield f"# Agent {_inline(chain.agent.agent_id)}\n"
+    yield f"- since {time(chain.agent.created_at)}, sandbox {_inline(sandbox)}"
+    yield f"- head {_inline(chain.agent.head or 'none')}, {len(chain.sessions)} session(s)"
+    yield from (_link(link) for link in links)
+    yield ""
+
+
+def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], *, verbatim: bool) -> Iterator[str]:
+    told = shown.turn(turn, links, verbatim=verbatim)
+    how = turn.continuity or (turn.origin if turn.origin in ("adopted", "imported") else "not run")
+    facts = [turn.status, how, turn.model, time(turn.created_at)]
+    where = f"{turn.id}, session {turn.session_id or 'none'}"
+    yield f"\n## Turn {number} · {_plain(' · '.join(facts))}\n"
+    yield f"<sub>{_plain(where)}</sub>\n"
+    if turn.parent_id != before and not _never_began(turn):
+        yield f"> continues {_inline(turn.parent_id or 'nothing: a new start')}, not the turn above\n"
+    if told["continuity_reason"]:
+        yield f"> continuity: {_inline(_compact(told['continuity_reason']))}\n"
+    for link in links:
+        yield _link(link) + "\n"
+    yield from (f"> **repaired**: {_plain(text)}\n" for text in told["says"])
+    for message in told["input"]:
+        yield f"**{_plain(message['role'])}**\n"
+        yield from _content(message["content"])
+    if told["tools"]:
+        yield "**tools of the CLI**\n"
+        yield from (f"- {_inline(_compact(entry))}" for entry in told["tools"])
+        yield ""
+    if told["output"]:
+        yield "**assistant**\n"
+        yield from _content(told["output"])
+    if told["error"] is not None:
+        error = told["error"]
+        yield f"> **{_plain(turn.status)}** ({_inline(str(error.get('code')))}): {_plain(str(error.get('message')))}\n"
+    if turn.delivery in UNSURE and turn.status in ON_PATH:
+        yield f"> {UNSURE[turn.delivery]}\n"
+
+
+def _link(link: Link) -> str:
+    mark = "**repaired**" if link.reason in REPAIRS else "link"
+    ids = f"{(link.from_session or 'none')[:8]} → {link.to_session[:8]}"
+    return f"> {mark} ({_inline(link.reason)}, {_plain(ids)}): {_plain(shown.link(link)['says'])}"
+
+
+def _never_began(turn: Turn) -> bool:
+    """It was to continue the head, and ended or waits before it was known which turn that is."""
+    return turn.parent_id is None and turn.started_at is None and turn.reason.get("rule") == "head"
+
+
+def _content(blocks: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A block each, quoted, so that no text of a conversation can pass for the dump's own words."""
+    for block in blocks:
+        yield "\n".join(f"    {line}" for line in _block(block).splitlines() or [""])
+        yield ""
+
+
+def _block(block: dict[str, Any]) -> str:
+    kind = block.get("type")
+    if kind == "text":
+        return str(block.get("text", ""))
+    if kind == "thinking":
+        return f"(thinking) {block.get('thinking', '')}"
+    if kind == "image" and "sha256" in block:
+        return f"(image {block['media_type']}, {block['bytes']} bytes, sha256 {block['sha256']})"
+    return f"({kind}) {_compact({name: value for name, value in block.items() if name != 'type'})}"
+
+
+def _inline(text: str) -> str:
+    """One line of code style: a name cannot break out of its line."""
+    line = " ".join(text.split()) or " "
+    fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
+    pad = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{fence}{pad}{line}{pad}{fence}"
+
+
+def _plain(text: str) -> str:
+    """A sentence: evidence in it is no markup. An underscore stays as it is, so that ids and paths can be copied."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+
+
+_MARKUP = re.compile(r"[\\`*<>\[\]&]")
+_compact = json.JSONEncoder(ensure_ascii=False).encode

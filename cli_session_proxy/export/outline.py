@@ -1,0 +1,93 @@
+"""A chain without its words: the shape that the graph and the page's tree are drawn from. Small per turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .. import redact
+from ..domain.models import Agent, Chain, Link, Message, Status
+from ..domain.ordering import by_turn, parents_first
+from ..errors import NotFound
+from ..stores.base import Store, TurnOutline
+from . import telling
+
+# Characters of a prompt that stand for the turn in an outline.
+FIRST_WORDS = 60
+# A secret at their edge must not lose the end by which it is known: cut far behind it first.
+LOOKED_AT = 8 * FIRST_WORDS
+
+
+@dataclass(slots=True)
+class Node:
+    """One turn. `lane` 0 is the path to the head; every branch that leaves another gets a lane of its own."""
+
+    id: str
+    number: int
+    parent: str | None
+    status: Status
+    session: str | None
+    words: str
+    mended: bool = False  # beside what its links tell
+    lane: int = 0
+    children: int = 0
+
+
+@dataclass(slots=True)
+class Outline:
+    """`nodes` by id, parents first; `links` by the turn they belong to (None: by none)."""
+
+    chain: Chain
+    nodes: dict[str, Node] = field(default_factory=dict)
+    links: Mapping[str | None, Sequence[Link]] = field(default_factory=dict)
+
+    def add(self, turn: TurnOutline) -> None:
+        words = redact.text(_words(turn.input)[:LOOKED_AT])[: 2 * FIRST_WORDS]
+        mended = bool(telling.turn(turn.reason, turn.attempts, self.links.get(turn.id, ())))
+        self.nodes[turn.id] = Node(
+            turn.id, len(self.nodes) + 1, turn.parent_id, turn.status, turn.session_id,
+            " ".join(words.split())[:FIRST_WORDS], mended,
+        )  # fmt: skip
+
+    def finish(self) -> None:
+        """Lanes: the head's path is the first; elsewhere the first child goes on in its parent's lane."""
+        on_head: set[str] = set()
+        at = self.chain.agent.head
+        while at in self.nodes and at not in on_head:
+            on_head.add(at)
+            at = self.nodes[at].parent
+        lanes = 0
+        taken: set[str | None] = set()
+        for node in self.nodes.values():
+            above = self.nodes.get(node.parent or "")
+            if above is not None:
+                above.children += 1
+            if node.id in on_head:
+                continue
+            goes_on = above is not None and above.id not in taken and above.id not in on_head
+            if above is not None and goes_on:
+                node.lane = above.lane
+                taken.add(above.id)
+            else:
+                lanes += 1
+                node.lane = lanes
+
+
+def _words(messages: tuple[Message, ...]) -> str:
+    for message in messages:
+        for block in message.content:
+            if block.get("type") == "text":
+                return str(block.get("text", ""))
+    return ""
+
+
+async def outline(store: Store, agent: Agent) -> Outline:
+    """Raises `NotFound` where the agent is gone."""
+    chain = await store.chain(agent.key)
+    if chain is None:
+        raise NotFound(f"there is no agent {agent.agent_id!r}", param="agent_id")
+    made = Outline(chain, links=by_turn(chain.links))
+    async for turn in parents_first(store.outlines(agent.key)):
+        made.add(turn)
+    made.finish()
+    return made

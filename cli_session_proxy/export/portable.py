@@ -1,0 +1,197 @@
+"""A chain as one file, to go to another machine: `cli-session-proxy/export/2`, JSON lines.
+
+    {"schema": "cli-session-proxy/export/2", "program": …, "exported_at": …, "agent": {…}, "head": …, "sandbox": …}
+    {"image": sha256, "data": base64}         each image once, before the first line that shows it
+    {"turn": {…}}                             in the order of acceptance
+    {"record": line, "uuid": …, "synthetic": …}   the records of the turn above, verbatim
+    {"session": {…}} {"link": {…}}
+    {"conversation": {…}} {"item": {…}}       what OpenAI's Conversations keep beside the chain, where there is some
+    {"end": {"lines": n, "turns": n, "records": n, "sha256": …}}   of every byte before this line
+
+A turn or record with images carries `"images": [[offset, sha256], …]`: where they were in its text. Everything is
+streamed, so memory is bounded by one turn. What is queued or running, and what recognises a client's retry, stays
+behind. A file without its end, or with another sum, is refused before anything is written. Version 1 had no
+conversations; it is read as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ..domain.models import FINISHED, JSON, Agent, Message, Record, Turn, Usage
+from ..errors import InvalidRequest, NotFound
+from ..sandbox import Sandboxes
+from ..settings import Settings
+from ..stores.base import Store
+from ..stores.images import Cutter
+
+SCHEMA = "cli-session-proxy/export/2"
+READ = frozenset({"cli-session-proxy/export/1", SCHEMA})
+
+# (bytes or turns done, in all)
+Progress = Callable[[int, int], None]
+
+# A line is one record or one image; the API takes requests of 32 MB, so that this is no line of ours.
+MAX_LINE = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What was written or read. `renamed`: its ids were taken here, so that turns and sessions got new ones."""
+
+    agent_id: str
+    path: Path
+    turns: int
+    records: int
+    renamed: bool = False
+
+
+async def export(settings: Settings, store: Store, agent: Agent, path: Path, progress: Progress) -> Moved:
+    """Write the chain as it is now, for this user only (0600). Nothing stays when it fails. Raises `InvalidRequest`."""
+    file = await asyncio.to_thread(_created, path)
+    out = _Writer(file)
+    try:
+        async for line in _lines_of(settings, store, agent, out, progress):
+            await asyncio.to_thread(out.line, line)
+        await asyncio.to_thread(out.end)
+    except BaseException as exc:
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+        if isinstance(exc, OSError):
+            raise InvalidRequest(f"{path} cannot be written ({exc.strerror}): free space, or choose -o") from exc
+        raise
+    finally:
+        file.close()
+    return Moved(agent.agent_id, path, out.turns, out.records)
+
+
+def _created(path: Path) -> IO[bytes]:
+    try:
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+    except FileExistsError:
+        raise InvalidRequest(f"{path} is there already: move it away, or choose another file with -o") from None
+    except OSError as exc:
+        raise InvalidRequest(f"{path} cannot be written ({exc.strerror}): choose another file with -o") from exc
+
+
+async def _lines_of(
+    settings: Settings, store: Store, agent: Agent, out: _Writer, progress: Progress
+) -> AsyncIterator[JSON]:
+    chain = await store.chain(agent.key)
+    if chain is None:
+        raise NotFound(f"there is no agent {agent.agent_id!r}")
+    # Links and head are read first: what is finished later is not part of this export.
+    now = time.time()
+    yield {
+        "schema": SCHEMA,
+        "exported_at": now,
+        "agent": {"agent_id": chain.agent.agent_id, "named": chain.agent.named, "created_at": chain.agent.created_at},
+        "head": chain.agent.head,
+        "sandbox": str(Sandboxes(settings).path(chain.agent.dir)),
+    }
+    tips = {session.tip_turn_id for session in chain.sessions} | {chain.agent.head}
+    async for turn in store.turns(agent.key):
+        if turn.id not in tips and (turn.status not in FINISHED or (turn.finished_at or 0.0) > now):
+            continue
+        async for line in _turn_lines(store, turn, out):
+            yield line
+        progress(out.turns, out.turns)
+    known = await _still_there(store, agent, out)
+    for session in chain.sessions:
+        yield {"session": _fields(session, "agent_key", "mark", "transcript")}
+    for link in chain.links:
+        named = link if link.turn_id in known or link.turn_id is None else dataclasses.replace(link, turn_id=None)
+        yield {"link": _fields(named)}
+    conversation = await store.conversation(agent.key)
+    if conversation is not None:
+        yield {"conversation": _fields(conversation)}
+    for item in await store.items(agent.key):
+        yield {"item": _fields(item if item.turn_id in known else dataclasses.replace(item, turn_id=None))}
+
+
+async def _turn_lines(store: Store, turn: Turn, out: _Writer) -> AsyncIterator[JSON]:
+    parent = turn.parent_id
+    if parent is not None and parent not in out.ids:
+        above = await store.turn(parent)
+        if above is None or above.status not in FINISHED:  # asked to continue a turn that never ended
+            turn = dataclasses.replace(turn, parent_id=None)
+    cutter = Cutter()
+    line = _with_images(cutter, "turn", as_text(_fields(turn, "seq", "agent_key", "instance", "fingerprint")))
+    lines = [_record_line(cutter, record) for record in await store.own_records(turn.id)]
+    for sha256, data in cutter.images.items():
+        if sha256 not in out.images:
+            out.images.add(sha256)
+            yield {"image": sha256, "data": data}
+    out.ids.add(turn.id)
+    yield line
+    for line in lines:
+        yield line
+
+
+async def _still_there(store: Store, agent: Agent, out: _Writer) -> set[str]:
+    if await store.agent_by_key(agent.key) is None:
+        raise NotFound(f"agent {agent.agent_id!r} was deleted while it was exported")
+    return out.ids
+
+
+def _with_images(cutter: Cutter, name: str, text: str) -> JSON:
+    shortened, places = cutter.cut(text)
+    line: JSON = {name: json.loads(shortened)}
+    return line | {"images": places} if places else line
+
+
+def _record_line(cutter: Cutter, record: Record) -> JSON:
+    shortened, places = cutter.cut(record.line)
+    line: JSON = {"record": shortened, "uuid": record.uuid, "synthetic": record.synthetic}
+    return line | {"images": places} if places else line
+
+
+def _fields(row: Any, *without: str) -> JSON:
+    named = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+    return {name: _plain(value) for name, value in named.items() if name not in without}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Message | Usage):
+        return value.as_json()
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def as_text(value: Any) -> str:
+    # ASCII: half a surrogate pair in an answer survives, and the places of images are counted in this very text
+    return json.dumps(value, separators=(",", ":"))
+
+
+class _Writer:
+    """Lines into a file, with the running sum."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self._lines = 0
+        self.turns = 0
+        self.records = 0
+        self.ids: set[str] = set()
+        self.images: set[str] = set()
+
+    def line(self, value: JSON) -> None:
+        data = as_text(value).encode() + b"\n"
+        self._hash.update(data)
+        self._file.write(data)
+        self._lines += 1
+        self.turns += "turn" in value
+        self.records += "record" in value
+
+    def end(self) -> None:
+        counts = {"lines": self._lines, "turns": self.turns, "records": self.records}
+        self._file.write(as_text({"end": counts | {"sha256": self._hash.hexdigest()}}).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())

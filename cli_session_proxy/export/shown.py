@@ -1,0 +1,119 @@
+"""Rows of the store as a dump shows them: without secrets, images by their hash. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Sequence
+from typing import Any, cast
+
+from .. import redact
+from ..domain.models import Block, Link, Message, Session, Turn
+from . import telling
+from .schema import LinkDump, MessageDump, SessionDump, TurnDump, UsageDump
+
+# Of a turn's reason: what `continuity` decided (docs/continuity-rules.md); the rest is how its session came to be.
+_CONTINUITY = ("rule", "messages", "matched", "imported", "diverged_at", "left_off", "why")
+
+
+def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> TurnDump:
+    """`verbatim` shows what was said (system, input, output, tools) as it is; all else is redacted even then.
+
+    `links` are those made at this turn; one of another turn tells nothing of it.
+    """
+    reason, attempts = redact.data(row.reason), redact.data(row.attempts)
+    shown: TurnDump = {
+        "id": row.id,
+        "parent_id": row.parent_id,
+        "status": row.status,
+        "model": row.model,
+        "session_id": row.session_id,
+        "continuity": row.continuity,
+        "input": [message(item, verbatim=verbatim) for item in row.input],
+        "output": blocks(row.output, verbatim=verbatim),
+        "usage": cast(UsageDump, row.usage.as_json()),
+        "cost_usd": row.cost_usd,
+        "error": redact.data(row.error),
+        "created_at": row.created_at,
+        "started_at": row.started_at,
+        "finished_at": row.finished_at,
+        "attempts": attempts,
+        "system": row.system if verbatim else redact.data(row.system),
+        "effort": row.effort,
+        "profile": row.profile,
+        "stop_reason": row.stop_reason,
+        "continuity_reason": {name: reason[name] for name in _CONTINUITY if name in reason},
+        "reason": reason,
+        "timings": redact.data(row.timings),
+        "tools": blocks(row.tools, verbatim=verbatim),
+        "delivery": row.delivery,
+        "origin": row.origin,
+        "says": telling.turn(reason, attempts, [link for link in links if link.turn_id == row.id]),
+    }
+    return shown
+
+
+def says(row: Turn, links: Sequence[Link] = ()) -> list[str]:
+    """What happened to a turn beside its links, in sentences (`TurnDump.says`)."""
+    own = [link for link in links if link.turn_id == row.id]
+    return telling.turn(redact.data(row.reason), redact.data(row.attempts), own)
+
+
+def message(row: Message, *, verbatim: bool = False) -> MessageDump:
+    return {"role": row.role, "content": blocks(row.content, verbatim=verbatim)}
+
+
+def session(row: Session) -> SessionDump:
+    return {
+        "id": row.id,
+        "tip_turn_id": row.tip_turn_id,
+        "transcript": row.transcript,
+        "cli_version": row.cli_version,
+        "created_at": row.created_at,
+    }
+
+
+def link(row: Link) -> LinkDump:
+    detail = redact.data(row.detail)
+    return {
+        "from_session": row.from_session,
+        "to_session": row.to_session,
+        "turn_id": row.turn_id,
+        "reason": row.reason,
+        "detail": detail,
+        "at": row.at,
+        "says": telling.link(row.reason, detail, row.from_session, row.to_session),
+    }
+
+
+def blocks(rows: tuple[Block, ...], *, verbatim: bool = False) -> list[Block]:
+    return [_block(row, verbatim=verbatim) for row in rows]
+
+
+def _block(row: Block, *, verbatim: bool) -> Block:
+    text = row.get("text")
+    if len(row) == 2 and isinstance(text, str) and row.get("type") == "text":  # nearly all of a long chain
+        return row if verbatim else {**row, "text": redact.text(text)}
+    plain: Block = _without_images(row)
+    return plain if verbatim else cast(Block, redact.data(plain))
+
+
+def _without_images(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_without_images(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    source = value.get("source")
+    if value.get("type") == "image" and isinstance(source, dict) and isinstance(source.get("data"), str):
+        return _image(source)
+    return {name: _without_images(item) for name, item in value.items()}
+
+
+def _image(source: dict[str, Any]) -> Block:
+    try:
+        raw = base64.b64decode(source["data"])
+    except binascii.Error:  # a model's or a file's image that is none: hashed as it stands
+        raw = source["data"].encode("utf-8", "surrogatepass")
+    digest = hashlib.sha256(raw).hexdigest()
+    return {"type": "image", "sha256": digest, "media_type": source.get("media_type"), "bytes": len(raw)}

@@ -1,0 +1,22 @@
+"""One row of the list of chains, for programs."""
+
+from __future__ import annotations
+
+from ..domain.models import JSON, ChainSummary
+
+
+def summary_json(row: ChainSummary) -> JSON:
+    """`bytes` is what the store keeps for it, `last_at` UTC seconds, `state` the last turn's status."""
+    return {
+        "agent_id": row.agent.agent_id,
+        "owner": row.agent.owner,
+        "head": row.agent.head,
+        "turns": row.turns,
+        "sessions": row.sessions,
+        "repairs": row.repairs,
+        "state": row.state,
+        "cost_usd": row.cost_usd,
+        "bytes": row.bytes,
+        "created_at": row.agent.created_at,
+        "last_at": row.last_at,
+    }

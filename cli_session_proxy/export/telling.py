@@ -1,0 +1,246 @@
+"""What broke at a turn and how it was mended, in sentences: one table for every form that a person reads.
+
+A link is told by its reason and evidence, a turn by its attempts and its reason. Both come in as a dump shows
+them (`shown`), without secrets. Evidence that an older version left out is not guessed: the sentence is shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ..domain.models import JSON, Link, LinkReason
+from .words import count
+
+NO_SESSION = "none"
+# Why a session was written that nothing was wrong with (`Repairs`).
+IMPORTED = "the client's history was imported"
+NOBODY_WAITS = "nobody waits for these results any more"
+
+# Links that stand for a repair or for somebody else's doing: what a reader looks for.
+REPAIRS: frozenset[LinkReason] = frozenset({"rebuilt", "moved", "adopted", "reset_by_cli"})
+
+# What the verdict on a transcript (`transcript.comparing`) means to a person.
+_FOUND: Mapping[str, str] = {
+    "missing": "The session's transcript was gone",
+    "unreadable": "The session's transcript could not be read",
+    "different": "The session's transcript was not what the chain knows",
+    "tail": "Records that the chain does not know followed in the session's transcript",
+}
+# What followed the path in a transcript (`Repairs._rebuild`).
+_BEHIND: Mapping[str, str] = {
+    "ours": "The session's transcript still held what an attempt that was not kept had left there",
+    "theirs": "The session's transcript ended with a prompt of somebody else's that has no whole answer",
+    "theirs_behind_ours": (
+        "The session's transcript still held what an attempt that was not kept had left there, and somebody else's "
+        "words behind it"
+    ),
+    "broken_line": "The session's transcript ended with a broken line",
+    "notes": "The session's transcript ended with records that belong to no prompt",
+}
+# How an attempt ended that another one followed.
+_ENDED: Mapping[str, str] = {"failed": "failed ({why})", "cancelled": "was cancelled ({why})"}
+# How a turn's records came to be (`Sessions.capture`), where they were not simply read.
+_RECORDS: Mapping[str, str] = {
+    "the transcript is gone; records made from the frames": (
+        "The transcript was gone when the turn ended: its records were made from what the CLI had said."
+    ),
+    "the transcript was replaced during the turn": (
+        "The transcript was replaced during the turn: it is verified before the next one."
+    ),
+    "the transcript does not continue the path": (
+        "The transcript did not go on from the conversation when the turn ended: it is verified before the next one."
+    ),
+}
+
+
+def link(reason: LinkReason, detail: JSON, source: str | None, target: str) -> str:
+    """One or two sentences on why `target` follows `source`."""
+    tell = _LINKS.get(reason)  # a chain may have been brought from a newer version
+    said = tell(detail, _short(source), _short(target)) if tell else "This version does not know what this means."
+    if "settled" in detail:
+        said += " The proxy died in this turn: the next one to start found that out from the transcript."
+    return said
+
+
+def turn(reason: JSON, attempts: Sequence[JSON], links: Sequence[Link] = ()) -> list[str]:
+    """What happened to a turn beside what its links tell, in order; nothing for one that went as turns should."""
+    before_the_last = [attempt for attempt in attempts if "n" in attempt][:-1] if len(attempts) > 1 else []
+    if "repaired" in reason and _is_told(reason["repaired"], before_the_last, links):
+        reason = {name: value for name, value in reason.items() if name != "repaired"}
+    said = [tell(reason[name]) for name, tell in _BEFORE.items() if reason.get(name)]
+    if before_the_last:
+        said += _attempts(reason, before_the_last)
+    said += [tell(reason[name]) for name, tell in _AFTER.items() if reason.get(name)]
+    return [sentence for sentence in said if sentence]
+
+
+def _is_told(repaired: JSON, attempts: Sequence[JSON], links: Sequence[Link]) -> bool:
+    """By its link, which is stored with the attempt that succeeded, or with the attempt that failed after it."""
+    if any(link.reason in ("rebuilt", "moved") for link in links):
+        return True
+    return any(attempt.get("repaired") == repaired for attempt in attempts)
+
+
+def _attempts(reason: JSON, attempts: Sequence[JSON]) -> Iterator[str]:
+    """Attempts that others followed. They are counted here: a run that its client asked for counts its own anew."""
+    for number, attempt in enumerate(attempts, 1):
+        if "repaired" in attempt:
+            yield _repaired(attempt["repaired"])
+        why = str(attempt.get("why") or attempt.get("code") or "no reason is known")
+        if why == reason.get("output_refused"):
+            why = f"its answer was not the JSON that was asked for ({why})"
+        ended = _ENDED.get(str(attempt.get("status")), "was answered, but the answer could not be kept").format(why=why)
+        yield (
+            f"Attempt {number} {ended}: the prompt was sent again as attempt {number + 1}, to a session that does not "
+            "know of it."
+        )
+
+
+# --- turns, by what their reason holds
+
+
+def _left_off(turn_id: str) -> str:
+    return f"The answer of {turn_id} never reached its client: the conversation goes on from before it."
+
+
+def _sandbox(path: str) -> str:
+    return f"The agent's sandbox directory was gone (nothing at {path}): it was made again, empty."
+
+
+def _repaired(detail: JSON) -> str:
+    return _moved(detail, "", "") if "found_at" in detail else _rebuilt(detail, "", "")
+
+
+def _process(ended: str) -> str:
+    return (
+        f"The CLI process that was kept for this session {ended}: a new one resumed the session, whose transcript was "
+        "verified first."
+    )
+
+
+def _retries(retries: Sequence[JSON]) -> str:
+    last = retries[-1]
+    named = [str(part) for part in (last.get("error_status"), last.get("error")) if part and part != "unknown"]
+    what = " ".join(named) or "no whole answer"
+    times = "" if len(retries) == 1 else f" {len(retries)} times"
+    return f"The provider failed{times} ({what}): the CLI asked it again."
+
+
+def _settled(_how: str) -> str:
+    return "The proxy died after the CLI had finished this turn: the answer was read from the transcript."
+
+
+def _compacted(_how: JSON) -> str:
+    return "The CLI compacted the conversation: of what is before, the model knows a summary."
+
+
+def _records(how: str) -> str:
+    return _RECORDS.get(how, "")
+
+
+# In the order in which things happen: before the first attempt, and after the last one.
+_BEFORE: Mapping[str, Callable[[Any], str]] = {
+    "left_off": _left_off,
+    "sandbox": _sandbox,
+    "repaired": _repaired,
+    "process": _process,
+}
+_AFTER: Mapping[str, Callable[[Any], str]] = {
+    "retries": _retries,
+    "settled": _settled,
+    "compacted": _compacted,
+    "records": _records,
+}
+
+
+# --- links, by reason
+
+
+def _started(_detail: JSON, _source: str, _target: str) -> str:
+    return "A new session was started."
+
+
+def _forked(detail: JSON, source: str, target: str) -> str:
+    cli = f"CLI {detail['cli']}" if "cli" in detail else "The CLI"
+    return (
+        f"{cli} was asked to resume session {source} and answered as a new one, {target}: the conversation goes on "
+        "there."
+    )
+
+
+def _rebuilt(detail: JSON, _source: str, _target: str) -> str:
+    why = str(detail.get("why", ""))
+    lines = f" ({count(detail['records'], 'line')})" if "records" in detail else ""
+    if why == IMPORTED:
+        return f"The client brought a conversation that was new here: a session was written from it{lines}."
+    if why == NOBODY_WAITS:
+        return (
+            "The CLI process that waited for these tool results was gone: the session was written again from the "
+            f"chain{lines}, results and all, and a new process goes on from them."
+        )
+    found = str(detail.get("found", ""))
+    broke = _BEHIND.get(str(detail.get("behind"))) or _FOUND.get(found, "The session was not equal to the chain")
+    evidence = f" ({why})" if why and "behind" not in detail else ""
+    if detail.get("also_at"):
+        evidence += f"; a copy at {', '.join(detail['also_at'])} is not the chain's either"
+    kept = f"; what was there is kept at {detail['kept']}" if "kept" in detail else ""
+    return f"{broke}{evidence}: it was written again from the chain{lines}{kept}."
+
+
+def _branched(detail: JSON, source: str, target: str) -> str:
+    lines = f" ({count(detail['records'], 'line')})" if "records" in detail else ""
+    if detail.get("why") == NOBODY_WAITS:
+        return (
+            f"The CLI process that waited for these tool results was gone: session {target} was written from the "
+            f"chain{lines}, results and all, and a new process goes on from them."
+        )
+    where = f", {detail['from_turn']}" if "from_turn" in detail else ""
+    left = "" if source == NO_SESSION else f", and session {source} was left as it is"
+    made = f"written as a new session, {target}{lines}"
+    return f"This turn continues an earlier one{where}: the path to it was {made}{left}."
+
+
+def _reset(_detail: JSON, source: str, target: str) -> str:
+    return f"The CLI left session {source} for a new one, {target} (/clear): the chain goes on as before."
+
+
+def _moved(detail: JSON, _source: str, _target: str) -> str:
+    if "found_at" not in detail:
+        return "The session's transcript was not where the CLI looks: it was moved back."
+    return (
+        f"The session's transcript was not where the CLI looks ({detail.get('looked_for')}): it was found at "
+        f"{detail['found_at']} and moved back."
+    )
+
+
+def _adopted(detail: JSON, source: str, target: str) -> str:
+    turns = detail.get("turns")
+    if "source" in detail:
+        files = f" and {count(detail['files'], 'file')} beside it" if detail.get("files") else ""
+        notes = "".join(f" {_sentence(note)}" for note in detail.get("notes", ()))
+        return (
+            f"Session {source} was adopted from {detail['source']}{files}: {count(turns, 'turn')} of it begin this "
+            f"chain, which goes on as session {target}.{notes}"
+        )
+    theirs = f"{count(len(turns), 'turn')} of theirs" if isinstance(turns, list) else "what they said"
+    return f"Somebody went on in this session outside the proxy: {theirs} became part of the conversation."
+
+
+_LINKS: Mapping[LinkReason, Callable[[JSON, str, str], str]] = {
+    "started": _started,
+    "forked_by_cli": _forked,
+    "rebuilt": _rebuilt,
+    "branched": _branched,
+    "reset_by_cli": _reset,
+    "moved": _moved,
+    "adopted": _adopted,
+}
+
+
+def _short(session: str | None) -> str:
+    return session[:8] if session else NO_SESSION
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."

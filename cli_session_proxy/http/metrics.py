@@ -1,0 +1,160 @@
+"""What the engine did, for Prometheus: `GET /metrics`. Every label is one of a few known words, never an agent.
+
+One registry an engine, so that several in one process do not count each other's turns. Turns are counted where
+they end; what is just going on is asked for when the numbers are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.responses import Response
+
+from ..backends.claude.process.pool import Counts
+from ..domain.models import Link, Turn
+from ..engine.engine import Engine
+from ..errors import ProxyError
+from .addresses import add
+
+MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+# Seconds. A warm turn's first word takes about 0.1 s beyond the provider's time, a turn with tools many minutes.
+SHORT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+LONG = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 1800.0)
+
+# What a repair found, as the verdict on a transcript and the repairs themselves name it; anything else is `other`.
+FOUND = frozenset({"missing", "tail", "unreadable", "different", "other"})
+NAMESPACE = "cli_session_proxy"
+
+
+class Going(Protocol):
+    """What is going on in an engine at this moment."""
+
+    def queued(self) -> int: ...
+
+    def running(self) -> int: ...
+
+    def processes(self) -> Counts:
+        """CLI processes in a turn, warm ones that wait for the next, spares, and what they weigh."""
+
+
+class Metrics:
+    """The numbers of one engine. `turn_ended` is an observer of its turns, `spawned` of its pool's starts."""
+
+    def __init__(self, going: Going) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_Now(going))
+        self._codes = _codes(ProxyError)
+        self._turns = self._counter("turns", "Turns that ended, by status and continuity", "status", "continuity")
+        self._errors = self._counter("turn_errors", "Turns that failed or were cancelled, by error", "code")
+        self._links = self._counter("links", "Links between sessions, by reason", "reason")
+        self._repairs = self._counter("repairs", "Sessions mended before a turn", "reason", "found")
+        self._retries = self._counter("attempts_repeated", "Attempts of a turn beyond its first")
+        self._tokens = self._counter("tokens", "Tokens, by kind", "kind")
+        self._cost = self._counter("cost_dollars", "What the turns cost, as the CLI reports it")
+        self._wait = self._histogram("queue_wait_seconds", "From acceptance until the lane was free", SHORT)
+        self._ready = self._histogram(
+            "session_ready_seconds", "Until a session was equal to the path, with its process", SHORT, "continuity"
+        )
+        self._spawn = self._histogram("spawn_seconds", "From a CLI's start until its first word", SHORT)
+        self._first = self._histogram("first_token_seconds", "From acceptance until the answer's first block", LONG)
+        self._whole = self._histogram("turn_seconds", "From acceptance until the commit", LONG)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, namespace=NAMESPACE, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(name, text, labels, namespace=NAMESPACE, buckets=buckets, registry=self.registry)
+
+    def turn_ended(self, turn: Turn, links: Sequence[Link]) -> None:
+        """A turn was committed, with these links, or it failed or was cancelled."""
+        self._turns.labels(turn.status, turn.continuity or "none").inc()
+        if turn.error is not None:
+            code = str(turn.error.get("code"))
+            self._errors.labels(code if code in self._codes else "other").inc()
+        self._count_links(links)
+        self._retries.inc(max(0, sum(1 for attempt in turn.attempts if "frame_uuid" in attempt) - 1))
+        self._time(turn)
+        usage = turn.usage
+        for kind, count in (
+            ("input", usage.input_tokens),
+            ("output", usage.output_tokens),
+            ("cache_read", usage.cache_read_tokens),
+            ("cache_write", usage.cache_write_tokens),
+        ):
+            self._tokens.labels(kind).inc(count)
+        self._cost.inc(max(0.0, turn.cost_usd or 0.0))
+
+    def adopted(self, turn: Turn, link: Link) -> None:  # noqa: ARG002 - an observer's shape
+        """Turns that somebody had outside the proxy came in."""
+        self._count_links((link,))
+
+    def _count_links(self, links: Sequence[Link]) -> None:
+        for link in links:
+            self._links.labels(link.reason).inc()
+            if link.reason in ("rebuilt", "moved", "adopted"):
+                found = str(link.detail.get("found", "other"))
+                self._repairs.labels(link.reason, found if found in FOUND else "other").inc()
+
+    def _time(self, turn: Turn) -> None:
+        at = {step: millis / 1000 for step, millis in turn.timings.items() if isinstance(millis, int | float)}
+        if "queued" in at:
+            self._wait.observe(max(0.0, at["queued"]))
+        if "queued" in at and "session_ready" in at:
+            self._ready.labels(turn.continuity or "none").observe(max(0.0, at["session_ready"] - at["queued"]))
+        if "first_block" in at:
+            self._first.observe(max(0.0, at["first_block"]))
+        if "committed" in at:
+            self._whole.observe(max(0.0, at["committed"]))
+
+    def spawned(self, seconds: float) -> None:
+        """A CLI said its first word so long after its start."""
+        self._spawn.observe(seconds)
+
+    def text(self) -> bytes:
+        """The exposition, as `MEDIA_TYPE`."""
+        return generate_latest(self.registry)
+
+
+def _codes(error: type[ProxyError]) -> frozenset[str]:
+    """The stable codes of the contract: any other, from an older store perhaps, is counted as `other`."""
+    return frozenset({error.code}.union(*(_codes(kind) for kind in error.__subclasses__())))
+
+
+class _Now(Collector):
+    """Gauges that are read at the moment of asking."""
+
+    def __init__(self, going: Going) -> None:
+        self._going = going
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        yield GaugeMetricFamily(f"{NAMESPACE}_queue_depth", "Turns that wait for their lane", self._going.queued())
+        yield GaugeMetricFamily(f"{NAMESPACE}_turns_running", "Turns that are being run", self._going.running())
+        processes = GaugeMetricFamily(f"{NAMESPACE}_processes", "CLI processes", labels=["state"])
+        now = self._going.processes()
+        processes.add_metric(["busy"], now.busy)
+        processes.add_metric(["warm"], now.warm)
+        processes.add_metric(["spare"], now.spare)
+        yield processes
+        text = "Memory of the CLI processes, as last measured (Linux; 0 without max_memory)"
+        yield GaugeMetricFamily(f"{NAMESPACE}_processes_memory_bytes", text, now.memory)
+
+
+class MetricsRoute:
+    """`GET /metrics`, for whoever has a key."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._metrics = Metrics(engine)
+        engine.observers.append(self._metrics)
+
+    def add_to(self, app: Starlette) -> None:
+        add(app, "GET", "/metrics", self.metrics)
+
+    async def metrics(self) -> Response:
+        return Response(self._metrics.text(), media_type=MEDIA_TYPE)

@@ -1,0 +1,113 @@
+"""One line for each repair and each adopted turn, for the person at `serve`'s terminal.
+
+Told by the engine, said by a task of its own on a thread: a terminal that nobody reads stops neither turns, nor the
+loop, nor the end of the program. Words of a conversation are never in these lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from ..domain.models import Link, Turn
+from ..errors import StoreUnavailable
+from ..export import shown
+from ..export.telling import REPAIRS
+from ..export.words import printable, time
+from ..stores.base import Store
+
+# Repairs that wait to be said; while the terminal stands still, older ones are only counted.
+WAITING = 256
+
+Say = Callable[[str], None]
+
+
+class RepairLines:
+    """An observer of the engine's turns; `run` says what it was told."""
+
+    def __init__(self, store: Store, say: Say) -> None:
+        self._store = store
+        self._say = say
+        self._waiting: deque[tuple[Turn, tuple[Link, ...]]] = deque()
+        self._left_out = 0
+        self._something = asyncio.Event()
+
+    def turn_ended(self, turn: Turn, links: Sequence[Link]) -> None:
+        self._take(turn, links)
+
+    def adopted(self, turn: Turn, link: Link) -> None:
+        self._take(turn, (link,))
+
+    def spawned(self, seconds: float) -> None:
+        """Not a repair."""
+
+    def _take(self, turn: Turn, links: Sequence[Link]) -> None:
+        if not any(_sentences(turn, links)):
+            return
+        if len(self._waiting) == WAITING:
+            self._waiting.popleft()
+            self._left_out += 1
+        self._waiting.append((turn, tuple(links)))
+        self._something.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled. Raises `OSError` where nobody can be told any more."""
+        while True:
+            await self._something.wait()
+            self._something.clear()
+            while self._waiting:
+                turn, links = self._waiting.popleft()
+                lines = list(_lines(await self._name(turn), turn, links))
+                if self._left_out:
+                    lines.append(f"{self._left_out} repairs were not told here: see `chains` and `dump`")
+                    self._left_out = 0
+                await _aside(partial(self._tell, lines))
+
+    async def _name(self, turn: Turn) -> str:
+        try:
+            agent = await self._store.agent_by_key(turn.agent_key)
+        except StoreUnavailable:
+            agent = None
+        return "(its name cannot be read)" if agent is None else agent.agent_id
+
+    def _tell(self, lines: list[str]) -> None:
+        for line in lines:
+            self._say(line)
+
+
+async def _aside(work: Callable[[], None]) -> None:
+    """Run it on a thread that the end of the program does not wait for, as it would for one of `to_thread`."""
+    done: Future[None] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as exc:  # noqa: BLE001 - whoever waits gets it
+            done.set_exception(exc)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, daemon=True, name="repair-lines").start()
+    await asyncio.wrap_future(done)
+
+
+def _lines(agent_id: str, turn: Turn, links: Sequence[Link]) -> Iterator[str]:
+    at = time(turn.finished_at or turn.created_at)
+    for turn_id, what, sentence in _sentences(turn, links):
+        yield printable(f"{at}  {what:8}  agent {agent_id}, {turn_id}: {sentence}")
+
+
+def _sentences(turn: Turn, links: Sequence[Link]) -> Iterator[tuple[str, str, str]]:
+    """(turn, what it was, sentence): an adoption is one for each turn that came in."""
+    for link in links:
+        says = shown.link(link)["says"]
+        if link.reason == "adopted":
+            yield from ((turn_id, "adopted", says) for turn_id in link.detail["turns"])
+        elif link.reason in REPAIRS:
+            yield turn.id, "repaired", says
+    yield from ((turn.id, "repaired", text) for text in shown.says(turn, links))

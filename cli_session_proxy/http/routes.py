@@ -1,0 +1,196 @@
+"""The routes: read a request, hand it to the engine, answer in the wire's words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from types import ModuleType
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from ..domain.models import JSON, Agent
+from ..engine.engine import Engine
+from ..engine.subscription import Follower
+from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError, QueueFull
+from ..export import FORMATS, live
+from ..export.summaries import summary_json
+from ..sandbox import Sandboxes
+from ..settings import Settings
+from ..wires.chat import body as chat
+from ..wires.common import decoded_agent_id, model_name
+from ..wires.generate import body as generate
+from ..wires.messages import body as messages
+from .addresses import add, methods_of
+from .answers import reply
+from .bodies import is_on, owner_of, read_call, whole_number
+from .gate import CHAINS, error_body, raw_path
+
+EVENTS = b"/events"
+# Each open stream asks the store twice a second.
+EVENT_STREAMS = 64
+SEQ_DIGITS = 19  # a seq is a 64-bit number
+PIECE = 64 * 1024  # bytes of a dump that are sent at once, at least
+
+MODELS = ("sonnet", "opus", "haiku", "default")
+
+
+class Routes:
+    """The handlers of one app. `add_to` is the table of all that the proxy answers."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._sandboxes = Sandboxes(settings)
+        self._since = int(time.time())
+        self._following = 0
+
+    def add_to(self, app: Starlette) -> None:
+        for method, path, handler in (
+            ("POST", "/v1/chat/completions", self.chat_completions),
+            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models/{model:path}", self.model),
+            ("GET", "/v1beta/models", self.models),
+            ("GET", "/v1beta/models/{model:path}", self.model),
+            ("GET", "/v1/chains", self.chains),
+            ("GET", "/v1/chains/{agent_id}/events", self.events),
+            ("GET", "/v1/chains/{agent_id:path}", self.dump),
+            ("DELETE", "/v1/chains/{agent_id:path}", self.delete),
+            ("GET", "/healthz", self.healthz),
+            ("GET", "/readyz", self.readyz),
+        ):
+            add(app, method, path, handler)
+        app.add_exception_handler(HTTPException, no_such_route)
+
+    async def chat_completions(self, request: Request) -> Response:
+        call = await read_call(request, self._settings.max_body, chat.read)
+        answer = await self._engine.submit(call.request)
+        writer = partial(chat.ChunkWriter, answer.turn_id, call.request.model, include_usage=call.include_usage)
+        return reply(answer, call, self._settings.keepalive, chat.completion, writer)
+
+    # what can be asked for
+
+    async def models(self, request: Request) -> JSON:
+        wire = _models_of(request)
+        listed: JSON = wire.model_list([wire.model_info(name, self._since) for name in MODELS])
+        return listed
+
+    async def model(self, request: Request, model: str) -> JSON:
+        shown: JSON = _models_of(request).model_info(model_name(model), self._since)
+        return shown
+
+    # administration
+
+    async def healthz(self) -> JSON:
+        return {"status": "ok"}
+
+    async def readyz(self) -> Response:
+        ready = self._engine.ready
+        return JSONResponse({"status": "ready" if ready else "draining"}, 200 if ready else 503)
+
+    async def chains(self, request: Request) -> JSON:
+        """Last active first; `?search=` for a part of the name, `?limit=N`."""
+        words = request.query_params.get("search", "").casefold()
+        limit = whole_number(request, "limit", None)
+        data: list[JSON] = []
+        async for row in self._engine.store.summaries(owner_of(request)):
+            if words in row.agent.agent_id.casefold():
+                data.append(summary_json(row))
+            if len(data) == limit:
+                break
+        return {"object": "list", "data": data}
+
+    async def dump(self, request: Request) -> Response:
+        """`?format=`; `?redact=0` shows what was said as it is."""
+        name = request.query_params.get("format", "json")
+        if name not in FORMATS:
+            raise InvalidRequest(f"format must be one of {', '.join(FORMATS)}", param="format")
+        verbatim = not is_on(request, "redact", default=True)
+        agent = await self._agent(request)
+        written = FORMATS[name]
+        text = written.write(self._engine.store, agent, sandbox=str(self._sandboxes.path(agent.dir)), verbatim=verbatim)
+        return StreamingResponse(_utf8(text), media_type=written.media_type)
+
+    async def events(self, request: Request) -> Response:
+        """Server-sent events: `turn` for each that began or ended, from `Last-Event-ID` (a seq) or from now on."""
+        agent = await self._agent(request, EVENTS)
+        last = request.headers.get("last-event-id", "")
+        after = int(last) if last.isascii() and last.isdigit() and len(last) < SEQ_DIGITS else None
+        if self._following >= EVENT_STREAMS:
+            raise QueueFull(f"{EVENT_STREAMS} event streams are open already: close one", retry_after=5.0)
+        return StreamingResponse(self._event_texts(agent, after), media_type="text/event-stream")
+
+    async def _event_texts(self, agent: Agent, after: int | None) -> AsyncIterator[bytes]:
+        self._following += 1
+        try:
+            yield b": following\n\n"
+            quiet = time.monotonic()
+            async for happened in Follower(self._engine.store, agent, after).follow():
+                if not self._engine.ready:
+                    return
+                for one in happened:
+                    yield live.event(one).encode()
+                if happened or time.monotonic() - quiet > self._settings.keepalive:
+                    quiet = time.monotonic()
+                    yield b": alive\n\n"
+        finally:
+            self._following -= 1
+
+    async def delete(self, request: Request) -> JSON:
+        agent_id = _agent_in_path(request)
+        if not await self._engine.delete(owner_of(request), agent_id):
+            raise _unknown(agent_id)
+        return {"object": "chain.deleted", "agent_id": agent_id, "deleted": True}
+
+    async def _agent(self, request: Request, after: bytes = b"") -> Agent:
+        agent_id = _agent_in_path(request, after)
+        agent = await self._engine.store.agent(owner_of(request), agent_id)
+        if agent is None:
+            raise _unknown(agent_id)
+        return agent
+
+
+def _models_of(request: Request) -> ModuleType:
+    """Whose clients ask: one path has three meanings (`failures.wire_of`)."""
+    return {"anthropic": messages, "google": generate}.get(request.scope["state"]["wire"], chat)
+
+
+def _agent_in_path(request: Request, after: bytes = b"") -> str:
+    return decoded_agent_id(raw_path(request.scope).removeprefix(CHAINS).removesuffix(after))
+
+
+def _unknown(agent_id: str) -> NotFound:
+    return NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
+
+
+async def _utf8(texts: AsyncIterator[str]) -> AsyncIterator[bytes]:
+    """In pieces of some size: 20,000 small ones took longer to send than to make."""
+    pieces: list[bytes] = []
+    size = 0
+    async for text in texts:
+        # A model's half surrogate cannot be sent as UTF-8: it is shown as "?", the store keeps it.
+        pieces.append(text.encode("utf-8", "replace"))
+        size += len(pieces[-1])
+        if size >= PIECE:
+            yield b"".join(pieces)
+            pieces, size = [], 0
+    yield b"".join(pieces)
+
+
+async def no_such_route(request: Request, exc: Exception) -> Response:
+    """404 and 405 in the error shape of the rest."""
+    status = exc.status_code if isinstance(exc, HTTPException) else 404
+    headers: dict[str, str] = {}
+    path, method = request.url.path, request.method
+    error: ProxyError
+    if status == 405:
+        headers = {"Allow": ", ".join(sorted(methods_of(request.app, request.scope)))}
+        error = MethodNotAllowed(f"{path} does not take {method}: use {headers['Allow']}")
+    elif status == 404:
+        error = NotFound(f"{method} {path} does not exist: try POST /v1/chat/completions or GET /v1/models")
+    else:
+        error = InvalidRequest("the request cannot be served")
+    return JSONResponse(error_body(request.scope, error), error.status, headers=headers)

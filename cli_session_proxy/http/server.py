@@ -1,0 +1,168 @@
+"""The HTTP door: make the app, start it, stop it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.applications import Starlette
+
+from .. import logs
+from ..commands.login import report
+from ..engine.engine import Engine
+from ..errors import ConfigError
+from ..settings import CONFIG_FILE, Settings
+from ..wires.conversations.routes import ConversationsRoutes
+from ..wires.generate.routes import GenerateRoutes
+from ..wires.interactions.routes import InteractionsRoutes
+from ..wires.messages.routes import MessagesRoutes
+from ..wires.responses.routes import ResponsesRoutes
+from .connection import Connection
+from .dialogues import Dialogues
+from .gate import Gate
+from .keys import Keys
+from .listening import Listening
+from .metrics import MetricsRoute
+from .openapi import OpenApiRoute
+from .repair_lines import RepairLines
+from .routes import Routes
+from .served import announced, url_of
+from .ui.routes import Ui
+
+# Longer than clients keep an idle connection in their pools (httpx: 5 s, requests and browsers: about 60 s), so that
+# it is they who close it and no request meets a closing one.
+IDLE_CONNECTION = 75
+# After the engine has stopped, what is left is a few last bytes to clients.
+LAST_BYTES = 5
+
+Say = Callable[[str], None]
+log = logs.get(__name__)
+
+
+def create_app(engine: Engine, settings: Settings) -> Starlette:
+    """The app on a started engine. The caller starts and stops the engine."""
+    app = Starlette()
+    app.router.redirect_slashes = False
+    OpenApiRoute().add_to(app)
+    MetricsRoute(engine).add_to(app)
+    Ui(engine, settings).add_to(app)
+    Routes(engine, settings).add_to(app)
+    MessagesRoutes(engine, settings).add_to(app)
+    GenerateRoutes(engine, settings).add_to(app)
+    InteractionsRoutes(engine, settings).add_to(app)
+    dialogues = Dialogues(engine)
+    ResponsesRoutes(engine, settings, dialogues).add_to(app)
+    ConversationsRoutes(settings, dialogues).add_to(app)
+    app.add_middleware(Gate, host=settings.host, keys=Keys(settings))
+    return app
+
+
+async def serve(settings: Settings, say: Say = print) -> None:
+    """Listen until SIGTERM or SIGINT, then let running turns end (bounded). Raises `ConfigError` before listening."""
+    with contextlib.closing(bind(settings)) as listener:
+        engine = Engine(settings)
+        repairs = RepairLines(engine.store, say)
+        engine.observers.append(repairs)
+        try:
+            await engine.start()
+            logs.configure(settings)
+            await _run(engine, settings, listener, say, repairs)
+        finally:
+            await engine.stop()
+            logs.shut_down()
+
+
+async def _run(engine: Engine, settings: Settings, listener: socket.socket, say: Say, repairs: RepairLines) -> None:
+    server = Server(create_app(engine, settings), settings)
+    _collect_less()
+    stop = asyncio.Event()
+    with _on_signals(stop.set), announced(settings.var, listener):
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        asked = asyncio.create_task(stop.wait())
+        telling = asyncio.create_task(_tell(server, settings, listener, repairs, say))
+        try:
+            await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # Together: the server takes no more connections, the engine ends the turns that open ones wait for.
+            server.should_exit = True
+            asked.cancel()
+            await engine.stop()
+            telling.cancel()
+            await asyncio.gather(asked, telling, return_exceptions=True)
+            await serving
+
+
+def _collect_less() -> None:
+    """What start-up made stays; a turn makes thousands of objects that die by themselves (3 % of its time)."""
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
+
+
+async def _tell(server: Server, settings: Settings, listener: socket.socket, repairs: RepairLines, say: Say) -> None:
+    await server.ready.wait()
+    url = url_of(listener)
+    try:
+        say(f"listening on {url}  (OpenAI clients: base_url={url}/v1)")
+        async for line in report(settings):
+            say(line)
+        await repairs.run()
+    except OSError as exc:  # the terminal is gone; the server is not
+        log.warning("nothing_more_is_said", error=str(exc))
+
+
+class Server(Listening):
+    """For clients that keep their connections, and for an end that waits as long as the engine's."""
+
+    def __init__(self, app: Starlette, settings: Settings) -> None:
+        patience = settings.drain_timeout + settings.stop_grace + LAST_BYTES
+        super().__init__(
+            uvicorn.Config(
+                app, loop="none", http=Connection, ws="none", lifespan="off", log_config=None, access_log=False,
+                server_header=False, proxy_headers=False, timeout_keep_alive=IDLE_CONNECTION,
+                timeout_graceful_shutdown=int(patience),
+            )
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _on_signals(do: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, do)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def bind(settings: Settings) -> socket.socket:
+    """A listening socket; on an address that others can reach only with keys. Raises `ConfigError`."""
+    host, port = settings.host, settings.port
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as exc:
+        raise ConfigError(f"host {host!r} cannot be resolved: choose another with --host") from exc
+    if not Keys(settings) and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        raise ConfigError(
+            f"host {host!r} can be reached by others and there are no keys: use --host 127.0.0.1, or name keys in "
+            f'[keys] of {CONFIG_FILE}, such as alice = "a secret of 16 characters or more"'
+        )
+    try:
+        listener = socket.create_server((str(address[0]), port), family=family, backlog=2048)
+    except OSError as exc:
+        if exc.errno == errno.EADDRINUSE:
+            why = "is taken by another program: stop that one or choose another port with --port"
+        else:
+            why = f"cannot be used ({exc.strerror}): choose another with --port"
+        raise ConfigError(f"port {port} on {host} {why}") from exc
+    # Made again from its number it knows that it is TCP. asyncio switches Nagle's delay off only then; with it, an
+    # answer of two writes waits 40 ms for the client's delayed acknowledgement.
+    return socket.socket(fileno=listener.detach())

@@ -1,0 +1,82 @@
+"""A chain as the page's list shows it: a short row a turn. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from ... import redact
+from ...domain.models import JSON, Agent, Block, Link, Turn
+from ...export import shown
+from ...stores.base import TurnPage
+
+# A row is two lines on a screen; the whole text is shown when the turn is opened.
+PREVIEW = 240
+
+
+def page(agent: Agent, found: TurnPage) -> JSON:
+    """`next` goes into `?before=` for the older turns; None at the agent's first one."""
+    links: dict[str | None, list[Link]] = defaultdict(list)
+    for link in found.links:
+        links[link.turn_id].append(link)
+    rows = [row(turn, found.newest - at, links[turn.id]) for at, turn in enumerate(found.turns)]
+    return {
+        "object": "list",
+        "agent_id": agent.agent_id,
+        "head": agent.head,
+        "created_at": agent.created_at,
+        "total": found.total,
+        "link_counts": found.link_counts,
+        "data": rows,
+        "next": found.turns[-1].seq if found.turns and found.newest > len(found.turns) else None,
+    }
+
+
+def row(turn: Turn, number: int, links: Sequence[Link]) -> JSON:
+    return {
+        "id": turn.id,
+        "seq": turn.seq,
+        "number": number,
+        "parent_id": turn.parent_id,
+        "status": turn.status,
+        "continuity": turn.continuity,
+        "session_id": turn.session_id,
+        "model": turn.model,
+        "origin": turn.origin,
+        "delivery": turn.delivery,
+        "created_at": turn.created_at,
+        "finished_at": turn.finished_at,
+        "cost_usd": turn.cost_usd,
+        "attempts": sum(1 for attempt in turn.attempts if "frame_uuid" in attempt),
+        "error": turn.error.get("code") if turn.error else None,
+        "asked": preview(block for message in turn.input for block in message.content),
+        "answered": preview(turn.output),
+        "links": [shown.link(link) for link in links],
+        "says": shown.says(turn, links),
+    }
+
+
+def preview(blocks: Iterable[Block]) -> str:
+    """The first words, without secrets, on one line."""
+    words: list[str] = []
+    size = 0
+    for text in _texts(blocks):
+        # Cut far behind the limit first: a secret at the edge must not lose the end by which it is known.
+        words.append(" ".join(text[: 8 * PREVIEW].split()))
+        size += len(words[-1])
+        if size > PREVIEW:
+            break
+    return redact.text(" ".join(words))[:PREVIEW]
+
+
+def _texts(blocks: Iterable[Block]) -> Iterator[str]:
+    for block in blocks:
+        kind = block.get("type")
+        if kind == "text":
+            yield str(block.get("text", ""))
+        elif kind == "tool_use":
+            yield f"[calls {block.get('name')}]"
+        elif kind == "tool_result":
+            yield "[result of a tool]"
+        elif kind == "image":
+            yield "[image]"

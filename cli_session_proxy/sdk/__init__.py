@@ -1,0 +1,1 @@
+"""The proxy from Python: `ask`, the shared runtime, and the LiteLLM provider."""

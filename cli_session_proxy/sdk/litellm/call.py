@@ -1,0 +1,122 @@
+"""What LiteLLM passes to a custom handler, read into the chat request that our own endpoint would have got.
+
+Where LiteLLM puts what its client sent was measured on 1.106.2: unknown body fields arrive in
+`optional_params`, `metadata` and the client's headers in `litellm_params`, `extra_headers` in `headers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from litellm.responses.utils import ResponsesAPIRequestUtils
+
+from ...domain.models import JSON
+from ...wires.common import checked_agent_id, decoded_agent_id, encoded_agent_id
+
+# What names and de-duplicates a request; nothing else of the client's headers goes on.
+FORWARDED = ("x-chain", "idempotency-key", "x-stainless-retry-count", "x-request-id")
+# LiteLLM's own bookkeeping that it leaves among the parameters.
+NOT_OURS = ("max_retries", "extra_body", "extra_headers", "stream", "stream_options")
+# Set by the LiteLLM proxy when it made the session id up (`missing_session_id: generate`): new for each request.
+GENERATED_SESSION = "litellm_session_id_generated"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: the chat body, the headers that name it (lower case), where to, and how long (seconds)."""
+
+    model: str
+    body: JSON
+    headers: dict[str, str]
+    api_base: str | None = None
+    api_key: str | None = None
+    timeout: float | None = None
+
+
+def read(kwargs: Mapping[str, Any], *, stream: bool) -> Call:
+    """The call that LiteLLM's keyword arguments describe. Raises `InvalidRequest` for a name that is no name."""
+    params = _mapping(kwargs.get("litellm_params"))
+    sent = _client_headers(kwargs, params)
+    body = _body(kwargs, stream=stream)
+    name = _agent_id(sent, body.pop("agent_id", None), params)
+    previous = _mapping(_mapping(params.get("proxy_server_request")).get("body")).get("previous_response_id")
+    if isinstance(previous, str):
+        body["previous_response_id"] = original_id(previous)
+    headers = {key: sent[key] for key in FORWARDED if key in sent}
+    if name is not None:
+        headers["x-agent-id"] = encoded_agent_id(name)
+    return Call(
+        model=str(kwargs["model"]),
+        body=body,
+        headers=headers,
+        api_base=kwargs.get("api_base") or None,
+        api_key=kwargs.get("api_key") or None,
+        timeout=_seconds(kwargs.get("timeout")),
+    )
+
+
+def original_id(response_id: str) -> str:
+    """The id that we gave, of the one that LiteLLM's Responses bridge made of it."""
+    decoded = ResponsesAPIRequestUtils._decode_responses_api_response_id(response_id)
+    return str(decoded.get("response_id") or response_id)
+
+
+def _body(kwargs: Mapping[str, Any], *, stream: bool) -> JSON:
+    optional = dict(_mapping(kwargs.get("optional_params")))
+    optional.update(_mapping(optional.get("extra_body")))  # the openai client's way to send unknown fields
+    body: JSON = {"model": kwargs["model"], "messages": kwargs["messages"]}
+    body.update({key: value for key, value in optional.items() if key not in NOT_OURS})
+    if stream:
+        body.update(stream=True, stream_options={"include_usage": True})
+    return body
+
+
+def _client_headers(kwargs: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, str]:
+    """Headers in lower case: those of the LiteLLM proxy's own request, then those given to the call."""
+    found: dict[str, str] = {}
+    proxied = _mapping(params.get("proxy_server_request")).get("headers")
+    for source in (_mapping(params.get("metadata")).get("headers"), proxied, kwargs.get("headers")):
+        found.update({str(key).lower(): str(value) for key, value in _mapping(source).items()})
+    return found
+
+
+def _agent_id(headers: Mapping[str, str], in_body: Any, params: Mapping[str, Any]) -> str | None:
+    """The agent's name, first match wins: header, body, metadata, LiteLLM's session id. `user` is never one."""
+    if "x-agent-id" in headers:
+        return decoded_agent_id(headers["x-agent-id"].encode("utf-8"))
+    metadata = _mapping(params.get("metadata"))
+    sent = _mapping(_mapping(params.get("proxy_server_request")).get("body"))
+    for value in (
+        in_body,
+        sent.get("agent_id"),
+        metadata.get("agent_id"),
+        _mapping(metadata.get("requester_metadata")).get("agent_id"),
+        _session(params, metadata),
+    ):
+        if value is not None:
+            return checked_agent_id(value)
+    return None
+
+
+def _session(params: Mapping[str, Any], metadata: Mapping[str, Any]) -> str | None:
+    """LiteLLM's session id, unless LiteLLM made it up or took it from a trace id: those change with each request."""
+    session = params.get("litellm_session_id")
+    if not session or metadata.get(GENERATED_SESSION):
+        return None
+    if not metadata.get("session_id") and session == metadata.get("trace_id"):
+        return None
+    return str(session)
+
+
+def _seconds(timeout: Any) -> float | None:
+    """LiteLLM passes seconds or an `httpx.Timeout`, whose `read` is how long its caller waits for an answer."""
+    if isinstance(timeout, httpx.Timeout):
+        timeout = timeout.read
+    return None if timeout is None else float(timeout)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

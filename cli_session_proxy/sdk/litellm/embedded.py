@@ -1,0 +1,76 @@
+"""A call answered by the engine of this process. Both functions run on the runtime's loop.
+
+The last item is drawn twice: the second time its caller has it, and only then the turn is acknowledged. A
+caller that goes before closes the generator, and the turn is left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...domain.models import JSON, Started, TurnRequest
+from ...wires import common
+from ...wires.chat import body as chat
+from ..runtime import Runtime
+from .call import Call
+from .reply import Deadline, Identity, Reply
+
+if TYPE_CHECKING:
+    from ...engine.engine import Answer
+
+# The engine ends the turn at the timeout itself and says why; this is for what it cannot end, such as the queue (s).
+ENGINE_SLACK = 0.5
+
+
+async def complete(runtime: Runtime, call: Call) -> AsyncGenerator[Reply, None]:
+    """One item: the completion. Raises `ProxyError`."""
+    deadline = Deadline(call.timeout, slack=ENGINE_SLACK)
+    answer = await _submit(runtime, read(call).request, deadline)
+    try:
+        turn = await deadline.wait(answer.turn())
+        yield Reply(chat.completion(turn), Identity(answer.agent_id, turn.id, turn.session_id, turn.continuity))
+        answer.acknowledge()
+    finally:
+        answer.leave()
+
+
+async def stream(runtime: Runtime, call: Call) -> AsyncGenerator[Reply, None]:
+    """The chunks, as our endpoint would stream them. Raises `ProxyError`."""
+    deadline = Deadline(call.timeout, slack=ENGINE_SLACK)
+    chat_call = read(call)
+    answer = await _submit(runtime, chat_call.request, deadline)
+    identity = Identity(answer.agent_id, answer.turn_id)
+    writer = chat.ChunkWriter(answer.turn_id, chat_call.request.model, include_usage=chat_call.include_usage)
+    events = aiter(answer.events())
+    try:
+        while (event := await deadline.wait(anext(events, None))) is not None:
+            if isinstance(event, Started):
+                identity = Identity(event.agent_id, event.turn_id, event.session_id, event.continuity)
+            for chunk in _parsed(writer.feed(event)):
+                yield Reply(chunk, identity)
+        answer.acknowledge()
+    finally:
+        if isinstance(events, AsyncGenerator):
+            await events.aclose()
+        answer.leave()
+
+
+def read(call: Call) -> chat.ChatCall:
+    """The call as the chat wire reads it. Raises `InvalidRequest`."""
+    naming = common.naming(call.headers, path_agent=None, request_id=call.headers.get("x-request-id"))
+    chat_call = chat.read(call.body, naming)
+    return replace(chat_call, request=replace(chat_call.request, timeout=call.timeout))
+
+
+async def _submit(runtime: Runtime, request: TurnRequest, deadline: Deadline) -> Answer:
+    engine = await deadline.wait(runtime.engine())
+    return await deadline.wait(engine.submit(request))  # a caller who leaves meanwhile: the engine sees to its turn
+
+
+def _parsed(events: list[bytes]) -> Iterator[JSON]:
+    for event in events:
+        if event != common.SSE_DONE:
+            yield json.loads(event.removeprefix(b"data: "))

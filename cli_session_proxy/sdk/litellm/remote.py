@@ -1,0 +1,129 @@
+"""A call answered by a running `serve` (`api_base`). Both functions run on the runtime's loop.
+
+A caller that goes before the end closes the connection, which is how `serve` knows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import httpx
+
+from ...domain.models import JSON
+from ...errors import ClaudeUnavailable, InvalidRequest, ProxyError, RateLimited, Unauthorized, UpstreamError, from_dict
+from ..runtime import Runtime
+from .call import Call
+from .reply import Deadline, Identity, Reply
+
+# For an answer without one of our codes: somebody else's server, or a proxy in between.
+_BY_STATUS: dict[int, type[ProxyError]] = {400: InvalidRequest, 401: Unauthorized, 403: Unauthorized, 429: RateLimited}
+
+
+async def complete(runtime: Runtime, call: Call) -> AsyncGenerator[Reply, None]:
+    """One item: the completion. Raises `ProxyError`."""
+    deadline = Deadline(call.timeout)
+    async with _opened(runtime, call, deadline) as response:
+        body = await _reached(call, deadline, response.aread())
+        yield Reply(_object(body, call), Identity.from_headers(response.headers))
+
+
+async def stream(runtime: Runtime, call: Call) -> AsyncGenerator[Reply, None]:
+    """The chunks of the stream. Raises `ProxyError`, also for a stream that ends without `[DONE]`."""
+    deadline = Deadline(call.timeout)
+    async with _opened(runtime, call, deadline) as response:
+        identity = Identity.from_headers(response.headers)
+        lines = response.aiter_lines()
+        while (line := await _reached(call, deadline, anext(lines, None))) is not None:
+            data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+            if data == "[DONE]":
+                return
+            if not data:
+                continue
+            chunk = _object(data.encode(), call)
+            if "error" in chunk:
+                raise _error(500, chunk["error"], {})
+            yield Reply(chunk, identity)
+    raise UpstreamError(f"the stream of {call.api_base} was cut before its end: make the call again")
+
+
+def _opened(runtime: Runtime, call: Call, deadline: Deadline) -> AbstractAsyncContextManager[httpx.Response]:
+    headers = dict(call.headers)
+    if call.api_key:
+        headers["authorization"] = f"Bearer {call.api_key}"
+    client = runtime.client()
+    try:
+        request = client.build_request("POST", _url(call), json=call.body, headers=headers)
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as exc:
+        raise InvalidRequest(f"api_base {call.api_base!r} is no URL: {exc}", param="api_base") from exc
+    return _response(client, request, call, deadline)
+
+
+@asynccontextmanager
+async def _response(
+    client: httpx.AsyncClient, request: httpx.Request, call: Call, deadline: Deadline
+) -> AsyncIterator[httpx.Response]:
+    response = await _reached(call, deadline, client.send(request, stream=True))
+    try:
+        if response.is_error:
+            body = await _reached(call, deadline, response.aread())
+            raise _error(response.status_code, _error_object(body), response.headers)
+        yield response
+    finally:
+        await response.aclose()
+
+
+def _url(call: Call) -> str:
+    base = (call.api_base or "").rstrip("/").removesuffix("/chat/completions")
+    return f"{base}/chat/completions" if base.endswith("/v1") else f"{base}/v1/chat/completions"
+
+
+async def _reached(call: Call, deadline: Deadline, work: Any) -> Any:
+    """`work`'s result within the deadline, and what can go wrong on the way as our errors."""
+    try:
+        return await deadline.wait(work)
+    except httpx.ConnectError as exc:
+        raise ClaudeUnavailable(f"nothing answers at {call.api_base}: start `serve` there, or mend api_base") from exc
+    except httpx.UnsupportedProtocol as exc:
+        raise InvalidRequest(f"api_base {call.api_base!r} is no http URL", param="api_base") from exc
+    except httpx.HTTPError as exc:
+        raise UpstreamError(f"the connection to {call.api_base} failed: {type(exc).__name__}") from exc
+
+
+def _object(body: bytes, call: Call) -> JSON:
+    try:
+        data = json.loads(body)
+    except ValueError as exc:
+        raise UpstreamError(f"{call.api_base} answered something that is no JSON: is it a `serve`?") from exc
+    if not isinstance(data, dict):
+        raise UpstreamError(f"{call.api_base} answered JSON that is no chat object: is it a `serve`?")
+    return data
+
+
+def _error_object(body: bytes) -> Any:
+    try:
+        data = json.loads(body)
+    except ValueError:
+        return None  # a page of some server in between; its status says enough
+    return data.get("error") if isinstance(data, dict) else None
+
+
+def _error(status: int, error: Any, headers: httpx.Headers | dict[str, str]) -> ProxyError:
+    """The error that `serve` raised, made again from its answer."""
+    fields = error if isinstance(error, dict) else {}
+    data = {
+        "code": fields.get("code"),
+        "message": fields.get("message") or f"HTTP status {status}",
+        "param": fields.get("param"),
+        "retry_after": _seconds(headers.get("retry-after")),
+    }
+    known = from_dict(data)
+    if known.code == data["code"]:
+        return known
+    return _BY_STATUS.get(status, UpstreamError)(known.message, param=known.param, retry_after=known.retry_after)
+
+
+def _seconds(value: str | None) -> float | None:
+    return float(value) if value is not None and value.isascii() and value.strip().isdigit() else None

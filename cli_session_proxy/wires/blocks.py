@@ -1,0 +1,119 @@
+"""What several wires read and count alike: images, the end of a conversation, effort, estimates. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..domain.models import Block, Message
+from ..errors import InvalidRequest
+from .common import required, wrong_type
+
+# A part of a content as the wire sent it, and what reads one of its type, at its place in the body.
+Part = Mapping[str, Any]
+Reader = Callable[[Part, str], "Block | None"]
+
+# What the Messages API takes as an image (its documentation, "Vision").
+IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+
+# The CLI has no option for a thinking budget, only efforts. No vendor publishes a table: below the first bound is
+# `low`, below the second `medium`, the rest `high` (LiteLLM's own table starts high at 4096).
+LOW_BUDGET, MEDIUM_BUDGET = 2048, 4096
+
+# Bytes of English text a token, and tokens of a message's frame and of an image of full size (1568 px a side), as
+# Anthropic's documentation gives them ("Token counting", "Vision"). An estimate: a real count needs the provider.
+BYTES_PER_TOKEN, TOKENS_PER_MESSAGE, TOKENS_PER_IMAGE = 3.5, 4, 1600
+
+
+def is_web_address(url: str) -> bool:
+    return url[:7].lower() == "http://" or url[:8].lower() == "https://"
+
+
+def base64_image(media_type: str, data: str, param: str) -> Block:
+    """An image block of standard base64. Raises `InvalidRequest`."""
+    media_type = media_type.lower()
+    if media_type not in IMAGE_TYPES:
+        raise InvalidRequest(f"{param}: the image must be one of {', '.join(IMAGE_TYPES)}", param=param)
+    try:
+        empty = not base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as exc:  # ValueError: letters beyond ASCII
+        raise InvalidRequest(f"{param} is not valid base64", param=param) from exc
+    if empty:
+        raise InvalidRequest(f"{param} holds no image", param=param)
+    return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
+
+
+def typed_blocks(parts: Iterable[object], where: str, kinds: Mapping[str, Reader]) -> list[Block]:
+    """What `kinds` make of parts by their `type`; those that say nothing are left out. Raises `InvalidRequest`."""
+    read: list[Block] = []
+    for index, part in enumerate(parts):
+        here = f"{where}[{index}]"
+        if not isinstance(part, dict):
+            raise wrong_type(here, "an object")
+        kind = required(part, "type", str, "a string", where=f"{here}.")
+        if kind not in kinds:
+            raise InvalidRequest(f"{here}: {kind!r} is not supported here; send {' or '.join(kinds)}", param=here)
+        if (block := kinds[kind](part, here)) is not None:
+            read.append(block)
+    return read
+
+
+def telling(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Without white text blocks, which the Messages API refuses, where another block says something."""
+    return tuple(block for block in blocks if block["type"] != "text" or block["text"].strip()) or blocks
+
+
+def checked_conversation(conversation: Sequence[tuple[str, Message]]) -> tuple[Message, ...]:
+    """The messages, each with its place in the body, where the last one asks something. Raises `InvalidRequest`."""
+    if not conversation:
+        raise InvalidRequest("messages must hold a user message", param="messages")
+    where, last = conversation[-1]
+    if last.role != "user":
+        raise InvalidRequest("the last message must be the user's or a tool's", param=f"{where}.role")
+    if not any(block["type"] != "text" or block["text"].strip() for block in last.content):
+        raise InvalidRequest(f"{where}.content is empty: send a text or an image", param=f"{where}.content")
+    return tuple(message for _, message in conversation)
+
+
+def effort_of_budget(tokens: int) -> str:
+    """The CLI's effort for a thinking budget in tokens."""
+    if tokens < LOW_BUDGET:
+        return "low"
+    return "medium" if tokens < MEDIUM_BUDGET else "high"
+
+
+def estimated_tokens(system: str | None, messages: Iterable[Message]) -> int:
+    """About how many tokens these are; no count, as only the provider can count."""
+    tokens = _tokens(system) if system else 0.0
+    for message in messages:
+        tokens += TOKENS_PER_MESSAGE
+        for block in message.content:
+            tokens += TOKENS_PER_IMAGE if block["type"] == "image" else _tokens(_words(block))
+    return max(1, round(tokens))
+
+
+def _words(block: Block) -> str:
+    text = block.get(block["type"])
+    return text if isinstance(text, str) else json.dumps(block, ensure_ascii=False)
+
+
+def _tokens(text: str) -> float:
+    return len(text.encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN
+
+
+def opened(block: Block) -> tuple[Block, list[Block]]:
+    """A whole block as a stream tells it: what it starts as, and its deltas."""
+    kind = block["type"]
+    if kind == "text":
+        return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
+    if kind == "thinking":
+        signed = [{"type": "signature_delta", "signature": block["signature"]}] if block.get("signature") else []
+        told = {"type": "thinking_delta", "thinking": block.get("thinking", "")}
+        return {**block, "thinking": "", "signature": ""}, [told, *signed]
+    if kind == "tool_use":
+        arguments = json.dumps(block["input"], ensure_ascii=False)
+        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
+    return dict(block), []

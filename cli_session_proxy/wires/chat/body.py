@@ -1,0 +1,324 @@
+"""OpenAI Chat Completions: read a body, write a completion. Pure, no I/O.
+
+    POST /v1/chat/completions  ─ read() ─▶ ChatCall ─▶ the engine ─▶ completion() or ChunkWriter
+
+Parameters that the CLI cannot honour are accepted and named (`ChatCall.ignored`); those whose silence would
+lie are refused. Fields that nobody here knows are left alone, as OpenAI's own clients add new ones often.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...domain.lineage import TextJoin
+from ...domain.models import JSON, Block, BlockDelta, BlockStart, Finished, Turn, TurnEvent, TurnRequest, Usage
+from ...domain.structured import read_format
+from ...errors import InvalidRequest, ProxyError
+from ..common import SSE_DONE, Naming, answer_text, as_openai_error, fingerprint, model_name, optional, sse, wrong_type
+from ..openai_tools import read_choice, read_tools
+from . import messages as chat_messages
+
+ID_PREFIX = "chatcmpl-"
+WIRE = "chat"
+
+# OpenAI's efforts → the CLI's (`--effort`, --help of 2.1.329: low, medium, high, xhigh, max).
+EFFORTS = {
+    "none": "low", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "max",
+}  # fmt: skip
+
+# Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
+IGNORED = (
+    "temperature", "top_p", "top_k", "seed", "max_tokens", "max_completion_tokens", "frequency_penalty",
+    "presence_penalty", "logit_bias", "service_tier", "verbosity", "prediction", "web_search_options",
+    "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+)  # fmt: skip
+
+TEXT: JSON = {"type": "text"}
+
+_NUMBERS = (
+    "temperature", "top_p", "top_k", "seed", "max_tokens", "max_completion_tokens", "frequency_penalty",
+    "presence_penalty",
+)  # fmt: skip
+
+_FINISH_REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "content_filter"}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """A request for the engine, and how its client wants the answer."""
+
+    request: TurnRequest
+    stream: bool
+    include_usage: bool
+    ignored: tuple[str, ...]
+
+
+def read(body: JSON, naming: Naming) -> ChatCall:
+    """The call that a body means. Raises `InvalidRequest`, which names the field."""
+    _refuse_what_would_lie(body)
+    _check_types(body)
+    agent_id = naming.agent_id(body)
+    system, messages = chat_messages.read(body.get("messages"))
+    tools = read_tools(body)
+    request = TurnRequest(
+        model=model_name(body.get("model")),
+        messages=messages,
+        fingerprint=fingerprint(naming.owner, agent_id, WIRE, body, fresh=naming.fresh),
+        owner=naming.owner,
+        agent_id=agent_id,
+        system=system,
+        effort=_effort(body),
+        tools=tools,
+        tool_choice=read_choice(body, tools),
+        stop=_stop(body),
+        format=read_format(optional(body, "response_format", dict, "an object") or TEXT, "response_format"),
+        fresh=naming.fresh,
+        continues=_continues(body),
+        idempotency_key=naming.idempotency_key,
+        is_retry=naming.is_retry,
+        wire=WIRE,
+        request_id=naming.request_id,
+    )
+    options = optional(body, "stream_options", dict, "an object") or {}
+    return ChatCall(
+        request=request,
+        stream=bool(optional(body, "stream", bool, "true or false")),
+        include_usage=bool(optional(options, "include_usage", bool, "true or false", where="stream_options.")),
+        ignored=tuple(name for name in IGNORED if body.get(name) is not None),
+    )
+
+
+def _effort(body: Mapping[str, Any]) -> str | None:
+    effort = optional(body, "reasoning_effort", str, "a string")
+    if effort is not None and effort not in EFFORTS:
+        raise InvalidRequest(f"reasoning_effort must be one of {', '.join(EFFORTS)}", param="reasoning_effort")
+    return None if effort is None else EFFORTS[effort]
+
+
+def _continues(body: Mapping[str, Any]) -> str | None:
+    """The turn that this wire's own id names (`chatcmpl-…` of an earlier answer): a field of ours, for hosts that
+    bridge a stateful wire to this one."""
+    previous = optional(body, "previous_response_id", str, "a string")
+    return None if previous is None else previous.removeprefix(ID_PREFIX)
+
+
+def _check_types(body: Mapping[str, Any]) -> None:
+    for name in _NUMBERS:
+        value = body.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise wrong_type(name, "a number")
+    for name in ("metadata", "logit_bias"):
+        optional(body, name, dict, "an object")
+    for name in ("user", "service_tier", "verbosity"):
+        optional(body, name, str, "a string")
+
+
+def _stop(body: Mapping[str, Any]) -> tuple[str, ...]:
+    stop = body.get("stop")
+    if isinstance(stop, str):
+        stop = [stop]
+    if not (stop is None or _all_strings(stop)):
+        raise wrong_type("stop", "a string or a list of strings")
+    return tuple(one for one in stop or () if one)
+
+
+def _all_strings(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _refuse_what_would_lie(body: Mapping[str, Any]) -> None:
+    n = optional(body, "n", int, "a whole number")
+    if n is not None and n != 1:
+        raise InvalidRequest("n must be 1: the Claude CLI gives one answer a turn; send the request again", param="n")
+    if optional(body, "logprobs", bool, "true or false"):
+        raise InvalidRequest("logprobs: the Claude CLI gives none; leave it out", param="logprobs")
+    if body.get("top_logprobs"):
+        raise InvalidRequest("top_logprobs: the Claude CLI gives none; leave it out", param="top_logprobs")
+    for name in ("functions", "function_call"):
+        if body.get(name) is not None:
+            raise InvalidRequest(f"{name} is OpenAI's older way to say tools: send tools instead", param=name)
+    _refuse_output_kinds(body)
+
+
+def _refuse_output_kinds(body: Mapping[str, Any]) -> None:
+    modalities = body.get("modalities")
+    if modalities is not None and modalities != ["text"]:
+        raise InvalidRequest('modalities: only ["text"] is supported', param="modalities")
+    if body.get("audio") is not None:
+        raise InvalidRequest("audio: the Claude CLI speaks in text only; leave it out", param="audio")
+
+
+# --- answers ----------------------------------------------------------------------------------------------
+
+
+def finish_reason(turn: Turn) -> str:
+    # The CLI's own tools have run when a turn is completed: only `requires_action` hands calls to the client.
+    if turn.status == "requires_action":
+        return "tool_calls"
+    return _FINISH_REASONS.get(turn.stop_reason or "", "stop")
+
+
+def usage(turn: Turn) -> JSON:
+    """OpenAI's usage: the prompt is all that the model read; `cost` in US dollars is an extra, null when unknown."""
+    used: Usage = turn.usage
+    return {
+        "prompt_tokens": used.prompt_tokens,
+        "completion_tokens": used.output_tokens,
+        "total_tokens": used.prompt_tokens + used.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": used.cache_read_tokens, "audio_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": used.thinking_tokens, "audio_tokens": 0},
+        "cost": turn.cost_usd,
+    }
+
+
+def completion(turn: Turn) -> JSON:
+    """The `chat.completion` object of a committed turn."""
+    text, thinking, calls = answer_text(turn.output), answer_text(turn.output, "thinking"), _tool_calls(turn)
+    message: JSON = {"role": "assistant", "content": None if calls and not text else text, "refusal": None}
+    if thinking:
+        message["reasoning_content"] = thinking
+    if calls:
+        message["tool_calls"] = calls
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(turn)}
+    return {
+        "id": completion_id(turn.id),
+        "object": "chat.completion",
+        "created": int(turn.created_at),
+        "model": turn.model,
+        "choices": [choice],
+        "usage": usage(turn),
+        "system_fingerprint": None,
+    }
+
+
+def model_info(name: str, since: int) -> JSON:
+    """One entry of the models list. The CLI's names stand for whatever it maps them to, so `since` is our start."""
+    return {"id": name, "object": "model", "created": since, "owned_by": "anthropic"}
+
+
+def model_list(models: list[JSON]) -> JSON:
+    return {"object": "list", "data": models}
+
+
+def completion_id(turn_id: str) -> str:
+    return f"{ID_PREFIX}{turn_id}"
+
+
+def _tool_calls(turn: Turn) -> list[JSON]:
+    if turn.status != "requires_action":
+        return []
+    return [
+        {
+            "id": block["id"],
+            "type": "function",
+            "function": {"name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False)},
+        }
+        for block in turn.output
+        if block.get("type") == "tool_use"
+    ]
+
+
+class ChunkWriter:
+    """Turn events in, server-sent `chat.completion.chunk`s out. One for each stream.
+
+    A delta is framed by bytes made once, so that a chunk costs one `json.dumps` of its text.
+    """
+
+    def __init__(self, turn_id: str, model: str, *, include_usage: bool) -> None:
+        self._include_usage = include_usage
+        self._base: JSON = {
+            "id": completion_id(turn_id),
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": None,
+        }
+        head = b"data: " + json.dumps(self._base, separators=(",", ":")).encode()[:-1]
+        self._prefix = {
+            kind: head + b',"choices":[{"index":0,"delta":{"' + name + b'":'
+            for kind, name in (("text", b"content"), ("thinking", b"reasoning_content"))
+        }
+        no_usage = b',"usage":null' if include_usage else b""
+        self._suffix = b'},"logprobs":null,"finish_reason":null}]' + no_usage + b"}\n\n"
+        self._sent: dict[str, list[str]] = {"text": [], "thinking": []}
+        self._join = TextJoin()
+        self._begun = False
+        self._calls: dict[int, int] = {}  # block -> call
+        self._told: set[str] = set()  # calls by id
+
+    def feed(self, event: TurnEvent) -> list[bytes]:
+        """What this event adds to the stream; nothing for events that the wire has no words for."""
+        if isinstance(event, BlockDelta) and event.index in self._calls:
+            arguments = {"arguments": event.delta.get("partial_json", "")}
+            return [self._chunk({"tool_calls": [{"index": self._calls[event.index], "function": arguments}]})]
+        if isinstance(event, BlockDelta):
+            kind = str(event.delta.get("type", "")).removesuffix("_delta")
+            return self._piece(kind, event.delta.get(kind))
+        if isinstance(event, BlockStart):
+            kind = str(event.block.get("type", ""))
+            if kind == "tool_use":
+                return self._call(event.index, event.block)
+            if kind == "text":
+                self._join.next_text()
+            return self._piece(kind, event.block.get(kind))
+        if isinstance(event, Finished):
+            return self._end(event.turn)
+        return []
+
+    def error(self, error: ProxyError) -> list[bytes]:
+        """What ends a stream that has begun and failed: clients of OpenAI raise on it. No [DONE] follows."""
+        return [sse(as_openai_error(error))]
+
+    def _piece(self, kind: str, text: object) -> list[bytes]:
+        if kind not in self._sent or not isinstance(text, str):
+            return []
+        return self._say(kind, self._join.feed(text) if kind == "text" else text)
+
+    def _call(self, index: int, block: Block) -> list[bytes]:
+        number = self._calls[index] = len(self._calls)
+        self._told.add(block["id"])
+        function = {"name": block["name"], "arguments": ""}
+        call = {"index": number, "id": block["id"], "type": "function", "function": function}
+        return [*self._begin(), self._chunk({"tool_calls": [call]})]
+
+    def _say(self, kind: str, text: str) -> list[bytes]:
+        if not text:
+            return []
+        self._sent[kind].append(text)
+        piece = self._prefix[kind] + json.dumps(text).encode() + self._suffix
+        if self._begun:
+            return [piece]
+        return [*self._begin(), piece]
+
+    def _begin(self) -> list[bytes]:
+        if self._begun:
+            return []
+        self._begun = True
+        return [self._chunk({"role": "assistant", "content": "", "refusal": None})]
+
+    def _end(self, turn: Turn) -> list[bytes]:
+        held = self._say("text", self._join.end())
+        missing = [piece for kind in ("thinking", "text") for piece in self._rest(kind, turn)]
+        untold = [call for call in _tool_calls(turn) if call["id"] not in self._told]
+        calls = [{"index": at, **call} for at, call in enumerate(untold, len(self._told))]
+        chunks = [*self._begin(), *held, *missing]
+        if calls:
+            chunks.append(self._chunk({"tool_calls": calls}))
+        chunks.append(self._chunk({}, finish_reason(turn)))
+        if self._include_usage:
+            chunks.append(sse({**self._base, "choices": [], "usage": usage(turn)}))
+        return [*chunks, SSE_DONE]
+
+    def _rest(self, kind: str, turn: Turn) -> list[bytes]:
+        """What was committed but never came as a delta: a replayed turn, or a CLI without partial messages."""
+        whole, sent = answer_text(turn.output, kind), "".join(self._sent[kind])
+        return self._say(kind, whole.removeprefix(sent)) if whole.startswith(sent) else []
+
+    def _chunk(self, delta: JSON, finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        extra: JSON = {"usage": None} if self._include_usage else {}
+        return sse({**self._base, "choices": [choice], **extra})

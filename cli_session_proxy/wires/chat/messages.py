@@ -1,0 +1,134 @@
+"""The `messages` of Chat Completions in the blocks of the Messages API. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+
+from ...domain.models import Block, Message
+from ...errors import InvalidRequest
+from ..blocks import Part, Reader, base64_image, checked_conversation, is_web_address, typed_blocks
+from ..common import optional, required, wrong_type
+
+_DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.I)
+
+
+def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
+    """(system, conversation). System and developer messages count wherever they stand, joined in order.
+
+    Messages of one role in a row stay apart, as they came. An empty assistant message stays, without blocks.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages must be a list with at least one message", param="messages")
+    system: list[str] = []
+    conversation: list[tuple[str, Message]] = []
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise wrong_type(where, "an object")
+        role = required(message, "role", str, "a string", where=f"{where}.")
+        if role in ("system", "developer"):
+            system.append(_system_text(message, where))
+        elif role in _READERS:
+            conversation.append((where, _READERS[role](message, where)))
+        else:
+            raise InvalidRequest(
+                f"{where}.role must be system, developer, user, assistant or tool", param=f"{where}.role"
+            )
+    return "\n\n".join(text for text in system if text.strip()) or None, checked_conversation(conversation)
+
+
+def _system_text(message: Part, where: str) -> str:
+    return "".join(block["text"] for block in _blocks(message, where, {"text": _text}))
+
+
+def _user(message: Part, where: str) -> Message:
+    blocks = _blocks(message, where, {"text": _text, "image_url": _image})
+    # The Messages API refuses white text blocks; beside another block such a part says nothing.
+    telling = tuple(block for block in blocks if block["type"] != "text" or block["text"].strip())
+    return Message("user", telling or blocks)
+
+
+def _assistant(message: Part, where: str) -> Message:
+    for name in ("function_call", "audio"):
+        if message.get(name) is not None:
+            raise InvalidRequest(f"{where}.{name} is not supported; leave it out", param=f"{where}.{name}")
+    blocks: tuple[Block, ...] = ()
+    if message.get("content") is not None:
+        blocks = _blocks(message, where, {"text": _text, "refusal": _refusal})
+    calls = optional(message, "tool_calls", list, "a list", where=f"{where}.") or []
+    uses = tuple(_tool_use(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls))
+    return Message("assistant", blocks + uses)
+
+
+def _tool(message: Part, where: str) -> Message:
+    call_id = required(message, "tool_call_id", str, "a string", where=f"{where}.")
+    content = message.get("content")
+    result: str | list[Block]
+    if isinstance(content, str):
+        result = content
+    else:
+        result = list(_blocks(message, where, {"text": _text, "image_url": _image}))
+    return Message("user", ({"type": "tool_result", "tool_use_id": call_id, "content": result},))
+
+
+_READERS: dict[str, Callable[[Part, str], Message]] = {"user": _user, "assistant": _assistant, "tool": _tool}
+
+
+def _blocks(message: Part, where: str, kinds: Mapping[str, Reader]) -> tuple[Block, ...]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return ({"type": "text", "text": content},) if content else ()
+    if not isinstance(content, list):
+        raise wrong_type(f"{where}.content", "a string or a list of parts")
+    return tuple(typed_blocks(content, f"{where}.content", kinds))
+
+
+def _text(part: Part, where: str) -> Block | None:
+    text = required(part, "text", str, "a string", where=f"{where}.")
+    return {"type": "text", "text": text} if text else None
+
+
+def _refusal(part: Part, where: str) -> Block | None:
+    text = required(part, "refusal", str, "a string", where=f"{where}.")
+    return {"type": "text", "text": text} if text else None
+
+
+def _image(part: Part, where: str) -> Block:
+    image = required(part, "image_url", dict, "an object", where=f"{where}.")
+    url: str = required(image, "url", str, "a string", where=f"{where}.image_url.")
+    return image_block(url, f"{where}.image_url.url")
+
+
+def image_block(url: str, param: str) -> Block:
+    """An image by http(s) URL or as a data URL; `param` is the field it stood in. Raises `InvalidRequest`."""
+    if is_web_address(url):
+        return {"type": "image", "source": {"type": "url", "url": url}}
+    head = _DATA_URL.match(url)
+    if head is None or head[2].lower() != ";base64":
+        raise InvalidRequest(f"{param} must be an http(s) URL or data:image/…;base64,…", param=param)
+    return base64_image(head[1], url[head.end() :], param)
+
+
+def _tool_use(call: object, where: str) -> Block:
+    if not isinstance(call, dict):
+        raise wrong_type(where, "an object")
+    if call.get("type", "function") != "function":
+        raise InvalidRequest(f"{where}.type must be function", param=f"{where}.type")
+    function = required(call, "function", dict, "an object", where=f"{where}.")
+    arguments = optional(function, "arguments", str, "a string", where=f"{where}.function.")
+    try:
+        given = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        raise InvalidRequest(
+            f"{where}.function.arguments must be a JSON object in a string", param=f"{where}.function.arguments"
+        )
+    return {
+        "type": "tool_use",
+        "id": required(call, "id", str, "a string", where=f"{where}."),
+        "name": required(function, "name", str, "a string", where=f"{where}.function."),
+        "input": given,
+    }

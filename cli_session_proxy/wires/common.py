@@ -1,0 +1,240 @@
+"""What every wire shares: who the agent is, how a body is read, how an error and an event look. Pure, no I/O."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import quote, unquote_to_bytes
+
+from .. import redact
+from ..domain import lineage
+from ..domain.models import CANCELLED_BY_CLIENT, JSON, Block, Status, Turn
+from ..errors import InvalidRequest, ProxyError
+from ..sandbox import AGENT_ID_LIMIT, LOCAL_OWNER
+
+T = TypeVar("T")
+
+# Idempotency keys are random ids in the field; Stripe's documented bound for the same header.
+MAX_IDEMPOTENCY_KEY = 255
+# What LiteLLM puts in front of a model's name when it routes to an OpenAI-compatible endpoint or to us.
+MODEL_PREFIXES = ("claude-cli/", "openai/")
+
+# Why an answer is not whole.
+INCOMPLETE = ("max_tokens", "model_context_window_exceeded", "refusal")
+
+# A model's name becomes an argument of the CLI: it must not look like a flag.
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@\[\]-]{0,255}")
+
+_ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
+                405: "invalid_request_error", 409: "conflict_error", 413: "invalid_request_error",
+                429: "rate_limit_error", 499: "request_cancelled"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """What the request says about itself outside its body: path, headers, key."""
+
+    path_agent: str | None = None
+    header_agent: str | None = None
+    fresh: bool = False
+    idempotency_key: str | None = None
+    is_retry: bool = False
+    request_id: str | None = None
+    owner: str = LOCAL_OWNER
+
+    def agent_id(self, body: Mapping[str, Any]) -> str | None:
+        """The agent's name, by the first place that gives one; None where the history has to name it."""
+        metadata = body.get("metadata")
+        inner: Mapping[str, Any] = metadata if isinstance(metadata, dict) else {}
+        for place, value in (
+            ("agent_id", self.path_agent),
+            ("agent_id", self.header_agent),
+            ("agent_id", body.get("agent_id")),
+            ("metadata.agent_id", inner.get("agent_id")),
+            ("litellm_session_id", body.get("litellm_session_id")),
+            ("metadata.litellm_session_id", inner.get("litellm_session_id")),
+        ):
+            if value is not None:
+                return checked_agent_id(value, place)
+        return None
+
+
+def checked_agent_id(value: object, param: str = "agent_id") -> str:
+    if not isinstance(value, str) or not value or len(value) > AGENT_ID_LIMIT:
+        raise InvalidRequest(f"{param} must be a text of 1 to {AGENT_ID_LIMIT} characters", param="agent_id")
+    return value
+
+
+def naming(
+    headers: Mapping[str, str], *, path_agent: str | None, request_id: str | None, owner: str = LOCAL_OWNER
+) -> Naming:
+    """Naming from headers (lower-case names, latin-1 values as ASGI gives them) and the path's decoded agent."""
+    header = headers.get("x-agent-id")
+    return Naming(
+        path_agent=path_agent,
+        header_agent=None if header is None else decoded_agent_id(header.encode("latin-1")),
+        fresh=_fresh(headers.get("x-chain")),
+        idempotency_key=_idempotency_key(headers.get("idempotency-key")),
+        is_retry=_is_retry(headers.get("x-stainless-retry-count")),
+        request_id=request_id,
+        owner=owner,
+    )
+
+
+def decoded_agent_id(raw: bytes) -> str:
+    """Percent-encoded UTF-8, as agents are named in headers and paths."""
+    try:
+        return checked_agent_id(unquote_to_bytes(raw).decode("utf-8"))
+    except UnicodeDecodeError as exc:
+        raise InvalidRequest("agent_id must be percent-encoded UTF-8 in a header or path", param="agent_id") from exc
+
+
+def encoded_agent_id(agent_id: str) -> str:
+    return quote(agent_id, safe="")
+
+
+def _fresh(value: str | None) -> bool:
+    if value is None:
+        return False
+    if value.strip().lower() != "new":
+        raise InvalidRequest("X-Chain knows one value: new (it starts the named agent afresh)", param="X-Chain")
+    return True
+
+
+def _idempotency_key(value: str | None) -> str | None:
+    if value is not None and not 0 < len(value) <= MAX_IDEMPOTENCY_KEY:
+        raise InvalidRequest(
+            f"Idempotency-Key must have 1 to {MAX_IDEMPOTENCY_KEY} characters", param="Idempotency-Key"
+        )
+    return value
+
+
+def _is_retry(value: str | None) -> bool:
+    # The openai and anthropic clients count their own retries here (facts/protocols); anything else is no retry.
+    return value is not None and value.isascii() and value.isdigit() and int(value[:9]) > 0
+
+
+def parse_body(raw: bytes) -> JSON:
+    """The request's JSON object. Raises `InvalidRequest` for all that is not one."""
+    try:
+        body = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
+    except UnicodeDecodeError as exc:
+        raise InvalidRequest("the body must be JSON in UTF-8, not compressed") from exc
+    except RecursionError as exc:
+        raise InvalidRequest("the body's JSON is nested too deep") from exc
+    except ValueError as exc:
+        # A JSONDecodeError's message holds a position and never the text.
+        raise InvalidRequest(f"the body is not valid JSON: {exc}") from exc
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    return body
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def fingerprint(owner: str, agent_id: str | None, wire: str, body: Mapping[str, Any], *, fresh: bool = False) -> str:
+    """Equal for equal requests: sha256 over who asks whom by which wire, and the body in canonical JSON."""
+    try:
+        canonical = json.dumps(
+            [owner, agent_id, wire, fresh, body],
+            sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False,
+        ).encode("utf-8")  # fmt: skip
+    except UnicodeEncodeError as exc:
+        raise InvalidRequest("the body holds half a surrogate pair, which is no text: send whole characters") from exc
+    except RecursionError as exc:
+        raise InvalidRequest("the body's JSON is nested too deep") from exc
+    except ValueError as exc:  # 1e999 is read as infinity
+        raise InvalidRequest("the body holds a number that JSON cannot carry") from exc
+    return hashlib.sha256(canonical).hexdigest()
+
+
+def model_name(value: object) -> str:
+    """The CLI's name of the model; a LiteLLM prefix is taken off, and no model means `default`."""
+    if value is None:
+        return "default"
+    if not isinstance(value, str):
+        raise wrong_type("model", "a string")
+    for prefix in MODEL_PREFIXES:
+        value = value.removeprefix(prefix)
+    if not _MODEL.fullmatch(value):
+        raise InvalidRequest("model must be sonnet, opus, haiku, default or a name that the CLI takes", param="model")
+    return value
+
+
+def wrong_type(param: str, wanted: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} must be {wanted}", param=param)
+
+
+def optional(body: Mapping[str, Any], name: str, kind: type[T], wanted: str, *, where: str = "") -> T | None:
+    """The field's value, None where it is absent or null, `InvalidRequest` for another type.
+
+    A boolean is no number, though Python thinks so.
+    """
+    value = body.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise wrong_type(f"{where}{name}", wanted)
+    return value
+
+
+def required(body: Mapping[str, Any], name: str, kind: type[T], wanted: str, *, where: str = "") -> T:
+    value = optional(body, name, kind, wanted, where=where)
+    if value is None:
+        raise InvalidRequest(f"{where}{name} is missing: it must be {wanted}", param=f"{where}{name}")
+    return value
+
+
+def answer_text(blocks: Iterable[Block], kind: str = "text") -> str:
+    """All the text (or `thinking`) of an answer: the same, streamed or not."""
+    if kind == "text":
+        return lineage.answer_text(blocks)
+    return "".join(str(block.get(kind, "")) for block in blocks if block.get("type") == kind)
+
+
+def status_of(turn: Turn, names: Mapping[Status, str]) -> str:
+    """A turn's state in the words of a wire that knows incomplete answers.
+
+    A turn that ended for another reason than its client's wish, such as a restart of the proxy, has failed.
+    """
+    if turn.status == "cancelled" and not str((turn.error or {}).get("message")).startswith(CANCELLED_BY_CLIENT):
+        return "failed"
+    if turn.status == "completed" and turn.stop_reason in INCOMPLETE:
+        return "incomplete"
+    return names[turn.status]
+
+
+def retry_after(error: ProxyError) -> dict[str, str]:
+    """The Retry-After header in whole seconds, rounded up so that nobody comes too early."""
+    return {} if error.retry_after is None else {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+
+
+def openai_error(status: int, code: str, message: str, param: str | None = None) -> JSON:
+    """The error object of OpenAI's API."""
+    kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": redact.text(message), "type": kind, "param": param, "code": code}}
+
+
+def as_openai_error(error: ProxyError) -> JSON:
+    return openai_error(error.status, error.code, error.message, error.param)
+
+
+def sse(data: JSON) -> bytes:
+    """One `data:` event. ASCII JSON has no line breaks of its own, so one line is enough."""
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def sse_event(name: str, data: JSON) -> bytes:
+    """The same with a name, for the wires that have an `event:` line."""
+    return b"event: " + name.encode() + b"\n" + sse(data)
+
+
+SSE_DONE = b"data: [DONE]\n\n"
+SSE_KEEP_ALIVE = b": keep-alive\n\n"

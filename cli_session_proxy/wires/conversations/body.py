@@ -1,0 +1,77 @@
+"""OpenAI Conversations: ids, bodies and objects. Pure, no I/O.
+
+A conversation is an agent's chain. One that was made here is an agent whose name is the conversation's id; any
+other agent has an id too, so that a chain begun on another wire can be gone on with here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...domain.models import JSON, Agent, Item
+from ...errors import InvalidRequest, NotFound
+from ..responses.body import checked_metadata
+from ..responses.items import written
+
+# OpenAI's bound for one call.
+ITEMS_LIMIT = 20
+
+_MADE_HERE = re.compile(r"conv_[0-9a-f]{32}")
+# "x" is no hexadecimal digit: no name can look like an id that was made here.
+_OF_NAME = re.compile(r"conv_x((?:[0-9a-f]{2})+)")
+
+
+def conversation_id(agent_id: str) -> str:
+    if _MADE_HERE.fullmatch(agent_id):
+        return agent_id
+    return f"conv_x{agent_id.encode('utf-8', 'surrogatepass').hex()}"
+
+
+def agent_id_of(conversation: str) -> str | None:
+    """The agent that a conversation's id names; None where it cannot be one of ours."""
+    if _MADE_HERE.fullmatch(conversation):
+        return conversation
+    named = _OF_NAME.fullmatch(conversation)
+    if named is None:
+        return None
+    try:
+        return bytes.fromhex(named[1]).decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return None
+
+
+def unknown(conversation: str) -> NotFound:
+    return NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
+
+
+@dataclass(frozen=True, slots=True)
+class NewConversation:
+    metadata: JSON
+    items: tuple[Item, ...]
+
+
+def read(body: JSON, new_id: Callable[[str], str]) -> NewConversation:
+    """The body of a new conversation. Raises `InvalidRequest`."""
+    given = body.get("items")
+    return NewConversation(checked_metadata(body.get("metadata")), read_items(given or [], new_id))
+
+
+def read_items(given: object, new_id: Callable[[str], str]) -> tuple[Item, ...]:
+    if isinstance(given, list) and len(given) > ITEMS_LIMIT:
+        raise InvalidRequest(f"items takes at most {ITEMS_LIMIT} in one call: send the rest after them", param="items")
+    return tuple(written(given, new_id))
+
+
+def conversation(agent: Agent, metadata: JSON) -> JSON:
+    return {
+        "id": conversation_id(agent.agent_id),
+        "object": "conversation",
+        "created_at": int(agent.created_at),
+        "metadata": metadata,
+    }
+
+
+def deleted(conversation: str) -> JSON:
+    return {"id": conversation, "object": "conversation.deleted", "deleted": True}

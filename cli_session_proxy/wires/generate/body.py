@@ -1,0 +1,260 @@
+"""Google's generateContent: read a body, write an answer. Pure, no I/O.
+
+POST /{v1|v1beta}/models/{m}:generateContent, :streamGenerateContent  ─ read() ─▶ GenerateCall ─▶ answer() or Writer
+POST /{v1|v1beta}/models/{m}:countTokens                              ─ count()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...domain.lineage import TextJoin
+from ...domain.models import JSON, BlockDelta, BlockStart, Finished, Turn, TurnEvent, TurnRequest
+from ...domain.structured import checked_schema
+from ...errors import InvalidRequest, ProxyError
+from .. import failures
+from ..blocks import effort_of_budget, estimated_tokens
+from ..common import Naming, answer_text, fingerprint, model_name, sse, wrong_type
+from ..other_tools import google_choice, google_tools
+from . import content as generate_content
+from .content import either
+
+WIRE = "generate"
+
+# google-genai 3.4, types.ThinkingLevel → the CLI's efforts.
+EFFORTS = {"MINIMAL": "low", "LOW": "low", "MEDIUM": "medium", "HIGH": "high", "XHIGH": "xhigh"}
+
+# Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
+IGNORED = (
+    "temperature", "topP", "topK", "maxOutputTokens", "seed", "presencePenalty", "frequencyPenalty",
+    "mediaResolution",
+)  # fmt: skip
+IGNORED_OUTSIDE = ("safetySettings", "serviceTier")
+
+_NUMBERS = ("temperature", "topP", "topK", "maxOutputTokens", "seed", "presencePenalty", "frequencyPenalty")
+_CONFIG = "generationConfig"
+_FINISH_REASONS = {"max_tokens": "MAX_TOKENS", "model_context_window_exceeded": "MAX_TOKENS", "refusal": "SAFETY"}
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateCall:
+    """A request for the engine, and how its client wants the answer. `thoughts`: it asked to see them."""
+
+    request: TurnRequest
+    stream: bool
+    thoughts: bool
+    ignored: tuple[str, ...]
+
+
+def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> GenerateCall:
+    """The call that a body means, `model` and `stream` from the path. Raises `InvalidRequest`, naming the field."""
+    config = either(body, _CONFIG, dict, "an object") or {}
+    _check_types(config)
+    _refuse_what_would_lie(body, config)
+    agent_id = naming.agent_id(body)
+    system, messages = generate_content.read(body)
+    thinking = either(config, "thinkingConfig", dict, "an object", where=f"{_CONFIG}.") or {}
+    tools = google_tools(body)
+    request = TurnRequest(
+        model=checked_model(model),
+        messages=messages,
+        fingerprint=fingerprint(naming.owner, agent_id, f"{WIRE}/{model}", body, fresh=naming.fresh),
+        owner=naming.owner,
+        agent_id=agent_id,
+        system=system,
+        effort=_effort(thinking),
+        format=_format(config),
+        tools=tools,
+        tool_choice=google_choice(body, tools),
+        stop=tuple(stop for stop in either(config, "stopSequences") or () if stop),
+        fresh=naming.fresh,
+        idempotency_key=naming.idempotency_key,
+        is_retry=naming.is_retry,
+        wire=WIRE,
+        request_id=naming.request_id,
+    )
+    ignored = [f"{_CONFIG}.{name}" for name in IGNORED if either(config, name) is not None]
+    return GenerateCall(
+        request=request,
+        stream=stream,
+        thoughts=bool(either(thinking, "includeThoughts", bool, "true or false", where="thinkingConfig.")),
+        ignored=(*ignored, *(name for name in IGNORED_OUTSIDE if either(body, name) is not None)),
+    )
+
+
+def count(body: JSON, naming: Naming) -> JSON:  # noqa: ARG001 - every `read` of a body takes both
+    """The answer of countTokens: an estimate of what was sent (`blocks.estimated_tokens`)."""
+    inner = either(body, "generateContentRequest", dict, "an object") or body
+    return {"totalTokens": estimated_tokens(*generate_content.read(inner, answered=False))}
+
+
+def checked_model(name: str) -> str:
+    return model_name(name.removeprefix("models/"))
+
+
+def _effort(thinking: Mapping[str, Any]) -> str | None:
+    level = either(thinking, "thinkingLevel", str, "a string", where="thinkingConfig.")
+    if level is not None:
+        if level.upper() not in EFFORTS:
+            raise InvalidRequest(
+                f"thinkingConfig.thinkingLevel must be one of {', '.join(EFFORTS)}",
+                param=f"{_CONFIG}.thinkingConfig.thinkingLevel",
+            )
+        return EFFORTS[level.upper()]
+    budget = either(thinking, "thinkingBudget", int, "a whole number", where="thinkingConfig.")
+    # -1 lets the model decide, which is what no effort means.
+    return None if budget is None or budget < 0 else effort_of_budget(budget)
+
+
+def _format(config: Mapping[str, Any]) -> JSON | None:
+    mime = either(config, "responseMimeType", str, "a string", where=f"{_CONFIG}.") or "text/plain"
+    if mime not in ("text/plain", "application/json"):
+        raise InvalidRequest(
+            "responseMimeType must be text/plain or application/json", param=f"{_CONFIG}.responseMimeType"
+        )
+    if (schema := either(config, "responseJsonSchema")) is not None:
+        return {"schema": checked_schema(schema, f"{_CONFIG}.responseJsonSchema")}
+    if (schema := either(config, "responseSchema", dict, "an object", where=f"{_CONFIG}.")) is not None:
+        return {"schema": checked_schema(generate_content.json_schema(schema), f"{_CONFIG}.responseSchema")}
+    return {"schema": None} if mime == "application/json" else None
+
+
+def _check_types(config: Mapping[str, Any]) -> None:
+    for name in _NUMBERS:
+        value = either(config, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise wrong_type(f"{_CONFIG}.{name}", "a number")
+    stops = either(config, "stopSequences", list, "a list of strings", where=f"{_CONFIG}.") or []
+    if not all(isinstance(stop, str) for stop in stops):
+        raise wrong_type(f"{_CONFIG}.stopSequences", "a list of strings")
+
+
+def _refuse_what_would_lie(body: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    if either(body, "cachedContent") is not None:
+        raise InvalidRequest("cachedContent: there is none here; send the contents themselves", param="cachedContent")
+    candidates = either(config, "candidateCount", int, "a whole number", where=f"{_CONFIG}.")
+    if candidates not in (None, 1):
+        raise InvalidRequest(
+            "candidateCount must be 1: the Claude CLI gives one answer a turn", param=f"{_CONFIG}.candidateCount"
+        )
+    if either(config, "responseLogprobs", bool, "true or false", where=f"{_CONFIG}."):
+        raise InvalidRequest("responseLogprobs: the Claude CLI gives none", param=f"{_CONFIG}.responseLogprobs")
+    modalities = either(config, "responseModalities", list, "a list", where=f"{_CONFIG}.")
+    if modalities and [str(one).upper() for one in modalities] != ["TEXT"]:
+        raise InvalidRequest('responseModalities: only ["TEXT"] is supported', param=f"{_CONFIG}.responseModalities")
+
+
+# --- answers ----------------------------------------------------------------------------------------------
+
+
+def answer(turn: Turn, *, thoughts: bool) -> JSON:
+    """The `GenerateContentResponse` of a committed turn."""
+    parts: list[JSON] = []
+    if thoughts and (thinking := answer_text(turn.output, "thinking")):
+        parts.append({"text": thinking, "thought": True})
+    # One part: Google's clients join the texts of an answer without a break, the chain does not.
+    if text := answer_text(turn.output):
+        parts.append({"text": text})
+    return _response(turn.id, turn.model, [*parts, *_calls(turn)] or [{"text": ""}], turn)
+
+
+def usage(turn: Turn) -> JSON:
+    """Google's usage: the prompt is all that the model read, thoughts are counted apart."""
+    used = turn.usage
+    return {
+        "promptTokenCount": used.prompt_tokens,
+        "cachedContentTokenCount": used.cache_read_tokens,
+        "candidatesTokenCount": max(0, used.output_tokens - used.thinking_tokens),
+        "thoughtsTokenCount": used.thinking_tokens,
+        "totalTokenCount": used.prompt_tokens + used.output_tokens,
+    }
+
+
+def finish_reason(turn: Turn) -> str:
+    return _FINISH_REASONS.get(turn.stop_reason or "", "STOP")
+
+
+def model_info(name: str, since: int) -> JSON:  # noqa: ARG001 - every wire's entry takes both
+    """One entry of the models list."""
+    name = name.removeprefix("models/")
+    return {
+        "name": f"models/{name}", "baseModelId": name, "version": name, "displayName": name.capitalize(),
+        "description": "a model of the Claude CLI", "thinking": True,
+        "supportedGenerationMethods": ["generateContent", "streamGenerateContent", "countTokens"],
+    }  # fmt: skip
+
+
+def model_list(models: list[JSON]) -> JSON:
+    return {"models": models}
+
+
+def _calls(turn: Turn) -> list[JSON]:
+    if turn.status != "requires_action":
+        return []
+    return [
+        {"functionCall": {"id": block["id"], "name": block["name"], "args": block["input"]}}
+        for block in turn.output
+        if block.get("type") == "tool_use"
+    ]
+
+
+def _response(turn_id: str, model: str, parts: list[JSON], finished: Turn | None = None) -> JSON:
+    candidate: JSON = {"content": {"role": "model", "parts": parts}, "index": 0}
+    end: JSON = {}
+    if finished is not None:
+        candidate["finishReason"] = finish_reason(finished)
+        end = {"usageMetadata": usage(finished)}
+    return {"candidates": [candidate], **end, "modelVersion": model, "responseId": turn_id}
+
+
+class Writer:
+    """Turn events in, server-sent `GenerateContentResponse`s out, `data:` lines only. One for each stream."""
+
+    def __init__(self, turn_id: str, model: str, request_id: str, *, thoughts: bool) -> None:
+        self._turn_id = turn_id
+        self._model = model
+        self._request_id = request_id
+        self._thoughts = thoughts
+        self._join = TextJoin()
+        self._sent: list[str] = []
+
+    def feed(self, event: TurnEvent) -> list[bytes]:
+        """What this event adds to the stream; nothing for events that the wire has no words for."""
+        if isinstance(event, BlockStart):
+            kind = str(event.block.get("type", ""))
+            if kind == "text":
+                self._join.next_text()
+            return self._piece(kind, event.block.get(kind))
+        if isinstance(event, BlockDelta):
+            kind = str(event.delta.get("type", "")).removesuffix("_delta")
+            return self._piece(kind, event.delta.get(kind))
+        if isinstance(event, Finished):
+            return self._end(event.turn)
+        return []
+
+    def error(self, error: ProxyError) -> list[bytes]:
+        """What ends a stream that has begun and failed: Google's client raises on a chunk that starts so."""
+        return [sse(failures.google(error, self._request_id))]
+
+    def _piece(self, kind: str, text: object) -> list[bytes]:
+        if not isinstance(text, str) or not text:
+            return []
+        if kind == "thinking" and self._thoughts:
+            return [self._chunk([{"text": text, "thought": True}])]
+        if kind != "text" or not (said := self._join.feed(text)):
+            return []
+        self._sent.append(said)
+        return [self._chunk([{"text": said}])]
+
+    def _end(self, turn: Turn) -> list[bytes]:
+        # What was committed but never came as a delta: held back by the join, or a CLI without partial messages.
+        whole, sent = answer_text(turn.output), "".join(self._sent)
+        rest = whole.removeprefix(sent) if whole.startswith(sent) else ""
+        parts = [{"text": rest}] if rest else []
+        # Chats of google-genai take no answer without a part for a good one.
+        return [sse(_response(self._turn_id, turn.model, [*parts, *_calls(turn)] or [{"text": ""}], turn))]
+
+    def _chunk(self, parts: list[JSON]) -> bytes:
+        return sse(_response(self._turn_id, self._model, parts))

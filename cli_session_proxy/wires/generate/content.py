@@ -1,0 +1,202 @@
+"""The `contents` of Google's generateContent in the blocks of the Messages API. Pure.
+
+Names of fields are accepted as the JSON form of protobuf allows: camelCase and snake_case.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from ...domain.models import Block, Message
+from ...errors import InvalidRequest
+from ..blocks import base64_image, checked_conversation, is_web_address, telling
+from ..common import wrong_type
+
+T = TypeVar("T")
+Part = Mapping[str, Any]
+
+_KINDS = "text, inlineData, fileData, functionCall or functionResponse"
+
+
+def either(
+    body: Part, name: str, kind: type[T] | None = None, wanted: str = "", *, where: str = ""
+) -> Any:  # typed where a kind is given; the union of both would need a cast at each call
+    """The field under its camelCase or snake_case name, checked as `common.optional` does where a `kind` is given."""
+    value = body.get(name)
+    if value is None:
+        value = body.get(re.sub("[A-Z]", lambda upper: f"_{upper[0].lower()}", name))
+    if value is None or kind is None:
+        return value
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise wrong_type(f"{where}{name}", wanted)
+    return value
+
+
+def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Message, ...]]:
+    """(system, conversation). With `answered`, the last content must ask something. Raises `InvalidRequest`."""
+    contents = body.get("contents")
+    if not isinstance(contents, list) or not contents:
+        raise InvalidRequest("contents must be a list with at least one content", param="contents")
+    calls = _Calls()
+    conversation: list[tuple[str, Message]] = []
+    for index, content in enumerate(contents):
+        where = f"contents[{index}]"
+        if not isinstance(content, dict):
+            raise wrong_type(where, "an object")
+        role = either(content, "role", str, "a string", where=f"{where}.") or "user"
+        if role == "model":
+            _add_answer(conversation, where, _blocks(content, where, calls))
+        elif role in ("user", "function"):
+            conversation.append((where, Message("user", telling(tuple(_blocks(content, where, calls))))))
+        else:
+            raise InvalidRequest(f"{where}.role must be user or model", param=f"{where}.role")
+    system = _system(body)
+    if not answered:
+        return system, tuple(message for _, message in conversation)
+    return system, checked_conversation(conversation)
+
+
+def _add_answer(conversation: list[tuple[str, Message]], where: str, blocks: list[Block]) -> None:
+    """An answer. Chats of google-genai keep one content for each chunk of a stream, and texts of one answer are joined
+    without a break: so are they here, or no streamed answer would be recognised."""
+    if conversation and conversation[-1][1].role == "assistant":
+        where, before = conversation.pop()
+        blocks = [*before.content, *blocks]
+    merged: list[Block] = []
+    for block in blocks:
+        if block["type"] == "text" and merged and merged[-1]["type"] == "text":
+            merged[-1] = {"type": "text", "text": merged[-1]["text"] + block["text"]}
+        else:
+            merged.append(block)
+    conversation.append((where, Message("assistant", tuple(merged))))
+
+
+def _system(body: Part) -> str | None:
+    system = either(body, "systemInstruction")
+    if system is None or isinstance(system, str):
+        return system or None
+    if not isinstance(system, dict):
+        raise wrong_type("systemInstruction", "a content or a string")
+    return "\n\n".join(block["text"] for block in _blocks(system, "systemInstruction", None)) or None
+
+
+class _Calls:
+    """The calls of the history that wait for a result. Gemini's older clients give them no ids."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[str, str]] = []
+        self._count = 0
+
+    def call(self, given: str | None, name: str) -> str:
+        self._count += 1
+        made = given or f"call_{self._count}"
+        self._open.append((made, name))
+        return made
+
+    def result(self, given: str | None, name: str) -> str:
+        """The id of the call this answers: the one it names, else the oldest open call of that function."""
+        for at, (call_id, called) in enumerate(self._open):
+            if given == call_id or (given is None and called == name):
+                del self._open[at]
+                return call_id
+        self._count += 1
+        return given or f"call_{self._count}"
+
+
+def _blocks(content: Part, where: str, calls: _Calls | None) -> list[Block]:
+    """The blocks of a content's parts; without `calls` (a system instruction) only texts."""
+    parts = content.get("parts")
+    if isinstance(parts, dict):  # a repeated field of one, as older clients send it
+        parts = [parts]
+    if not isinstance(parts, list):
+        raise wrong_type(f"{where}.parts", "a list of parts")
+    blocks: list[Block] = []
+    for index, part in enumerate(parts):
+        here = f"{where}.parts[{index}]"
+        if not isinstance(part, dict):
+            raise wrong_type(here, "an object")
+        if (block := _block(part, here, calls)) is not None:
+            blocks.append(block)
+    return blocks
+
+
+def _block(part: Part, where: str, calls: _Calls | None) -> Block | None:
+    text = either(part, "text", str, "a string", where=f"{where}.")
+    if either(part, "thought", bool, "true or false", where=f"{where}."):
+        return None  # a summary that Google's clients send back; the chain has its own, signed
+    if text is not None:
+        return {"type": "text", "text": text} if text else None
+    if calls is None:
+        raise InvalidRequest(f"{where} must be a text", param=where)
+    for name, reader in (("inlineData", _inline), ("fileData", _file)):
+        if (data := either(part, name, dict, "an object", where=f"{where}.")) is not None:
+            return reader(data, f"{where}.{name}")
+    if (call := either(part, "functionCall", dict, "an object", where=f"{where}.")) is not None:
+        name, given = _named(call, f"{where}.functionCall")
+        arguments = either(call, "args", dict, "an object", where=f"{where}.functionCall.") or {}
+        return {"type": "tool_use", "id": calls.call(given, name), "name": name, "input": arguments}
+    if (result := either(part, "functionResponse", dict, "an object", where=f"{where}.")) is not None:
+        name, given = _named(result, f"{where}.functionResponse")
+        said = either(result, "response", dict, "an object", where=f"{where}.functionResponse.") or {}
+        content = json.dumps(said, ensure_ascii=False)
+        return {"type": "tool_result", "tool_use_id": calls.result(given, name), "content": content}
+    if either(part, "thoughtSignature") is not None:
+        return None  # a signature on its own
+    raise InvalidRequest(f"{where} is not supported; send {_KINDS}", param=where)
+
+
+def _named(call: Part, where: str) -> tuple[str, str | None]:
+    name = either(call, "name", str, "a string", where=f"{where}.")
+    if not name:
+        raise InvalidRequest(f"{where}.name is missing: it must be a string", param=f"{where}.name")
+    return name, either(call, "id", str, "a string", where=f"{where}.") or None
+
+
+def _inline(data: Part, where: str) -> Block:
+    mime = either(data, "mimeType", str, "a string", where=f"{where}.") or ""
+    encoded = either(data, "data", str, "a string", where=f"{where}.") or ""
+    return base64_image(mime, standard_base64(encoded), f"{where}.data")
+
+
+def standard_base64(data: str) -> str:
+    """google-genai 3.4 sends the URL-safe alphabet, others the standard one; protobuf's JSON form takes both."""
+    data = data.translate(str.maketrans("-_", "+/"))
+    return data + "=" * (-len(data) % 4)
+
+
+def _file(data: Part, where: str) -> Block:
+    uri = either(data, "fileUri", str, "a string", where=f"{where}.") or ""
+    mime = either(data, "mimeType", str, "a string", where=f"{where}.") or "image/"
+    if not is_web_address(uri) or not mime.startswith("image/"):
+        raise InvalidRequest(f"{where}.fileUri must be the http(s) URL of an image", param=f"{where}.fileUri")
+    return {"type": "image", "source": {"type": "url", "url": uri}}
+
+
+# Where a Schema of Google's holds further ones: in a field, in a list, under names.
+_INNER, _INNER_LISTS, _INNER_NAMES = ("items", "additionalProperties"), ("anyOf", "prefixItems"), ("properties", "defs")
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+
+
+def json_schema(schema: Part) -> dict[str, Any]:
+    """Google's Schema (a subset of OpenAPI 3.0: types in capitals, `nullable`, snake_case allowed) as JSON Schema."""
+    out: dict[str, Any] = {}
+    for given, value in schema.items():
+        name = re.sub("_([a-z])", lambda letter: letter[1].upper(), given)
+        if name in _INNER and isinstance(value, dict):
+            out[name] = json_schema(value)
+        elif name in _INNER_LISTS and isinstance(value, list):
+            out[name] = [json_schema(one) if isinstance(one, dict) else one for one in value]
+        elif name in _INNER_NAMES and isinstance(value, dict):
+            out[name] = {key: json_schema(one) if isinstance(one, dict) else one for key, one in value.items()}
+        elif name == "type" and isinstance(value, str):
+            out["type"] = value.lower()
+        elif name in _COUNTS and isinstance(value, str) and value.isdecimal():
+            out[name] = int(value)  # int64 is a text in the JSON form of protobuf
+        elif name not in ("nullable", "propertyOrdering", "example"):
+            out[name] = value
+    if schema.get("nullable") and "type" in out:
+        out["type"] = [out["type"], "null"]
+    return out

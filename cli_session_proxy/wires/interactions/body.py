@@ -1,0 +1,231 @@
+"""Google's Interactions: read a body, write an interaction. Pure, no I/O.
+
+    POST /{v1|v1beta}/interactions ─ read() ─▶ InteractionCall ─▶ the engine ─▶ interaction() or EventWriter
+
+An interaction is a turn, and its id is made of the turn's: `turn_abc` is `interaction_abc`. What the chain does not
+keep by itself (`store`, `background`, which thoughts to show) is the turn's `call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ...domain.models import JSON, Status, Turn, TurnRequest, Usage
+from ...domain.structured import checked_schema
+from ...errors import InvalidRequest
+from .. import common
+from ..common import Naming, fingerprint, optional, required, wrong_type
+from ..generate.body import checked_model
+from ..other_tools import interactions_choice, interactions_tools
+from . import steps as interactions_steps
+
+WIRE = "interactions"
+
+# google-genai 3.4, ThinkingLevel → the CLI's efforts.
+EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh"}
+
+# Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
+IGNORED = ("temperature", "top_p", "seed", "max_output_tokens")
+IGNORED_OUTSIDE = ("safety_settings", "service_tier", "labels", "webhook_config")
+
+_NUMBERS = ("temperature", "top_p", "seed", "max_output_tokens")
+_FLAGS = ("stream", "background", "store")
+_TEXTS = ("system_instruction", "previous_interaction_id", "response_mime_type")
+_STATUSES: dict[Status, str] = {
+    "queued": "queued", "running": "in_progress", "completed": "completed", "requires_action": "requires_action",
+    "failed": "failed", "cancelled": "cancelled",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class InteractionCall:
+    """A request for the engine but for the turn it continues, which `previous` names, and how to answer it."""
+
+    request: TurnRequest
+    previous: str | None
+    stream: bool
+    background: bool
+    ignored: tuple[str, ...]
+
+
+def read(body: JSON, naming: Naming) -> InteractionCall:
+    """The call that a body means. Raises `InvalidRequest`, which names the field."""
+    _check_types(body)
+    _refuse_what_would_lie(body)
+    config = optional(body, "generation_config", dict, "an object") or {}
+    agent_id = naming.agent_id(body)
+    previous = body.get("previous_interaction_id")
+    system = body.get("system_instruction") or None
+    tools = interactions_tools(body)
+    request = TurnRequest(
+        model=checked_model(required(body, "model", str, "a string")),
+        messages=interactions_steps.read(body.get("input")),
+        fingerprint=fingerprint(naming.owner, agent_id, WIRE, body, fresh=naming.fresh),
+        owner=naming.owner,
+        agent_id=agent_id,
+        system=system if system and system.strip() else None,
+        # Google's documentation: an id keeps the conversation, not the instruction, which is each interaction's own.
+        keep_system=previous is None,
+        effort=_effort(config),
+        format=_format(body),
+        tools=tools,
+        tool_choice=interactions_choice(config, tools),
+        stop=_stops(config),
+        fresh=naming.fresh,
+        idempotency_key=naming.idempotency_key,
+        is_retry=naming.is_retry,
+        wire=WIRE,
+        request_id=naming.request_id,
+        call=_call(body, config),
+    )
+    return InteractionCall(
+        request=request,
+        previous=previous,
+        stream=bool(body.get("stream")),
+        background=bool(body.get("background")),
+        ignored=(
+            *(f"generation_config.{name}" for name in IGNORED if config.get(name) is not None),
+            *(name for name in IGNORED_OUTSIDE if body.get(name) is not None),
+        ),
+    )
+
+
+def _call(body: JSON, config: Mapping[str, Any]) -> JSON:
+    """What is kept with the turn. `wire`, `store` and `background` as `responses` keeps them."""
+    return {
+        "wire": WIRE,
+        "store": body.get("store") is not False,
+        "background": bool(body.get("background")),
+        "previous_interaction_id": body.get("previous_interaction_id"),
+        "system_instruction": body.get("system_instruction"),
+        "summaries": config.get("thinking_summaries") == "auto",
+    }
+
+
+def _stops(config: Mapping[str, Any]) -> tuple[str, ...]:
+    stops = optional(config, "stop_sequences", list, "a list of strings", where="generation_config.") or []
+    if not all(isinstance(stop, str) for stop in stops):
+        raise wrong_type("generation_config.stop_sequences", "a list of strings")
+    return tuple(stop for stop in stops if stop)
+
+
+def _effort(config: Mapping[str, Any]) -> str | None:
+    level = optional(config, "thinking_level", str, "a string", where="generation_config.")
+    if level is not None and level not in EFFORTS:
+        raise InvalidRequest(
+            f"generation_config.thinking_level must be one of {', '.join(EFFORTS)}",
+            param="generation_config.thinking_level",
+        )
+    return None if level is None else EFFORTS[level]
+
+
+def _format(body: JSON) -> JSON | None:
+    """`response_format`: one or several formats, or (as the first form had it) a JSON Schema itself."""
+    wanted = body.get("response_format")
+    if wanted is None:
+        return {"schema": None} if body.get("response_mime_type") == "application/json" else None
+    one = wanted[0] if isinstance(wanted, list) and len(wanted) == 1 else wanted
+    if not isinstance(one, dict):
+        raise InvalidRequest("response_format must be one format", param="response_format")
+    if one.get("type") in ("audio", "image", "video"):
+        raise InvalidRequest("response_format: the Claude CLI answers in text only", param="response_format.type")
+    if one.get("type") != "text":
+        return {"schema": checked_schema(one, "response_format")}
+    if one.get("mime_type") in (None, "text/plain"):
+        return None
+    schema = one.get("schema")
+    return {"schema": None if schema is None else checked_schema(schema, "response_format.schema")}
+
+
+def _check_types(body: JSON) -> None:
+    for name in _TEXTS:
+        optional(body, name, str, "a string")
+    for name in _FLAGS:
+        optional(body, name, bool, "true or false")
+    config = optional(body, "generation_config", dict, "an object") or {}
+    for name in _NUMBERS:
+        value = config.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise wrong_type(f"generation_config.{name}", "a number")
+    if body.get("background") and body.get("store") is False:
+        raise InvalidRequest(
+            "background needs store: an interaction that is not kept cannot be asked for", param="store"
+        )
+
+
+def _refuse_what_would_lie(body: JSON) -> None:
+    if body.get("agent") is not None and body.get("model") is None:
+        raise InvalidRequest("agent: Google's agents are not here; name a model of the CLI in `model`", param="agent")
+    for name in ("cached_content", "continuation_token", "environment"):
+        if body.get(name) is not None:
+            raise InvalidRequest(f"{name}: there is none here; leave it out", param=name)
+    modalities = optional(body, "response_modalities", list, "a list")
+    if modalities and [str(one).lower() for one in modalities] != ["text"]:
+        raise InvalidRequest('response_modalities: only ["text"] is supported', param="response_modalities")
+
+
+# --- ids --------------------------------------------------------------------------------------------------
+
+
+def interaction_id(turn_id: str) -> str:
+    return f"interaction_{turn_id.removeprefix('turn_')}"
+
+
+def turn_id_of(interaction: str) -> str | None:
+    """The turn that an interaction's id names; None where it cannot be one of ours."""
+    key = interaction.removeprefix("interaction_")
+    return f"turn_{key}" if key != interaction and key else None
+
+
+# --- answers ----------------------------------------------------------------------------------------------
+
+
+def status_of(turn: Turn) -> str:
+    return common.status_of(turn, _STATUSES)
+
+
+def interaction(turn: Turn, *, include_input: bool = False) -> JSON:
+    """The Interaction of a turn as it stands."""
+    call = turn.call or {}
+    status = status_of(turn)
+    shown: JSON = {
+        **head(turn, status),
+        "updated": _time(turn.finished_at or turn.started_at or turn.created_at),
+        "steps": interactions_steps.output_steps(turn, summaries=call.get("summaries", False)),
+        "usage": usage(turn.usage),
+    }
+    for name in ("previous_interaction_id", "system_instruction"):
+        if call.get(name) is not None:
+            shown[name] = call[name]
+    if include_input:
+        shown["input"] = interactions_steps.input_steps(turn)
+    if status == "failed":
+        error = turn.error or {}
+        shown["errors"] = [{"code": error.get("code", "upstream_error"), "message": error.get("message", "failed")}]
+    return shown
+
+
+def head(turn: Turn, status: str) -> JSON:
+    return {
+        "id": interaction_id(turn.id), "object": "interaction", "status": status, "model": turn.model,
+        "created": _time(turn.created_at),
+    }  # fmt: skip
+
+
+def usage(used: Usage) -> JSON:
+    """Google's usage: the input is all that the model read, thoughts are counted apart."""
+    return {
+        "total_input_tokens": used.prompt_tokens,
+        "total_cached_tokens": used.cache_read_tokens,
+        "total_output_tokens": max(0, used.output_tokens - used.thinking_tokens),
+        "total_thought_tokens": used.thinking_tokens,
+        "total_tool_use_tokens": 0,
+        "total_tokens": used.prompt_tokens + used.output_tokens,
+    }
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,92 @@
+"""The routes of Google's Interactions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ...domain.models import JSON, ON_PATH, TurnRequest
+from ...engine.engine import Engine
+from ...errors import InvalidRequest, NotFound
+from ...http.addresses import add
+from ...http.answers import kept_reply
+from ...http.bodies import named, read_call
+from ...http.kept import KeptTurns
+from ...settings import Settings
+from . import body as interactions
+from .stream import EventWriter
+
+
+class InteractionsRoutes:
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._kept = KeptTurns(engine, interactions.turn_id_of, unknown)
+
+    def add_to(self, app: Starlette) -> None:
+        for version in ("v1", "v1beta"):
+            root = f"/{version}/interactions"
+            for method, path, handler in (
+                ("POST", root, self.create),
+                ("GET", f"{root}/{{name}}", self.retrieve),
+                ("DELETE", f"{root}/{{name}}", self.delete),
+                ("POST", f"{root}/{{name}}/cancel", self.cancel),
+            ):
+                add(app, method, path, handler)
+
+    async def create(self, request: Request) -> Response:
+        call = await read_call(request, self._settings.max_body, interactions.read)
+        answer = await self._engine.submit(await self._continued(call))
+        keepalive = self._settings.keepalive
+        return kept_reply(self._engine, answer, call, keepalive, interactions.interaction, EventWriter)
+
+    async def _continued(self, call: interactions.InteractionCall) -> TurnRequest:
+        if call.previous is None:
+            return call.request
+        previous = await self._kept.turn(call.request.owner, call.previous)
+        if previous.status not in ON_PATH:
+            raise InvalidRequest(
+                f"the previous interaction is {interactions.status_of(previous)}: wait for it, "
+                "or go on from the one before it",
+                param="previous_interaction_id",
+            )
+        return replace(call.request, continues=previous.id)
+
+    async def retrieve(self, request: Request, name: str) -> Response:
+        owner = named(request).owner
+        if _flag(request, "stream"):
+            writer = partial(EventWriter, after=_place(request.query_params.get("last_event_id")))
+            return await self._kept.stream(owner, name, writer, self._settings.keepalive)
+        turn = await self._kept.turn(owner, name)
+        shown = interactions.interaction(turn, include_input=_flag(request, "include_input"))
+        return JSONResponse(shown, headers=await self._kept.about(turn))
+
+    async def delete(self, request: Request, name: str) -> JSON:
+        await self._kept.delete(named(request).owner, name)
+        return {}
+
+    async def cancel(self, request: Request, name: str) -> JSON:
+        turn = await self._kept.cancel(named(request).owner, name)
+        if turn.status != "cancelled":
+            raise InvalidRequest(f"a {interactions.status_of(turn)} interaction cannot be cancelled", param="id")
+        return interactions.interaction(turn)
+
+
+def unknown(name: str) -> NotFound:
+    return NotFound(f"there is no interaction {name!r}: it was never stored, or is deleted", param="id")
+
+
+def _flag(request: Request, name: str) -> bool:
+    return request.query_params.get(name, "").lower() == "true"
+
+
+def _place(event_id: str | None) -> int:
+    if not event_id:
+        return 0
+    if not (event_id.isascii() and event_id.isdigit() and len(event_id) < 16):
+        raise InvalidRequest("last_event_id must be an event_id of this interaction's stream", param="last_event_id")
+    return int(event_id)

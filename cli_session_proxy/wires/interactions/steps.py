@@ -1,0 +1,184 @@
+"""The steps of Google's Interactions in the blocks of the Messages API and back. Pure."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ...domain.models import JSON, Block, Message, Turn
+from ...errors import InvalidRequest
+from ..blocks import base64_image, checked_conversation, is_web_address, telling
+from ..common import optional, required, wrong_type
+from ..generate.content import standard_base64
+
+Part = Mapping[str, Any]
+
+_CONTENTS = ("text", "image", "audio", "document", "video")
+
+
+def read(given: object) -> tuple[Message, ...]:
+    """The `input` of an interaction: a text, a content, a list of contents, or a list of steps.
+
+    Thoughts are dropped: the chain has its own, signed. Raises `InvalidRequest`.
+    """
+    if isinstance(given, str):
+        given = [{"type": "text", "text": given}]
+    elif isinstance(given, dict):
+        given = [given]
+    if not isinstance(given, list) or not given:
+        raise InvalidRequest("input must be a text, a content, or a list of contents or steps", param="input")
+    if all(isinstance(part, dict) and part.get("type") in _CONTENTS for part in given):
+        return checked_conversation([("input", Message("user", telling(_contents(given, "input"))))])
+    conversation: list[tuple[str, Message]] = []
+    for index, step in enumerate(given):
+        where = f"input[{index}]"
+        if not isinstance(step, dict):
+            raise wrong_type(where, "an object")
+        if (message := _step(step, where)) is not None:
+            conversation.append((where, message))
+    return checked_conversation(conversation)
+
+
+def _step(step: Part, where: str) -> Message | None:
+    kind = step.get("type")
+    if kind == "thought":
+        return None
+    role = step.get("role")
+    if kind is None and role in ("user", "model"):  # how the first form of this API told them apart
+        kind = "user_input" if role == "user" else "model_output"
+    if not isinstance(kind, str) or kind not in _STEPS:
+        raise InvalidRequest(f"{where}.type must be one of {', '.join(_STEPS)} or thought", param=f"{where}.type")
+    return _STEPS[kind](step, where)
+
+
+def _said(step: Part, where: str) -> tuple[Block, ...]:
+    content = step.get("content")
+    if isinstance(content, str):
+        return ({"type": "text", "text": content},) if content else ()
+    if isinstance(content, dict):
+        content = [content]
+    if not isinstance(content, list):
+        raise wrong_type(f"{where}.content", "a list of contents")
+    return _contents(content, f"{where}.content")
+
+
+def _contents(parts: Iterable[object], where: str) -> tuple[Block, ...]:
+    blocks: list[Block] = []
+    for index, part in enumerate(parts):
+        here = f"{where}[{index}]"
+        if not isinstance(part, dict):
+            raise wrong_type(here, "an object")
+        kind = part.get("type")
+        if kind == "text":
+            if text := required(part, "text", str, "a string", where=f"{here}."):
+                blocks.append({"type": "text", "text": text})
+        elif kind == "image":
+            blocks.append(_image(part, here))
+        else:
+            raise InvalidRequest(f"{here}: send text or image, the Claude CLI takes no other content", param=here)
+    return tuple(blocks)
+
+
+def _image(part: Part, where: str) -> Block:
+    uri = optional(part, "uri", str, "a string", where=f"{where}.")
+    if uri is not None:
+        if not is_web_address(uri):
+            raise InvalidRequest(f"{where}.uri must be an http(s) URL", param=f"{where}.uri")
+        return {"type": "image", "source": {"type": "url", "url": uri}}
+    mime = required(part, "mime_type", str, "a string", where=f"{where}.")
+    data = required(part, "data", str, "a string", where=f"{where}.")
+    return base64_image(mime, standard_base64(data), f"{where}.data")
+
+
+def _user(step: Part, where: str) -> Message:
+    return Message("user", telling(_said(step, where)))
+
+
+def _model(step: Part, where: str) -> Message:
+    return Message("assistant", _said(step, where))
+
+
+def _call(step: Part, where: str) -> Message:
+    block = {
+        "type": "tool_use",
+        "id": required(step, "id", str, "a string", where=f"{where}."),
+        "name": required(step, "name", str, "a string", where=f"{where}."),
+        "input": required(step, "arguments", dict, "an object", where=f"{where}."),
+    }
+    return Message("assistant", (block,))
+
+
+def _result(step: Part, where: str) -> Message:
+    result = step.get("result")
+    content: str | list[Block]
+    if isinstance(result, str):
+        content = result
+    elif isinstance(result, list):
+        content = list(_contents(result, f"{where}.result"))
+    elif isinstance(result, dict):
+        content = json.dumps(result, ensure_ascii=False)
+    else:
+        raise wrong_type(f"{where}.result", "a text, an object or a list of contents")
+    call_id = required(step, "call_id", str, "a string", where=f"{where}.")
+    block: Block = {"type": "tool_result", "tool_use_id": call_id, "content": content}
+    if optional(step, "is_error", bool, "true or false", where=f"{where}."):
+        block["is_error"] = True
+    return Message("user", (block,))
+
+
+_STEPS: dict[str, Callable[[Part, str], Message]] = {
+    "user_input": _user, "model_output": _model, "function_call": _call, "function_result": _result,
+}  # fmt: skip
+
+
+# --- back -------------------------------------------------------------------------------------------------
+
+
+def output_steps(turn: Turn, *, summaries: bool) -> list[JSON]:
+    """The steps of an answer. The CLI's own calls of tools are not the client's; its own are, while they wait."""
+    made = (step_of(block, summaries=summaries) for block in turn.output)
+    calls = turn.status == "requires_action"
+    return [step for step in made if step is not None and (calls or step["type"] != "function_call")]
+
+
+def step_of(block: Block, *, summaries: bool) -> JSON | None:
+    """None where the block says nothing on this wire: an empty text, a thought that is neither shown nor signed."""
+    kind = block.get("type")
+    if kind == "text" and block["text"]:
+        return {"type": "model_output", "content": [{"type": "text", "text": block["text"]}]}
+    if kind == "thinking":
+        step: JSON = {"type": "thought"}
+        if summaries and block.get("thinking"):
+            step["summary"] = [{"type": "text", "text": block["thinking"]}]
+        if block.get("signature"):
+            step["signature"] = signature(block["signature"])
+        return step if len(step) > 1 else None
+    if kind == "tool_use":
+        return {"type": "function_call", "id": block["id"], "name": block["name"], "arguments": block["input"]}
+    return None
+
+
+def signature(signed: str) -> str:
+    """Bytes in base64, as Google's types want every signature."""
+    return base64.b64encode(signed.encode()).decode()
+
+
+def input_steps(turn: Turn) -> list[JSON]:
+    return [{"type": "user_input", "content": _shown(message.content)} for message in turn.input]
+
+
+def _shown(blocks: Iterable[Block]) -> list[JSON]:
+    shown: list[JSON] = []
+    for block in blocks:
+        if block["type"] == "image":
+            source = block["source"]
+            if source["type"] == "url":
+                shown.append({"type": "image", "uri": source["url"]})
+            else:
+                shown.append({"type": "image", "mime_type": source["media_type"], "data": source["data"]})
+        else:
+            text = block["text"] if block["type"] == "text" else json.dumps(block, ensure_ascii=False)
+            shown.append({"type": "text", "text": text})
+    return shown

@@ -1,0 +1,150 @@
+"""The events of a streamed interaction. Pure.
+
+    interaction.created, interaction.status_update,
+    each block: step.start, step.delta × n, step.stop
+    interaction.completed (or error), [DONE]
+
+`event_id` is a place, not a number of an event: each event counts one, a delta each of its characters. So a stream
+that was cut can be read on from `last_event_id`, long after the turn, however the answer is cut into deltas then.
+(Where the CLI repeated a cut API call in between, the live stream also had the first attempt's blocks.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent
+from ...errors import ProxyError, from_dict
+from .. import failures
+from ..blocks import opened
+from ..common import SSE_DONE, sse_event
+from . import body as interactions
+from .steps import signature, step_of
+
+
+class EventWriter:
+    """Turn events in, server-sent events out. `accepted` is the turn as it was accepted; one for each stream.
+
+    Events up to the place `after` are counted, not sent.
+    """
+
+    def __init__(self, accepted: Turn, *, after: int = 0) -> None:
+        self._turn = replace(accepted, output=(), error=None)
+        self._summaries = (accepted.call or {}).get("summaries", False)
+        self._after = after
+        self._at = 0
+        self._begun = False
+        self._kinds: dict[int, str] = {}  # of the turn's blocks that are being said
+        self._open: dict[int, int] = {}  # block → step, opened by the first that the block says
+        self._steps = 0
+
+    def feed(self, event: TurnEvent) -> list[bytes]:
+        """What this event adds to the stream; nothing for events that the wire has no words for."""
+        match event:
+            case Started():
+                return self._begin()
+            case BlockStart():
+                return self._start(event.index, event.block)
+            case BlockDelta():
+                return self._delta(event.index, event.delta)
+            case BlockStop():
+                return self._stop(event.index)
+            case Finished():
+                return self._end(event.turn)
+
+    def whole(self, turn: Turn) -> list[bytes]:
+        """All events of a turn that has ended, well or not."""
+        if turn.error is None:
+            return self._end(turn)
+        return [*self._begin(), *self._failed(turn, from_dict(turn.error))]
+
+    def error(self, error: ProxyError) -> list[bytes]:
+        """The end of a stream whose turn failed on the way."""
+        cancelled = error.code == "turn_cancelled"
+        turn = replace(self._turn, status="cancelled" if cancelled else "failed", error=error.as_dict())
+        return [*self._begin(), *self._failed(turn, error)]
+
+    def _failed(self, turn: Turn, error: ProxyError) -> list[bytes]:
+        status = interactions.status_of(turn)
+        update = self._send(
+            "interaction.status_update", interaction_id=interactions.interaction_id(turn.id), status=status
+        )
+        if status == "cancelled":
+            return [*update, SSE_DONE]
+        return [*update, *self._send("error", **failures.interactions(error, "")), SSE_DONE]
+
+    def _begin(self) -> list[bytes]:
+        if self._begun:
+            return []
+        self._begun = True
+        status = "queued" if (self._turn.call or {}).get("background") else "in_progress"
+        made = interactions.interaction_id(self._turn.id)
+        return [
+            *self._send("interaction.created", interaction=interactions.head(self._turn, status)),
+            *self._send("interaction.status_update", interaction_id=made, status="in_progress"),
+        ]
+
+    def _start(self, index: int, block: Block) -> list[bytes]:
+        kind = str(block.get("type"))
+        if kind not in ("text", "thinking"):
+            return []
+        self._kinds[index] = kind
+        return [*self._begin(), *self._delta(index, {"type": f"{kind}_delta", kind: block.get(kind) or ""})]
+
+    def _delta(self, index: int, delta: Block) -> list[bytes]:
+        if index not in self._kinds:
+            return []
+        kind = str(delta.get("type", "")).removesuffix("_delta")
+        said = str(delta.get(kind) or "")
+        if not said or (kind == "thinking" and not self._summaries):
+            return []
+        events = self._step(index)
+        step = self._open[index]
+        if kind == "signature":
+            told: JSON = {"type": "thought_signature", "signature": signature(said)}
+            return [*events, *self._send("step.delta", index=step, delta=told)]
+        before = self._at
+        self._at += len(said)
+        if self._at <= self._after:
+            return events
+        rest = said[max(0, self._after - before) :]
+        told = {"type": "text", "text": rest}
+        if kind == "thinking":
+            told = {"type": "thought_summary", "content": told}
+        return [*events, self._event("step.delta", index=step, delta=told)]
+
+    def _step(self, index: int) -> list[bytes]:
+        if index in self._open:
+            return []
+        step = {"type": "model_output", "content": []} if self._kinds[index] == "text" else {"type": "thought"}
+        self._open[index] = self._steps
+        self._steps += 1
+        return self._send("step.start", index=self._open[index], step=step)
+
+    def _stop(self, index: int) -> list[bytes]:
+        self._kinds.pop(index, None)
+        step = self._open.pop(index, None)
+        return [] if step is None else self._send("step.stop", index=step)
+
+    def _end(self, turn: Turn) -> list[bytes]:
+        events = self._begin()
+        if self._steps == 0:  # all at once: a turn that had ended, or a CLI without partial messages
+            for index, block in enumerate(turn.output):
+                opening, deltas = opened(block)
+                events += self._start(index, opening)
+                events += [piece for delta in deltas for piece in self._delta(index, delta)]
+                events += self._stop(index)
+        for block in turn.output if turn.status == "requires_action" else ():
+            if block.get("type") == "tool_use":
+                step, self._steps = self._steps, self._steps + 1
+                events += self._send("step.start", index=step, step=step_of(block, summaries=False))
+                events += self._send("step.stop", index=step)
+        return [*events, *self._send("interaction.completed", interaction=interactions.interaction(turn)), SSE_DONE]
+
+    def _send(self, kind: str, **fields: Any) -> list[bytes]:
+        self._at += 1
+        return [self._event(kind, **fields)] if self._at > self._after else []
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        return sse_event(kind, {"event_type": kind, "event_id": str(self._at), **fields})

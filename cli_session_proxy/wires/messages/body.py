@@ -1,0 +1,280 @@
+"""Anthropic's Messages API: read a body, write a message. Pure, no I/O.
+
+    POST /v1/messages               ─ read() ─▶ MessagesCall ─▶ the engine ─▶ message() or EventWriter
+    POST /v1/messages/count_tokens  ─ count()
+
+Message threads (beta `message-threads-2026-08-12`) are not kept: the chain is, and the history finds it. A request
+that continues a thread gets the error on which Anthropic's own client sends the whole conversation again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Turn, TurnEvent, TurnRequest
+from ...domain.structured import read_format
+from ...errors import InvalidRequest, NotFound, ProxyError
+from .. import failures
+from ..blocks import effort_of_budget, estimated_tokens, opened
+from ..common import Naming, fingerprint, model_name, optional, required, sse_event, wrong_type
+from ..other_tools import messages_choice, messages_tools
+from . import content as messages_content
+
+WIRE = "messages"
+
+# anthropic 2.11: output_config.effort; the same names as the CLI's (`--effort`, --help of 2.1.329).
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
+# Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
+IGNORED = (
+    "max_tokens", "temperature", "top_k", "top_p", "service_tier", "inference_geo",
+    "container", "context_management", "speed", "diagnostics",
+)  # fmt: skip
+
+_NUMBERS = ("temperature", "top_k", "top_p")
+_STOP_REASONS = ("end_turn", "max_tokens", "stop_sequence", "pause_turn", "refusal", "model_context_window_exceeded")
+# What the model says to the client; its calls of the CLI's own tools are not the client's business.
+_SPOKEN = ("text", "thinking", "redacted_thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesCall:
+    """A request for the engine, and how its client wants the answer."""
+
+    request: TurnRequest
+    stream: bool
+    ignored: tuple[str, ...]
+
+
+def read(body: JSON, naming: Naming) -> MessagesCall:
+    """The call that a body means. Raises `InvalidRequest`, which names the field; `NotFound` for a thread."""
+    _check_types(body)
+    _refuse_what_would_lie(body)
+    agent_id = naming.agent_id(body)
+    system, messages = messages_content.read(body)
+    tools = messages_tools(body)
+    request = TurnRequest(
+        model=model_name(body.get("model")),
+        messages=messages,
+        fingerprint=fingerprint(naming.owner, agent_id, WIRE, body, fresh=naming.fresh),
+        owner=naming.owner,
+        agent_id=agent_id,
+        system=system,
+        effort=_effort(body),
+        format=_format(body),
+        tools=tools,
+        tool_choice=messages_choice(body, tools),
+        stop=tuple(stop for stop in body.get("stop_sequences") or () if stop),
+        fresh=naming.fresh,
+        idempotency_key=naming.idempotency_key,
+        is_retry=naming.is_retry,
+        wire=WIRE,
+        request_id=naming.request_id,
+    )
+    return MessagesCall(
+        request=request,
+        stream=bool(optional(body, "stream", bool, "true or false")),
+        ignored=tuple(name for name in IGNORED if body.get(name) is not None),
+    )
+
+
+def count(body: JSON, naming: Naming) -> JSON:  # noqa: ARG001 - every `read` of a body takes both
+    """The answer of count_tokens: an estimate of what was sent (`blocks.estimated_tokens`)."""
+    messages_tools(body)
+    model_name(body.get("model"))
+    return {"input_tokens": estimated_tokens(*messages_content.read(body, answered=False))}
+
+
+def _format(body: Mapping[str, Any]) -> JSON | None:
+    """`output_config.format`, or `output_format` as the beta had it."""
+    config = optional(body, "output_config", dict, "an object") or {}
+    for where, wanted in (("output_config.format", config.get("format")), ("output_format", body.get("output_format"))):
+        if wanted is not None and not isinstance(wanted, dict):
+            raise wrong_type(where, "an object")
+        if wanted is not None:
+            return read_format(wanted, where)
+    return None
+
+
+def _effort(body: Mapping[str, Any]) -> str | None:
+    config = optional(body, "output_config", dict, "an object") or {}
+    effort = optional(config, "effort", str, "a string", where="output_config.")
+    if effort is not None:
+        if effort not in EFFORTS:
+            raise InvalidRequest(
+                f"output_config.effort must be one of {', '.join(EFFORTS)}", param="output_config.effort"
+            )
+        return effort
+    thinking = optional(body, "thinking", dict, "an object") or {}
+    kind = optional(thinking, "type", str, "a string", where="thinking.")
+    if kind == "disabled":
+        return "low"
+    budget = optional(thinking, "budget_tokens", int, "a whole number", where="thinking.")
+    return None if budget is None else effort_of_budget(budget)
+
+
+def _check_types(body: Mapping[str, Any]) -> None:
+    required(body, "max_tokens", int, "a whole number")
+    for name in _NUMBERS:
+        value = body.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise wrong_type(name, "a number")
+    optional(body, "metadata", dict, "an object")
+    stops = optional(body, "stop_sequences", list, "a list of strings") or []
+    if not all(isinstance(stop, str) for stop in stops):
+        raise wrong_type("stop_sequences", "a list of strings")
+
+
+def _refuse_what_would_lie(body: Mapping[str, Any]) -> None:
+    thread = optional(body, "thread", dict, "an object") or {}
+    if thread.get("type") == "continue":
+        raise NotFound(
+            "message threads are not kept here: send the whole conversation, its history is recognised",
+            param="thread.previous_message_id",
+            detail={"error_code": "thread_not_found"},
+        )
+    if optional(body, "mcp_servers", list, "a list"):
+        raise InvalidRequest(
+            "mcp_servers: give the agent servers by a profile in the settings instead", param="mcp_servers"
+        )
+
+
+# --- answers ----------------------------------------------------------------------------------------------
+
+
+def message_id(turn_id: str) -> str:
+    return f"msg_{turn_id.removeprefix('turn_')}"
+
+
+def message(turn: Turn) -> JSON:
+    """The `message` object of a committed turn."""
+    return {
+        **_head(turn.id, turn.model),
+        "content": _content(turn),
+        "stop_reason": stop_reason(turn),
+        "stop_sequence": turn.reason.get("stop_sequence"),
+        "usage": usage(turn),
+    }
+
+
+def stop_reason(turn: Turn) -> str:
+    # The CLI's own tools have run when a turn is completed: only `requires_action` hands calls to the client.
+    if turn.status == "requires_action":
+        return "tool_use"
+    return turn.stop_reason if turn.stop_reason in _STOP_REASONS else "end_turn"
+
+
+def usage(turn: Turn) -> JSON:
+    """Anthropic's usage, the chain's own units; `input_tokens` excludes the cache."""
+    used = turn.usage
+    return {
+        "input_tokens": used.input_tokens,
+        "cache_creation_input_tokens": used.cache_write_tokens,
+        "cache_read_input_tokens": used.cache_read_tokens,
+        "output_tokens": used.output_tokens,
+        "output_tokens_details": {"thinking_tokens": used.thinking_tokens},
+        "server_tool_use": None,
+    }
+
+
+def model_info(name: str, since: int) -> JSON:
+    """One entry of the models list. The CLI's names stand for whatever it maps them to, so `since` is our start."""
+    created = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "id": name, "type": "model", "display_name": name.capitalize(), "created_at": created, "lifecycle": "active",
+        "max_input_tokens": None, "max_tokens": None, "capabilities": None,
+    }  # fmt: skip
+
+
+def model_list(models: list[JSON]) -> JSON:
+    return {"data": models, "has_more": False, "first_id": models[0]["id"], "last_id": models[-1]["id"]}
+
+
+def _head(turn_id: str, model: str) -> JSON:
+    return {
+        "id": message_id(turn_id), "type": "message", "role": "assistant", "model": model, "content": [],
+        "stop_reason": None, "stop_sequence": None,
+    }  # fmt: skip
+
+
+def _content(turn: Turn) -> list[Block]:
+    kinds = (*_SPOKEN, "tool_use") if turn.status == "requires_action" else _SPOKEN
+    return [_whole(block) for block in turn.output if block.get("type") in kinds]
+
+
+def _whole(block: Block) -> Block:
+    # Anthropic's types want a signature; a CLI's stand-in record may have none.
+    return {"signature": "", **block} if block["type"] == "thinking" else dict(block)
+
+
+class EventWriter:
+    """Turn events in, server-sent events out, in the order that Anthropic documents. One for each stream.
+
+    Indices are counted here: those of a turn may have gaps.
+    """
+
+    def __init__(self, turn_id: str, model: str, request_id: str) -> None:
+        self._turn_id = turn_id
+        self._model = model
+        self._request_id = request_id
+        self._indices: dict[int, int] = {}
+        self._begun = False
+        self._next = 0
+        self._calls: set[str] = set()  # those that were told, by id
+
+    def feed(self, event: TurnEvent) -> list[bytes]:
+        """What this event adds to the stream; nothing for events that the wire has no words for."""
+        if isinstance(event, BlockStart) and event.block.get("type") in (*_SPOKEN, "tool_use"):
+            self._calls.add(str(event.block.get("id")))
+            index = self._indices[event.index] = self._next
+            self._next += 1
+            block = _whole(event.block)
+            return [*self._begin(), _event("content_block_start", index=index, content_block=block)]
+        if isinstance(event, BlockDelta) and event.index in self._indices:
+            return [_event("content_block_delta", index=self._indices[event.index], delta=event.delta)]
+        if isinstance(event, BlockStop) and event.index in self._indices:
+            return [_event("content_block_stop", index=self._indices.pop(event.index))]
+        if isinstance(event, Finished):
+            return self._end(event.turn)
+        return []
+
+    def error(self, error: ProxyError) -> list[bytes]:
+        """What ends a stream that has begun and failed: Anthropic's client raises on it."""
+        return [sse_event("error", failures.anthropic(error, self._request_id))]
+
+    def _begin(self) -> list[bytes]:
+        if self._begun:
+            return []
+        self._begun = True
+        # The CLI tells what was read only with the result: the true numbers come in message_delta.
+        unknown = {"input_tokens": 0, "output_tokens": 0}
+        return [_event("message_start", message={**_head(self._turn_id, self._model), "usage": unknown})]
+
+    def _end(self, turn: Turn) -> list[bytes]:
+        events = self._begin()
+        if self._next == 0:  # a CLI without partial messages
+            said = [block for block in turn.output if block.get("type") in _SPOKEN]
+            events += [piece for block in said for piece in self._block(block)]
+        if turn.status == "requires_action":
+            calls = [block for block in turn.output if block.get("type") == "tool_use"]
+            events += [piece for block in calls if block["id"] not in self._calls for piece in self._block(block)]
+        delta = {"stop_reason": stop_reason(turn), "stop_sequence": turn.reason.get("stop_sequence")}
+        return [*events, _event("message_delta", delta=delta, usage=usage(turn)), _event("message_stop")]
+
+    def _block(self, block: Block) -> list[bytes]:
+        """A whole block as its three or four events."""
+        opening, deltas = opened(_whole(block))
+        index = self._next
+        self._next += 1
+        return [
+            _event("content_block_start", index=index, content_block=opening),
+            *(_event("content_block_delta", index=index, delta=delta) for delta in deltas),
+            _event("content_block_stop", index=index),
+        ]
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return sse_event(kind, {"type": kind, **fields})

@@ -1,0 +1,36 @@
+"""The routes of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ...engine.engine import Engine
+from ...http.addresses import add
+from ...http.answers import ESTIMATED, reply
+from ...http.bodies import read_call
+from ...settings import Settings
+from . import body as messages
+
+
+class MessagesRoutes:
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+
+    def add_to(self, app: Starlette) -> None:
+        add(app, "POST", "/v1/messages", self.create)
+        add(app, "POST", "/v1/messages/count_tokens", self.count_tokens)
+
+    async def create(self, request: Request) -> Response:
+        call = await read_call(request, self._settings.max_body, messages.read)
+        answer = await self._engine.submit(call.request)
+        writer = partial(messages.EventWriter, answer.turn_id, call.request.model, request.scope["state"]["request_id"])
+        return reply(answer, call, self._settings.keepalive, messages.message, writer)
+
+    async def count_tokens(self, request: Request) -> Response:
+        counted = await read_call(request, self._settings.max_body, messages.count)
+        return JSONResponse(counted, headers=ESTIMATED)

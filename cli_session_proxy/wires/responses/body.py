@@ -1,0 +1,282 @@
+"""OpenAI Responses: read a body, write a Response. Pure, no I/O.
+
+    POST /v1/responses ─ read() ─▶ ResponsesCall ─ dialogues ─▶ the engine ─▶ response() or EventWriter
+
+A response is a turn, and its id is the turn's: `turn_abc` is `resp_abc`. What the chain does not keep by itself
+(metadata, `store`, the parameters to echo) is the turn's `call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...domain.models import JSON, Message, Status, Tool, ToolChoice, Turn, Usage
+from ...domain.structured import read_format
+from ...errors import InvalidRequest
+from .. import common
+from ..chat.body import EFFORTS
+from ..common import Naming, fingerprint, model_name, optional, required, wrong_type
+from ..openai_tools import read_choice, read_tools
+from . import items as responses_items
+
+WIRE = "responses"
+
+# Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
+IGNORED = (
+    "temperature", "top_p", "max_output_tokens", "max_tool_calls", "truncation",
+    "service_tier", "top_logprobs", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+)  # fmt: skip
+_NUMBERS = ("temperature", "top_p", "max_output_tokens", "max_tool_calls", "top_logprobs")
+_TEXTS = (
+    "instructions", "previous_response_id", "truncation", "service_tier", "prompt_cache_key", "safety_identifier",
+    "user",
+)  # fmt: skip
+_FLAGS = ("stream", "background", "store", "parallel_tool_calls")
+
+# What a Response says of parameters that its client left out; OpenAI's defaults. Strict readers want every field.
+DEFAULTS: JSON = {
+    "temperature": 1.0, "top_p": 1.0, "max_output_tokens": None, "max_tool_calls": None, "parallel_tool_calls": True,
+    "tool_choice": "auto", "truncation": "disabled", "service_tier": "default", "top_logprobs": 0,
+    "prompt_cache_key": None, "safety_identifier": None, "user": None, "presence_penalty": 0.0,
+    "frequency_penalty": 0.0, "instructions": None, "metadata": {},
+}  # fmt: skip
+_ECHOED = (
+    *_NUMBERS, "parallel_tool_calls", "truncation", "service_tier", "prompt_cache_key", "safety_identifier", "user",
+    "instructions", "metadata",
+)  # fmt: skip
+# The words that OpenAI's types know; another `service_tier` or `truncation` is not echoed.
+_WORDS = {
+    "truncation": ("auto", "disabled"),
+    "service_tier": ("auto", "default", "flex", "scale", "priority"),
+}
+
+METADATA_PAIRS = 16
+_STATUSES: dict[Status, str] = {
+    "queued": "queued", "running": "in_progress", "completed": "completed", "requires_action": "completed",
+    "failed": "failed", "cancelled": "cancelled",
+}  # fmt: skip
+_INCOMPLETE = {
+    "max_tokens": "max_output_tokens", "model_context_window_exceeded": "max_output_tokens",
+    "refusal": "content_filter",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesCall:
+    """What a body asks for. `previous` is a response's id, `conversation` a conversation's."""
+
+    naming: Naming
+    agent_id: str | None
+    fingerprint: str
+    model: str
+    system: tuple[str, ...]
+    messages: tuple[Message, ...]
+    instructions: str | None
+    previous: str | None
+    conversation: str | None
+    effort: str | None
+    format: JSON | None
+    tools: tuple[Tool, ...]
+    tool_choice: ToolChoice
+    stream: bool
+    background: bool
+    call: JSON
+    ignored: tuple[str, ...]
+
+
+def read(body: JSON, naming: Naming) -> ResponsesCall:
+    """The call that a body means. Raises `InvalidRequest`, which names the field."""
+    if body.get("prompt") is not None:
+        raise InvalidRequest("prompt: templates are not kept here; send instructions and input", param="prompt")
+    _check_types(body)
+    agent_id = naming.agent_id(body)
+    previous, conversation = body.get("previous_response_id"), _conversation(body.get("conversation"))
+    if previous is not None and conversation is not None:
+        raise InvalidRequest(
+            "previous_response_id and conversation exclude each other: send one of them", param="previous_response_id"
+        )
+    given = body.get("input")
+    said = responses_items.Input((), ()) if given is None else responses_items.read(given, references=True)
+    tools = read_tools(body)
+    text = optional(body, "text", dict, "an object") or {}
+    wanted = optional(text, "format", dict, "an object", where="text.") or {"type": "text"}
+    return ResponsesCall(
+        naming=naming,
+        agent_id=agent_id,
+        fingerprint=fingerprint(naming.owner, agent_id, WIRE, body, fresh=naming.fresh),
+        model=model_name(body.get("model")),
+        system=said.system,
+        messages=said.messages,
+        instructions=body.get("instructions"),
+        previous=previous,
+        conversation=conversation,
+        effort=_effort(body),
+        format=read_format(wanted, "text.format"),
+        tools=tools,
+        tool_choice=read_choice(body, tools),
+        stream=bool(body.get("stream")),
+        background=bool(body.get("background")),
+        call=_call(body, wanted, said.system, conversation, tools),
+        ignored=tuple(name for name in IGNORED if body.get(name) is not None),
+    )
+
+
+def _call(body: JSON, format: JSON, system: tuple[str, ...], conversation: str | None, tools: tuple[Tool, ...]) -> JSON:
+    """What is kept with the turn. Names of our own: `wire`, `store`, `background`, `system_sent`."""
+    echo = {name: body[name] for name in _ECHOED if body.get(name) is not None}
+    if isinstance(body.get("tool_choice"), str | dict):
+        echo["tool_choice"] = body["tool_choice"]
+    for name, words in _WORDS.items():
+        if echo.get(name) not in words:
+            echo.pop(name, None)
+    reasoning = body.get("reasoning") or {}
+    return {
+        "wire": WIRE,
+        "store": body.get("store") is not False,
+        "background": bool(body.get("background")),
+        "previous_response_id": body.get("previous_response_id"),
+        "conversation": conversation,
+        "system_sent": list(system),
+        "echo": echo,
+        "tools": [_shown_tool(tool) for tool in tools],
+        "format": format,
+        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+    }
+
+
+def _check_types(body: Mapping[str, Any]) -> None:
+    for name in _NUMBERS:
+        value = body.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise wrong_type(name, "a number")
+    for name in _TEXTS:
+        optional(body, name, str, "a string")
+    for name in _FLAGS:
+        optional(body, name, bool, "true or false")
+    optional(body, "stream_options", dict, "an object")
+    checked_metadata(body.get("metadata"))
+    if body.get("background") and body.get("store") is False:
+        raise InvalidRequest("background needs store: a response that is not kept cannot be asked for", param="store")
+
+
+def checked_metadata(value: object) -> JSON:
+    """Up to 16 pairs of texts, `{}` for none. Raises `InvalidRequest`."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise wrong_type("metadata", "an object of strings")
+    if len(value) > METADATA_PAIRS:
+        raise InvalidRequest(f"metadata takes at most {METADATA_PAIRS} pairs", param="metadata")
+    return value
+
+
+def _conversation(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, dict):
+        raise wrong_type("conversation", "an id or an object with an id")
+    found: str = required(value, "id", str, "a string", where="conversation.")
+    return found
+
+
+def _effort(body: Mapping[str, Any]) -> str | None:
+    reasoning = optional(body, "reasoning", dict, "an object") or {}
+    effort = optional(reasoning, "effort", str, "a string", where="reasoning.")
+    if effort is not None and effort not in EFFORTS:
+        raise InvalidRequest(f"reasoning.effort must be one of {', '.join(EFFORTS)}", param="reasoning.effort")
+    summary = optional(reasoning, "summary", str, "a string", where="reasoning.")
+    if summary not in (None, "auto", "concise", "detailed"):
+        raise InvalidRequest("reasoning.summary must be auto, concise or detailed", param="reasoning.summary")
+    return None if effort is None else EFFORTS[effort]
+
+
+# --- ids --------------------------------------------------------------------------------------------------
+
+
+def response_id(turn_id: str) -> str:
+    return f"resp_{responses_items.hex_of(turn_id)}"
+
+
+def turn_id_of(response: str) -> str | None:
+    """The turn that a response's id names; None where it cannot be one of ours."""
+    key = response.removeprefix("resp_")
+    return f"turn_{key}" if key != response and key else None
+
+
+# --- answers ----------------------------------------------------------------------------------------------
+
+
+def status_of(turn: Turn) -> str:
+    return common.status_of(turn, _STATUSES)
+
+
+def response(turn: Turn, status: str | None = None) -> JSON:
+    """The Response of a turn as it stands, every field of the wire present. `status` shows an earlier state."""
+    call = turn.call or {}
+    status = status or status_of(turn)
+    ended = status in ("completed", "incomplete")
+    echo = {**DEFAULTS, **call.get("echo", {})}
+    reason = _INCOMPLETE.get(turn.stop_reason or "") if status == "incomplete" else None
+    conversation = call.get("conversation")
+    return {
+        "id": response_id(turn.id),
+        "object": "response",
+        "created_at": int(turn.created_at),
+        "completed_at": int(turn.finished_at) if status == "completed" and turn.finished_at else None,
+        "status": status,
+        "background": call.get("background", False),
+        "error": _error(turn.error) if status == "failed" else None,
+        "incomplete_details": None if reason is None else {"reason": reason},
+        "model": turn.model,
+        "output": [entry.item for entry in responses_items.output_entries(turn)] if ended else [],
+        "previous_response_id": call.get("previous_response_id"),
+        "conversation": None if conversation is None else {"id": conversation},
+        "reasoning": call.get("reasoning", {"effort": None, "summary": None}),
+        "store": call.get("store", True),
+        "text": {"format": _shown_format(call.get("format", {"type": "text"})), "verbosity": "medium"},
+        "tools": call.get("tools", []),
+        "usage": usage(turn.usage) if ended else None,
+        **echo,
+    }
+
+
+def _shown_tool(tool: Tool) -> JSON:
+    return {
+        "type": "function", "name": tool.name, "description": tool.description, "parameters": tool.schema,
+        "strict": tool.strict,
+    }  # fmt: skip
+
+
+def _shown_format(format: JSON) -> JSON:
+    if format.get("type") != "json_schema":
+        return {"type": format.get("type", "text")}
+    inner = format if "schema" in format else format.get("json_schema", {})
+    return {
+        "type": "json_schema", "name": inner.get("name") or "output", "schema": inner.get("schema"),
+        "strict": inner.get("strict"), "description": inner.get("description"),
+    }  # fmt: skip
+
+
+def _error(error: JSON | None) -> JSON:
+    """OpenAI's types know a closed list of codes here: ours stands in the message."""
+    error = error or {"code": "upstream_error", "message": "the turn failed"}
+    code = "rate_limit_exceeded" if error.get("code") in ("rate_limited", "queue_full") else "server_error"
+    return {"code": code, "message": f"{error.get('code')}: {error.get('message')}"}
+
+
+def usage(used: Usage) -> JSON:
+    return {
+        "input_tokens": used.prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": used.cache_read_tokens, "cache_write_tokens": used.cache_write_tokens,
+        },
+        "output_tokens": used.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": used.thinking_tokens},
+        "total_tokens": used.prompt_tokens + used.output_tokens,
+    }  # fmt: skip
+
+
+def deleted(response: str) -> JSON:
+    return {"id": response, "object": "response", "deleted": True}

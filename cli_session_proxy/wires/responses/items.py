@@ -1,0 +1,329 @@
+"""The items of OpenAI's Responses and Conversations, in the blocks of the Messages API and back. Pure.
+
+Ids of items that stand in a turn are made from the turn's: `msg_<turn>_in0`, `msg_<turn>_0`, `rs_<turn>_1`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...domain.models import JSON, Block, Item, Message, Turn
+from ...errors import InvalidRequest
+from ..blocks import Reader, typed_blocks
+from ..chat.messages import image_block
+from ..common import optional, required, wrong_type
+
+# What a client may ask for in one page; OpenAI's bounds and default.
+PAGE_LIMIT = 100
+PAGE = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a client's items say: texts of system and developer messages, and the conversation."""
+
+    system: tuple[str, ...]
+    messages: tuple[Message, ...]
+
+
+# --- reading ----------------------------------------------------------------------------------------------
+
+
+def read(given: object, where: str = "input", *, references: bool = False) -> Input:
+    """A string or a list of items. Reasoning items say nothing and are dropped. Raises `InvalidRequest`.
+
+    With `references`, an item may be named by its id: such a message holds nothing but a block that says which
+    (`reference_of`), until somebody who knows the turns puts the item in its place.
+    """
+    if isinstance(given, str):
+        if not given.strip():
+            raise InvalidRequest(f"{where} is empty: send a text or a list of items", param=where)
+        return Input((), (Message.user(given),))
+    if not isinstance(given, list):
+        raise wrong_type(where, "a string or a list of items")
+    system: list[str] = []
+    messages: list[Message] = []
+    for index, item in enumerate(given):
+        here = f"{where}[{index}]"
+        if not isinstance(item, dict):
+            raise wrong_type(here, "an object")
+        kind = optional(item, "type", str, "a string", where=f"{here}.") or "message"
+        if kind == "reasoning":
+            continue
+        if kind == "item_reference" and references:
+            item_id = required(item, "id", str, "a string", where=f"{here}.")
+            messages.append(Message("assistant", ({"type": "item_reference", "id": item_id, "where": here},)))
+            continue
+        if kind not in _READERS:
+            raise InvalidRequest(
+                f"{here}: items of type {kind!r} are not supported; send {', '.join(_READERS)}", param=f"{here}.type"
+            )
+        said = _READERS[kind](item, here)
+        if isinstance(said, Message):
+            messages.append(said)
+        else:
+            system.append(said)
+    return Input(tuple(text for text in system if text.strip()), tuple(messages))
+
+
+def reference_of(message: Message) -> Block | None:
+    """The `id` and `where` of the item that stands in this place by its id; None for a message of words."""
+    block = message.content[0] if message.content else {}
+    return block if block.get("type") == "item_reference" else None
+
+
+def turn_id_of_item(item_id: str) -> str | None:
+    """The turn that an item's id was made from; None for an id that no turn gave."""
+    parts = item_id.split("_")
+    return f"turn_{'_'.join(parts[1:-1])}" if len(parts) > 2 else None
+
+
+def _message(item: Mapping[str, Any], where: str) -> Message | str:
+    role = required(item, "role", str, "a string", where=f"{where}.")
+    if role in ("system", "developer"):
+        return "".join(block["text"] for block in _content(item, where, _TEXTS))
+    if role == "assistant":
+        return Message("assistant", _content(item, where, _TEXTS))
+    if role != "user":
+        raise InvalidRequest(f"{where}.role must be system, developer, user or assistant", param=f"{where}.role")
+    blocks = _content(item, where, {**_TEXTS, "input_image": _image})
+    # The Messages API refuses white text blocks; beside another block such a part says nothing.
+    telling = tuple(block for block in blocks if block["type"] != "text" or block["text"].strip())
+    if not telling:
+        raise InvalidRequest(f"{where}.content is empty: send a text or an image", param=f"{where}.content")
+    return Message("user", telling)
+
+
+def _function_call(item: Mapping[str, Any], where: str) -> Message:
+    arguments = optional(item, "arguments", str, "a string", where=f"{where}.")
+    try:
+        given = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"{where}.arguments must be a JSON object in a string", param=f"{where}.arguments")
+    call_id = required(item, "call_id", str, "a string", where=f"{where}.")
+    name = required(item, "name", str, "a string", where=f"{where}.")
+    return Message("assistant", ({"type": "tool_use", "id": call_id, "name": name, "input": given},))
+
+
+def _function_output(item: Mapping[str, Any], where: str) -> Message:
+    call_id = required(item, "call_id", str, "a string", where=f"{where}.")
+    output = item.get("output")
+    content: str | list[Block]
+    if isinstance(output, str):
+        content = output
+    else:
+        content = list(_content(item, where, {**_TEXTS, "input_image": _image}, name="output"))
+    return Message("user", ({"type": "tool_result", "tool_use_id": call_id, "content": content},))
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any], str], Message | str]] = {
+    "message": _message, "function_call": _function_call, "function_call_output": _function_output,
+}  # fmt: skip
+
+
+def _content(
+    item: Mapping[str, Any], where: str, kinds: Mapping[str, Reader], *, name: str = "content"
+) -> tuple[Block, ...]:
+    content = item.get(name)
+    if isinstance(content, str):
+        return ({"type": "text", "text": content},) if content else ()
+    if not isinstance(content, list):
+        raise wrong_type(f"{where}.{name}", "a string or a list of parts")
+    blocks = typed_blocks(content, f"{where}.{name}", kinds)
+    return tuple(block for block in blocks if block["type"] != "text" or block["text"])
+
+
+def _text(part: Mapping[str, Any], where: str) -> Block:
+    text: str = required(part, "text", str, "a string", where=f"{where}.")
+    return {"type": "text", "text": text}
+
+
+def _refusal(part: Mapping[str, Any], where: str) -> Block:
+    return {"type": "text", "text": required(part, "refusal", str, "a string", where=f"{where}.")}
+
+
+def _image(part: Mapping[str, Any], where: str) -> Block:
+    url = optional(part, "image_url", str, "a string", where=f"{where}.")
+    if url is None:
+        raise InvalidRequest(
+            f"{where}: files are not kept here; send the image in image_url, as a URL or data URL", param=where
+        )
+    return image_block(url, f"{where}.image_url")
+
+
+_TEXTS = {"input_text": _text, "output_text": _text, "text": _text, "refusal": _refusal}
+
+
+# --- writing ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An item as a client sees it, with what it says to the model (`message` is None for system texts)."""
+
+    item: JSON
+    message: Message | None
+
+    @property
+    def id(self) -> str:
+        return str(self.item["id"])
+
+
+def hex_of(turn_id: str) -> str:
+    return turn_id.removeprefix("turn_")
+
+
+def text_part(text: str) -> JSON:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def message_item(item_id: str, status: str, content: list[JSON]) -> JSON:
+    return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+def reasoning_item(item_id: str, status: str | None, summary: list[JSON]) -> JSON:
+    item: JSON = {"id": item_id, "type": "reasoning", "summary": summary, "content": None, "encrypted_content": None}
+    return item if status is None else {**item, "status": status}
+
+
+def shown(output: Iterable[Block], *, calls: bool) -> list[Block]:
+    """The blocks of an answer that have an item: texts, thinking in words and, where asked, calls of tools."""
+    return [
+        block
+        for block in output
+        if (block.get("type") in ("text", "thinking") and block.get(block["type"]))
+        or (calls and block.get("type") == "tool_use")
+    ]
+
+
+def output_entries(turn: Turn) -> list[Entry]:
+    """An item for each block of the answer that is shown, in order."""
+    blocks = shown(turn.output, calls=turn.status == "requires_action")
+    return [Entry(_output_item(hex_of(turn.id), n, block), Message("assistant", (block,)))
+            for n, block in enumerate(blocks)]  # fmt: skip
+
+
+def _output_item(key: str, n: int, block: Block) -> JSON:
+    if block["type"] == "text":
+        return message_item(f"msg_{key}_{n}", "completed", [text_part(block["text"])])
+    if block["type"] == "thinking":
+        return reasoning_item(f"rs_{key}_{n}", "completed", [{"type": "summary_text", "text": block["thinking"]}])
+    return {
+        "id": f"fc_{key}_{n}", "type": "function_call", "status": "completed", "call_id": block["id"],
+        "name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False),
+    }  # fmt: skip
+
+
+def input_entries(turn: Turn, written: Sequence[Item] = ()) -> list[Entry]:
+    """What the client said in this turn. `written` are the hand-written items that the turn took in."""
+    call = turn.call or {}
+    own = {item.id: item for item in written}
+    entries: list[Entry] = []
+    taken = 0
+    for item_id in call.get("shown", ()):
+        if item_id in own:
+            said = read([own[item_id].data])
+            taken += len(said.messages)
+            entries.append(Entry(own[item_id].data, said.messages[0] if said.messages else None))
+    key = hex_of(turn.id)
+    for n, system in enumerate(call.get("system_sent", ())):
+        part = {"type": "input_text", "text": system}
+        item = {"id": f"msg_{key}_sys{n}", "type": "message", "status": "completed", "role": "system"}
+        entries.append(Entry({**item, "content": [part]}, None))
+    for message in turn.input[taken:]:
+        entries += _said(message, key, len(entries))
+    return entries
+
+
+def _said(message: Message, key: str, n: int) -> list[Entry]:
+    entries: list[Entry] = []
+    results = [block for block in message.content if block.get("type") == "tool_result"]
+    for block in results:
+        item: JSON = {
+            "id": f"fco_{key}_in{n + len(entries)}", "type": "function_call_output", "status": "completed",
+            "call_id": block["tool_use_id"], "output": _result_text(block.get("content")),
+        }  # fmt: skip
+        entries.append(Entry(item, Message("user", (block,))))
+    rest = tuple(block for block in message.content if block.get("type") in ("text", "image"))
+    if rest:
+        item = {
+            "id": f"msg_{key}_in{n + len(entries)}", "type": "message", "status": "completed", "role": "user",
+            "content": [_input_part(block) for block in rest],
+        }  # fmt: skip
+        entries.append(Entry(item, Message("user", rest)))
+    return entries
+
+
+def _result_text(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(str(part.get("text", "")) for part in parts)
+
+
+def _input_part(block: Block) -> JSON:
+    if block["type"] == "text":
+        return {"type": "input_text", "text": block["text"]}
+    source = block["source"]
+    url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
+    return {"type": "input_image", "image_url": url, "detail": "auto", "file_id": None}
+
+
+# --- hand-written items and pages -------------------------------------------------------------------------
+
+
+def written(given: object, new_id: Callable[[str], str], where: str = "items") -> list[Item]:
+    """Items for a conversation, as they are kept: with an id and a list of parts. Raises `InvalidRequest`."""
+    if not isinstance(given, list):
+        raise wrong_type(where, "a list of items")
+    read(given, where)
+    return [_written(dict(item), new_id) for item in given]
+
+
+def _written(item: JSON, new_id: Callable[[str], str]) -> Item:
+    kind = item.get("type") or "message"
+    prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}[kind]
+    item_id = new_id(prefix)
+    item |= {"id": item_id, "type": kind}
+    if kind == "message":
+        item["status"] = "completed"
+        if isinstance(item["content"], str):
+            text = item["content"]
+            item["content"] = [text_part(text)] if item["role"] == "assistant" else [_input_part(_as_text(text))]
+    elif kind == "reasoning":
+        item.setdefault("summary", [])
+    else:
+        item["status"] = "completed"
+    return Item(item_id, item)
+
+
+def _as_text(text: str) -> Block:
+    return {"type": "text", "text": text}
+
+
+def page(items: Sequence[JSON], query: Mapping[str, str]) -> JSON:
+    """OpenAI's list object: newest first unless `order=asc`, from behind `after`. Raises `InvalidRequest`."""
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order must be asc or desc", param="order")
+    limit = query.get("limit", str(PAGE))
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= PAGE_LIMIT):
+        raise InvalidRequest(f"limit must be a whole number from 1 to {PAGE_LIMIT}", param="limit")
+    rows = list(items) if order == "asc" else list(reversed(items))
+    after = query.get("after")
+    if after is not None:
+        at = next((index for index, item in enumerate(rows) if item["id"] == after), None)
+        if at is None:
+            raise InvalidRequest(f"there is no item {after!r} here", param="after")
+        rows = rows[at + 1 :]
+    return listed(rows[: int(limit)], has_more=len(rows) > int(limit))
+
+
+def listed(rows: Sequence[JSON], *, has_more: bool = False) -> JSON:
+    first, last = (rows[0]["id"], rows[-1]["id"]) if rows else ("", "")
+    return {"object": "list", "data": list(rows), "first_id": first, "last_id": last, "has_more": has_more}

@@ -1,0 +1,99 @@
+"""The routes of OpenAI Responses, and where the retired Assistants were."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ...domain.models import JSON
+from ...engine.engine import Engine
+from ...errors import InvalidRequest, NotFound
+from ...http.addresses import add
+from ...http.answers import ESTIMATED, kept_reply
+from ...http.bodies import named, read_call
+from ...http.dialogues import Dialogues
+from ...settings import Settings
+from ..blocks import estimated_tokens
+from . import body as responses
+from . import items as responses_items
+from .stream import EventWriter
+
+ID = "/v1/responses/{response_id}"
+RETIRED = ("/v1/assistants", "/v1/threads")
+METHODS = ("GET", "POST", "DELETE")
+
+
+class ResponsesRoutes:
+    def __init__(self, engine: Engine, settings: Settings, dialogues: Dialogues) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._dialogues = dialogues
+
+    def add_to(self, app: Starlette) -> None:
+        for method, path, handler in (
+            ("POST", "/v1/responses", self.create),
+            ("POST", "/v1/responses/input_tokens", self.input_tokens),
+            ("GET", ID, self.retrieve),
+            ("DELETE", ID, self.delete),
+            ("POST", f"{ID}/cancel", self.cancel),
+            ("GET", f"{ID}/input_items", self.input_items),
+        ):
+            add(app, method, path, handler)
+        for path in RETIRED:
+            for rest in ("", "/{rest:path}"):
+                for method in METHODS:
+                    add(app, method, path + rest, retired)
+
+    async def create(self, request: Request) -> Response:
+        call = await read_call(request, self._settings.max_body, responses.read)
+        answer = await self._dialogues.submit(call)
+        return kept_reply(self._engine, answer, call, self._settings.keepalive, responses.response, EventWriter)
+
+    async def input_tokens(self, request: Request) -> JSONResponse:
+        """An estimate: the CLI counts nothing ahead. What came before is known from its own turn's usage."""
+        call = await read_call(request, self._settings.max_body, responses.read)
+        parent = await self._dialogues.parent(call)
+        system = "\n\n".join(text for text in (call.instructions, *call.system) if text)
+        tokens = estimated_tokens(system or None, call.messages)
+        if parent is not None:
+            tokens += parent.usage.prompt_tokens + parent.usage.output_tokens
+        body = {"object": "response.input_tokens", "input_tokens": tokens}
+        return JSONResponse(body, headers=ESTIMATED)
+
+    async def retrieve(self, request: Request, response_id: str) -> Response:
+        owner, kept = named(request).owner, self._dialogues.kept
+        if request.query_params.get("stream") == "true":
+            writer = partial(EventWriter, starting_after=_starting_after(request))
+            return await kept.stream(owner, response_id, writer, self._settings.keepalive)
+        turn = await kept.turn(owner, response_id)
+        return JSONResponse(responses.response(turn), headers=await kept.about(turn))
+
+    async def delete(self, request: Request, response_id: str) -> JSON:
+        await self._dialogues.kept.delete(named(request).owner, response_id)
+        return responses.deleted(response_id)
+
+    async def cancel(self, request: Request, response_id: str) -> JSON:
+        return responses.response(await self._dialogues.cancel(named(request).owner, response_id))
+
+    async def input_items(self, request: Request, response_id: str) -> JSON:
+        turn = await self._dialogues.kept.turn(named(request).owner, response_id)
+        written = [item for item in await self._engine.store.items(turn.agent_key) if item.turn_id == turn.id]
+        entries = responses_items.input_entries(turn, written)
+        return responses_items.page([entry.item for entry in entries], request.query_params)
+
+
+def _starting_after(request: Request) -> int:
+    given = request.query_params.get("starting_after", "")
+    if given and not (given.isascii() and given.isdigit() and len(given) < 10):
+        raise InvalidRequest("starting_after must be a sequence_number: 0, 1, 2, …", param="starting_after")
+    return int(given) if given else -1
+
+
+async def retired() -> Response:
+    raise NotFound(
+        "Assistants and threads are retired (OpenAI shut them down on 2026-08-26): use POST /v1/conversations for "
+        "what was a thread, and POST /v1/responses with `conversation` for what was a run"
+    )

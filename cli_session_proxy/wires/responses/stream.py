@@ -1,0 +1,229 @@
+"""The events of a streamed Response. Pure.
+
+The events of a turn are a function of its blocks: a text is cut into deltas by place, not by arrival. So a
+stream that was cut can be read on from `starting_after`, long after the turn, with the same `sequence_number`s.
+(Where the CLI repeated a cut API call in between, the live stream also had the first attempt's blocks.)
+
+    created  [queued]  in_progress
+    each block: output_item.added, content_part.added, output_text.delta × n, output_text.done,
+                content_part.done, output_item.done; thinking as a reasoning item with one summary part
+    completed | incomplete | failed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent
+from ...errors import ProxyError
+from ..common import sse_event
+from . import body as responses
+from .items import hex_of, message_item, reasoning_item, shown, text_part
+
+# A delta has this many characters, and more the further in: a token or two at the start of an answer, and an answer
+# of 3 MB still has some 1,500 deltas instead of 100,000.
+DELTA, DELTA_GROWS = 16, 200
+
+_FINAL = {"completed": "completed", "incomplete": "incomplete"}
+
+
+class Pieces:
+    """Cuts a growing text into deltas whose bounds depend on the text alone."""
+
+    def __init__(self) -> None:
+        self._at = 0
+        self._held = ""
+
+    def feed(self, text: str) -> Iterator[str]:
+        self._held += text
+        start = 0
+        while len(self._held) - start >= (size := DELTA + self._at // DELTA_GROWS):
+            yield self._held[start : start + size]
+            start += size
+            self._at += size
+        self._held = self._held[start:]
+
+    def end(self) -> Iterator[str]:
+        if self._held:
+            yield self._held
+            self._held = ""
+
+
+class _Part:
+    """One item of the output while it is being said: a message, or a reasoning item."""
+
+    def __init__(self, kind: str, key: str, index: int) -> None:
+        self.kind = kind
+        self.text: list[str] = []
+        self.pieces = Pieces()
+        self._index = index
+        if kind == "text":
+            self._id = f"msg_{key}_{index}"
+            self._within: JSON = {"item_id": self._id, "output_index": index, "content_index": 0}
+            self._names = ("response.content_part", "response.output_text")
+        else:
+            self._id = f"rs_{key}_{index}"
+            self._within = {"item_id": self._id, "output_index": index, "summary_index": 0}
+            self._names = ("response.reasoning_summary_part", "response.reasoning_summary_text")
+
+    def _part(self, text: str) -> JSON:
+        return text_part(text) if self.kind == "text" else {"type": "summary_text", "text": text}
+
+    def _item(self, status: str, text: str | None) -> JSON:
+        parts = [] if text is None else [self._part(text)]
+        made = message_item if self.kind == "text" else reasoning_item
+        return made(self._id, status, parts)
+
+    def added(self) -> list[JSON]:
+        return [
+            {
+                "type": "response.output_item.added",
+                "output_index": self._index,
+                "item": self._item("in_progress", None),
+            },
+            {"type": f"{self._names[0]}.added", **self._within, "part": self._part("")},
+        ]
+
+    def deltas(self, pieces: Iterable[str]) -> list[JSON]:
+        events = []
+        extra: JSON = {"logprobs": []} if self.kind == "text" else {}
+        for piece in pieces:
+            self.text.append(piece)
+            events.append({"type": f"{self._names[1]}.delta", **self._within, "delta": piece, **extra})
+        return events
+
+    def done(self) -> list[JSON]:
+        events = self.deltas(self.pieces.end())
+        text = "".join(self.text)
+        extra: JSON = {"logprobs": []} if self.kind == "text" else {}
+        item = self._item("completed", text)
+        return [
+            *events,
+            {"type": f"{self._names[1]}.done", **self._within, "text": text, **extra},
+            {"type": f"{self._names[0]}.done", **self._within, "part": self._part(text)},
+            {"type": "response.output_item.done", "output_index": self._index, "item": item},
+        ]
+
+
+class EventWriter:
+    """Turn events in, server-sent events out. `accepted` is the turn as it was accepted; one for each stream.
+
+    Events up to `starting_after` are counted, not sent.
+    """
+
+    def __init__(self, accepted: Turn, *, starting_after: int = -1) -> None:
+        self._turn = replace(accepted, output=(), error=None)
+        self._after = starting_after
+        self._number = 0
+        self._begun = False
+        self._kinds: dict[int, str] = {}  # of the open blocks that are shown, by the block's index
+        self._parts: dict[int, _Part] = {}  # those of them that have said something
+        self._items = 0
+
+    def feed(self, event: TurnEvent) -> list[bytes]:
+        match event:
+            case Started():
+                return self._begin()
+            case BlockStart():
+                return self._start(event.index, event.block)
+            case BlockDelta():
+                return self._delta(event.index, event.delta)
+            case BlockStop():
+                return self._stop(event.index)
+            case Finished():
+                return self._end(event.turn)
+
+    def whole(self, turn: Turn) -> list[bytes]:
+        """All events of a turn that has ended, well or not."""
+        if responses.status_of(turn) in _FINAL:
+            return self._end(turn)
+        return [*self._begin(), *self._send(self._failed(turn))]
+
+    def error(self, error: ProxyError) -> list[bytes]:
+        """The end of a stream whose turn failed on the way."""
+        cancelled = error.code == "turn_cancelled"
+        turn = replace(self._turn, status="cancelled" if cancelled else "failed", error=error.as_dict())
+        return [*self._begin(), *self._send(self._failed(turn))]
+
+    def _failed(self, turn: Turn) -> list[JSON]:
+        return [{"type": "response.failed", "response": responses.response(turn)}]
+
+    def _begin(self) -> list[bytes]:
+        if self._begun:
+            return []
+        self._begun = True
+        background = (self._turn.call or {}).get("background", False)
+        states = [("created", "queued"), ("queued", "queued")] if background else [("created", "in_progress")]
+        return self._send(
+            {"type": f"response.{name}", "response": responses.response(self._turn, status)}
+            for name, status in [*states, ("in_progress", "in_progress")]
+        )
+
+    def _start(self, index: int, block: Block) -> list[bytes]:
+        kind = str(block.get("type"))
+        if kind not in ("text", "thinking"):
+            return []
+        # The item is opened by its first words: an empty block (thinking that is only signed) has none.
+        self._kinds[index] = kind
+        return self._words(index, str(block.get(kind) or ""))
+
+    def _delta(self, index: int, delta: Block) -> list[bytes]:
+        return self._words(index, str(delta.get(self._kinds.get(index, "")) or ""))
+
+    def _words(self, index: int, text: str) -> list[bytes]:
+        if not text:
+            return []
+        out = self._begin()
+        part = self._parts.get(index)
+        if part is None:
+            part = self._parts[index] = _Part(self._kinds[index], hex_of(self._turn.id), self._items)
+            self._items += 1
+            out += self._send(part.added())
+        return out + self._send(part.deltas(part.pieces.feed(text)))
+
+    def _stop(self, index: int) -> list[bytes]:
+        self._kinds.pop(index, None)
+        part = self._parts.pop(index, None)
+        return [] if part is None else self._send(part.done())
+
+    def _end(self, turn: Turn) -> list[bytes]:
+        out = self._begin()
+        for index in list(self._parts):
+            out += self._stop(index)
+        # What was committed but never came as a block: a replayed turn, or calls of the client's tools.
+        for n, block in enumerate(shown(turn.output, calls=turn.status == "requires_action")):
+            if n >= self._items:
+                out += self._whole_block(turn, n, block)
+        name = f"response.{_FINAL[responses.status_of(turn)]}"
+        return out + self._send([{"type": name, "response": responses.response(turn)}])
+
+    def _whole_block(self, turn: Turn, n: int, block: Block) -> list[bytes]:
+        kind = block["type"]
+        if kind != "tool_use":
+            return [*self._start(-1, block), *self._stop(-1)]
+        self._items += 1
+        return self._send(_call_events(responses.response(turn)["output"][n], n))
+
+    def _send(self, events: Iterable[JSON]) -> list[bytes]:
+        out = []
+        for event in events:
+            number, self._number = self._number, self._number + 1
+            if number > self._after:
+                out.append(sse_event(event["type"], {**event, "sequence_number": number}))
+        return out
+
+
+def _call_events(item: JSON, n: int) -> list[JSON]:
+    """A call of a client's tool: its arguments come whole."""
+    within = {"item_id": item["id"], "output_index": n}
+    opened = {**item, "status": "in_progress", "arguments": ""}
+    return [
+        {"type": "response.output_item.added", "output_index": n, "item": opened},
+        {"type": "response.function_call_arguments.delta", **within, "delta": item["arguments"]},
+        {
+            "type": "response.function_call_arguments.done", **within, "arguments": item["arguments"],
+            "name": item["name"],
+        },
+        {"type": "response.output_item.done", "output_index": n, "item": item},
+    ]  # fmt: skip

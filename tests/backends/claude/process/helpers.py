@@ -1,0 +1,59 @@
+"""What the tests of this folder share: a turn in one call, and recorded frames."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cli_session_proxy.backends.claude.events import AssistantMessage, CliEvent, Result
+from cli_session_proxy.backends.claude.process.process import ClaudeProcess
+
+DATA = Path(__file__).parent / "data"
+
+
+async def ask(process: ClaudeProcess, prompt: str | list[dict[str, Any]] = "hi") -> list[CliEvent]:
+    content = [{"type": "text", "text": prompt}] if isinstance(prompt, str) else prompt
+    return [event async for event in process.turn(str(uuid.uuid4()), content)]
+
+
+def result(events: list[CliEvent]) -> Result:
+    assert isinstance(events[-1], Result)
+    return events[-1]
+
+
+def said(events: list[CliEvent]) -> str:
+    return "".join(
+        block.get("text", "") for event in events if isinstance(event, AssistantMessage) for block in event.blocks
+    )
+
+
+def recorded(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
+
+
+def is_gone(pid: int) -> bool:
+    """Neither running nor a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+    async with asyncio.timeout(timeout):
+        while not condition():  # noqa: ASYNC110 - the state of another program has no event to wait for
+            await asyncio.sleep(0.01)
+
+
+def group(pgid: int) -> list[str]:
+    """The states of the processes of a group that still run (an unreaped orphan is init's business)."""
+    listed = subprocess.run(["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True, check=True, timeout=10)
+    rows = [line.split() for line in listed.stdout.splitlines()]
+    return [state for number, state in rows if int(number) == pgid and not state.startswith("Z")]

@@ -1,0 +1,174 @@
+"""Finding a CLI, asking what it can do, and the environment and command line it gets."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.backends.claude import environment
+from cli_session_proxy.backends.claude.process.capability import Capability, find, probe
+from cli_session_proxy.backends.claude.process.launch import Launch
+from cli_session_proxy.errors import ClaudeUnavailable
+from cli_session_proxy.settings import Profile, Settings
+
+ENV = {"PATH": os.defpath}
+HELP = "  -p, --print  x\n  --session-id <uuid>  x\n  -r, --resume [id]  x\n  --input-format <f>  x"
+
+
+def program(path: Path, version: str = "2.9.9 (Claude Code)", code: int = 0) -> Path:
+    path.write_text(f"#!{sys.executable}\nimport sys\nprint({version!r} if '--version' in sys.argv else {HELP!r})\n"
+                    f"sys.exit({code})\n")  # fmt: skip
+    path.chmod(0o755)
+    return path
+
+
+def launch(capability: Capability, **options: object) -> Launch:
+    given: dict[str, object] = {
+        "cwd": Path("/sandbox"), "session_id": "S", "resume": False, "model": "sonnet", "profile": Profile(), "env": (),
+    }  # fmt: skip
+    return Launch(capability, **{**given, **options})  # type: ignore[arg-type]  # any field
+
+
+def able(*flags: str, version: tuple[int, int, int] = (2, 1, 329)) -> Capability:
+    return Capability(Path("claude"), ".".join(map(str, version)), version, frozenset(flags), frozenset({"plan"}), True)
+
+
+async def test_it_asks_again_only_when_the_file_has_changed(tmp_path: Path) -> None:
+    binary = program(tmp_path / "claude")
+    first = await probe(binary, ENV)
+    assert (first.version, first.version_tuple, first.warm) == ("2.9.9", (2, 9, 9), True)
+    assert await probe(binary, ENV) is first
+    program(binary, "1.0.17 (Claude Code)")
+    older = await probe(binary, ENV)
+    assert (older.version, older.keeps_session_id, older.warm, older.client_composed) == ("1.0.17", False, False, False)
+    binary.unlink()
+    with pytest.raises(ClaudeUnavailable, match="install it"):
+        await probe(binary, ENV)
+
+
+@pytest.mark.parametrize(("version", "code"), [("2.9.9 (Claude Code)", 3), ("no number", 0)])
+async def test_what_is_no_working_cli_is_unavailable(tmp_path: Path, version: str, code: int) -> None:
+    with pytest.raises(ClaudeUnavailable):
+        await probe(program(tmp_path / "claude", version, code), ENV)
+
+
+async def test_a_file_that_cannot_run_is_unavailable(tmp_path: Path) -> None:
+    plain = tmp_path / "claude"
+    plain.write_text("hello")
+    with pytest.raises(ClaudeUnavailable, match="not an executable"):
+        await probe(plain, ENV)
+    plain.chmod(0o755)
+    plain.write_bytes(b"\x7fELF but not really")
+    with pytest.raises(ClaudeUnavailable):
+        await probe(plain, ENV)
+
+
+async def test_one_that_never_answers_is_given_up_and_reaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli_session_proxy.backends.claude.process.capability.PROBE_TIMEOUT", 0.3)
+    stuck = tmp_path / "claude"
+    stuck.write_text("#!/bin/sh\nsleep 3600\n")
+    stuck.chmod(0o755)
+    with pytest.raises(ClaudeUnavailable, match="did not answer"):
+        await probe(stuck, ENV)  # `no_process_left` checks the rest
+
+
+def test_the_setting_goes_before_path_and_path_before_the_bundled_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claude_2: Path
+) -> None:
+    on_path = program(tmp_path / "claude")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find(Settings(claude_bin=tmp_path / "other")) == tmp_path / "other"
+    assert find(Settings()) == on_path
+    on_path.unlink()
+    before = set(sys.modules)
+    assert find(Settings()) == claude_2
+    assert "claude_agent_sdk" not in set(sys.modules) - before
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ClaudeUnavailable, match="install it"):
+        find(Settings())
+
+
+async def test_the_real_ones_are_told_apart(claude_1: Path, claude_2: Path) -> None:
+    old, new = await probe(claude_1, ENV_WITH_NODE), await probe(claude_2, ENV_WITH_NODE)
+    assert (old.version, old.warm, old.keeps_session_id, old.client_composed) == ("1.0.120", False, False, False)
+    assert (new.warm, new.keeps_session_id, new.client_composed, new.chooses_tools) == (True, True, True, True)
+    assert {"--system-prompt", "--system-prompt-file", "--include-partial-messages"} <= old.flags & new.flags
+    assert not old.chooses_tools
+    assert old.permission_modes >= {"plan", "bypassPermissions", "acceptEdits"}
+
+
+ENV_WITH_NODE = {"PATH": os.environ.get("PATH", os.defpath)}
+
+
+# --- environment
+
+
+def test_nothing_but_the_allowed_reaches_the_cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_SOMEONE", "x")
+    monkeypatch.setenv("CLAUDECODE", "1")
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-fake")
+    monkeypatch.setenv("LC_TIME", "C")
+    settings = Settings(claude_env={"MORE": "1", "TMPDIR": "/elsewhere"}, idle_timeout=7.5, cli_retries=3)
+    env = environment.build(settings, tmpdir=tmp_path, config_dir=environment.config_dir(settings))
+    assert not {"SECRET_OF_SOMEONE", "CLAUDECODE", "CLAUDE_CONFIG_DIR", "DISABLE_AUTO_COMPACT"} & set(env)
+    assert (env["ANTHROPIC_API_KEY"], env["LC_TIME"], env["MORE"]) == ("sk-ant-fake", "C", "1")
+    assert (env["TMPDIR"], env["CLAUDE_CODE_MAX_RETRIES"]) == (str(tmp_path), "3")
+    assert env["CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS"] == "3750"
+
+
+def test_the_config_dir_is_the_setting_then_the_variable_then_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert environment.config_dir(Settings()) == tmp_path / "home" / ".claude"
+    monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(tmp_path / "named"))
+    assert environment.config_dir(Settings()) == tmp_path / "named"
+    settings = Settings(claude_config_dir=tmp_path / "set", on_context_full="error")
+    assert environment.config_dir(settings) == tmp_path / "set"
+    env = environment.build(settings, tmpdir=tmp_path, config_dir=tmp_path / "set")
+    assert (env["CLAUDE_CONFIG_DIR"], env["DISABLE_AUTO_COMPACT"]) == (str(tmp_path / "set"), "1")
+
+
+# --- command line
+
+
+def test_only_flags_that_the_cli_knows_are_used() -> None:
+    argv = launch(able(), effort="high", system_prompt="S").argv()
+    known = {"-p", "--input-format", "--output-format", "--verbose", "--session-id", "--model", "--disallowedTools",
+             "--append-system-prompt"}  # fmt: skip
+    assert {part.split("=")[0] for part in argv if part.startswith("-")} == known
+
+
+def test_tools_are_off_without_a_profile_and_exactly_its_own_with_one() -> None:
+    new, old = able("--tools"), able(version=(1, 0, 120))
+    assert "--tools=" in launch(new).argv()
+    profile = Profile(tools=("Read", "Bash(git *)", "mcp__x__y"))
+    argv = launch(new, profile=profile).argv()
+    assert {"--tools=Read,Bash", "--allowedTools=Bash(git *),mcp__x__y"} <= set(argv)
+    denied = next(part for part in launch(old, profile=profile).argv() if part.startswith("--disallowedTools="))
+    names = denied.partition("=")[2].split(",")
+    assert "Write" in names
+    assert not {"Read", "Bash"} & set(names)
+    assert not [p for p in launch(old, profile=Profile(tools=("default",))).argv() if p.startswith("--disallowed")]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": "opus"}, {"system_prompt": "S"}, {"effort": "low"}, {"cwd": Path("/other")}, {"session_id": "T"},
+        {"env": (("A", "1"),)}, {"profile": Profile(tools=("Read",))}, {"settings": {"a": 1}},
+        {"profile": Profile(permission_mode="plan")}, {"append_system_prompt": "A"},
+    ],
+)  # fmt: skip
+def test_a_warm_process_serves_only_an_equal_launch(changed: dict[str, object]) -> None:
+    capability = able("--effort", "--tools", "--settings", "--system-prompt-file")
+    assert launch(capability).signature == launch(capability, resume=True).signature
+    assert launch(capability).signature != launch(capability, **changed).signature
+
+
+def test_a_secret_or_a_prompt_is_never_in_its_repr() -> None:
+    shown = repr(launch(able(), env=(("KEY", "sk-ant-fake"),), system_prompt="PRIVATE"))
+    assert "sk-ant" not in shown
+    assert "PRIVATE" not in shown

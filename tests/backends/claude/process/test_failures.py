@@ -1,0 +1,134 @@
+"""What the CLIs' own failures, as recorded, mean to a client."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from cli_session_proxy.backends.claude.events import ProcessDied, Result
+from cli_session_proxy.backends.claude.failures import error_for, error_for_death
+from cli_session_proxy.backends.claude.process.turn_reader import TurnReader
+from cli_session_proxy.backends.claude.resets import seconds_until
+
+from .helpers import DATA, recorded
+
+# What was sent to the CLI -> the code that a client gets, the same for both CLIs.
+EXPECTED = {
+    "400": "invalid_request",
+    "400ctx": "context_too_long",
+    "400credit": "upstream_error",
+    "401": "claude_not_logged_in",
+    "401oauth": "claude_not_logged_in",
+    "403": "claude_not_logged_in",
+    "404": "invalid_request",
+    "413": "request_too_large",
+    "429": "rate_limited",
+    "429long": "rate_limited",
+    "500": "upstream_error",
+    "529": "overloaded",
+    "nokey": "claude_not_logged_in",
+    "nokey-oauth": "claude_not_logged_in",
+    "nokey-oauth429": "rate_limited",
+}
+RECORDED = [json.loads(line) for line in (DATA / "failures.jsonl").read_text().splitlines()]
+NOW = datetime(2026, 11, 21, 2, 0, tzinfo=UTC).timestamp()
+
+
+def read(frame: dict[str, Any]) -> Result:
+    found = TurnReader().feed(frame)[-1]
+    assert isinstance(found, Result)
+    return found
+
+
+def made(text: str = "", **fields: Any) -> Result:
+    return read({"type": "result", "subtype": "success", "is_error": True, "result": text, **fields})
+
+
+@pytest.mark.parametrize("entry", RECORDED, ids=lambda entry: f"{entry['cli']}-{entry['case']}")
+def test_a_recorded_failure_gets_its_code(entry: dict[str, Any]) -> None:
+    error = error_for(read(entry["frame"]), now=NOW)
+    assert error.code == EXPECTED[entry["case"]], error.message
+    assert error.message
+    assert "{" not in error.message
+
+
+def test_both_clis_were_recorded() -> None:
+    assert {entry["cli"] for entry in RECORDED} == {"1.0.120", "2.1.329"}
+
+
+def test_the_reset_of_a_rate_limit_event_is_the_time_to_wait() -> None:
+    reader = TurnReader()
+    end = [event for frame in recorded("limit_2.1.329") for event in reader.feed(frame)][-1]
+    assert isinstance(end, Result)
+    reset = end.detail["rate_limit"]["resetsAt"]
+    assert error_for(end, now=reset - 120).retry_after == 120
+
+
+def test_a_retry_delay_stands_in_only_for_a_rate_limit() -> None:
+    retries = [{"error_status": 429, "retry_delay_ms": 8034}]
+    assert error_for(made("x", api_error_status=429), retries=retries).retry_after == pytest.approx(8.034)
+    assert error_for(made("x", api_error_status=429)).retry_after is None
+    retries = [{"error_status": 500, "retry_delay_ms": 8034}]
+    assert error_for(made("x", api_error_status=429), retries=retries).retry_after is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("5-hour limit reached ∙ resets 3:51am (UTC)", 111 * 60),
+        ("You've hit your 5-hour limit · resets 1am (UTC)", 23 * 3600),
+        ("resets 12am (UTC)", 22 * 3600),
+        ("Weekly limit reached · resets Nov 25, 3am (UTC)", 4 * 86400 + 3600),
+        ("resets Jan 2 at 2am (UTC)", 42 * 86400),
+        ("resets 9pm (America/New_York)", 0),
+        (f"Claude AI usage limit reached|{int(NOW) + 60}", 60),
+        (f"Claude AI usage limit reached|{(int(NOW) + 60) * 1000}", 60),
+        ("resets 31:99pm (UTC)", None),
+        ("resets Foo 3, 3am", None),
+        ("try again later", None),
+    ],
+)
+def test_reset_times_in_words(text: str, seconds: float | None) -> None:
+    found = seconds_until(text, NOW)
+    if seconds == 0:  # 21:00 in New York is 02:00 UTC: exactly now means the next one
+        seconds = 86400
+    assert found == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_a_bad_request_about_history_is_not_the_clients_fault() -> None:
+    text = "API Error: 400 messages.1.content.0: Invalid `signature` in `thinking` block"
+    assert error_for(made(text)).code == "upstream_error"
+
+
+def test_no_key_is_ever_told() -> None:
+    error = error_for(made("API Error: 500 key sk-ant-api03-abcdefghijkl is bad"))
+    assert "abcdefgh" not in error.message
+
+
+def test_interrupts_timeouts_and_the_rest() -> None:
+    assert (
+        error_for(made(terminal_reason="aborted_streaming", subtype="error_during_execution")).code == "turn_cancelled"
+    )
+    assert error_for(made("API Error: Request timed out")).code == "turn_timeout"
+    assert error_for(made("", subtype="error_max_turns")).code == "upstream_error"
+    assert "something" in error_for(made(errors=["something broke"])).message
+
+
+@pytest.mark.parametrize(
+    ("stderr", "code", "expected"),
+    [
+        ("Invalid API key · Please run /login", 1, "claude_not_logged_in"),
+        ("Error: Session ID 1 is already in use.", 1, "session_busy"),
+        ("error: unknown option '--setting-sources'", 1, "claude_unavailable"),
+        ("node: not found", 127, "claude_unavailable"),
+        ("the prompt was: my secret", 1, "upstream_error"),
+    ],
+)
+def test_a_death_tells_only_what_is_recognised(stderr: str, code: int, expected: str) -> None:
+    error = error_for_death(ProcessDied("it ended", returncode=code, stderr=stderr))
+    assert error.code == expected
+    assert "secret" not in error.message
+    assert error.detail == {"exit_code": code}

@@ -1,0 +1,246 @@
+"""Bytes to lines, prompts to frames, recorded frames to events."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli_session_proxy.backends.claude.events import (
+    Activity,
+    ApiRetry,
+    AssistantMessage,
+    CliEvent,
+    Compacted,
+    Result,
+    SessionSeen,
+    ToolActivity,
+)
+from cli_session_proxy.backends.claude.process.capability import Capability
+from cli_session_proxy.backends.claude.process.frames import (
+    LineSplitter,
+    LineTooLong,
+    control_request,
+    deliverable,
+    parse,
+    unsafe_prompt,
+    user_frame,
+)
+from cli_session_proxy.backends.claude.process.turn_reader import TurnReader
+from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, Usage
+
+from .helpers import recorded, result
+
+FRAME = "00000000-0000-4000-8000-00000000000a"  # the frame uuid of every recording
+OLD = Capability(Path("claude"), "1.0.120", (1, 0, 120), frozenset(), frozenset(), client_composed=False)
+NEW = Capability(Path("claude"), "2.1.329", (2, 1, 329), frozenset(), frozenset(), client_composed=True)
+
+
+def read(name: str, uuid: str | None = FRAME) -> list[CliEvent]:
+    reader = TurnReader(uuid)
+    return [event for frame in recorded(name) for event in reader.feed(frame)]
+
+
+def blocks(events: list[CliEvent]) -> list[CliEvent]:
+    return [event for event in events if isinstance(event, BlockStart | BlockDelta | BlockStop)]
+
+
+def text(value: str) -> dict[str, Any]:
+    return {"type": "text", "text": value}
+
+
+# --- lines
+
+
+@given(st.lists(st.binary(max_size=20).filter(lambda line: b"\n" not in line), max_size=8), st.data())
+def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(line + b"\n" for line in lines) + b"rest"
+    splitter, found, at = LineSplitter(), [], 0
+    while at < len(whole):
+        size = data.draw(st.integers(1, 12))
+        found += splitter.feed(whole[at : at + size])
+        at += size
+    assert found == lines
+    assert splitter.finish() == b"rest"
+
+
+def test_a_line_over_the_cap_is_an_error_whether_it_ends_or_not() -> None:
+    assert LineSplitter(cap=3).feed(b"123\n456\n") == [b"123", b"456"]
+    for chunk in (b"1234", b"1234\n"):
+        with pytest.raises(LineTooLong):
+            LineSplitter(cap=3).feed(chunk)
+
+
+@pytest.mark.parametrize("line", [b"", b"warning", b"[1]", b"\xff\x00", b"[" * 100_000, b'{"cut": '])
+def test_what_is_no_frame_is_none(line: bytes) -> None:
+    assert parse(line) is None
+
+
+# --- prompts
+
+
+@given(st.text(alphabet=st.characters(codec=None), max_size=40))
+def test_any_text_survives_as_one_line(value: str) -> None:
+    line = user_frame(FRAME, [text(value)])
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    frame = json.loads(line)
+    # JSON itself joins two adjacent lone surrogates to the character they stand for
+    assert frame["message"]["content"][0]["text"].encode("utf-16", "surrogatepass") == value.encode(
+        "utf-16", "surrogatepass"
+    )
+    assert frame["client_composed"] is True
+    assert frame["uuid"] == FRAME
+
+
+def test_a_control_request_names_itself() -> None:
+    assert json.loads(control_request("r1", "set_model", model="opus")) == {
+        "type": "control_request",
+        "request_id": "r1",
+        "request": {"subtype": "set_model", "model": "opus"},
+    }
+
+
+@given(st.text(alphabet="/@ab \n!#é", max_size=12))
+def test_what_an_old_cli_gets_is_the_same_words_and_nothing_to_interpret(value: str) -> None:
+    made = deliverable(OLD, [text(value)])
+    assert "".join(block["text"] for block in made) == value
+    if unsafe_prompt(OLD, value) is None:
+        last = made[-1]["text"]
+        assert not last.startswith("/")
+        assert not any(word.startswith("@") and len(word) > 1 for word in last.split())
+        assert all(block["text"] for block in made)
+    assert deliverable(NEW, [text(value)]) == [text(value)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "safe"),
+    [("/clear", True), ("see @/etc/passwd", True), ("foo /", True), ("/", False), ("//@/", False), ("", False),
+     (" ", False)],
+)  # fmt: skip
+def test_which_prompts_an_old_cli_cannot_take(prompt: str, safe: bool) -> None:
+    assert (unsafe_prompt(OLD, prompt) is None) is safe
+
+
+def test_a_new_cli_takes_anything_that_says_something() -> None:
+    assert unsafe_prompt(NEW, "/") is None
+    assert unsafe_prompt(NEW, "\t\n") is not None
+    image = {"type": "image", "source": {}}
+    assert unsafe_prompt(NEW, [image]) is None
+    assert deliverable(OLD, [text("/clear"), image]) == [text("/clear"), image]
+
+
+# --- turns
+
+
+def test_a_streamed_turn_of_2_1() -> None:
+    events = read("think_2.1.329")
+    assert [type(event).__name__ for event in blocks(events)] == [
+        "BlockStart", "BlockDelta", "BlockDelta", "BlockStop", "BlockStart", "BlockDelta", "BlockDelta", "BlockStop",
+    ]  # fmt: skip
+    assert [event.blocks[0]["type"] for event in events if isinstance(event, AssistantMessage)] == ["thinking", "text"]
+    end = result(events)
+    assert end.usage == Usage(5, 3, 7, 2)
+    assert (end.is_error, end.stop_reason, end.terminal_reason) == (False, "end_turn", "completed")
+    assert end.cost_total_usd == pytest.approx(0.0000457)
+    seen = {event.session_id for event in events if isinstance(event, SessionSeen)}
+    assert seen == {end.session_id}
+
+
+@pytest.mark.parametrize("name", ["tool_2.1.329", "tool_1.0.120"])
+def test_the_clis_own_tools_are_activity_and_blocks_are_numbered_over_the_turn(name: str) -> None:
+    events = read(name)
+    starts = [event for event in events if isinstance(event, BlockStart)]
+    assert [(start.index, start.block["type"]) for start in starts] == [(0, "text"), (1, "text")]
+    assert [event.index for event in events if isinstance(event, BlockStop)] == [0, 1]
+    entries = [event.entry for event in events if isinstance(event, ToolActivity)]
+    assert [entry["type"] for entry in entries] == ["tool_use", "tool_result"]
+    assert entries[0]["id"] == entries[1]["tool_use_id"]
+    kept = [block["type"] for event in events if isinstance(event, AssistantMessage) for block in event.blocks]
+    assert kept == ["text", "text"]
+
+
+def test_block_events_are_made_where_nothing_is_streamed() -> None:
+    events = blocks(read("whole_1.0.120"))
+    assert [type(event).__name__ for event in events] == [
+        "BlockStart", "BlockDelta", "BlockDelta", "BlockStop", "BlockStart", "BlockDelta", "BlockStop",
+    ]  # fmt: skip
+    deltas = [event.delta["type"] for event in events if isinstance(event, BlockDelta)]
+    assert deltas == ["thinking_delta", "signature_delta", "text_delta"]
+    assert events[0] == BlockStart(0, {"type": "thinking", "thinking": "", "signature": ""})
+
+
+def test_an_api_error_is_no_answer() -> None:
+    events = read("error_500_2.1.329")
+    assert not [event for event in events if isinstance(event, AssistantMessage | BlockStart)]
+    assert [event.detail["error_status"] for event in events if isinstance(event, ApiRetry)] == [500]
+    assert (result(events).is_error, result(events).api_error_status) == (True, 500)
+
+
+def test_a_reset_told_by_a_rate_limit_event_is_in_the_result() -> None:
+    assert result(read("limit_2.1.329")).detail["rate_limit"]["rateLimitType"] == "five_hour"
+
+
+def test_a_refused_resume_keeps_its_reason() -> None:
+    end = result(read("no_conversation_2.1.329"))
+    assert (end.is_error, end.subtype, end.num_turns) == (True, "error_during_execution", 0)
+    assert "No conversation found" in end.detail["errors"][0]
+
+
+def test_only_the_result_of_our_frame_counts_where_the_cli_tags() -> None:
+    end = recorded("think_2.1.329")[-1]
+    assert isinstance(TurnReader(FRAME).feed(end)[-1], Result)
+    assert TurnReader("another").feed(end) == [Activity("result_of_another_frame")]
+    untagged = {name: value for name, value in end.items() if name != "user_message_uuids"}
+    assert isinstance(TurnReader(FRAME).feed(untagged)[-1], Result)  # 1.x, or a refusal before any turn
+    reader = TurnReader(FRAME)
+    reader.feed({"type": "system", "subtype": "status", "user_message_uuids": [FRAME]})
+    assert reader.feed(untagged) == [Activity("result_of_another_frame")]
+
+
+def test_sub_agents_are_never_part_of_the_answer() -> None:
+    reader = TurnReader(FRAME)
+    call = {"type": "tool_use", "id": "t2", "name": "Bash", "input": {}}
+    inner = {"type": "assistant", "parent_tool_use_id": "t1", "message": {"id": "m", "content": [text("inner"), call]}}
+    assert reader.feed(inner) == [ToolActivity({**call, "parent_tool_use_id": "t1"})]
+    inner["message"] = {"id": "m", "content": [text("inner")]}
+    assert reader.feed(inner) == [Activity("sub_agent")]
+
+
+def test_a_call_repeated_after_a_cut_ends_the_block_that_was_open() -> None:
+    reader = TurnReader(FRAME)
+    start = {"type": "stream_event", "event": {"type": "message_start", "message": {"id": "m1"}}}
+    begin = {"type": "stream_event", "event": {"type": "content_block_start", "index": 0, "content_block": text("")}}
+    reader.feed(start)
+    assert reader.feed(begin) == [BlockStart(0, text(""))]
+    assert reader.feed(start) == [BlockStop(0)]
+    assert reader.feed(begin) == [BlockStart(1, text(""))]
+
+
+def test_resets_compaction_and_garbage_are_told() -> None:
+    reader = TurnReader(FRAME)
+    assert reader.feed({"type": "conversation_reset", "session_id": "old"}) == [
+        SessionSeen("old", "conversation_reset")
+    ]
+    compacted = {"type": "system", "subtype": "compact_boundary", "compact_metadata": {"trigger": "auto"}}
+    assert reader.feed(compacted) == [Compacted({"compact_metadata": {"trigger": "auto"}})]
+    assert reader.feed(None) == [Activity("garbage")]
+    assert reader.feed({"no": "type"}) == [Activity("None")]
+    assert reader.garbage == 1
+
+
+KEYS = st.sampled_from(["type", "event", "message", "content", "subtype", "index", "usage", "session_id"])
+ANYTHING = st.recursive(
+    st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner)
+)
+
+
+@given(ANYTHING)
+def test_no_frame_makes_it_fall_over(value: Any) -> None:
+    for kind in ("assistant", "user", "stream_event", "system", "result", "rate_limit_event"):
+        frame = {**value, "type": kind} if isinstance(value, dict) else {"type": kind, "message": value, "event": value}
+        TurnReader(FRAME).feed(frame)

@@ -1,0 +1,147 @@
+"""The processes are weighed, and idle ones end where they are too heavy together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.backends.claude.process import memory, places
+from cli_session_proxy.backends.claude.process.memory import FIRST_GUESS, Memory, weigh
+from cli_session_proxy.backends.claude.process.pool import Pool
+from cli_session_proxy.errors import QueueFull
+from cli_session_proxy.settings import Settings
+
+from .conftest import Fake
+from .helpers import ask, is_gone, until
+
+MB = 1024 * 1024
+LINUX = sys.platform == "linux"
+Weigh = Callable[[int], None]
+
+# Allocates 40 MB, and has a child that allocates 30.
+FAMILY = """
+import subprocess, sys
+held = bytes(range(256)) * (int(sys.argv[1]) * 4096)
+if len(sys.argv) > 2:
+    child = subprocess.Popen([sys.executable, "-c", sys.argv[3], sys.argv[2]], stdin=0, stdout=subprocess.PIPE)
+    child.stdout.readline()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def each(monkeypatch: pytest.MonkeyPatch) -> Weigh:
+    """`each(bytes)`: what every process weighs from now on. They are weighed as often as possible."""
+    weight = 0
+
+    def weighed(pids: Collection[int]) -> dict[int, int]:
+        return dict.fromkeys(pids, weight)
+
+    def to(bytes_: int) -> None:
+        nonlocal weight
+        weight = bytes_
+
+    monkeypatch.setattr(memory, "weigh", weighed)
+    monkeypatch.setattr(places, "WEIGH_EVERY", 0.02)
+    return to
+
+
+@pytest.fixture
+def family() -> Iterator[int]:
+    command = [sys.executable, "-c", FAMILY, "40", "30", FAMILY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process.pid
+        process.stdin.close()
+        process.wait()
+
+
+@pytest.mark.skipif(not LINUX, reason="/proc is Linux's")
+def test_a_process_is_weighed_with_what_it_started(family: int) -> None:
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    weights = weigh([family, int(gone.stdout)])
+    assert list(weights) == [family]
+    assert 70 * MB < weights[family] < 120 * MB
+
+
+def test_a_process_whose_name_is_no_text_is_weighed_like_any_other(tmp_path: Path) -> None:
+    for pid, parent in ((10, 1), (11, 10)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_bytes(b"%d (caf\xc3) R) S %d 0 0" % (pid, parent))  # cut at 15 bytes
+        (tmp_path / str(pid) / "smaps_rollup").write_bytes(b"Rss: 9 kB\nPss:                 100 kB\n")
+    assert weigh([10], tmp_path) == {10: 200 * 1024}
+
+
+def test_elsewhere_nothing_is_known(tmp_path: Path) -> None:
+    assert weigh([os.getpid()], tmp_path) == {}
+
+
+async def test_until_it_is_measured_a_process_counts_as_the_others_do(each: Weigh) -> None:
+    scales = Memory(3 * FIRST_GUESS)
+    assert scales.room({1, 2}, 0)
+    assert not scales.room({1, 2}, 1)
+    each(FIRST_GUESS * 2)
+    await scales.weigh({1})
+    assert not scales.room({1}, 0)
+    assert scales.of({1, 7}) == 4 * FIRST_GUESS
+    assert scales.over({1, 7})
+    assert not scales.over({1})
+
+
+async def test_one_may_always_run_and_without_a_budget_all_may(each: Weigh) -> None:
+    scales = Memory(1)
+    each(MB)
+    await scales.weigh({1})
+    assert scales.room(set(), 0)
+    assert not scales.room(set(), 1)
+    assert Memory(None).room(set(range(1000)), 1000)
+
+
+async def test_too_heavy_idle_ones_end_and_busy_ones_stay(settings: Settings, fake: Fake, each: Weigh) -> None:
+    each(100 * MB)
+    pool = Pool(settings.model_copy(update={"max_memory": 1000 * MB}))
+    processes = [(await pool.checkout(await fake()))[0] for _ in range(4)]
+    for process in processes:
+        await ask(process)
+    for process in processes[1:3]:
+        await pool.checkin(process)
+    each(300 * MB)
+    await pool.checkin(processes[3])
+    await until(lambda: is_gone(processes[1].pid))
+    each(2000 * MB)
+    await until(lambda: pool.counts().memory == 900 * MB)
+    assert not is_gone(processes[2].pid)
+    again, _ = await pool.checkout(processes[3].launch)
+    await pool.checkin(again)
+    await until(lambda: is_gone(processes[2].pid) and is_gone(processes[3].pid))
+    assert processes[0].alive
+    await pool.close()
+
+
+async def test_a_start_that_is_too_heavy_ends_an_idle_one_first_or_waits(
+    settings: Settings, fake: Fake, each: Weigh
+) -> None:
+    each(300 * MB)
+    pool = Pool(settings.model_copy(update={"max_memory": 800 * MB, "spawn_timeout": 0.5}))
+    first, _ = await pool.checkout(await fake())
+    await ask(first)
+    await until(lambda: pool.counts().memory == 300 * MB)
+    second, _ = await pool.checkout(await fake())
+    with pytest.raises(QueueFull, match="max_memory"):
+        await pool.checkout(await fake())
+    assert first.alive
+    assert second.alive  # it has not said a word yet: taken to be like the first
+    waiting = asyncio.create_task(pool.checkout(await fake()))
+    await pool.checkin(first)
+    await waiting
+    assert is_gone(first.pid)
+    await pool.close()

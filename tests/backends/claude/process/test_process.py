@@ -1,0 +1,229 @@
+"""One process: its turns, its misbehaviours, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.backends.claude.events import Activity, ProcessDied, Result
+from cli_session_proxy.backends.claude.process.launch import write_prompt
+from cli_session_proxy.backends.claude.process.process import ClaudeProcess
+from cli_session_proxy.domain.client_tools import Offers
+from cli_session_proxy.domain.models import Tool
+from cli_session_proxy.errors import ClaudeUnavailable, SandboxError
+from cli_session_proxy.settings import Settings
+
+from .acting import launch
+from .conftest import Fake, Start
+from .helpers import ask, group, is_gone, result, said, until
+
+
+async def test_a_warm_process_takes_turn_after_turn(fake: Fake, start: Start) -> None:
+    process = await start(await fake())
+    for prompt in ("one", "four"):
+        assert said(await ask(process, prompt)) == f"{len(prompt)} {prompt}"
+        assert process.usable
+    assert process.start_time is not None
+
+
+async def test_it_is_free_as_soon_as_the_result_is_out(fake: Fake, start: Start) -> None:
+    process = await start(await fake())
+    events = process.turn("11111111-1111-4111-8111-111111111111", [{"type": "text", "text": "x"}])
+    async for event in events:
+        if isinstance(event, Result):
+            break
+    assert process.usable
+    assert said(await ask(process, "again")) == "5 again"
+    await events.aclose()
+    assert process.usable
+
+
+async def test_noise_on_stdout_is_tolerated_and_seen(fake: Fake, start: Start) -> None:
+    events = await ask(await start(await fake("noise")), "hi")
+    assert events.count(Activity("garbage")) == 4
+    assert said(events) == "2 hi"
+
+
+async def test_a_result_of_another_frame_does_not_end_the_turn(fake: Fake, start: Start) -> None:
+    assert result(await ask(await start(await fake("other-result")), "hi")).text == "2 hi"
+
+
+async def test_an_end_without_a_result_is_told_with_its_exit_code(fake: Fake, start: Start) -> None:
+    process = await start(await fake("no-result"))
+    with pytest.raises(ProcessDied) as died:
+        await ask(process)
+    assert died.value.returncode == 0
+    assert not process.usable
+
+
+async def test_an_unknown_session_is_recognised(fake: Fake, start: Start) -> None:
+    process = await start(await fake("forget"))
+    with pytest.raises(ProcessDied) as died:
+        await ask(process)
+    assert died.value.no_conversation
+
+
+@pytest.mark.parametrize(("mode", "why"), [("forget", "No conversation found"), ("crash", "exit code 1")])
+async def test_one_that_ended_before_the_turn_tells_why(mode: str, why: str, fake: Fake, start: Start) -> None:
+    process = await start(await fake(mode))
+    await until(lambda: not process.alive)
+    with pytest.raises(ProcessDied) as died:
+        await ask(process)
+    assert why in died.value.why
+    assert died.value.returncode == 1
+    assert died.value.no_conversation == (mode == "forget")
+
+
+async def test_a_line_of_3_mb_is_one_answer(fake: Fake, start: Start) -> None:
+    process = await start(await fake("huge", env={"FAKE_SIZE": str(3 * 1024 * 1024)}))
+    assert len(said(await ask(process))) == 3 * 1024 * 1024
+
+
+async def test_a_line_of_70_mb_ends_the_process_not_the_proxy(fake: Fake, start: Start) -> None:
+    process = await start(await fake("huge", env={"FAKE_SIZE": str(70 * 1024 * 1024)}))
+    with pytest.raises(ProcessDied, match="a line of more than"):
+        await ask(process)
+    await process.close()
+    assert is_gone(process.pid)
+
+
+async def test_a_prompt_beyond_the_pipe_is_written_while_output_is_read(fake: Fake, start: Start) -> None:
+    assert said(await ask(await start(await fake()), "p" * 2_000_000)).startswith("2000000 ")
+
+
+async def test_a_flooded_stderr_blocks_nothing_and_keeps_its_tail(fake: Fake, start: Start) -> None:
+    process = await start(await fake("flood"))
+    assert said(await ask(process)) == "2 hi"
+    await process.close()
+    assert process.stderr.endswith("the last words")
+    assert len(process.stderr) <= 16 * 1024
+
+
+@pytest.mark.parametrize("mode", ["deaf", "stubborn", "orphan", "silent"])
+async def test_close_ends_whatever_it_is_and_its_children(mode: str, fake: Fake, start: Start) -> None:
+    process = await start(await fake(mode))
+    if mode in ("stubborn", "orphan"):
+        await ask(process)
+    async with asyncio.timeout(10):
+        await process.close()
+        await process.close()
+    assert is_gone(process.pid)
+    assert group(process.pid) == []
+
+
+async def test_a_deaf_cli_with_a_large_prompt_can_still_be_closed(fake: Fake, start: Start) -> None:
+    process = await start(await fake("deaf"))
+    turn = asyncio.create_task(ask(process, "p" * 2_000_000))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(turn, 0.3)
+    assert not process.usable
+    async with asyncio.timeout(10):
+        await process.close()
+    assert is_gone(process.pid)
+
+
+async def test_close_during_a_turn_tells_who_waits_for_it(fake: Fake, start: Start) -> None:
+    process = await start(await fake("silent"))
+    turn = asyncio.create_task(ask(process))
+    await until(lambda: process.busy)
+    await process.close()
+    with pytest.raises(ProcessDied):
+        await turn
+
+
+async def test_close_is_not_cut_short_by_a_cancellation(fake: Fake, start: Start) -> None:
+    process = await start(await fake("stubborn"))
+    await ask(process)
+    closing = asyncio.create_task(process.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await closing
+    assert closing.cancelled()
+    assert is_gone(process.pid)
+
+
+async def test_a_turn_left_half_way_spoils_the_process(fake: Fake, start: Start, tmp_path: Path) -> None:
+    process = await start(await fake("gate", env={"FAKE_GATE": str(tmp_path / "open")}))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(ask(process, "first"), 0.3)
+    (tmp_path / "open").touch()
+    assert not process.usable
+    with pytest.raises(ProcessDied):  # never the first one's answer
+        await ask(process, "second")
+
+
+async def test_one_that_was_left_while_it_was_offered_tools_is_not_used_again(fake: Fake, start: Start) -> None:
+    process = await start(await fake())
+    offers = Offers.of((Tool("weather"),))
+    offering = asyncio.create_task(process.adapt(replace(process.launch, offers=offers)))
+    await until(lambda: bool(process._tools.offers) and not process.busy)  # taken, and not read yet
+    offering.cancel()
+    await asyncio.wait([offering])
+    assert offering.cancelled()
+    assert not process.usable
+
+
+async def test_an_interrupt_ends_the_turn_with_its_result(fake: Fake, start: Start) -> None:
+    process = await start(await fake("silent"))
+    turn = asyncio.create_task(ask(process))
+    await until(lambda: process.busy)
+    await process.interrupt()
+    end = result(await turn)
+    assert end.terminal_reason == "aborted_streaming"
+    assert process.usable
+
+
+async def test_one_that_dies_while_idle_is_not_usable(fake: Fake, start: Start) -> None:
+    process = await start(await fake())
+    await ask(process)
+    os.kill(process.pid, signal.SIGKILL)
+    await until(lambda: not process.usable)
+    with pytest.raises(ProcessDied):
+        await ask(process)
+
+
+async def test_tools_that_nobody_allowed_end_it_before_the_model_is_asked(fake: Fake, start: Start) -> None:
+    process = await start(await fake("tools"))
+    with pytest.raises(ClaudeUnavailable, match="Bash"):
+        await ask(process)
+    assert not process.usable
+
+
+async def test_a_cold_cli_gets_one_turn_and_then_ends_by_itself(fake: Fake, start: Start) -> None:
+    launch = await fake()
+    old = type(launch.capability)(launch.capability.path, "1.0.120", (1, 0, 120), frozenset(), frozenset(), False)
+    process = await start(
+        type(launch)(old, launch.cwd, launch.session_id, False, "default", launch.profile, launch.env)
+    )
+    assert said(await ask(process, "@x y")) == "4 @x y"
+    assert not process.usable
+    await process.close()
+    assert process.returncode == 0
+
+
+async def test_a_missing_directory_or_program_is_named(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(SandboxError):
+        await ClaudeProcess.spawn(await fake(cwd=tmp_path / "nowhere"), settings)
+    launch = await fake()
+    launch.capability.path.unlink()
+    with pytest.raises(ClaudeUnavailable):
+        await ClaudeProcess.spawn(launch, settings)
+
+
+def test_a_system_prompt_for_which_there_is_no_room_leaves_nothing_behind(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(SandboxError, match="not full"):
+            write_prompt(launch(system_prompt="x" * 1000, env=(("TMPDIR", str(tmp_path)),)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.glob("system-prompt-*")) == []

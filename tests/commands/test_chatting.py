@@ -1,0 +1,193 @@
+"""`chat` in a real terminal (a pty), over the real CLI: it streams, remembers, cancels and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import pty
+import sys
+import termios
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+
+from cli_session_proxy.commands.chatting import Interrupts, There, _turn, printable
+from cli_session_proxy.http.served import announced
+from cli_session_proxy.http.server import Server, bind, create_app
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.testing.script import Fail, Gate, Reply
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..conftest import MakeSettings
+from ..talking import ask, heard, running
+
+SOON = 30.0
+
+
+class Terminal:
+    """What is on the screen, and a keyboard."""
+
+    def __init__(self, master: int, process: asyncio.subprocess.Process) -> None:
+        self._master = master
+        self.process = process
+        self.screen = ""
+        self._seen = 0
+        self._changed = asyncio.Event()
+        os.set_blocking(master, False)
+        asyncio.get_running_loop().add_reader(master, self._read)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._master, 65536)
+        except OSError:  # Linux: the other side is gone
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._master)
+        self.screen += data.decode(errors="replace")
+        self._changed.set()
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    async def see(self, text: str) -> str:
+        """Wait for this text behind what was waited for before; returns all up to it."""
+        async with asyncio.timeout(SOON):
+            while (at := self.screen.find(text, self._seen)) < 0:
+                self._changed.clear()
+                await self._changed.wait()
+        before, self._seen = self.screen[self._seen : at], at + len(text)
+        return before
+
+
+@asynccontextmanager
+async def chatting(settings: Settings, *more: str) -> AsyncIterator[Terminal]:
+    """The command in a terminal of its own, with the settings that a user would give by flags and environment."""
+    master, slave = pty.openpty()
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": os.environ["HOME"],
+        "CLI_SESSION_PROXY_CLAUDE_ENV": json.dumps(settings.claude_env),
+        "CLI_SESSION_PROXY_STOP_GRACE": "2",
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cli_session_proxy", "chat", "--var", settings.var, "--claude-bin",
+        settings.claude_bin or "", "--claude-config-dir", settings.claude_config_dir or "", *more,
+        stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(slave)
+    terminal = Terminal(master, process)
+    try:
+        yield terminal
+    finally:
+        asyncio.get_running_loop().remove_reader(master)
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+        os.close(master)
+
+
+async def left(terminal: Terminal) -> int:
+    return await asyncio.wait_for(terminal.process.wait(), SOON)
+
+
+async def test_it_streams_remembers_and_goes_on_the_next_time(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    gate = Gate(after=1, reply=Reply("first second"))
+    upstream.when("slowly", gate)
+    async with chatting(settings) as terminal:
+        await terminal.see("› ")
+        terminal.type("remember: the colour is teal\n")
+        await terminal.see("Noted: colour is teal.")
+        await terminal.see("[started, session")
+        await terminal.see("› ")
+        terminal.type("now slowly\n")
+        await asyncio.wait_for(gate.reached.wait(), SOON)
+        await terminal.see("first")
+        gate.open()
+        await terminal.see("second")
+        await terminal.see("[warm, session")
+        await terminal.see("› ")
+        terminal.type("\x04")
+        assert await left(terminal) == 0
+    (transcript,) = (tmp for tmp in (settings.claude_config_dir or Path()).rglob("*.jsonl"))
+    await asyncio.to_thread(transcript.unlink)
+    async with chatting(settings) as terminal:
+        terminal.type("what is the colour?\n")
+        await terminal.see("colour is teal.")
+        await terminal.see("[The session's transcript was gone (no transcript at")
+        terminal.type("\x04")
+        assert await left(terminal) == 0
+
+
+async def test_ctrl_c_cancels_the_turn_and_the_chat_goes_on(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    gate = Gate(after=1, reply=Reply("some words that nobody waits for"))
+    upstream.when("wait", gate)
+    upstream.when("break", Fail(400, message="no such thing"), times=None)
+    async with chatting(make_settings(claude_bin=claude_2), "--agent-id", "böse/name") as terminal:
+        await terminal.see("agent böse/name over an engine of its own")
+        await terminal.see("› ")
+        terminal.type("\x03")
+        await terminal.see("› ")
+        terminal.type("wait\n")
+        await asyncio.wait_for(gate.reached.wait(), SOON)
+        await terminal.see("some")
+        terminal.type("\x03")
+        await terminal.see("(cancelled: the conversation is as before)")
+        await terminal.see("› ")
+        terminal.type("break\n")
+        await terminal.see("error: ")
+        await terminal.see("› ")
+        terminal.type("are you there?\n")
+        await terminal.see("You said: are you there? (1)")
+        await terminal.see("› ")
+        terminal.type("\x04")
+        assert await left(terminal) == 0
+    assert heard(upstream) == ["are you there?"]
+
+
+async def test_it_talks_to_the_server_that_runs_on_the_same_var(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2, default_model="sonnet")
+    async with running(settings) as engine:
+        listener = bind(settings)
+        server = Server(create_app(engine, settings), settings)
+        with listener, announced(settings.var, listener):
+            task = asyncio.create_task(server.serve(sockets=[listener]))
+            await server.ready.wait()
+            await ask(engine, "remember: the number is seven", agent="shared")
+            async with chatting(settings, "--agent-id", "shared") as terminal:
+                await terminal.see("over http://127.0.0.1:")
+                terminal.type("what is the number?\n")
+                await terminal.see("number is seven.")
+                await terminal.see("[warm, session")
+                terminal.type("\x04")
+                assert await left(terminal) == 0
+            server.should_exit = True
+            await task
+
+
+async def test_a_server_that_goes_away_after_its_answer_is_a_line_not_a_fault() -> None:
+    def serve(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            raise httpx.ConnectError("gone")
+        return httpx.Response(200, text='data: {"choices":[{"delta":{"content":"Hi"}}]}\n\ndata: [DONE]\n\n')
+
+    written: list[str] = []
+    async with httpx.AsyncClient(transport=httpx.MockTransport(serve), base_url="http://x") as http:
+        with Interrupts() as interrupts:
+            await _turn(There(http, "a", "sonnet"), "hello", written.append, interrupts)
+    assert "".join(written) == "Hi\n\nerror: the server went away after its answer\n"
+
+
+def test_an_answer_cannot_steer_the_terminal() -> None:
+    assert printable("a\x1b[2Jb\x07\tc\n") == "a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}\tc\n"

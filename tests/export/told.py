@@ -1,0 +1,234 @@
+"""A chain that carries every kind of repair, with the evidence that the engine leaves, and what a person reads of it.
+
+The same evidence from the real CLI is in tests/continuity, each row with the words that must come of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cli_session_proxy.domain.models import JSON, Link, LinkReason, Turn
+
+from ..fakes import turn
+
+PATH = "/c/projects/-v-sandbox-agents-a/s1.jsonl"
+KEPT = "/v/salvage/s1-1.jsonl"
+DONE: JSON = {"done": "written again from the chain's records", "records": 22}
+WRITTEN = "it was written again from the chain (22 lines)"
+CHANGED = "The session's transcript was not what the chain knows"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One turn: its link, where it has one, or what its own fields hold, and the sentence that tells it."""
+
+    name: str
+    says: str
+    reason: LinkReason | None = None
+    detail: JSON = field(default_factory=dict)
+    source: str | None = "s1"
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_repair(self) -> bool:
+        return self.reason not in ("started", "forked_by_cli", "branched")
+
+
+def rebuilt(found: str, why: str, **more: Any) -> dict[str, Any]:
+    return {"reason": "rebuilt", "detail": {"found": found, "why": why, **more, **DONE}}
+
+
+def attempts(why: str) -> tuple[JSON, ...]:
+    first = {"n": 1, "session_id": "s1", "frame_uuid": "f1", "status": "failed", "why": why}
+    return (first, {"n": 2, "session_id": "s1", "frame_uuid": "f2", "status": "completed"})
+
+
+CASES = (
+    Case("started", "A new session was started.", "started", source=None),
+    Case(
+        "gone", f"The session's transcript was gone (no transcript at {PATH}): {WRITTEN}.",
+        **rebuilt("missing", f"no transcript at {PATH}"),
+    ),
+    Case(
+        "gone, with a wrong copy",
+        f"The session's transcript was gone (no transcript at {PATH}); a copy at /c/projects/old/s1.jsonl is not the "
+        f"chain's either: {WRITTEN}.",
+        **rebuilt("missing", f"no transcript at {PATH}", also_at=["/c/projects/old/s1.jsonl"]),
+    ),
+    Case(
+        "changed", f"{CHANGED} (9 records instead of 10): {WRITTEN}; what was there is kept at {KEPT}.",
+        **rebuilt("different", "9 records instead of 10", kept=KEPT),
+    ),
+    Case(
+        "unreadable",
+        f"The session's transcript could not be read ({PATH}: Is a directory): {WRITTEN}; what was there is kept at "
+        f"{KEPT}.",
+        **rebuilt("unreadable", f"{PATH}: Is a directory", kept=KEPT),
+    ),
+    Case(
+        "a failed attempt's prompt",
+        f"The session's transcript still held what an attempt that was not kept had left there: {WRITTEN}.",
+        **rebuilt("tail", "all 10 records are the chain's; 2 unknown records follow", behind="ours"),
+    ),
+    Case(
+        "somebody's open prompt",
+        f"The session's transcript ended with a prompt of somebody else's that has no whole answer: {WRITTEN}; what "
+        f"was there is kept at {KEPT}.",
+        **rebuilt("tail", "all 10 records are the chain's; 1 unknown record follows", behind="theirs", kept=KEPT),
+    ),
+    Case(
+        "somebody's words behind a failed attempt",
+        "The session's transcript still held what an attempt that was not kept had left there, and somebody else's "
+        f"words behind it: {WRITTEN}; what was there is kept at {KEPT}.",
+        **rebuilt("tail", "what the last turn left is unchanged; 4 unknown records follow", behind="theirs_behind_ours",
+                  kept=KEPT),
+    ),
+    Case(
+        "a broken line", f"The session's transcript ended with a broken line: {WRITTEN}.",
+        **rebuilt("tail", "what the last turn left is unchanged; 0 unknown records follow", behind="broken_line"),
+    ),
+    Case(
+        "as older versions noted it",
+        "Records that the chain does not know followed in the session's transcript (1 unknown records follow): "
+        f"{WRITTEN}.",
+        **rebuilt("tail", "1 unknown records follow"),
+    ),
+    Case(
+        "a client's history",
+        "The client brought a conversation that was new here: a session was written from it (6 lines).",
+        "rebuilt", {"why": "the client's history was imported", "records": 6}, None,
+    ),
+    Case(
+        "results that nobody waits for",
+        "The CLI process that waited for these tool results was gone: the session was written again from the chain "
+        "(9 lines), results and all, and a new process goes on from them.",
+        "rebuilt", {"why": "nobody waits for these results any more", "records": 9},
+    ),
+    Case(
+        "after a crash",
+        f"The session's transcript was gone (no transcript at {PATH}): {WRITTEN}. The proxy died in this turn: the "
+        "next one to start found that out from the transcript.",
+        "rebuilt", {"found": "missing", "why": f"no transcript at {PATH}", **DONE, "settled": "after a crash"},
+    ),
+    Case(
+        "moved",
+        f"The session's transcript was not where the CLI looks ({PATH}): it was found at /c/projects/old/s1.jsonl and "
+        "moved back.",
+        "moved", {"looked_for": PATH, "found_at": "/c/projects/old/s1.jsonl", "done": "moved back"},
+    ),
+    Case(
+        "adopted by hand",
+        "Somebody went on in this session outside the proxy: 2 turns of theirs became part of the conversation.",
+        "adopted", {"why": "9 unknown records follow", "turns": ["turn_13", "turn_14"]},
+        fields={"origin": "adopted", "continuity": None},
+    ),
+    Case(
+        "adopted whole",
+        "Session elsewher was adopted from /home/x/e.jsonl and 3 files beside it: 40 turns of it begin this chain, "
+        "which goes on as session s1. 2 lines are not JSON and were left out.",
+        "adopted",
+        {"source": "/home/x/e.jsonl", "turns": 40, "records": 99, "files": 3,
+         "notes": ["2 lines are not JSON and were left out"]},
+        "elsewhere-id",
+        {"origin": "adopted", "continuity": None},
+    ),
+    Case(
+        "another id",
+        "CLI 1.0.120 was asked to resume session aaaaaaaa and answered as a new one, s1: the conversation goes on "
+        "there.",
+        "forked_by_cli", {"asked": "aaaaaaaa-1", "answered": "s1", "cli": "1.0.120"}, "aaaaaaaa-1",
+    ),
+    Case(
+        "a branch",
+        "This turn continues an earlier one, turn_2: the path to it was written as a new session, s1 (8 lines), and "
+        "session s0 was left as it is.",
+        "branched", {"why": "the path leaves the session's", "from_turn": "turn_2", "records": 8}, "s0",
+    ),
+    Case(
+        "a branch, settled after a crash",
+        "This turn continues an earlier one, turn_2: the path to it was written as a new session, s1 (8 lines). The "
+        "proxy died in this turn: the next one to start found that out from the transcript.",
+        "branched", {"from_turn": "turn_2", "records": 8, "settled": "after a crash"}, None,
+    ),
+    Case(
+        "/clear", "The CLI left session s0 for a new one, s1 (/clear): the chain goes on as before.",
+        "reset_by_cli", {}, "s0",
+    ),
+    Case(
+        "a process that was killed",
+        "Attempt 1 failed (it ended with exit code -9 before the result): the prompt was sent again as attempt 2, to a "
+        "session that does not know of it.",
+        fields={"attempts": attempts("it ended with exit code -9 before the result")},
+    ),
+    Case(
+        "an attempt that was interrupted",
+        "Attempt 1 was cancelled (interrupted): the prompt was sent again as attempt 2, to a session that does not "
+        "know of it.",
+        fields={"attempts": ({"n": 1, "status": "cancelled", "code": "interrupted"}, {"n": 1, "status": "completed"})},
+    ),
+    Case(
+        "an answer that could not be kept",
+        "Attempt 1 was answered, but the answer could not be kept: the prompt was sent again as attempt 2, to a "
+        "session that does not know of it.",
+        fields={"attempts": ({"n": 1, "status": "completed"}, {"status": "failed", "code": "store_unavailable"},
+                             {"n": 1, "status": "completed"})},
+    ),
+    Case(
+        "an answer of the wrong shape",
+        "Attempt 1 failed (its answer was not the JSON that was asked for ('a' is missing)): the prompt was sent again "
+        "as attempt 2, to a session that does not know of it.",
+        fields={"attempts": attempts("'a' is missing"), "reason": {"output_refused": "'a' is missing"}},
+    ),
+    Case(
+        "a process that ended while idle",
+        "The CLI process that was kept for this session had ended with exit code -9: a new one resumed the session, "
+        "whose transcript was verified first.",
+        fields={"continuity": "resumed", "reason": {"process": "had ended with exit code -9"}},
+    ),
+    Case(
+        "a sandbox that was gone",
+        "The agent's sandbox directory was gone (nothing at /v/sandbox/agents/a): it was made again, empty.",
+        fields={"reason": {"sandbox": "/v/sandbox/agents/a"}},
+    ),
+    Case(
+        "a provider that failed", "The provider failed 2 times (529 overloaded): the CLI asked it again.",
+        fields={"reason": {"retries": [{"error_status": None}, {"error_status": 529, "error": "overloaded"}]}},
+    ),
+    Case(
+        "a proxy that died",
+        "The proxy died after the CLI had finished this turn: the answer was read from the transcript.",
+        fields={"reason": {"settled": "the proxy died"}},
+    ),
+    Case(
+        "an answer that never arrived",
+        "The answer of turn_4 never reached its client: the conversation goes on from before it.",
+        fields={"reason": {"left_off": "turn_4"}},
+    ),
+    Case(
+        "a compaction", "The CLI compacted the conversation: of what is before, the model knows a summary.",
+        fields={"reason": {"compacted": {"trigger": "auto"}}},
+    ),
+    Case(
+        "a transcript lost during the turn",
+        "The transcript was gone when the turn ended: its records were made from what the CLI had said.",
+        fields={"reason": {"records": "the transcript is gone; records made from the frames"}},
+    ),
+    Case(
+        "mended, but then it failed", f"The session's transcript was gone (no transcript at {PATH}): {WRITTEN}.",
+        fields={
+            "status": "failed", "error": {"code": "upstream_error", "message": "no answer"},
+            "reason": {"repaired": {"found": "missing", "why": f"no transcript at {PATH}", **DONE}},
+        },
+    ),
+)  # fmt: skip
+
+
+def every_repair() -> tuple[list[Turn], list[Link]]:
+    """A turn for each case, one after another, named `turn_1` and so on."""
+    rows, links = [], []
+    for number, case in enumerate(CASES, 1):
+        rows.append(replace(turn(number), **case.fields))
+        if case.reason is not None:
+            links.append(Link(case.source, "s1", f"turn_{number}", case.reason, case.detail, float(number)))
+    return rows, links

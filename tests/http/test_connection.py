@@ -1,0 +1,376 @@
+"""What is written in one turn of the loop leaves as one piece; and nobody holds a connection, or our memory, for ever.
+
+Over real sockets, on both event loops: `serve` runs on uvloop, a host that embeds the app on asyncio's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, cast
+
+import pytest
+import uvicorn
+import uvloop
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from cli_session_proxy.http import connection as connections
+from cli_session_proxy.http.connection import Connection, Corked
+
+SOON = 20.0
+BIG = b"x" * 16 * 1024
+MANY = 8192  # of them: more than the kernel takes for a client that does not read
+ASK = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    def within(case: Coroutine[Any, Any, None]) -> None:
+        request.param(asyncio.wait_for(case, SOON))
+
+    return within
+
+
+@contextlib.asynccontextmanager
+async def listening(app: App, idle: float = SOON) -> AsyncIterator[int]:
+    config = uvicorn.Config(cast(Any, app), lifespan="off", log_config=None, access_log=False)
+    config.timeout_keep_alive = cast(Any, idle)
+    state = ServerState()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+        for one in list(state.connections):
+            cast(Any, one).transport.abort()
+
+
+async def answer(send: Send, body: bytes = b"hello") -> None:
+    length = (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": 200, "headers": [length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def hello(_scope: Scope, _receive: Receive, send: Send) -> None:
+    await answer(send)
+
+
+async def left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Wire:
+    """A transport that notes what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed
+        self.sent.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+
+def corked() -> tuple[Wire, Corked]:
+    wire = Wire()
+    return wire, Corked(cast(Any, wire))
+
+
+# --- one piece
+
+
+async def test_a_head_and_its_body_are_sent_together_and_at_once() -> None:
+    wire, connection = corked()
+    connection.write(b"head ")
+    connection.write(b"body")
+    assert wire.sent == []
+    await asyncio.sleep(0)
+    assert wire.sent == [b"head body"]
+    connection.write(b"more")
+    await asyncio.sleep(0)
+    assert wire.sent == [b"head body", b"more"]
+
+
+async def test_what_was_written_is_sent_before_the_end() -> None:
+    wire, connection = corked()
+    connection.write(b"last words")
+    connection.close()
+    assert wire.sent == [b"last words"]
+    assert connection.is_closing()
+    await asyncio.sleep(0)
+    assert wire.sent == [b"last words"]
+
+
+def test_what_is_written_as_the_connection_is_lost_is_dropped_without_a_fault(run: Run) -> None:
+    async def case() -> None:
+        loop = asyncio.get_running_loop()
+        faults: list[dict[str, Any]] = []
+        loop.set_exception_handler(lambda _, context: faults.append(context))
+        async with listening(hello) as port:
+            transport, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", port)
+            transport.abort()
+            Corked(transport).write(b"late")
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert faults == []
+
+    run(case())
+
+
+def test_an_answer_written_as_the_client_ends_its_side_is_sent(run: Run) -> None:
+    async def case() -> None:
+        async with listening(hello) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(ASK)
+            writer.write_eof()
+            assert (await reader.read()).endswith(b"hello")
+            writer.close()
+
+    run(case())
+
+
+# --- clients that do not read
+
+
+def deaf(port: int) -> socket.socket:
+    """A client that asks and never reads."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", port))
+    client.sendall(ASK)
+    return client
+
+
+class Talking:
+    """An app that answers in many pieces, each at once after the other, until its client is gone."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.begun, self.gone = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        watching = asyncio.create_task(left(receive))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while self.sent < MANY and not watching.done():
+            await send({"type": "http.response.body", "body": BIG, "more_body": True})
+            self.sent += 1
+            self.begun.set()
+        await watching
+        self.gone.set()
+
+
+def test_an_answer_is_not_gathered_in_memory_for_a_client_that_does_not_read(run: Run) -> None:
+    async def case() -> None:
+        app = Talking()
+        async with listening(app) as port:
+            client = await asyncio.to_thread(deaf, port)
+            await app.begun.wait()
+            assert app.sent < MANY
+            client.close()
+            await app.gone.wait()
+
+    run(case())
+
+
+def test_a_client_that_takes_nothing_for_long_is_let_go(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STALLED", 0.05)
+
+    async def case() -> None:
+        app = Talking()
+        async with listening(app) as port:
+            client = await asyncio.to_thread(deaf, port)
+            await app.gone.wait()
+            client.close()
+        assert app.sent < MANY
+
+    run(case())
+
+
+class Slow(Wire):
+    """A transport whose client takes ever more of what waits, then nothing."""
+
+    def __init__(self, *left: int) -> None:
+        super().__init__()
+        self.left = list(left)
+        self.aborted = asyncio.Event()
+
+    def get_extra_info(self, _name: str) -> None:
+        return None
+
+    def get_write_buffer_size(self) -> int:
+        return self.left.pop(0)
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+async def test_a_client_that_reads_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STALLED", 0.001)
+    config = uvicorn.Config(cast(Any, hello), lifespan="off", log_config=None, access_log=False)
+    connection = Connection(config, ServerState(), {})
+    wire = Slow(100, 90, 90, 80, 80, 80)
+    connection.connection_made(cast(Any, wire))
+    connection.pause_writing()
+    await asyncio.wait_for(wire.aborted.wait(), SOON)
+    assert wire.left == [], "two looks that found less, then one that found the same"
+    connection.connection_lost(None)
+
+
+# --- clients that do not ask
+
+
+@pytest.mark.parametrize("half", [b"", b"\r\n", b"POST / HTTP/1.1\r\nHost: loc"])
+@pytest.mark.parametrize("before", [b"", ASK])
+def test_a_client_that_says_nothing_or_half_a_head_is_let_go(run: Run, before: bytes, half: bytes) -> None:
+    async def case() -> None:
+        async with listening(hello, idle=0.05) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(before)
+            if before:
+                await reader.readuntil(b"hello")
+            writer.write(half)
+            assert await reader.read() == b""
+            writer.close()
+
+    run(case())
+
+
+def test_what_follows_an_early_answer_is_not_read_for_ever(run: Run) -> None:
+    """Such as a body beyond the limit, whose client goes on sending it."""
+
+    async def case() -> None:
+        async with listening(hello, idle=0.05) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+            await reader.readuntil(b"hello")
+            with contextlib.suppress(ConnectionError):
+                while not (reader.at_eof() or writer.is_closing()):
+                    writer.write(b"1\r\nx\r\n")
+                    await writer.drain()
+                    await asyncio.sleep(0.001)
+            writer.close()
+
+    run(case())
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"GET /",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: ",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX-Trailer: ",
+    ],
+    ids=["line", "head", "trailer"],
+)
+def test_a_head_without_an_end_is_not_kept(run: Run, begin: bytes) -> None:
+    async def forever(_scope: Scope, receive: Receive, _send: Send) -> None:
+        await left(receive)
+
+    async def case() -> None:
+        taken = 0
+        async with listening(forever) as port:
+            _reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(begin)
+            with contextlib.suppress(ConnectionError):
+                while not writer.is_closing() and taken < MANY:
+                    writer.write(BIG)
+                    await writer.drain()
+                    taken += 1
+            assert taken < MANY
+            writer.close()
+
+    run(case())
+
+
+def test_a_head_that_is_too_large_is_told_so(run: Run) -> None:
+    async def case() -> None:
+        async with listening(hello) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nX-Long: " + b"x" * (connections.HEAD + 1))
+            assert (await reader.readline()).startswith(b"HTTP/1.1 431 ")
+            writer.close()
+
+    run(case())
+
+
+async def measuring(_scope: Scope, receive: Receive, send: Send) -> None:
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size += len(message["body"])
+        more = message["more_body"]
+    await answer(send, b"%d" % size)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_client_that_would_rather_speak_http_2_is_served_with_its_body(run: Run, at_once: bool) -> None:
+    """Java's HttpClient asks so on its first request, with a body or without."""
+    wish = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAA\r\n"
+    post = b"POST / HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: 5\r\n\r\n" % wish
+
+    async def case() -> None:
+        async with listening(measuring) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(2):
+                for piece in [post + b"hello"] if at_once else [post[:90], post[90:], b"he", b"llo"]:
+                    writer.write(piece)
+                    await asyncio.sleep(0.01)
+                await reader.readuntil(b"\r\n\r\n5")
+                writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n%b\r\n" % wish)
+                await reader.readuntil(b"\r\n\r\n0")
+            writer.close()
+
+    run(case())
+
+
+def test_requests_that_come_at_once_and_ask_for_http_2_are_answered_in_order(run: Run) -> None:
+    asked = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    many = 1500  # deeper than Python's stack
+
+    async def case() -> None:
+        async with listening(measuring) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(asked * many)
+            for _ in range(many):
+                await reader.readuntil(b"\r\n\r\n0")
+            writer.close()
+
+    run(case())
+
+
+@pytest.mark.parametrize("request_line", [b"CONNECT localhost:80 HTTP/1.1", b"GET / HTTP/9", b"\x00"])
+def test_what_is_no_request_of_ours_is_refused_and_the_connection_ended(run: Run, request_line: bytes) -> None:
+    async def case() -> None:
+        async with listening(measuring) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request_line + b"\r\nHost: localhost\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+            writer.close()
+
+    run(case())
+
+
+def test_a_long_head_and_a_body_of_many_pieces_are_taken(run: Run) -> None:
+    async def case() -> None:
+        async with listening(measuring) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(2):
+                writer.write(b"POST / HTTP/1.1\r\nX-Long: %b\r\nContent-Length: %d\r\n\r\n" % (BIG, len(BIG) * 64))
+                for _ in range(64):
+                    writer.write(BIG)
+                    await writer.drain()
+                await reader.readuntil(b"\r\n\r\n%d" % (len(BIG) * 64))
+            writer.close()
+
+    run(case())

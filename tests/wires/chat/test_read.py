@@ -1,0 +1,278 @@
+"""Bodies of Chat Completions: what they mean, and what is refused by name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli_session_proxy.domain.models import Message
+from cli_session_proxy.errors import InvalidRequest
+from cli_session_proxy.wires.chat import body as chat
+from cli_session_proxy.wires.common import Naming, parse_body
+
+HELLO = [{"role": "user", "content": "hello"}]
+PIXEL = "iVBORw0KGgo="
+
+
+def read(messages: object = HELLO, **fields: Any) -> chat.ChatCall:
+    return chat.read({"model": "sonnet", "messages": messages, **fields}, Naming())
+
+
+def refused(messages: object = HELLO, **fields: Any) -> str | None:
+    with pytest.raises(InvalidRequest) as caught:
+        read(messages, **fields)
+    return caught.value.param
+
+
+def text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}
+
+
+def test_a_plain_request_is_one_user_message() -> None:
+    call = read()
+    assert call.request.messages == (Message.user("hello"),)
+    assert (call.request.system, call.request.effort, call.request.agent_id) == (None, None, None)
+    assert (call.stream, call.include_usage, call.ignored) == (False, False, ())
+
+
+def test_system_and_developer_messages_count_wherever_they_stand() -> None:
+    call = read(
+        [
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "one"},
+            {"role": "developer", "content": [text("Be "), text("short.")]},
+            {"role": "assistant", "content": "1"},
+            {"role": "user", "content": "two"},
+            {"role": "system", "content": "  "},
+        ]
+    )
+    assert call.request.system == "Be kind.\n\nBe short."
+    assert call.request.messages == (Message.user("one"), Message.assistant("1"), Message.user("two"))
+
+
+def test_messages_of_one_role_in_a_row_stay_apart() -> None:
+    call = read([{"role": "user", "content": "a"}, {"role": "user", "content": [text("b"), text("c")]}])
+    assert call.request.messages == (Message.user("a"), Message("user", (text("b"), text("c"))))
+
+
+def test_images_come_as_data_or_as_urls() -> None:
+    def image(url: str) -> dict[str, Any]:
+        return {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
+
+    parts = [text("what is this?"), image(f"data:image/png;base64,{PIXEL}"), image("https://example.org/cat.png")]
+    (message,) = read([{"role": "user", "content": parts}]).request.messages
+    assert message.content == (
+        text("what is this?"),
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}},
+        {"type": "image", "source": {"type": "url", "url": "https://example.org/cat.png"}},
+    )
+    alone = read([{"role": "user", "content": [text(" "), image(f"data:image/png;base64,{PIXEL}")]}])
+    assert [block["type"] for block in alone.request.messages[0].content] == ["image"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "data:image/png,xx",
+        "data:image/svg+xml;base64,AAAA",
+        "data:image/png;base64,!!",
+        "",
+        "data:image/png;base64,",
+    ],
+)
+def test_what_is_no_image_is_refused(url: str) -> None:
+    parts = [{"type": "image_url", "image_url": {"url": url}}]
+    assert refused([{"role": "user", "content": parts}]) == "messages[0].content[0].image_url.url"
+
+
+@pytest.mark.parametrize("part", [{"type": "input_audio", "input_audio": {}}, {"type": "file", "file": {}}])
+def test_files_and_audio_are_refused_by_name(part: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=part["type"]) as caught:
+        read([{"role": "user", "content": [part]}])
+    assert caught.value.param == "messages[0].content[0]"
+
+
+def test_tool_calls_and_results_in_history_become_blocks() -> None:
+    arguments = {"city": "Ulm"}
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": json.dumps(arguments)}}
+    got = read(
+        [
+            {"role": "user", "content": "weather?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+        ]
+    ).request.messages
+    assert got[1] == Message("assistant", ({"type": "tool_use", "id": "c1", "name": "weather", "input": arguments},))
+    assert got[2] == Message("user", ({"type": "tool_result", "tool_use_id": "c1", "content": "sunny"},))
+
+
+def test_an_empty_assistant_message_keeps_its_place() -> None:
+    got = read([*HELLO, {"role": "assistant", "content": ""}, *HELLO]).request.messages
+    assert got == (Message.user("hello"), Message("assistant", ()), Message.user("hello"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        (None, "messages"),
+        ([], "messages"),
+        ("hello", "messages"),
+        (["hello"], "messages[0]"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "robot", "content": "x"}], "messages[0].role"),
+        ([{"role": "function", "name": "f", "content": "x"}], "messages[0].role"),
+        ([{"role": "system", "content": "x"}], "messages"),
+        ([{"role": "user", "content": ""}], "messages[0].content"),
+        ([{"role": "user", "content": " \n\t"}], "messages[0].content"),
+        ([{"role": "user", "content": []}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text", "text": " "}]}], "messages[0].content"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": 7}], "messages[0].content"),
+        ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([*HELLO, {"role": "assistant", "content": "x"}], "messages[1].role"),
+        ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
+        ([{"role": "assistant", "tool_calls": [{"id": "c"}]}, *HELLO], "messages[0].tool_calls[0].function"),
+        ([{"role": "assistant", "function_call": {}}, *HELLO], "messages[0].function_call"),
+        (
+            [{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "[1"}}]}, *HELLO],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+    ],
+)
+def test_broken_messages_are_refused_by_field(messages: object, param: str) -> None:
+    assert refused(messages) == param
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2), ("n", "1"), ("logprobs", True), ("top_logprobs", 3), ("tools", "x"),
+        ("tool_choice", "sometimes"), ("tool_choice", "required"), ("functions", [{}]), ("response_format", "json"),
+        ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "x"}), ("stream", "yes"), ("stream", 1), ("stream_options", []), ("temperature", "hot"),
+        ("temperature", True), ("max_tokens", "many"), ("stop", 7), ("stop", [7]), ("metadata", "x"), ("user", 7),
+        ("reasoning_effort", "enormous"), ("reasoning_effort", 3), ("model", 7), ("model", ""), ("model", "--help"),
+        ("model", "claude-cli/"), ("model", "a b"),
+    ],
+)  # fmt: skip
+def test_what_would_lie_or_is_of_a_wrong_type_is_refused_by_field(field: str, value: object) -> None:
+    assert refused(**{field: value}) == field
+
+
+def test_a_response_format_that_asks_for_json_is_passed_on_and_a_broken_one_is_named() -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"type": "string"}}}
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert read(response_format=asked).request.format == {"schema": schema}
+    assert read(response_format={"type": "json_object"}).request.format == {"schema": None}
+    assert read(response_format={"type": "text"}).request.format is None
+    assert refused(response_format={"type": "xml"}) == "response_format.type"
+    place = "response_format.json_schema.schema"
+    assert refused(response_format={"type": "json_schema", "json_schema": {}}) == place
+    assert refused(response_format={"type": "json_schema", "json_schema": {"schema": {"type": "wrong"}}}) == place
+
+
+def test_nulls_and_harmless_values_are_no_error() -> None:
+    nothing = dict.fromkeys(
+        ("n", "logprobs", "tools", "response_format", "modalities", "stream", "temperature", "stop")
+    )
+    assert read(**nothing).ignored == ()
+    call = read(n=1, logprobs=False, tools=[], response_format={"type": "text"}, modalities=["text"], top_logprobs=0)
+    assert call.ignored == ()
+
+
+def test_what_the_cli_cannot_honour_is_named() -> None:
+    call = read(
+        temperature=0, top_p=1, max_tokens=5, stop=["x"], seed=None, user="u", metadata={}, store=True, future=1
+    )
+    assert call.ignored == ("temperature", "top_p", "max_tokens")
+    assert call.request.stop == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("given_effort", "effort"),
+    [("none", "low"), ("minimal", "low"), ("medium", "medium"), ("max", "max"), (None, None)],
+)
+def test_reasoning_effort_becomes_the_clis(given_effort: str | None, effort: str | None) -> None:
+    assert read(reasoning_effort=given_effort).request.effort == effort
+
+
+@pytest.mark.parametrize(
+    ("given_model", "model"),
+    [
+        ("claude-cli/opus", "opus"),
+        ("openai/claude-cli/x", "claude-cli/x"),
+        ("sonnet[1m]", "sonnet[1m]"),
+        (None, "default"),
+    ],
+)
+def test_a_models_prefix_is_taken_off(given_model: str | None, model: str) -> None:
+    assert read(model=given_model).request.model == model
+
+
+def test_stream_options_are_read() -> None:
+    call = read(stream=True, stream_options={"include_usage": True})
+    assert (call.stream, call.include_usage) == (True, True)
+
+
+def test_equal_requests_have_equal_fingerprints_and_others_do_not() -> None:
+    def mark(body: dict[str, Any], naming: Naming = Naming()) -> str:  # noqa: B008 - immutable
+        return chat.read(body, naming).request.fingerprint
+
+    body = {"model": "sonnet", "messages": HELLO, "temperature": 1}
+    assert mark(body) == mark(dict(reversed(body.items())))
+    others = [
+        mark({**body, "temperature": 0}),
+        mark(body, Naming(header_agent="a")),
+        mark(body, Naming(header_agent="b")),
+        mark(body, Naming(owner="somebody")),
+        mark(body, Naming(fresh=True)),
+    ]
+    assert len({mark(body), *others}) == 6
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"", b"{", b"[]", b'"x"', b"null", b'{"a": NaN}', b'{"a": -Infinity}', b"\xff\xfe{", b"\x1f\x8b\x08",
+        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"a": ' + b"1" * 5000 + b"}", b'{"a": 1,}',
+    ],
+)  # fmt: skip
+def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_body(raw)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        rb'{"messages":[{"role":"user","content":"\ud800"}]}',
+        b'{"seed": 1e999, "messages":[{"role":"user","content":"x"}]}',
+    ],
+)
+def test_json_that_no_text_can_carry_is_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        chat.read(parse_body(raw), Naming())
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = st.sampled_from(
+    ["model", "messages", "stream", "stream_options", "tools", "n", "stop", "metadata", "reasoning_effort", "audio"]
+)
+
+
+@given(st.dictionaries(FIELDS, JSON_VALUES), JSON_VALUES)
+def test_no_body_can_do_more_than_be_refused(fields: dict[str, Any], content: object) -> None:
+    body = {"messages": [{"role": "user", "content": content}], **fields}
+    with contextlib.suppress(InvalidRequest):
+        assert chat.read(body, Naming()).request.messages[-1].role == "user"

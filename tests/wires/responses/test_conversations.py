@@ -1,0 +1,154 @@
+"""OpenAI Conversations over the real CLI, with OpenAI's own client and types."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from cli_session_proxy.testing.script import Gate
+from cli_session_proxy.testing.upstream import Upstream
+
+from ...talking import heard
+from .conftest import Door
+
+
+async def texts(door: Door, conversation: str) -> list[str]:
+    """What the conversation holds, oldest first."""
+    page = await door.openai.conversations.items.list(conversation, order="asc")
+    return [part.text async for item in page for part in getattr(item, "content", [])]
+
+
+async def test_five_turns_in_a_conversation_streamed_and_not(door: Door, upstream: Upstream) -> None:
+    made = await door.openai.conversations.create(metadata={"topic": "facts"})
+    assert made.metadata == {"topic": "facts"}
+    said = [f"remember fact{n} = value{n}" for n in range(4)] + ["recall"]
+    for n, one in enumerate(said):
+        if n % 2:
+            async with door.openai.responses.stream(model="sonnet", input=one, conversation=made.id) as events:
+                async for _ in events:
+                    pass
+                response: Any = await events.get_final_response()
+        else:
+            response = await door.openai.responses.create(model="sonnet", input=one, conversation={"id": made.id})
+        assert response.conversation.id == made.id
+    assert response.output_text == "I remember: " + "; ".join(f"fact{n} is value{n}" for n in range(4)) + "."
+    assert heard(upstream) == said
+    held = await texts(door, made.id)
+    assert held[0::2] == said
+    assert held[-1] == response.output_text
+
+
+async def test_items_written_by_hand_are_what_the_model_sees(door: Door, upstream: Upstream) -> None:
+    made = await door.openai.conversations.create(
+        items=[
+            {"type": "message", "role": "user", "content": "remember a = 1"},
+            {"type": "message", "role": "assistant", "content": "Noted by hand."},
+            {"type": "message", "role": "user", "content": "remember b = 2"},
+        ]
+    )
+    first = await door.openai.responses.create(model="sonnet", input="recall", conversation=made.id)
+    assert first.output_text == "I remember: a is 1; b is 2."
+    assert upstream.requests[-1].texts() == [
+        ("user", "remember a = 1"), ("assistant", "Noted by hand."), ("user", "remember b = 2"), ("user", "recall"),
+    ]  # fmt: skip
+    await door.openai.conversations.items.create(
+        made.id, items=[{"type": "message", "role": "user", "content": "remember c = 3"}]
+    )
+    second = await door.openai.responses.create(model="sonnet", input="recall again", conversation=made.id)
+    assert second.output_text == "I remember: a is 1; b is 2; c is 3."
+    assert await texts(door, made.id) == [
+        "remember a = 1", "Noted by hand.", "remember b = 2", "recall", first.output_text, "remember c = 3",
+        "recall again", second.output_text,
+    ]  # fmt: skip
+
+
+async def test_a_turn_that_fails_does_not_swallow_the_items(door: Door, upstream: Upstream) -> None:
+    made = await door.openai.conversations.create(
+        items=[{"type": "message", "role": "user", "content": "remember a = 1"}]
+    )
+    gate = Gate()
+    upstream.next(gate)
+    running = await door.openai.responses.create(model="sonnet", input="go", conversation=made.id, background=True)
+    await asyncio.wait_for(gate.reached.wait(), 20)
+    await door.openai.responses.cancel(running.id)
+    assert await texts(door, made.id) == ["remember a = 1"]
+    told = await door.openai.responses.create(model="sonnet", input="recall", conversation=made.id)
+    assert told.output_text == "I remember: a is 1."
+
+
+async def test_an_item_taken_out_is_left_off_by_the_next_turn(door: Door, upstream: Upstream) -> None:
+    made = await door.openai.conversations.create()
+    for name in "abc":
+        await door.openai.responses.create(model="sonnet", input=f"remember {name} = 1", conversation=made.id)
+    items = await door.openai.conversations.items.list(made.id, order="asc")
+    middle = items.data[2]
+    assert await door.openai.conversations.items.retrieve(middle.id or "", conversation_id=made.id) == middle
+    left = await door.openai.conversations.items.delete(middle.id or "", conversation_id=made.id)
+    assert left.id == made.id
+    assert "remember b = 1" not in await texts(door, made.id)
+    told = await door.openai.responses.create(model="sonnet", input="recall", conversation=made.id)
+    assert told.output_text == "I remember: a is 1; c is 1."
+    assert heard(upstream) == ["remember a = 1", "remember c = 1", "recall"]
+    assert (await texts(door, made.id))[-1] == told.output_text
+    # an item that no turn has taken in is simply gone
+    [added] = (
+        await door.openai.conversations.items.create(
+            made.id, items=[{"type": "message", "role": "user", "content": "remember d = 1"}]
+        )
+    ).data
+    await door.openai.conversations.items.delete(added.id or "", conversation_id=made.id)
+    again = await door.openai.responses.create(model="sonnet", input="recall again", conversation=made.id)
+    assert again.output_text == "I remember: a is 1; c is 1."
+
+
+async def test_metadata_changes_and_a_deleted_conversation_is_gone_with_its_chain(door: Door) -> None:
+    api = door.openai.conversations
+    made = await api.create()
+    response = await door.openai.responses.create(model="sonnet", input="hello", conversation=made.id)
+    assert (await api.update(made.id, metadata={"a": "b"})).metadata == {"a": "b"}
+    assert (await api.retrieve(made.id)).metadata == {"a": "b"}
+    assert (await api.delete(made.id)).deleted
+    for call in (api.retrieve, api.delete, api.items.list):
+        with pytest.raises(openai.NotFoundError, match=made.id):
+            await call(made.id)
+    with pytest.raises(openai.NotFoundError):
+        await door.openai.responses.create(model="sonnet", input="x", conversation=made.id)
+    with pytest.raises(openai.NotFoundError):
+        await door.openai.responses.retrieve(response.id)
+
+
+async def test_items_of_every_kind_come_back_as_they_were_written(door: Door) -> None:
+    given: list[Any] = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": '{"at": "home"}'},
+        {"type": "function_call_output", "call_id": "call_1", "output": "rain"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It rains."}]},
+    ]
+    made = await door.openai.conversations.create(items=given)
+    kept = [item.to_dict() async for item in await door.openai.conversations.items.list(made.id, order="asc")]
+    for before, after in zip(given, kept, strict=True):
+        assert after["id"]
+        assert {name: after[name] for name in before if name != "content"} == {
+            name: value for name, value in before.items() if name != "content"
+        }
+    wrong = await door.http.post(f"/v1/conversations/{made.id}/items", json={"items": [{"type": "computer_call"}]})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "items[0].type")
+    many = await door.http.post("/v1/conversations", json={"items": given * 5})
+    assert (many.status_code, many.json()["error"]["param"]) == (400, "items")
+
+
+async def test_a_chain_of_another_wire_has_a_conversation_too(door: Door, upstream: Upstream) -> None:
+    await door.openai.chat.completions.create(
+        model="sonnet", messages=[{"role": "user", "content": "remember a = 1"}], extra_headers={"X-Agent-Id": "ada"}
+    )
+    conversation = f"conv_x{b'ada'.hex()}"
+    told = await door.openai.responses.create(model="sonnet", input="recall", conversation=conversation)
+    assert told.output_text == "I remember: a is 1."
+    assert (await texts(door, conversation))[0] == "remember a = 1"
+    again = await door.http.post("/agents/ada/v1/responses", json={"model": "sonnet", "input": "recall again"})
+    assert again.headers["x-agent-id"] == "ada"
+    assert heard(upstream) == ["remember a = 1", "recall", "recall again"]

@@ -1,0 +1,202 @@
+"""Errors and lists in the words of the wire that asks, over a real socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from anthropic import APIStatusError, AsyncAnthropic
+from google.genai.errors import APIError as GoogleError
+from openai import APIError, AsyncOpenAI
+
+from cli_session_proxy.domain.models import CANCELLED_BY_CLIENT
+from cli_session_proxy.errors import Overloaded, ProxyError, TurnCancelled
+from cli_session_proxy.settings import Settings
+
+from ..every_wire import google_client
+from ..fakes import FakeEngine, started, text
+from ..serving import serving
+
+MESSAGES = "/v1/messages"
+GENERATE = "/v1beta/models/sonnet:generateContent"
+STREAM = "/v1/models/sonnet:streamGenerateContent?alt=sse"
+INTERACTIONS = "/v1beta/interactions"
+BODIES: dict[str, dict[str, Any]] = {
+    MESSAGES: {"model": "sonnet", "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}]},
+    GENERATE: {"contents": [{"parts": [{"text": "hello"}]}]},
+    STREAM: {"contents": [{"parts": [{"text": "hello"}]}]},
+    INTERACTIONS: {"model": "sonnet", "input": "hello"},
+}
+LIMIT = 4096
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[tuple[FakeEngine, httpx.AsyncClient]]:
+    engine = FakeEngine()
+    settings = Settings(var=tmp_path / "var", port=0, max_body=LIMIT)
+    async with serving(engine.as_engine(), settings) as url:
+        base = url.removesuffix("/v1")
+        async with httpx.AsyncClient(base_url=base, trust_env=False) as client:
+            yield engine, client
+
+
+def assert_shape(answer: httpx.Response, path: str, status: int, code: str) -> str:
+    """The error is in the wire's own shape, with our code. Returns its message."""
+    assert answer.status_code == status, answer.text
+    return assert_error(answer.json(), path, status, code, answer.headers["x-request-id"])
+
+
+def assert_error(body: Any, path: str, status: int, code: str, request_id: str) -> str:
+    error: dict[str, Any] = body["error"]
+    if "/messages" in path:
+        assert (body["type"], body["request_id"]) == ("error", request_id)
+        assert error["details"]["error_code"] == code
+        assert error["type"].endswith("error")
+    elif "interactions" in path:
+        assert error["code"] == code
+    else:
+        assert (error["code"], error["details"][0]["reason"]) == (status, code)
+        assert error["status"].isupper()
+    message: str = error["message"]
+    return message
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_every_kind_of_refusal_is_in_the_wires_shape(
+    door: tuple[FakeEngine, httpx.AsyncClient], path: str
+) -> None:
+    engine, client = door
+    for content in (b"", b"{", b"[]", b"\xff", b'{"a": NaN}', b'{"a":' * 500 + b"1" + b"}" * 500):
+        assert_shape(await client.post(path, content=content), path, 400, "invalid_request")
+    assert_shape(await client.post(path, content=b"x" * (LIMIT + 1)), path, 413, "request_too_large")
+    assert_shape(await client.put(path, json={}), path, 405, "method_not_allowed")
+    away = await client.post(path, json=BODIES[path], headers={"Host": "evil.example"})
+    assert_shape(away, path, 400, "invalid_request")
+    assert_shape(await client.post(f"/agents/%ff{path}", json=BODIES[path]), path, 400, "invalid_request")
+    assert engine.requests == []
+    engine.script = lambda _: [started(), Overloaded("busy: wait", retry_after=3)]
+    failed = await client.post(path, json=BODIES[path])
+    assert assert_shape(failed, path, 529, "overloaded") == "busy: wait"
+    assert (failed.headers["retry-after"], failed.headers["x-turn-id"]) == ("3", "turn_1")
+    engine.script = lambda _: [RuntimeError("the PROMPT was in here")]
+    broken = await client.post(path, json=BODIES[path])
+    assert "PROMPT" not in assert_shape(broken, path, 500, "internal_error")
+
+
+@pytest.mark.parametrize(
+    ("path", "at"),
+    [(MESSAGES, "/v1/messages/batches"), (GENERATE, "/v1beta/models/sonnet:embedContent"), (GENERATE, "/v1beta/files"),
+     (GENERATE, "/v1/models/sonnet:predict"), (INTERACTIONS, "/v1/interactions/a/b/c")],
+)  # fmt: skip
+async def test_an_unknown_route_is_in_the_shape_of_its_neighbours(
+    door: tuple[FakeEngine, httpx.AsyncClient], path: str, at: str
+) -> None:
+    _, client = door
+    assert_shape(await client.post(at, json={}), path, 404, "not_found")
+
+
+@pytest.mark.parametrize("path", [MESSAGES, STREAM, INTERACTIONS])
+async def test_an_error_in_mid_stream_is_in_the_wires_shape(
+    door: tuple[FakeEngine, httpx.AsyncClient], path: str
+) -> None:
+    engine, client = door
+    head, first, _ = text("Hel")
+    engine.script = lambda _: [started(), head, first, ProxyError("it broke")]
+    answer = await client.post(path, json={**BODIES[path], "stream": True})
+    assert answer.status_code == 200
+    frames = [frame for frame in answer.text.strip().split("\n\n") if frame != "data: [DONE]"]
+    assert "Hel" in "".join(frames[:-1])
+    last = json.loads(frames[-1].splitlines()[-1].removeprefix("data: "))
+    assert assert_error(last, path, 500, "internal_error", answer.headers["x-request-id"]) == "it broke"
+
+
+@pytest.mark.parametrize("error", [Overloaded("it broke"), TurnCancelled(CANCELLED_BY_CLIENT)])
+async def test_the_vendors_clients_are_told_of_an_error_in_mid_stream(
+    door: tuple[FakeEngine, httpx.AsyncClient], error: ProxyError
+) -> None:
+    engine, http = door
+    head, first, _ = text("Hel")
+    engine.script = lambda _: [started(), head, first, error]
+    root = str(http.base_url)
+    said: list[Any] = [{"role": "user", "content": "hello"}]
+    openai = AsyncOpenAI(base_url=f"{root}/v1", api_key="k", max_retries=0, http_client=http)
+    with pytest.raises(APIError, match=error.message):
+        await drawn(await openai.chat.completions.create(model="sonnet", messages=said, stream=True))
+    failed = (await drawn(await openai.responses.create(model="sonnet", input="hello", stream=True)))[-1]
+    assert failed.type == "response.failed"
+    assert failed.response.status == ("cancelled" if error.code == "turn_cancelled" else "failed")
+    async with AsyncAnthropic(base_url=root, api_key="k", max_retries=0) as anthropic:
+        with pytest.raises(APIStatusError, match=error.message):
+            await drawn(await anthropic.messages.create(model="sonnet", max_tokens=1, messages=said, stream=True))
+    async with google_client(root) as google:
+        with pytest.raises(GoogleError, match=error.message):
+            await drawn(await google.models.generate_content_stream(model="sonnet", contents="hello"))
+        interaction: Any = await google.interactions.create(model="sonnet", input="hello", stream=True)
+        last = (await drawn(interaction))[-1]
+        if error.code == "turn_cancelled":
+            assert last.status == "cancelled"
+        else:
+            assert last.error.message == error.message
+
+
+async def drawn(stream: AsyncIterator[Any]) -> list[Any]:
+    return [event async for event in stream]
+
+
+async def test_a_stream_without_events_is_not_served(door: tuple[FakeEngine, httpx.AsyncClient]) -> None:
+    _, client = door
+    answer = await client.post("/v1beta/models/sonnet:streamGenerateContent", json=BODIES[STREAM])
+    assert "alt=sse" in assert_shape(answer, STREAM, 400, "invalid_request")
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_agent_is_named_by_the_path_on_every_wire(
+    door: tuple[FakeEngine, httpx.AsyncClient], path: str
+) -> None:
+    engine, client = door
+    for prefix, agent_id in (("/agents/a%2Fb", "a/b"), ("", None)):
+        assert (await client.post(prefix + path, json=BODIES[path])).status_code == 200
+        assert engine.requests[-1].agent_id == agent_id
+    by_body = {**BODIES[path], "metadata": {"agent_id": "c"}}
+    assert (await client.post(path, json=by_body)).headers["x-agent-id"] == "c"
+
+
+async def test_the_models_list_has_three_meanings(door: tuple[FakeEngine, httpx.AsyncClient]) -> None:
+    _, client = door
+    anthropic, google = {"anthropic-version": "2023-06-01", "x-api-key": "k"}, {"x-goog-api-key": "k"}
+    listed = (await client.get("/v1/models", headers=anthropic | google)).json()
+    assert (listed["data"][0]["type"], listed["first_id"], listed["has_more"]) == ("model", "sonnet", False)
+    for path, headers in (("/v1/models", google), ("/v1/models?key=k", {}), ("/v1beta/models", {})):
+        assert (await client.get(path, headers=headers)).json()["models"][0]["name"] == "models/sonnet"
+    assert (await client.get("/v1/models")).json()["object"] == "list"
+    assert (await client.get("/v1/models/opus", headers=anthropic)).json()["display_name"] == "Opus"
+    assert (await client.get("/v1beta/models/opus")).json()["name"] == "models/opus"
+    bad = await client.get("/v1/models/--help", headers=anthropic)
+    assert_shape(bad, MESSAGES, 400, "invalid_request")
+
+
+async def test_a_count_says_that_it_is_an_estimate(door: tuple[FakeEngine, httpx.AsyncClient]) -> None:
+    _, client = door
+    for path, at, field in (
+        (MESSAGES, f"{MESSAGES}/count_tokens", "input_tokens"),
+        (GENERATE, "/v1beta/models/sonnet:countTokens", "totalTokens"),
+    ):
+        answer = await client.post(at, json=BODIES[path])
+        assert 1 <= answer.json()[field] < 20
+        assert answer.headers["x-estimated"] == "true"
+        assert_shape(await client.post(at, json={}), path, 400, "invalid_request")
+
+
+async def test_what_has_no_effect_is_named_in_a_header(door: tuple[FakeEngine, httpx.AsyncClient]) -> None:
+    _, client = door
+    for path, extra, named in (
+        (MESSAGES, {"top_p": 0.5}, "max_tokens, top_p"),
+        (GENERATE, {"generationConfig": {"seed": 1}}, "generationConfig.seed"),
+        (INTERACTIONS, {"service_tier": "flex"}, "service_tier"),
+    ):
+        answer = await client.post(path, json={**BODIES[path], **extra})
+        assert answer.headers["x-ignored-params"] == named
