@@ -106,11 +106,15 @@ async def measure(placement: Placement, messages: Sequence[Message], rounds: int
     return {name: round(value, 2) for name, value in figures.items()}
 
 
+async def _nobody(_proxy: str | None) -> bool:
+    return False
+
+
 async def run(rounds: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for stored in STORED:
         async with filled(stored) as store:
-            placement = Placement(store, cast(Sessions, None))  # placing a turn needs no session
+            placement = Placement(store, cast(Sessions, None), _nobody)  # placing a turn needs no session
             for name, messages in cases():
                 rows.append({"stored_turns": stored, "case": name, **await measure(placement, messages, rounds)})
     return rows

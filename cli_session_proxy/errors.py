@@ -17,6 +17,7 @@
     ├── ClaudeUnavailable     503 claude_unavailable
     ├── StoreUnavailable      503 store_unavailable
     ├── Interrupted           503 interrupted              the proxy stopped before the turn was finished
+    ├── LeaseLost             503 lease_lost               another proxy has taken the agent over
     ├── TurnTimeout           504 turn_timeout
     ├── Overloaded            529 overloaded
     ├── SandboxError          500 sandbox_error
@@ -139,6 +140,11 @@ class StoreUnavailable(ProxyError):
 class Interrupted(ProxyError):
     status = 503
     code = "interrupted"
+
+
+class LeaseLost(ProxyError):
+    status = 503
+    code = "lease_lost"
 
 
 class TurnTimeout(ProxyError):

@@ -87,6 +87,7 @@ class Settings(BaseSettings):
     tool_timeout: float = Field(default=3600.0, gt=0)
     stop_grace: float = Field(default=5.0, ge=0)
     drain_timeout: float = Field(default=30.0, ge=0)
+    lease: float = Field(default=10.0, gt=0)  # how long a proxy that does not respond keeps its agents
     disconnect_grace: float = Field(default=10.0, ge=0)
     keepalive: float = Field(default=15.0, gt=0)
     lane_limit: int = Field(default=64, ge=1)

@@ -13,14 +13,17 @@ from ..backends.claude.sessions.manager import Plan
 from ..backends.claude.sessions.stopping import Cutter
 from ..domain.client_tools import calls_of
 from ..domain.models import JSON, Agent, Block, Started, Status, Turn
+from ..stores.base import Lease
 from .live import LiveTurn
 
 
 class Run:
     """One attempt of one turn, while it is under way."""
 
-    def __init__(self, live: LiveTurn, agent: Agent, number: int, fault: str | None = None) -> None:
+    def __init__(self, live: LiveTurn, lease: Lease, agent: Agent, number: int, fault: str | None = None) -> None:
         self.live = live
+        self.lease = lease
+        self.left_off: list[str] = []  # turns whose answers never arrived
         self.format: JSON | None = live.turn.reason.get("format")
         self.fault = fault  # why the structured output of the attempt before was refused
         self.agent = agent

@@ -25,7 +25,10 @@ from ..domain.models import FINISHED, ON_PATH, Agent, Turn, TurnRequest
 from ..errors import (
     ClaudeUnavailable,
     ConfigError,
+    Interrupted,
     InvalidRequest,
+    LeaseLost,
+    NotFound,
     ProxyError,
     StoreUnavailable,
     TurnCancelled,
@@ -41,7 +44,7 @@ from .executor import Attempts, Observer, not_run
 from .failing import Ends
 from .lanes import Lanes, Place, Slots
 from .live import Answer, LiveTurn, kept, or_left, replay
-from .ownership import Instances, Writers
+from .ownership import Instances, Ownership
 from .placement import HOUR, Placement, new_turn
 from .recovery import Recovery
 
@@ -74,13 +77,27 @@ class Engine:
             started=self._spawned,
         )
         self._sessions = Sessions(settings, self.store, self._pool, self._sandboxes)
-        self._placement = Placement(self.store, self._sessions)
+        self._placement = Placement(self.store, self._sessions, self._is_gone)
         self._recovery = Recovery(settings, self.store, self._instances, self._sandboxes, self.observers)
-        self._writers = Writers(settings.var, self.store, self._instances, self._recovery.recover)
+        self._ownership = Ownership(
+            self.store,
+            self._instances,
+            settings.lease,
+            settle=self._recovery.settle,
+            retire=self._sessions.retire,
+            fenced=self._fenced,
+        )
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
-        self._deliveries = Deliveries(self.store, self._tasks, settings.disconnect_grace)
+        self._deliveries = Deliveries(self.store, self._instances, self._tasks, settings.disconnect_grace)
         self._attempts = Attempts(
-            settings, self.store, self._sessions, self._pool, self._instances.id, self._tasks.own, self.observers
+            settings,
+            self.store,
+            self._sessions,
+            self._pool,
+            self._instances,
+            self._ownership,
+            self._tasks.own,
+            self.observers,
         )
 
     # --- life
@@ -89,12 +106,21 @@ class Engine:
         """Open the store, prepare `var/`, settle what a dead proxy left. Raises `ConfigError`, `StoreUnavailable`."""
         _prepare_var(self.settings.var, self._instances)
         await self.store.open()
-        await self._recovery.recover()
+        await self._recovery.recover(self._ownership.hold_if_free)
         self._open = True
         watcher = Watcher(
-            self.settings, self.store, self._sessions, self._sandboxes, self._writers, self.busy, self.observers
+            self.settings,
+            self.store,
+            self._sessions,
+            self._sandboxes,
+            self._ownership.hold_if_free,
+            self.busy,
+            self.observers,
         )
         self._tasks.serve(watcher.run())
+        self._tasks.serve(self._ownership.keep())
+        self._tasks.serve(self._ownership.hand_over())
+        self._tasks.serve(self._recovery.watch(self._ownership.hold_if_free))
         if self.settings.retention_days is not None:
             self._tasks.serve(self._retention(self.settings.retention_days))
 
@@ -108,6 +134,10 @@ class Engine:
             live.cancel("the proxy is shutting down")
         await self._tasks.stop()
         await self._pool.close()
+        try:
+            await self._ownership.stop()
+        except StoreUnavailable as exc:
+            log.warning("leases_not_released", error=exc.message)  # others take them when they have expired
         await self.store.close()
         self._instances.leave(settled=self._ends.all_stored)
 
@@ -127,6 +157,19 @@ class Engine:
     def processes(self) -> Counts:
         """CLI processes in a turn, warm ones that wait for the next, spares, and what they weigh."""
         return self._pool.counts()
+
+    def _fenced(self, agent_key: int) -> None:
+        """Another proxy was granted this agent's lease: what runs here is not heard any more."""
+        for live in list(self._live.values()):
+            if live.turn.agent_key == agent_key and live.lease is not None:
+                live.fenced = LeaseLost("another proxy has taken this agent over: send it again", retry_after=1.0)
+                live.cancel(live.fenced.message)
+
+    async def _is_gone(self, instance: str | None) -> bool:
+        """This proxy has ended, or does not respond."""
+        if instance == self._instances.id:
+            return False
+        return not self._instances.alive(instance) or not await self.store.responds(instance or "")
 
     def _spawned(self, seconds: float) -> None:
         for observer in self.observers:
@@ -204,8 +247,8 @@ class Engine:
                 replay(live)
                 return live.attach(replayed=True)
             if turn.status not in FINISHED:
-                live = self._live[turn_id] = self._deliveries.live(turn, agent.agent_id)
-                live.task = self._tasks.own(self._follow(live))
+                live = self._live[turn_id] = self._deliveries.live(turn, agent.agent_id, elsewhere=True)
+                live.task = self._tasks.own(self._follow(live, agent))
                 return live.attach(replayed=True, timeout=request.timeout)
             try:
                 return await or_left(self._tasks.own(self._requeue(turn, agent, request.timeout)))
@@ -223,24 +266,49 @@ class Engine:
             raise
         return self._launch(turn, agent, place, timeout)
 
-    async def _follow(self, live: LiveTurn) -> None:
-        """Wait for a turn that another proxy on this `var/` runs, and give its answer here."""
+    async def _follow(self, live: LiveTurn, agent: Agent) -> None:
+        """Wait for a turn that another proxy on this store runs, and give its answer here.
+
+        A turn that its proxy left open, because it ended or does not respond, is run here.
+        """
         live.begun = True
         deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout
         try:
-            await self.store.set_delivery(live.turn.id, "pending")
+            await self.store.follow(live.turn.id, self._instances.id)
             async with limited(deadline, self._attempts.too_long):
-                turn = await self._recovery.finished_elsewhere(live.turn.id)
-            if turn.status not in ON_PATH:
-                raise errors.from_dict(turn.error or {})
+                turn = await self._recovery.finished_elsewhere(live.turn.id, agent, self._ownership.hold)
+            if turn is None:
+                raise NotFound("the agent was deleted while this request waited for its answer")
             live.turn = turn
-            replay(live)
+            if turn.status in ON_PATH:
+                await self._take_over(live)
+                replay(live)
+            elif (turn.error or {}).get("code") == Interrupted.code:
+                place = self._lanes.take(agent.key)
+                try:
+                    live.turn = await self.store.requeue(turn.id, self._instances.id)
+                except BaseException:
+                    self._lanes.give_up(place)
+                    raise
+                live.attempts = list(turn.attempts)
+                await self._deliveries.came_here(live)
+                await self._run(live, agent, place)
+            else:
+                raise errors.from_dict(turn.error or {})
         except asyncio.CancelledError:
             live.fail(TurnCancelled(live.cancelled_because or "the proxy is shutting down"))
         except ProxyError as exc:
             live.fail(exc)
         finally:
             self._live.pop(live.turn.id, None)
+
+    async def _take_over(self, live: LiveTurn) -> None:
+        """The answer is there. Where no client of the other proxy waits for it, it is ours to deliver."""
+        if live.turn.delivery not in ("undelivered", "uncertain"):
+            return
+        if not await self.store.claim(live.turn.id, self._instances.id):
+            raise Interrupted("the conversation went on without this answer: send it again", retry_after=0.0)
+        await self._deliveries.came_here(live)
 
     # --- for stateful wires: a turn outlives the request that started it
 
@@ -276,7 +344,7 @@ class Engine:
                 await self._in_turn(live, agent)
         except asyncio.CancelledError:
             why = live.cancelled_because or "the proxy is shutting down"
-            await self._ends.failed(live, TurnCancelled(f"{why}; nothing of this turn was kept"))
+            await self._ends.failed(live, live.fenced or TurnCancelled(f"{why}; nothing of this turn was kept"))
         except ProxyError as exc:
             await self._ends.failed(live, exc)
         except Exception:
@@ -293,7 +361,7 @@ class Engine:
             async with limited(deadline, self._attempts.too_long):
                 try:
                     await self._ends.store_all()
-                    await held.enter_async_context(self._writers.turn(agent, live.turn))
+                    live.lease = await held.enter_async_context(self._ownership.hold(agent, live.turn))
                     await held.enter_async_context(self._slots.slot())
                     # Read now: other proxies may have moved the head until a moment ago.
                     now = await self.store.standing(agent.key, live.turn.parent_id, at_head=at_head)
@@ -320,14 +388,13 @@ class Engine:
         tasks = [live.task for live in running if live.task is not None]
         if tasks:
             await asyncio.wait(tasks)
-        async with self._writers.turn(agent, None) as lock:
+        async with self._ownership.hold(agent):
             session_ids = {turn.session_id async for turn in self.store.turns(agent.key) if turn.session_id}
             chain = await self.store.chain(agent.key)
             session_ids |= {session.id for session in chain.sessions} if chain else set()
             await self._sessions.forget(agent, sorted(session_ids))
             await asyncio.to_thread(self._sandboxes.remove, agent.dir)
             await self.store.delete_agent(agent.key)
-            lock.release(remove=True)
         return True
 
     async def _retention(self, days: float) -> None:

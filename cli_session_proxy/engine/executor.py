@@ -36,10 +36,11 @@ from ..domain.client_tools import Answers, Judge, Wants, answers, instruction
 from ..domain.models import Block, BlockDelta, BlockStart, BlockStop, Link, Turn
 from ..errors import ClaudeUnavailable, StoreUnavailable, TurnCancelled
 from ..settings import Settings
-from ..stores.base import Begun, Commit, Standing, Store
+from ..stores.base import Begun, Commit, Lease, PathChanged, Standing, Store
 from ..tasks import limited, limited_by_life, uninterrupted
 from .attempt import End, Run
 from .live import LiveTurn, said
+from .ownership import Instances, Ownership
 
 log = structlog.get_logger(__name__)
 
@@ -74,7 +75,8 @@ class Attempts:
         store: Store,
         sessions: Sessions,
         pool: Pool,
-        instance: str,
+        instances: Instances,
+        ownership: Ownership,
         own: Own,
         observers: Sequence[Observer],
     ) -> None:
@@ -82,23 +84,28 @@ class Attempts:
         self.store = store
         self._sessions = sessions
         self._pool = pool
-        self._instance = instance
+        self._instances = instances
+        self._ownership = ownership
         self._own = own
         self._observers = observers
         self._restarts = Restarts()
 
     async def execute(self, live: LiveTurn, standing: Standing, *, at_head: bool, deadline: float) -> None:
         """Run the turn and tell its clients. `deadline` is the loop's time. Raises `ProxyError`."""
+        lease = live.lease
+        assert lease is not None
         fault: str | None = None
-        for attempt in range(1, ATTEMPTS + 1):
+        attempt, again = 1, False
+        while True:
             if live.cancelled_because is not None:  # while what the attempt before left was put away
                 raise asyncio.CancelledError
             self._restarts.check(standing.agent.key)
             live.at("queued")
-            run = Run(live, standing.agent, attempt, fault)
+            run = Run(live, lease, standing.agent, attempt, fault)
             try:
                 async with limited(deadline, self.too_long):
-                    if attempt > 1:  # what the one before left of the session is read anew
+                    await self._verified(lease)
+                    if again:  # what the attempt before left of the session is read anew
                         standing = await self._standing(run, live.turn.parent_id, at_head=at_head)
                     result = await self._attempt(run, standing, at_head=at_head, deadline=deadline)
                 assert run.ready is not None
@@ -111,13 +118,18 @@ class Attempts:
                 if attempt == ATTEMPTS or live.spoke or run.plan.profile.tools:
                     raise failures.error_for_death(died) from died
                 log.warning("turn_repeated", turn_id=live.turn.id, why=died.why)
+                attempt += 1
+            except PathChanged:
+                log.info("path_changed", turn_id=live.turn.id)  # nothing was sent: it begins anew on the path as it is
             except structured.InvalidOutput as invalid:
                 if attempt == ATTEMPTS or run.plan.profile.tools:
                     raise invalid.as_error() from invalid
                 fault = invalid.fault
                 run.ended("failed", why=fault)
                 log.warning("turn_repeated", turn_id=live.turn.id, why="invalid structured output")
+                attempt += 1
             finally:
+                again = True
                 if run.ready is not None and not run.committed:
                     await self._spoiled(run.ready, run)
 
@@ -137,6 +149,13 @@ class Attempts:
             run.output = await asyncio.to_thread(structured.checked, run.format, run.output)
         return result
 
+    async def _verified(self, lease: Lease) -> None:
+        """A proxy that was paused must not touch the sessions of an agent that another one writes by now."""
+        try:
+            await self._ownership.verify(lease)
+        except StoreUnavailable as exc:
+            raise not_run(exc) from exc
+
     async def _standing(self, run: Run, parent_id: str | None, *, at_head: bool) -> Standing:
         standing = await self.store.standing(run.agent.key, parent_id, at_head=at_head)
         if standing is None:
@@ -155,7 +174,8 @@ class Attempts:
         """The turn to continue: decided by the request, or the head as it is now, less what never arrived."""
         if "left_off" in run.live.turn.reason:
             run.reason["left_off"] = None  # of an earlier run of this turn: its client may have come for it since
-        while at_head and standing.parent is not None and standing.parent.delivery == "undelivered":
+        while at_head and standing.parent is not None and await self._never_arrived(standing.parent):
+            run.left_off.append(standing.parent.id)
             run.reason["left_off"] = standing.parent.id
             standing = await self._standing(run, standing.parent.parent_id, at_head=False)
         parent = standing.parent
@@ -163,6 +183,12 @@ class Attempts:
             # Whoever goes on from an answer has it, or does without: from now on the same words are said anew.
             await self.store.set_delivery(parent.id, "delivered")
         return standing
+
+    async def _never_arrived(self, turn: Turn) -> bool:
+        """Its clients left before they had the answer, here and at every other proxy."""
+        if turn.delivery != "undelivered":
+            return False
+        return not any(self._instances.alive(proxy) for proxy in await self.store.followers(turn.id))
 
     def _plan(self, run: Run, turn: Turn, parent: Turn | None) -> Plan:
         profile = self.settings.profile_for(turn.profile)
@@ -189,7 +215,7 @@ class Attempts:
             return await self._sessions.ready(standing, run.plan, run.live.turn.id, run.frame_uuid, adopt=at_head)
         except Foreign as foreign:
             assert standing.parent is not None
-            run.parent = await adopt(self.store, run.agent, standing.parent, foreign, self._observers)
+            run.parent = await adopt(self.store, run.lease, run.agent, standing.parent, foreign, self._observers)
             session = await self.store.session_at(run.agent.key, run.parent.id)
             grown = Standing(run.agent, run.parent, session)
             return await self._sessions.ready(grown, run.plan, run.live.turn.id, run.frame_uuid, adopt=False)
@@ -199,6 +225,7 @@ class Attempts:
         now = time.time()
         entry = run.begun(ready.session.id, now, ready.reason.get("repaired"))
         return Begun(
+            lease=run.lease,
             turn_id=run.live.turn.id,
             parent_id=run.parent.id if run.parent else None,
             session_id=ready.session.id,
@@ -208,7 +235,8 @@ class Attempts:
             reason=run.live.turn.reason | run.reason,
             started_at=now,
             attempt=entry,
-            instance=self._instance,
+            instance=self._instances.id,
+            left_off=tuple(run.left_off),
         )
 
     async def _drive(self, run: Run, ready: Ready, deadline: float) -> Result | Called:
@@ -266,7 +294,8 @@ class Attempts:
 
     async def _spoiled(self, ready: Ready, run: Run) -> None:
         """The session's process knows a prompt that is not on the path: it must be gone before the next turn."""
-        await uninterrupted(self._own(self._sessions.spoil(ready, run.session_id)))
+        owned = self._ownership.holds(run.lease)
+        await uninterrupted(self._own(self._sessions.spoil(ready, run.session_id, owned=owned)))
 
     # --- 5, 6: commit and acknowledge
 
@@ -280,6 +309,7 @@ class Attempts:
             run.reason["retries"] = run.retries
         live.at("committed")
         commit = Commit(
+            lease=run.lease,
             turn_id=turn.id,
             status=end.status,
             output=end.said.output,

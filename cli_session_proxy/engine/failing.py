@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import structlog
 
 from ..domain.models import JSON, ON_PATH, Status
-from ..errors import NotFound, ProxyError, StoreUnavailable, TurnCancelled
-from ..stores.base import Store
+from ..errors import LeaseLost, NotFound, ProxyError, StoreUnavailable, TurnCancelled
+from ..stores.base import Lease, Store
 from ..tasks import Tasks
 from .executor import Observer
 from .live import LiveTurn
@@ -31,6 +31,7 @@ class _End:
     attempts: list[JSON]
     timings: JSON
     at: float
+    lease: Lease | None
 
 
 class Ends:
@@ -54,7 +55,9 @@ class Ends:
         log.warning("turn_failed", turn_id=live.turn.id, code=error.code)
         now = time.time()
         live.attempt_ended({"ended_at": now, "status": status, "code": error.code})
-        self._waiting[live.turn.id] = _End(live.turn.id, status, error.as_dict(), live.attempts, live.timings, now)
+        self._waiting[live.turn.id] = _End(
+            live.turn.id, status, error.as_dict(), live.attempts, live.timings, now, live.lease
+        )
         try:
             await self.store_all()
         except StoreUnavailable as exc:
@@ -74,9 +77,11 @@ class Ends:
 
     async def _store_one(self, end: _End) -> None:
         try:
-            turn = await self._store.fail(end.turn_id, end.status, end.error, end.attempts, end.timings, end.at)
-        except NotFound:
-            return  # its agent was deleted
+            turn = await self._store.fail(
+                end.turn_id, end.status, end.error, end.attempts, end.timings, end.at, lease=end.lease
+            )
+        except (NotFound, LeaseLost):
+            return  # its agent was deleted; or whoever has the lease now settles the turn
         except StoreUnavailable as exc:
             if exc.detail.get("status") not in ON_PATH:
                 raise

@@ -20,7 +20,8 @@ from ..domain.models import (
     Turn,
     TurnEvent,
 )
-from ..errors import ProxyError, TurnTimeout
+from ..errors import LeaseLost, ProxyError, TurnTimeout
+from ..stores.base import Lease
 
 
 class LiveTurn:
@@ -48,6 +49,8 @@ class LiveTurn:
         self._accepted = time.time()
         self.agent_id = agent_id
         self.cancelled_because: str | None = None
+        self.lease: Lease | None = None  # under which it runs
+        self.fenced: LeaseLost | None = None  # why it has to stop, where another proxy was granted the lease
         self.task: asyncio.Task[None] | None = None
         self.begun = False  # a task cancelled before its first step would never run its own clean-up
         self._events: list[TurnEvent] = []

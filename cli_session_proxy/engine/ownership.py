@@ -1,9 +1,15 @@
-"""Who may write: one proxy an agent at a time, and which of the proxies on one `var/` are alive.
+"""Who may write: which proxies on one `var/` are alive, and which one of them writes an agent.
 
-<var>/locks/<agent dir>.lock     held for the whole of a turn
-<var>/run/<instance>.lock        held as long as the proxy lives
-<var>/run/<instance>/<pid>       a CLI of that proxy: its pid and start time (see `recovery`)
-<var>/run/<instance>/<turn>.failed
+A proxy writes an agent's turns and sessions while it holds the agent's lease (see `stores.base.Leases`). It keeps the
+lease between turns, with the warm process, until another proxy asks for it. The store refuses every write of a holder
+that was replaced, so a proxy that was paused for a minute cannot write over its successor.
+
+On one machine the kernel says at once that a holder has ended: a proxy holds flock(2) on a file of its own as long
+as it lives.
+
+    <var>/run/<instance>.lock        held as long as the proxy lives
+    <var>/run/<instance>/<pid>       a CLI of that proxy: its pid, start time and directory (see `recovery`)
+    <var>/run/<instance>/<turn>.failed
 """
 
 from __future__ import annotations
@@ -13,18 +19,27 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from ..domain.models import Agent, Turn
-from ..locks import LAST_WAIT, SUFFIX, FileLock
-from ..stores.base import Store
+from ..errors import LeaseLost, ProxyError, StoreUnavailable
+from ..locks import FIRST_WAIT, LAST_WAIT, SUFFIX
+from ..stores.base import Held, Lease, Proxy, Store
 
 log = structlog.get_logger(__name__)
+
+# A heartbeat is due when this share of the lease has passed: two may be missed before it expires.
+HEARTBEAT = 0.3
+# How often a proxy looks whether others ask for its leases: each look reads a few rows. Seconds.
+HANDOVER_POLL = 0.05
 
 
 class Instances:
@@ -102,11 +117,11 @@ class Instances:
 
     # the CLIs of a proxy
 
-    def born(self, pid: int, start_time: str | None) -> None:
-        """Note a CLI of this proxy, before it is given anything to do."""
+    def born(self, pid: int, start_time: str | None, cwd: Path | None = None) -> None:
+        """Note a CLI of this proxy, before it is given anything to do; again when it gets another directory."""
         note = self._folder(self.id) / str(pid)
         try:
-            note.write_text(json.dumps({"pid": pid, "start_time": start_time}))
+            note.write_text(json.dumps({"pid": pid, "start_time": start_time, "cwd": str(cwd) if cwd else None}))
         except OSError as exc:  # it may run all the same: without us it ends with its input
             log.warning("process_not_noted", pid=pid, error=exc.strerror)
 
@@ -117,12 +132,13 @@ class Instances:
         except OSError as exc:  # whoever reads it compares the start time
             log.warning("process_not_noted", pid=pid, error=exc.strerror)
 
-    def children(self, instance: str) -> Iterator[tuple[int, str]]:
-        """(pid, start time) of every CLI that this proxy noted and did not reap."""
+    def children(self, instance: str, cwd: Path | None = None) -> Iterator[tuple[int, str]]:
+        """(pid, start time) of every CLI it noted and did not reap; with `cwd`, of those that work there."""
         for path in sorted(self._folder(instance).glob("[0-9]*")):
             try:
                 data = json.loads(path.read_text())
-                yield int(data["pid"]), data["start_time"]
+                if cwd is None or data.get("cwd") in (None, str(cwd)):
+                    yield int(data["pid"]), data["start_time"]
             except (FileNotFoundError, ValueError, KeyError, TypeError):
                 continue  # reaped just now, or its proxy died while it wrote this: the CLI got no prompt yet
 
@@ -133,51 +149,179 @@ class Instances:
         return self._run / instance
 
 
-class Writers:
-    """Lets one proxy at a time write an agent's chain and sessions, in the order of acceptance.
+class Ownership:
+    """The leases of this proxy. One per engine.
 
-    `recover` settles what dead proxies left. It is called where a turn of one of them is in the way.
+    - `settle(agent, lease)` ends what former holders left unfinished: their processes and turns of this agent.
+    - `retire(agent)` ends this proxy's idle processes of an agent, before the lease is handed over.
+    - `fenced(agent_key)` is told of a lease that was lost: whatever runs for this agent here has to stop.
     """
 
-    def __init__(self, var: Path, store: Store, instances: Instances, recover: Callable[[], Awaitable[None]]) -> None:
-        self._folder = var / "locks"
+    def __init__(
+        self,
+        store: Store,
+        instances: Instances,
+        lease: float,
+        *,
+        settle: Callable[[Agent, Lease], Awaitable[None]],
+        retire: Callable[[Agent], Awaitable[None]],
+        fenced: Callable[[int], None],
+    ) -> None:
         self._store = store
         self._instances = instances
-        self._recover = recover
+        self._proxy = Proxy(instances.id, socket.gethostname(), lease)
+        self._settle = settle
+        self._retire = retire
+        self._fenced = fenced
+        self._held: dict[int, _Holding] = {}
+        self._locks: dict[int, asyncio.Lock] = {}
+        self._users: Counter[int] = Counter()  # of these locks
+        self._renewed = 0.0  # the loop's time of the last heartbeat that was stored
+
+    async def keep(self) -> None:
+        """Keep the leases alive. Until it is cancelled."""
+        while True:
+            await asyncio.sleep(HEARTBEAT * self._proxy.lease)
+            if self._held:
+                try:
+                    await self._renew()
+                except StoreUnavailable as exc:
+                    log.warning("lease_not_renewed", error=exc.message)
+
+    async def hand_over(self) -> None:
+        """Hand over the leases that other proxies ask for, where no turn uses them. Until it is cancelled."""
+        while True:
+            await asyncio.sleep(HANDOVER_POLL)
+            if not self._held or not self._instances.others():
+                continue
+            try:
+                wanted = await self._store.wanted(self._proxy.id)
+                await asyncio.gather(*(self._release_unused(agent_key) for agent_key in wanted))
+            except ProxyError as exc:
+                log.warning("lease_not_handed_over", error=exc.message)
+
+    async def stop(self) -> None:
+        """Give every lease back. Called when no turn runs any more, and no process of ours."""
+        self._held.clear()
+        await self._store.resign(self._proxy.id)
 
     @asynccontextmanager
-    async def turn(self, agent: Agent, turn: Turn | None) -> AsyncIterator[FileLock]:
-        """Hold the agent for this turn (None: for something that has no place in the order).
+    async def hold(self, agent: Agent, turn: Turn | None = None) -> AsyncIterator[Lease]:
+        """Write this agent, in the turn's place in the order of acceptance (None: it has none).
 
-        Unbounded in time: the caller has the turn's limit around it.
+        Another holder is asked to hand over, and waited for. One that has ended is replaced at once, one that does not
+        respond when its lease has expired. Unbounded in time: the caller has the turn's limit around it.
         """
-        lock = FileLock(self._folder / f"{agent.dir}{SUFFIX}")
-        await lock.acquire()
+        async with self._exclusively(agent.key):
+            wait = FIRST_WAIT
+            while (lease := await self._acquired(agent)) is None or await self._comes_later(agent, lease, turn):
+                if lease is not None:
+                    await self._release(agent.key)
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, LAST_WAIT)
+            yield lease
+
+    @asynccontextmanager
+    async def hold_if_free(self, agent: Agent) -> AsyncIterator[Lease | None]:
+        """The agent's lease where nobody uses it here and no other proxy holds it; else None."""
+        if self._users[agent.key]:
+            yield None
+            return
+        async with self._exclusively(agent.key):
+            yield await self._acquired(agent)
+
+    def holds(self, lease: Lease) -> bool:
+        """As far as this proxy knows."""
+        held = self._held.get(lease.agent_key)
+        return held is not None and held.lease == lease
+
+    async def verify(self, lease: Lease) -> None:
+        """Raise `LeaseLost` unless the lease is still ours. Asked before files are written: a proxy that was paused may
+        have been replaced."""
+        if asyncio.get_running_loop().time() - self._renewed >= HEARTBEAT * self._proxy.lease:
+            await self._renew()
+        if not self.holds(lease):
+            raise LeaseLost("another proxy has taken this agent over: send it again", retry_after=1.0)
+
+    # --- one lease
+
+    @asynccontextmanager
+    async def _exclusively(self, agent_key: int) -> AsyncIterator[None]:
+        lock = self._locks.setdefault(agent_key, asyncio.Lock())
+        self._users[agent_key] += 1
         try:
-            while self._instances.others() and await self._must_wait(agent, turn):
-                lock.release()
-                await asyncio.sleep(LAST_WAIT)
-                await lock.acquire()
-            yield lock
+            async with lock:
+                yield
         finally:
-            lock.release()
+            self._users[agent_key] -= 1
+            if not self._users[agent_key]:
+                del self._users[agent_key], self._locks[agent_key]
 
-    def try_idle(self, agent: Agent) -> FileLock | None:
-        """The agent's lock, if nobody has it."""
-        lock = FileLock(self._folder / f"{agent.dir}{SUFFIX}")
-        return lock if lock.try_acquire() else None
+    async def _acquired(self, agent: Agent) -> Lease | None:
+        """The lease, once what a former holder left is settled; None while another proxy has it."""
+        held = self._held.get(agent.key)
+        if held is None:
+            got = await self._store.acquire(agent.key, self._proxy)
+            if isinstance(got, Held) and not self._instances.alive(got.holder):
+                got = await self._store.acquire(agent.key, self._proxy, dead=(got.holder,))
+            if isinstance(got, Held):
+                return None
+            self._renewed = asyncio.get_running_loop().time()
+            held = self._held[agent.key] = _Holding(got.lease, agent, settled=got.taken_from is None)
+            if got.taken_from is not None:
+                log.warning("agent_taken_over", agent=agent.agent_id, epoch=got.lease.epoch, former=got.taken_from)
+        if not held.settled:
+            await self._settle(agent, held.lease)
+            held.settled = True
+        return held.lease
 
-    async def _must_wait(self, agent: Agent, turn: Turn | None) -> bool:
-        """Is another proxy's turn first? With the lock in hand, a running one can only be that of a proxy that died.
+    async def _comes_later(self, agent: Agent, lease: Lease, turn: Turn | None) -> bool:
+        """Is a turn of another proxy first?
 
-        A turn that is tried again keeps its old number but stands last in its lane: it holds nobody up.
+        A turn that is tried again keeps its old number but stands last in its lane: it holds nobody up, and neither
+        does one of a proxy that does not respond. A turn that runs elsewhere without the lease has lost it.
         """
+        if not self._instances.others():
+            return False
         for other in await self._store.waiting(agent.key):
-            if other.instance == self._instances.id:
+            if other.instance is None or other.instance == self._instances.id:
                 continue
-            if not self._instances.alive(other.instance):
-                await self._recover()
-                return True
-            if other.status == "running" or (turn is not None and other.seq < turn.seq and not other.attempts):
+            if other.status == "running" or not self._instances.alive(other.instance):
+                await self._settle(agent, lease)
+                return await self._comes_later(agent, lease, turn)
+            first = turn is not None and other.seq < turn.seq and not other.attempts
+            if first and await self._store.responds(other.instance):
                 return True
         return False
+
+    async def _release_unused(self, agent_key: int) -> None:
+        if not self._users[agent_key]:  # else the turn that uses it is asked when it ends
+            async with self._exclusively(agent_key):
+                await self._release(agent_key)
+
+    async def _release(self, agent_key: int) -> None:
+        """Give the lease back, when no process of ours is left on the agent's sessions."""
+        held = self._held.pop(agent_key, None)
+        if held is not None:
+            await self._retire(held.agent)
+            await self._store.release(held.lease)
+
+    async def _renew(self) -> None:
+        before = dict(self._held)
+        began = asyncio.get_running_loop().time()
+        now = {held.lease.agent_key: held.lease for held in await self._store.renew(self._proxy)}
+        self._renewed = began
+        for agent_key, held in before.items():
+            if now.get(agent_key) != held.lease and self._held.get(agent_key) is held:
+                del self._held[agent_key]
+                log.warning("lease_lost", agent=held.agent.agent_id, epoch=held.lease.epoch)
+                self._fenced(agent_key)
+
+
+@dataclass(slots=True, eq=False)
+class _Holding:
+    """A lease of this proxy. `settled`: nothing of a former holder is left to settle."""
+
+    lease: Lease
+    agent: Agent
+    settled: bool

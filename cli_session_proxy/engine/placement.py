@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from ..backends.claude.sessions import history
@@ -14,7 +14,7 @@ from ..domain import lineage
 from ..domain.client_tools import as_cli, in_our_ids, wants
 from ..domain.lineage import Decision, Ending
 from ..domain.models import FINISHED, JSON, ON_PATH, Agent, Turn, TurnRequest
-from ..errors import InvalidRequest, NotFound
+from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import Arrival, ImportedTurn, NewTurn, Store
 
@@ -32,9 +32,10 @@ def new_id(kind: str) -> str:
 class Placement:
     """Finds or makes the agent, and decides which turn a request continues."""
 
-    def __init__(self, store: Store, sessions: Sessions) -> None:
+    def __init__(self, store: Store, sessions: Sessions, is_gone: Callable[[str | None], Awaitable[bool]]) -> None:
         self._store = store
         self._sessions = sessions
+        self._is_gone = is_gone  # a proxy that has ended, or does not respond
 
     async def place(self, request: TurnRequest, agent: Agent | None = None) -> tuple[Agent, Decision]:
         """`agent` is the one that the request names, where it is known."""
@@ -142,9 +143,14 @@ class Placement:
         if latest is None:
             return None
         if latest.status not in FINISHED:
-            return latest if request.is_retry or latest.delivery == "undelivered" or abandoned(latest.id) else None
+            left = latest.delivery == "undelivered" or abandoned(latest.id)
+            return latest if request.is_retry or left or await self._is_gone(latest.instance) else None
         if latest.status in ON_PATH and latest.delivery in ("undelivered", "uncertain"):
             return latest
+        if latest.status in ON_PATH and latest.delivery == "pending" and await self._is_gone(latest.instance):
+            return latest  # nobody knows whether it has arrived
+        if (latest.error or {}).get("code") == Interrupted.code:
+            return latest  # a crash left it open
         return latest if request.is_retry and now - (latest.finished_at or now) < RETRY_WINDOW else None
 
 

@@ -1,8 +1,9 @@
-"""What a dead proxy left: its CLIs are ended, its turns settled. Under one lock, by whichever proxy meets it first.
+"""What a proxy that ended, or that was replaced, left of an agent: its CLIs are ended, its turns settled.
 
-A turn that was running is looked for in its transcript. Its whole exchange is there: it is committed like any
-other, and whether the client has the answer is `uncertain`. Anything less: it is cancelled as `interrupted`, and
-its session verified before use, so that the prompt does not reach the model again. Queued turns were never sent.
+Whoever does it holds the agent's lease. A turn that was running is looked for in its transcript. Its whole exchange is
+there: it is committed like any other, and whether the client has the answer is `uncertain`. Anything less: it is
+cancelled as `interrupted`, and its session verified before use, so that the prompt does not reach the model again.
+Queued turns were never sent: those of a proxy that ended are cancelled, those of a living one stay its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import structlog
@@ -23,19 +25,22 @@ from ..backends.claude.sessions.exchanges import Exchange
 from ..backends.claude.transcript import Entry, Parsed, Reader
 from ..domain import lineage
 from ..domain.models import FINISHED, Agent, FileMark, Link, LinkReason, Session, Turn
-from ..errors import NotFound, StoreUnavailable
-from ..locks import SUFFIX, FileLock
+from ..errors import ProxyError
 from ..sandbox import Sandboxes
 from ..settings import Settings
-from ..stores.base import Commit, Store
+from ..stores.base import Commit, Lease, Store
 from .executor import Observer
 from .live import with_end
 from .ownership import Instances
 
 log = structlog.get_logger(__name__)
 
-# How long another proxy's recovery is waited for: a few CLIs to end and a few transcripts to read. Seconds.
-WAIT = 60.0
+# Gives an agent's lease: waited for, or None where it is in use.
+Hold = Callable[[Agent], AbstractAsyncContextManager[Lease]]
+HoldIfFree = Callable[[Agent], AbstractAsyncContextManager[Lease | None]]
+
+# How often it is looked whether a proxy beside this one has ended. Seconds.
+NEIGHBOURS = 1.0
 # How often an orphan is looked at: it is not our child, so nobody tells us when it ends. Seconds.
 POLL = 0.02
 # How often a turn that another proxy runs is looked at: the store is all that is shared. Seconds.
@@ -45,7 +50,7 @@ KILL_WAIT = 10.0
 
 
 class Recovery:
-    """Settles what the dead proxies on this `var/` left. Safe to run by several at once, and again."""
+    """Settles what other proxies left that have ended, or do not respond any more."""
 
     def __init__(
         self,
@@ -61,47 +66,76 @@ class Recovery:
         self._instances = instances
         self._sandboxes = sandboxes
         self._config_dir = environment.config_dir(settings)
-        self._folder = settings.var / "locks"
 
-    async def recover(self) -> None:
-        """Raises `StoreUnavailable`; what is not settled then is at the next time."""
-        lock = FileLock(self._folder / f"~recovery{SUFFIX}")  # no agent's directory begins with "~"
-        try:
-            async with asyncio.timeout(WAIT):
-                await lock.acquire()
-        except TimeoutError as exc:
-            raise StoreUnavailable("another proxy is still settling what a dead one left: try again soon") from exc
-        try:
-            await self._settle_all()
-        finally:
-            lock.release()
-
-    async def _settle_all(self) -> None:
-        dead = [instance for instance in self._instances.others() if not self._instances.alive(instance)]
+    async def settle(self, agent: Agent, lease: Lease) -> None:
+        """End what other proxies left of this agent. Raises `StoreUnavailable`; what is not settled then is later."""
+        cwd = self._sandboxes.path(agent.dir)
         # First of all: nobody may write a transcript while it is read.
+        strays = [stray for other in self._instances.others() for stray in self._instances.children(other, cwd)]
+        await asyncio.gather(*(self._end(pid, started) for pid, started in strays))
+        for turn in await self._store.waiting(agent.key):
+            if turn.instance == self._instances.id:
+                continue
+            if turn.status == "running" or not self._instances.alive(turn.instance):
+                await self._settle(agent, lease, turn)
+        await self._uncertain(agent.key)
+
+    async def _uncertain(self, agent_key: int | None = None) -> None:
+        """Nobody knows whether answers that an ended proxy was about to deliver have arrived."""
+        for turn in await self._store.pending_deliveries():
+            if agent_key in (None, turn.agent_key) and not self._instances.alive(turn.instance):
+                await self._store.set_delivery(turn.id, "uncertain")
+
+    async def watch(self, hold_if_free: HoldIfFree) -> None:
+        """Recover what proxies beside this one leave when they end. Until it is cancelled."""
+        while True:
+            await asyncio.sleep(NEIGHBOURS)
+            if any(not self._instances.alive(other) for other in self._instances.others()):
+                try:
+                    await self.recover(hold_if_free)
+                except ProxyError as exc:
+                    log.warning("not_recovered", error=exc.message)
+
+    async def recover(self, hold_if_free: HoldIfFree) -> None:
+        """Settle all that ended proxies left, of every agent, and forget them. Safe to run by several at once, and
+        again. Raises `StoreUnavailable`."""
+        dead = [other for other in self._instances.others() if not self._instances.alive(other)]
         strays = [stray for instance in dead for stray in self._instances.children(instance)]
         await asyncio.gather(*(self._end(pid, started) for pid, started in strays))
-        async for turn in self._store.unfinished():
-            if not self._instances.alive(turn.instance):
-                await self._settle(turn)
-        for turn in await self._store.pending_deliveries():
-            if not self._instances.alive(turn.instance):
-                await self._store.set_delivery(turn.id, "uncertain")
-        for instance in dead:
+        open_turns = [turn async for turn in self._store.unfinished() if not self._instances.alive(turn.instance)]
+        in_use = False
+        for agent_key in dict.fromkeys(turn.agent_key for turn in open_turns):
+            agent = await self._store.agent_by_key(agent_key)
+            if agent is None:
+                continue
+            async with hold_if_free(agent) as lease:
+                if lease is None:
+                    in_use = True  # whoever holds it settles this agent; the dead are forgotten another time
+                else:
+                    await self.settle(agent, lease)
+        await self._uncertain()
+        for instance in () if in_use else dead:
+            await self._store.resign(instance)
             self._instances.bury(instance)
 
-    async def finished_elsewhere(self, turn_id: str) -> Turn:
-        """Wait for a turn that another proxy runs; if that proxy dies, settle it. Unbounded: the caller has a limit."""
+    async def finished_elsewhere(self, turn_id: str, agent: Agent, hold: Hold) -> Turn | None:
+        """Wait for the end of a turn that another proxy runs. Where that one has ended or does not respond: settle it.
+
+        None without the turn: its agent was deleted. Unbounded: the caller has a limit.
+        """
         while True:
             turn = await self._store.turn(turn_id)
-            if turn is None:
-                raise NotFound("the agent was deleted while this request waited for its answer")
-            if turn.status in FINISHED:
+            if turn is None or turn.status in FINISHED:
                 return turn
-            if self._instances.alive(turn.instance):
+            assert turn.instance is not None
+            if self._instances.alive(turn.instance) and await self._store.responds(turn.instance):
                 await asyncio.sleep(FOLLOW)
-            else:
-                await self.recover()
+                continue
+            async with hold(agent) as lease:
+                await self.settle(agent, lease)
+                turn = await self._store.turn(turn_id)
+                if turn is not None and turn.status == "queued":
+                    await self._interrupted(lease, turn)  # its proxy does not respond: somebody else waits for it here
 
     # --- processes
 
@@ -121,17 +155,15 @@ class Recovery:
 
     # --- turns
 
-    async def _settle(self, turn: Turn) -> None:
-        agent = await self._store.agent_by_key(turn.agent_key)
-        assert agent is not None
+    async def _settle(self, agent: Agent, lease: Lease, turn: Turn) -> None:
         lost = turn.status == "queued" or self._instances.has_failed(turn)
         found = None if lost else await self._finished(agent, turn)
         if found is None:
-            await self._interrupted(turn)
+            await self._interrupted(lease, turn)
         else:
-            await self._completed(agent, turn, found)
+            await self._completed(agent, lease, turn, found)
 
-    async def _interrupted(self, turn: Turn) -> None:
+    async def _interrupted(self, lease: Lease, turn: Turn) -> None:
         error = {
             "status": 503,
             "code": "interrupted",
@@ -139,10 +171,10 @@ class Recovery:
         }
         now = time.time()
         attempts = with_end(turn.attempts, {"ended_at": now, "status": "cancelled", "code": "interrupted"})
-        await self._store.fail(turn.id, "cancelled", error, attempts, {}, now)
+        await self._store.fail(turn.id, "cancelled", error, attempts, {}, now, lease=lease)
         log.info("interrupted", turn_id=turn.id, was=turn.status)
 
-    async def _completed(self, agent: Agent, turn: Turn, found: _Found) -> None:
+    async def _completed(self, agent: Agent, lease: Lease, turn: Turn, found: _Found) -> None:
         parent = await self._store.turn(turn.parent_id) if turn.parent_id else None
         before = await self._store.session_at(agent.key, parent.id) if parent else None
         exchange, now = found.exchange, time.time()
@@ -150,6 +182,7 @@ class Recovery:
         cost = before.cost_total_usd if before else 0.0
         session = Session(session_id, agent.key, turn.id, str(found.path), found.version, now, found.mark, cost)
         commit = Commit(
+            lease=lease,
             turn_id=turn.id,
             status="completed",
             output=exchange.output,

@@ -11,7 +11,7 @@ Not its business: which turn continues which (continuity), order within an agent
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,6 +34,47 @@ from ..domain.models import (
     Turn,
     Usage,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A proxy as the store knows it. `lease`: for how many seconds it is taken to respond after each heartbeat."""
+
+    id: str
+    host: str
+    lease: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write one agent's turns and sessions. Each new holder gets a higher `epoch`."""
+
+    agent_key: int
+    holder: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """`taken_from`: the holder that did not release it, whose unfinished turns and processes are to be settled."""
+
+    lease: Lease
+    taken_from: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Another proxy holds the lease and responds; it is asked to hand over."""
+
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    """A lease of ours. `wanted`: the proxy that asks for it."""
+
+    lease: Lease
+    wanted: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +169,12 @@ class NewChain:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The journal entry, written before the frame is sent: what runs, where, as which attempt."""
+    """The journal entry, written before the frame is sent: what runs, where, as which attempt.
 
+    `left_off`: turns before the parent that are left off the path, because their answers never arrived.
+    """
+
+    lease: Lease
     turn_id: str
     parent_id: str | None
     session_id: str
@@ -140,6 +185,7 @@ class Begun:
     attempt: JSON
     instance: str | None = None
     system: str | None = None  # taken over from the parent; None leaves the turn's own
+    left_off: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +195,7 @@ class Commit:
     `turn.status` is `completed` or `requires_action` and becomes the head (`move_head`).
     """
 
+    lease: Lease
     turn_id: str
     status: Status
     output: tuple[Block, ...]
@@ -215,7 +262,35 @@ class TurnPage:
     link_counts: dict[LinkReason, int]
 
 
-class Store(Protocol):
+class Leases(Protocol):
+    """Who may write an agent, by the store's clock.
+
+    - One proxy at a time holds an agent's lease. `begin`, `commit`, `adopt` and the end of a running turn carry it and
+      raise `LeaseLost` once another proxy has been granted it, in the transaction of the write itself.
+    - A lease is as old as its holder's last heartbeat. One that expired, and that nobody took, is still its holder's.
+    - None of these waits for the disk: after a power cut no holder is left to be fenced out.
+    """
+
+    async def renew(self, proxy: Proxy) -> list[HeldLease]:
+        """A heartbeat. Returns the leases that this proxy holds now."""
+
+    async def acquire(self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = ()) -> Granted | Held:
+        """The agent's lease, or who has it. `dead` are proxies that the caller knows to have ended."""
+
+    async def release(self, lease: Lease) -> None:
+        """Give it back, if it is still held."""
+
+    async def wanted(self, proxy_id: str) -> list[int]:
+        """The agents whose leases this proxy is asked to hand over."""
+
+    async def responds(self, proxy_id: str) -> bool:
+        """Its last heartbeat has not expired."""
+
+    async def resign(self, proxy_id: str) -> None:
+        """Forget a proxy that has ended, or is about to: its leases are free, its clients are gone."""
+
+
+class Store(Leases, Protocol):
     """See the module docstring for the contract. Times are UTC seconds since the epoch."""
 
     async def open(self) -> None:
@@ -255,7 +330,7 @@ class Store(Protocol):
     async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
         """Store finished turns, parents first, all or none; `head` moves the agent's head to that turn."""
 
-    async def adopt(self, turns: Sequence[ImportedTurn], session: Session, links: Sequence[Link]) -> Turn:
+    async def adopt(self, lease: Lease, turns: Sequence[ImportedTurn], session: Session, links: Sequence[Link]) -> Turn:
         """What somebody else had in a session, all or none: these turns, the head at the last of them, the session that
         ends there, and why. Returns the last one."""
 
@@ -269,16 +344,28 @@ class Store(Protocol):
     async def begin(self, begun: Begun) -> None:
         """Journal: status `running`. Called before the frame is sent; again for each new attempt.
 
-        It survives the end of this process at once, a power cut a moment later.
+        `PathChanged` where the answer of a turn in `left_off` was claimed meanwhile. It survives the
+        end of this process at once, a power cut a moment later.
         """
 
     async def commit(self, commit: Commit) -> Turn:
         """One transaction for all that a finished turn changes. Returns the turn as stored."""
 
     async def fail(
-        self, turn_id: str, status: Status, error: JSON, attempts: Sequence[JSON], timings: JSON, finished_at: float
+        self,
+        turn_id: str,
+        status: Status,
+        error: JSON,
+        attempts: Sequence[JSON],
+        timings: JSON,
+        finished_at: float,
+        *,
+        lease: Lease | None = None,
     ) -> Turn:
-        """End a turn as `failed` or `cancelled`, and mark its session dirty. The head does not move."""
+        """End a turn as `failed` or `cancelled`, and mark its session dirty. The head does not move.
+
+        Without a `lease` only a turn that has never begun, or that has ended so already.
+        """
 
     async def requeue(self, turn_id: str, instance: str | None) -> Turn:
         """A failed or cancelled turn becomes `queued` again (a new attempt); its `seq` and parent stay."""
@@ -286,14 +373,23 @@ class Store(Protocol):
     async def set_delivery(self, turn_id: str, delivery: Delivery, *, soon: bool = False) -> None:
         """Note whether the answer arrived. `delivered` is final: a later word does not change it.
 
-        `soon`: it may be stored a moment later, as nothing depends on it yet.
+        An answer that another turn continues has arrived: `undelivered` does not change it. `soon`: it
+        may be stored a moment later, as nothing depends on it yet.
         """
 
     async def claim(self, turn_id: str, instance: str | None) -> bool:
         """Take an undelivered answer for the client that asks again: it is `pending` from now on.
 
-        False where a turn continues, or is about to continue, the conversation without it.
+        True where the conversation goes on from this answer, or still can; False where it goes on without it.
         """
+
+    async def follow(self, turn_id: str, proxy_id: str) -> None:
+        """Clients at this proxy wait for the answer of a turn that another proxy runs. Idempotent."""
+
+    async def unfollow(self, turn_id: str, proxy_id: str) -> None: ...
+
+    async def followers(self, turn_id: str) -> list[str]:
+        """The proxies whose clients wait for it (dead ones too, until `resign`)."""
 
     async def set_call(self, turn_id: str, call: JSON) -> None:
         """Replace what a stateful wire keeps with the turn."""
@@ -383,6 +479,10 @@ class Store(Protocol):
 
     async def expired_agents(self, before: float) -> list[Agent]:
         """Agents whose last turn is older than `before`."""
+
+
+class PathChanged(Exception):
+    """A turn that was to be left off the path belongs to it again (raised inside `Store.begin`)."""
 
 
 class KeyTaken(Exception):

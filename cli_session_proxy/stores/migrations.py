@@ -14,7 +14,7 @@ from sqlalchemy import Connection, false, inspect, select
 
 from ..errors import StoreUnavailable
 from .sqlite import copy_aside
-from .tables import conversations, items, meta, metadata, turns
+from .tables import conversations, followers, items, leases, meta, metadata, proxies, turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,12 @@ def _stateful_wires(conn: Connection) -> None:
     metadata.create_all(conn, tables=[conversations, items])
 
 
-MIGRATIONS: tuple[Migration, ...] = (Migration("stateful wires", _stateful_wires),)
+def _leases(conn: Connection) -> None:
+    """Who may write an agent, and who waits for the answers of other proxies' turns."""
+    metadata.create_all(conn, tables=[proxies, leases, followers])
+
+
+MIGRATIONS: tuple[Migration, ...] = (Migration("stateful wires", _stateful_wires), Migration("leases", _leases))
 
 
 def prepare(conn: Connection, path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -34,15 +34,20 @@ from ..domain.models import (
 from ..errors import StoreUnavailable
 from ..settings import Settings
 from ..tasks import uninterrupted
-from . import conversing, importing, migrations, reading, writing
+from . import conversing, importing, leases, migrations, reading, writing
 from .base import (
     Arrival,
     Begun,
     ChainPart,
     Commit,
+    Granted,
+    Held,
+    HeldLease,
     ImportedTurn,
+    Lease,
     NewChain,
     NewTurn,
+    Proxy,
     Standing,
     Store,
     TurnOutline,
@@ -152,8 +157,8 @@ class SqlStore(Store):
     async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
         await self._db.write(lambda conn: writing.import_turns(conn, turns, head))
 
-    async def adopt(self, turns: Sequence[ImportedTurn], session: Session, links: Sequence[Link]) -> Turn:
-        return await self._db.write(lambda conn: writing.adopt(conn, turns, session, links))
+    async def adopt(self, lease: Lease, turns: Sequence[ImportedTurn], session: Session, links: Sequence[Link]) -> Turn:
+        return await self._db.write(lambda conn: writing.adopt(conn, lease, turns, session, links))
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         name = uuid.uuid4().hex
@@ -193,11 +198,19 @@ class SqlStore(Store):
         return await self._db.write(lambda conn: writing.commit(conn, commit))
 
     async def fail(
-        self, turn_id: str, status: Status, error: JSON, attempts: Sequence[JSON], timings: JSON, finished_at: float
+        self,
+        turn_id: str,
+        status: Status,
+        error: JSON,
+        attempts: Sequence[JSON],
+        timings: JSON,
+        finished_at: float,
+        *,
+        lease: Lease | None = None,
     ) -> Turn:
         return await self._db.write(
             lambda conn: writing.fail(
-                conn, turn_id, status, error=error, attempts=attempts, timings=timings, at=finished_at
+                conn, turn_id, status, error=error, attempts=attempts, timings=timings, at=finished_at, lease=lease
             )
         )
 
@@ -210,6 +223,35 @@ class SqlStore(Store):
 
     async def claim(self, turn_id: str, instance: str | None) -> bool:
         return await self._db.write(lambda conn: writing.claim(conn, turn_id, instance))
+
+    async def follow(self, turn_id: str, proxy_id: str) -> None:
+        await self._db.write(lambda conn: leases.follow(conn, turn_id, proxy_id), Urgency.JOURNAL)
+
+    async def unfollow(self, turn_id: str, proxy_id: str) -> None:
+        await self._db.write(lambda conn: leases.unfollow(conn, turn_id, proxy_id), Urgency.JOURNAL)
+
+    async def followers(self, turn_id: str) -> list[str]:
+        return await self._db.read(lambda conn: leases.followers_of(conn, turn_id))
+
+    # leases
+
+    async def renew(self, proxy: Proxy) -> list[HeldLease]:
+        return await self._db.jot(lambda conn: leases.renew(conn, proxy))
+
+    async def acquire(self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = ()) -> Granted | Held:
+        return await self._db.jot(lambda conn: leases.acquire(conn, agent_key, proxy, dead))
+
+    async def release(self, lease: Lease) -> None:
+        await self._db.jot(lambda conn: leases.release(conn, lease))
+
+    async def wanted(self, proxy_id: str) -> list[int]:
+        return await self._db.glance(lambda conn: leases.wanted(conn, proxy_id))
+
+    async def responds(self, proxy_id: str) -> bool:
+        return await self._db.glance(lambda conn: leases.responds(conn, proxy_id))
+
+    async def resign(self, proxy_id: str) -> None:
+        await self._db.write(lambda conn: leases.resign(conn, proxy_id), Urgency.JOURNAL)
 
     async def set_head(self, agent_key: int, turn_id: str | None) -> None:
         await self._db.write(lambda conn: writing.set_head(conn, agent_key, turn_id))

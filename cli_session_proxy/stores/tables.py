@@ -101,6 +101,34 @@ turns = Table(
     sqlite_autoincrement=True,
 )
 
+# Proxies on this store. One responds until `until`, by the store's clock (migration 2).
+proxies = Table(
+    "proxies",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("host", Text, nullable=False),
+    Column("until", Double, nullable=False),
+)
+
+# Who may write an agent (migration 2). `holder` NULL: released. `wanted`: a proxy that asks the holder to hand over.
+leases = Table(
+    "leases",
+    metadata,
+    Column("agent_key", ForeignKey("agents.key"), primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("holder", Text),
+    Column("wanted", Text),
+    Index("leases_holder", "holder"),
+)
+
+# Proxies whose clients wait for the answer of a turn that another proxy runs (migration 2).
+followers = Table(
+    "followers",
+    metadata,
+    Column("turn_id", ForeignKey("turns.id"), primary_key=True),
+    Column("proxy", Text, primary_key=True),
+)
+
 sessions = Table(
     "sessions",
     metadata,

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, CursorResult, Row, bindparam, select, update
+from sqlalchemy import Connection, CursorResult, Row, bindparam, or_, select, update
 
 from ..domain.models import FINISHED, JSON, ON_PATH, Agent, Delivery, Link, Record, Session, Status, Turn
 from ..errors import NotFound, StoreUnavailable
-from . import conversing, images, reading, rows
-from .base import Begun, Commit, ImportedTurn, KeyTaken, NewTurn
+from . import conversing, images, leases, reading, rows
+from .base import Begun, Commit, ImportedTurn, KeyTaken, Lease, NewTurn, PathChanged
 from .images import Cutter
 from .prepared import Prepared
 from .tables import agents, frames, idempotency_keys, links, records, sessions, turns
@@ -35,11 +35,18 @@ _MOVE_HEAD = Prepared(_THIS_AGENT)
 
 _UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
 _FAILED: frozenset[Status] = FINISHED - ON_PATH
+_NOT_ON_PATH: frozenset[Status] = _UNFINISHED | _FAILED
+_NEVER_BEGUN: frozenset[Status] = _NOT_ON_PATH - {"running"}
 _WHOLE = Prepared(select(*rows.TURN).where(turns.c.id == bindparam("turn_id")))
 _STATE = Prepared(
     select(
         turns.c.agent_key, turns.c.status, turns.c.reason, turns.c.attempts, turns.c.instance, turns.c.delivery
     ).where(turns.c.id == bindparam("turn_id"))
+)
+_CHILD = Prepared(
+    select(turns.c.id)
+    .where(turns.c.parent_id == bindparam("of_turn"), or_(*(turns.c.status == one for one in ("running", *ON_PATH))))
+    .limit(1)
 )
 # The rules by which a client says itself what it continues (see `continuity`).
 _NAMED_PATH = ("id", "history")
@@ -56,6 +63,7 @@ def ensure_agent(conn: Connection, owner: str, agent_id: str, dir: str, *, named
 
 def delete_agent(conn: Connection, key: int) -> None:
     own = select(turns.c.id).where(turns.c.agent_key == key)
+    leases.forget(conn, key, own)
     conn.execute(idempotency_keys.delete().where(idempotency_keys.c.turn_id.in_(own)))
     conn.execute(records.delete().where(records.c.turn_id.in_(own)))
     conn.execute(links.delete().where(links.c.agent_key == key))
@@ -116,7 +124,10 @@ def import_turns(conn: Connection, imported: Sequence[ImportedTurn], head: str |
         set_head(conn, _need(conn, head, None, _STATE).agent_key, head)
 
 
-def adopt(conn: Connection, theirs: Sequence[ImportedTurn], session: Session, why: Sequence[Link]) -> Turn:
+def adopt(
+    conn: Connection, lease: Lease, theirs: Sequence[ImportedTurn], session: Session, why: Sequence[Link]
+) -> Turn:
+    leases.check(conn, lease)
     import_turns(conn, theirs, theirs[-1].id)
     save_session(conn, session, why)
     (turn,) = rows.loaded_turns(conn, [_need(conn, theirs[-1].id, None)])
@@ -131,7 +142,12 @@ def insert_whole(conn: Connection, turn: Turn, lines: Iterable[Record]) -> None:
 
 
 def begin(conn: Connection, begun: Begun) -> None:
+    leases.check(conn, begun.lease)
     row = _need(conn, begun.turn_id, _UNFINISHED, _STATE)
+    for turn_id in begun.left_off:
+        before = _STATE.one(conn, {"turn_id": turn_id})
+        if before is not None and before.delivery != "undelivered":
+            raise PathChanged(turn_id)
     _INSERT_FRAME.run(conn, {"agent_key": row.agent_key, "uuid": begun.frame_uuid})
     kept = {} if begun.system is None else {"system": rows.dumps(begun.system)}
     _update(
@@ -153,6 +169,7 @@ def begin(conn: Connection, begun: Begun) -> None:
 def commit(conn: Connection, done: Commit) -> Turn:
     if done.status not in ON_PATH:
         raise ValueError(f"commit of {done.turn_id} as {done.status}")
+    leases.check(conn, done.lease)
     row = _need(conn, done.turn_id, _UNFINISHED)
     if done.session.agent_key != row.agent_key:
         raise ValueError(f"commit of {done.turn_id} with a session of agent {done.session.agent_key}")
@@ -174,11 +191,22 @@ def commit(conn: Connection, done: Commit) -> Turn:
 
 
 def fail(
-    conn: Connection, turn_id: str, status: Status, *, error: JSON, attempts: Sequence[JSON], timings: JSON, at: float
+    conn: Connection,
+    turn_id: str,
+    status: Status,
+    *,
+    error: JSON,
+    attempts: Sequence[JSON],
+    timings: JSON,
+    at: float,
+    lease: Lease | None,
 ) -> Turn:
     if status not in _FAILED:
         raise ValueError(f"fail of {turn_id} as {status}")
-    turn = rows.loaded_turn(conn, _need(conn, turn_id, _UNFINISHED | _FAILED))
+    if lease is not None:
+        leases.check(conn, lease)
+    allowed = _NOT_ON_PATH if lease is not None else _NEVER_BEGUN
+    turn = rows.loaded_turn(conn, _need(conn, turn_id, allowed))
     turn = replace(turn, status=status, error=error, attempts=tuple(attempts), timings=timings, finished_at=at)
     _update(
         conn,
@@ -207,20 +235,31 @@ def requeue(conn: Connection, turn_id: str, instance: str | None) -> Turn:
 
 
 def set_delivery(conn: Connection, turn_id: str, delivery: Delivery) -> None:
+    if delivery == "undelivered" and _is_continued(conn, turn_id):
+        return
     if not _SET_DELIVERY.run(conn, {"turn_id": turn_id, "delivery": delivery}).rowcount:
         _need(conn, turn_id, None, _STATE)
 
 
 def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
-    """Only while the conversation goes on from this answer: as the head, or where the client names the path."""
+    """Only while the conversation goes on from this answer: as the head, from a child, or where clients name the path.
+
+    A turn that waits looks at the path when it begins; one that runs, and is no child, has begun without this answer.
+    """
     row = _need(conn, turn_id, ON_PATH, _STATE)
-    if row.delivery == "undelivered" and rows.loads(row.reason).get("rule") not in _NAMED_PATH:
+    named = rows.loads(row.reason).get("rule") in _NAMED_PATH
+    if row.delivery == "undelivered" and not named and not _is_continued(conn, turn_id):
         head = conn.scalar(select(agents.c.head).where(agents.c.key == row.agent_key))
-        if head != turn_id or reading.waiting(conn, row.agent_key):
+        if head != turn_id or any(turn.status == "running" for turn in reading.waiting(conn, row.agent_key)):
             return False
     if row.delivery != "delivered":
         _update(conn, turn_id, delivery="pending", instance=instance)
     return True
+
+
+def _is_continued(conn: Connection, turn_id: str) -> bool:
+    """A turn goes on from this one's answer: it runs, or it is on a path."""
+    return _CHILD.one(conn, {"of_turn": turn_id}) is not None
 
 
 def set_head(conn: Connection, agent_key: int, turn_id: str | None) -> None:

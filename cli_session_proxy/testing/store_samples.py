@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from ..domain.models import Agent, FileMark, Message, Record, Session, Turn, Usage
-from ..stores.base import Begun, Commit, ImportedTurn, NewTurn, Store
+from ..stores.base import Begun, Commit, ImportedTurn, Lease, NewTurn, Proxy, Store
 
 StoreFactory = Callable[[], Store]
 T = TypeVar("T")
@@ -32,8 +32,19 @@ async def gathered(items: AsyncIterator[T]) -> list[T]:
     return [item async for item in items]
 
 
+# Holds the lease of every agent that the contracts make, unless they say otherwise.
+HOLDER = Proxy("holder", "here", 3600.0)
+
+
 async def an_agent(store: Store, agent_id: str = "a", owner: str = "local", *, named: bool = True) -> Agent:
-    return await store.ensure_agent(owner, agent_id, f"{owner}-{agent_id}", named=named, now=1.0)
+    """An agent that `HOLDER` may write, at epoch 1."""
+    agent = await store.ensure_agent(owner, agent_id, f"{owner}-{agent_id}", named=named, now=1.0)
+    await store.acquire(agent.key, HOLDER)
+    return agent
+
+
+def a_lease(agent_key: int) -> Lease:
+    return Lease(agent_key, HOLDER.id, 1)
 
 
 def a_turn(agent: Agent, id: str, parent: str | None = None, at: float = 10.0, **more: Any) -> NewTurn:
@@ -44,13 +55,19 @@ def a_session(agent: Agent, id: str, tip: str | None, at: float = 11.0) -> Sessi
     return Session(id, agent.key, tip, f"/t/{id}.jsonl", "2.1.0", at, FileMark(1, 2, 3, 4, "ab", "leaf"))
 
 
-def a_begin(turn: Turn, session: str = "s1") -> Begun:
-    return Begun(turn.id, turn.parent_id, session, f"frame-{turn.id}", "warm", {"begun": True}, 12.0, {"n": 1})
+def a_begin(turn: Turn, session: str = "s1", **more: Any) -> Begun:
+    values: dict[str, Any] = {
+        "lease": a_lease(turn.agent_key), "turn_id": turn.id, "parent_id": turn.parent_id, "session_id": session,
+        "frame_uuid": f"frame-{turn.id}", "continuity": "warm", "reason": {"begun": True}, "started_at": 12.0,
+        "attempt": {"n": 1},
+    }  # fmt: skip
+    return Begun(**{**values, **more})
 
 
 def a_commit(turn: Turn, agent: Agent, session: str = "s1", **more: Any) -> Commit:
     values: dict[str, Any] = {
-        "turn_id": turn.id, "status": "completed", "output": ({"type": "text", "text": f"answer {turn.id}"},),
+        "lease": a_lease(agent.key), "turn_id": turn.id, "status": "completed",
+        "output": ({"type": "text", "text": f"answer {turn.id}"},),
         "stop_reason": "end_turn", "usage": Usage(1, 2, 3, 4, 5), "cost_usd": 0.25, "tools": ({"name": "Bash"},),
         "timings": {"total": 1.5}, "attempts": ({"n": 1, "ok": True},), "records": (Record(f'{{"r": "{turn.id}"}}'),),
         "session": a_session(agent, session, turn.id), "links": (), "path_hash": f"hash-{turn.id}", "depth": 1,

@@ -38,13 +38,17 @@ class Grown:
     hash: str
 
 
+async def nobody(_proxy: str | None) -> bool:
+    return False
+
+
 @asynccontextmanager
 async def placing() -> AsyncIterator[tuple[Store, Placement]]:
     with tempfile.TemporaryDirectory() as folder:
         store = SqlStore(Path(folder) / "chains.sqlite3")
         await store.open()
         try:
-            yield store, Placement(store, cast(Sessions, None))  # placing a turn needs no session
+            yield store, Placement(store, cast(Sessions, None), nobody)  # placing a turn needs no session
         finally:
             await store.close()
 

@@ -45,9 +45,9 @@ class FailingStore(SqlStore):
         self._refuse("commit")
         return await super().commit(*args)
 
-    async def fail(self, *args: Any) -> Any:
+    async def fail(self, *args: Any, **more: Any) -> Any:
         self._refuse("fail")
-        return await super().fail(*args)
+        return await super().fail(*args, **more)
 
 
 @asynccontextmanager

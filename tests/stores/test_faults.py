@@ -138,13 +138,15 @@ async def test_a_full_disk_is_named_and_loses_nothing(path: Path) -> None:
         conn.exec_driver_sql("PRAGMA max_page_count=1000000")
 
     # one that is written on the writer's thread, and one small enough for the event loop
-    for do, size in ((store._db.write, 100_000), (store._db.jot, 20_000)):
-        await do(no_more_pages)
+    for size in (100_000, 20_000):
+        for connection in (store._db.write, store._db.jot):  # a jot is a write while another one runs
+            await connection(no_more_pages)
         with pytest.raises(StoreUnavailable, match=r"full.*free space"):
             await store.accept(a_turn(agent, "t2", system="x" * size))
         assert await turn_of(store, "t1") == done
         assert await store.turn("t2") is None
-        await do(pages_again)
+        for connection in (store._db.write, store._db.jot):
+            await connection(pages_again)
     await complete(store, agent, "t2", "t1")
     await store.close()
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from types import ModuleType
 
 from ..store_samples import StoreFactory
-from . import agents, paths, search, turns
+from . import agents, leases, paths, search, turns
 
 __all__ = ["CONTRACTS", "Contract"]
 
@@ -30,5 +30,5 @@ def _contracts_of(module: ModuleType) -> Iterator[Contract]:
 
 
 CONTRACTS: tuple[Contract, ...] = tuple(
-    contract for module in (agents, turns, paths, search) for contract in _contracts_of(module)
+    contract for module in (agents, turns, paths, search, leases) for contract in _contracts_of(module)
 )

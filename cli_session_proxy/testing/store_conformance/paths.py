@@ -9,6 +9,7 @@ from ...domain.models import Link, Turn
 from ...stores.base import ImportedTurn, TurnOutline
 from ..store_samples import (
     StoreFactory,
+    a_lease,
     a_session,
     a_turn,
     an_agent,
@@ -100,9 +101,11 @@ async def what_somebody_else_had_is_adopted_whole_or_not_at_all(factory: StoreFa
         theirs = imported_turns(agent, 2)
         why = Link("s", "s", "i1", "adopted", {"turns": ["i0", "i1"]}, 3.0)
         elsewhere = replace(why, turn_id="no such turn")
-        assert await raised(store.adopt(theirs, a_session(agent, "s", "i1"), [elsewhere])) is not None
+        assert (
+            await raised(store.adopt(a_lease(agent.key), theirs, a_session(agent, "s", "i1"), [elsewhere])) is not None
+        )
         assert await gathered(store.turns(agent.key)) == []
-        last = await store.adopt(theirs, a_session(agent, "s", "i1"), [why])
+        last = await store.adopt(a_lease(agent.key), theirs, a_session(agent, "s", "i1"), [why])
         chain = await store.chain(agent.key)
         assert chain is not None
         assert (last.id, chain.agent.head, chain.links) == ("i1", "i1", (why,))

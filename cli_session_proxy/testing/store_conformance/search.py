@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...stores.base import Arrival, Standing
-from ..store_samples import StoreFactory, a_begin, a_turn, an_agent, complete, gathered, opened, turn_of
+from ..store_samples import StoreFactory, a_begin, a_lease, a_turn, an_agent, complete, gathered, opened, turn_of
 
 
 async def history_finds_only_what_it_may(factory: StoreFactory) -> None:
@@ -60,7 +60,7 @@ async def a_fingerprint_finds_the_latest(factory: StoreFactory) -> None:
         agent = await an_agent(store)
         for turn_id in ("t1", "t2", "t3"):
             await store.accept(a_turn(agent, turn_id, fingerprint="other" if turn_id == "t3" else "f"))
-        await store.fail("t2", "failed", {}, (), {}, 20.0)
+        await store.fail("t2", "failed", {}, (), {}, 20.0, lease=a_lease(agent.key))
         found = await store.turn_by_fingerprint("local", "f")
         assert found is not None
         assert found.id == "t2"

@@ -6,13 +6,14 @@ import asyncio
 import json
 
 from ...domain.models import Block, Link, Message, Record, Turn
-from ...stores.base import Begun, KeyTaken, NewTurn
+from ...stores.base import KeyTaken, NewTurn
 from ..store_samples import (
     AWKWARD,
     IMAGE,
     StoreFactory,
     a_begin,
     a_commit,
+    a_lease,
     a_session,
     a_turn,
     an_agent,
@@ -110,7 +111,9 @@ async def a_failed_turn_dirties_its_session_and_leaves_the_head(factory: StoreFa
         await complete(store, agent, "t1")
         turn = await store.accept(a_turn(agent, "t2", "t1"))
         await store.begin(a_begin(turn))
-        failed = await store.fail("t2", "failed", {"code": "upstream_error"}, ({"n": 1},), {"total": 1}, 20.0)
+        failed = await store.fail(
+            "t2", "failed", {"code": "upstream_error"}, ({"n": 1},), {"total": 1}, 20.0, lease=a_lease(agent.key)
+        )
         assert failed == await store.turn("t2")
         assert (failed.status, failed.error, failed.finished_at) == ("failed", {"code": "upstream_error"}, 20.0)
         session = await store.session("s1")
@@ -127,7 +130,7 @@ async def a_requeued_turn_keeps_its_place(factory: StoreFactory) -> None:
         await complete(store, agent, "t1")
         first = await store.accept(a_turn(agent, "t2", "t1"))
         await store.begin(a_begin(first))
-        await store.fail("t2", "cancelled", {"code": "turn_cancelled"}, ({"n": 1},), {}, 20.0)
+        await store.fail("t2", "cancelled", {"code": "turn_cancelled"}, ({"n": 1},), {}, 20.0, lease=a_lease(agent.key))
         await store.accept(a_turn(agent, "t3", "t1"))
         again = await store.requeue("t2", "other")
         assert again == await store.turn("t2")
@@ -143,7 +146,7 @@ async def the_frames_of_every_attempt_are_known(factory: StoreFactory) -> None:
         agent, other = await an_agent(store), await an_agent(store, "b")
         turn = await store.accept(a_turn(agent, "t1"))
         for frame in ("f1", "f2", "f2"):
-            await store.begin(Begun(turn.id, None, "s1", frame, "started", {}, 12.0, {}))
+            await store.begin(a_begin(turn, frame_uuid=frame))
         assert await store.own_frames(agent.key, ["f1", "f2", "f3"]) == {"f1", "f2"}
         assert await store.own_frames(other.key, ["f1"]) == set()
         assert await store.own_frames(agent.key, []) == set()

@@ -68,6 +68,10 @@ class Pool:
         """The session's process, in use or idle."""
         return self._places.processes.get(session_id)
 
+    def sessions_in(self, cwd: Path) -> list[str]:
+        """The sessions whose processes work in this directory."""
+        return [session_id for session_id, process in self._places.processes.items() if process.cwd == cwd]
+
     def counts(self) -> Counts:
         places = self._places
         spare = len(places.spares)

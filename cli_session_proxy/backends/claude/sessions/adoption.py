@@ -23,7 +23,7 @@ from ....domain.models import JSON, Agent, Link, Session, Turn
 from ....errors import InvalidRequest, NotFound
 from ....sandbox import Sandboxes, directory_name
 from ....settings import Settings
-from ....stores.base import ChainPart, ImportedTurn, NewChain, Store, WholeTurn
+from ....stores.base import ChainPart, ImportedTurn, Lease, NewChain, Store, WholeTurn
 from .. import environment, transcript
 from .exchanges import Exchange, exchanges
 from .foreign import ForeignFile, Progress, survey
@@ -76,14 +76,16 @@ class Observer(Protocol):
         """They are in the chain now; `turn` is the last of them, the link names all."""
 
 
-async def adopt(store: Store, agent: Agent, parent: Turn, foreign: Foreign, observers: Sequence[Observer]) -> Turn:
+async def adopt(
+    store: Store, lease: Lease, agent: Agent, parent: Turn, foreign: Foreign, observers: Sequence[Observer]
+) -> Turn:
     """Take exchanges that someone else had in the session into the chain, and move the head to the last one."""
     adopter = Adopter(agent.key, foreign.session.id, foreign.note, parent, parent.model)
     turns = [adopter.turn(exchange) for exchange in exchanges(foreign.entries)]
     last = turns[-1].id
     detail: JSON = {"why": foreign.note, "turns": [turn.id for turn in turns]}
     link = Link(foreign.session.id, foreign.session.id, last, "adopted", detail, time.time())
-    adopted = await store.adopt(turns, replace(foreign.session, tip_turn_id=last, mark=None), [link])
+    adopted = await store.adopt(lease, turns, replace(foreign.session, tip_turn_id=last, mark=None), [link])
     for observer in observers:
         observer.adopted(adopted, link)
     return adopted

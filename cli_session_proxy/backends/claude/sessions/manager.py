@@ -247,10 +247,15 @@ class Sessions:
                 del self._in_step[gone]
                 self._totals.pop(gone, None)
 
-    async def spoil(self, ready: Ready, answered: str | None) -> None:
-        """A turn failed here: the process's memory holds what the path does not, and a new file is of no use."""
+    async def spoil(self, ready: Ready, answered: str | None, *, owned: bool) -> None:
+        """A turn failed here: the process's memory holds what the path does not, and a new file is of no use.
+
+        The files stay where the agent is not ours any more (`owned`): another proxy may go on from them.
+        """
         for session_id in {ready.session.id, answered or ready.session.id}:
             await self._end(session_id)
+        if not owned:
+            return
         if ready.continuity in ("started", "branched"):
             await asyncio.to_thread(transcript.remove, Path(ready.session.transcript))
         if answered is not None and answered != ready.session.id:
@@ -262,6 +267,12 @@ class Sessions:
         self._totals.pop(session_id, None)
         self.captures.forget(session_id)
         await self._pool.discard(session_id)
+
+    async def retire(self, agent: Agent) -> None:
+        """End the processes of this agent's sessions: another proxy writes them from now on."""
+        cwd = self._sandboxes.path(agent.dir)
+        for session_id in self._pool.sessions_in(cwd):
+            await self._end(session_id)
 
     async def forget(self, agent: Agent, session_ids: Sequence[str]) -> None:
         """End the agent's processes and remove its transcripts and what lies beside them."""

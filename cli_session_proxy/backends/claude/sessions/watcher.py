@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import structlog
 from watchfiles import Change, awatch
 
-from ....engine.ownership import Writers
+from ....domain.models import Agent
 from ....errors import ProxyError
 from ....sandbox import Sandboxes
 from ....settings import Settings
-from ....stores.base import Store
+from ....stores.base import Lease, Store
 from .. import environment, transcript
 from .adoption import Observer, adopt
 from .manager import Sessions
@@ -40,13 +41,13 @@ class Watcher:
         store: Store,
         sessions: Sessions,
         sandboxes: Sandboxes,
-        writers: Writers,
+        hold_if_free: Callable[[Agent], AbstractAsyncContextManager[Lease | None]],
         busy: Callable[[int], bool],
         observers: Sequence[Observer],
     ) -> None:
         self._store = store
         self._sessions = sessions
-        self._writers = writers
+        self._hold_if_free = hold_if_free
         self._busy = busy
         self._observers = observers
         self._projects = environment.config_dir(settings) / "projects"
@@ -81,17 +82,12 @@ class Watcher:
         agent = await self._store.agent_by_key(session.agent_key) if session else None
         if agent is None or self._busy(agent.key):
             return
-        lock = self._writers.try_idle(agent)
-        if lock is None:
-            return
-        try:
+        async with self._hold_if_free(agent) as lease:
             agent = await self._store.agent_by_key(agent.key)
-            if agent is None or agent.head is None or await self._store.waiting(agent.key):
+            if lease is None or agent is None or agent.head is None or await self._store.waiting(agent.key):
                 return
             head = await self._store.turn(agent.head)
             foreign = await self._sessions.foreign(agent, head) if head else None
             if head is not None and foreign is not None and transcript.has_ended(foreign.entries):
-                adopted = await adopt(self._store, agent, head, foreign, self._observers)
+                adopted = await adopt(self._store, lease, agent, head, foreign, self._observers)
                 log.info("adopted", agent=agent.agent_id, session_id=foreign.session.id, turn_id=adopted.id)
-        finally:
-            lock.release()

@@ -1,0 +1,202 @@
+"""Who may write an agent: one holder at a time, a higher epoch for each new one, and no write of a former one."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from ...errors import LeaseLost
+from ...stores.base import Granted, Held, Lease, PathChanged, Proxy
+from ..store_samples import (
+    HOLDER,
+    StoreFactory,
+    a_begin,
+    a_commit,
+    a_lease,
+    a_session,
+    a_turn,
+    an_agent,
+    complete,
+    gathered,
+    imported_turns,
+    opened,
+    raised,
+    turn_of,
+)
+
+OTHER = replace(HOLDER, id="other")
+# Its heartbeats have expired as soon as they are stored.
+STOPPED = Proxy("stopped", "here", -1.0)
+
+
+async def a_lease_has_one_holder_at_a_time(factory: StoreFactory) -> None:
+    async with opened(factory) as one, opened(factory) as two:
+        agent = await one.ensure_agent("local", "a", "local-a", named=True, now=1.0)
+        got = await asyncio.gather(*(store.acquire(agent.key, p) for store, p in ((one, HOLDER), (two, OTHER)) * 3))
+        granted = {answer.lease.holder for answer in got if isinstance(answer, Granted)}
+        assert len(granted) == 1
+        assert {answer.holder for answer in got if isinstance(answer, Held)} == granted
+
+
+async def the_same_holder_keeps_its_epoch(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        assert await store.acquire(agent.key, HOLDER) == Granted(a_lease(agent.key), None)
+        assert [held.lease for held in await store.renew(HOLDER)] == [a_lease(agent.key)]
+
+
+async def a_released_lease_is_granted_with_a_higher_epoch_and_nothing_to_settle(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        await store.release(a_lease(agent.key))
+        assert await store.renew(HOLDER) == []
+        assert await store.acquire(agent.key, OTHER) == Granted(Lease(agent.key, "other", 2), None)
+
+
+async def a_holder_that_responds_is_asked_and_not_replaced(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        assert await store.acquire(agent.key, OTHER) == Held("holder")
+        assert await store.wanted("holder") == [agent.key]
+        assert [held.wanted for held in await store.renew(HOLDER)] == ["other"]
+        await store.release(a_lease(agent.key))
+        assert isinstance(await store.acquire(agent.key, OTHER), Granted)
+        assert await store.wanted("other") == []
+
+
+async def an_expired_lease_is_taken_over_and_names_its_former_holder(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
+        await store.acquire(agent.key, STOPPED)
+        assert not await store.responds("stopped")
+        assert await store.acquire(agent.key, OTHER) == Granted(Lease(agent.key, "other", 2), "stopped")
+        assert await store.renew(STOPPED) == []
+
+
+async def an_expired_lease_that_nobody_took_is_renewed_under_its_epoch(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
+        await store.acquire(agent.key, STOPPED)
+        assert not await store.responds("stopped")
+        awake = replace(STOPPED, lease=3600.0)
+        assert [held.lease for held in await store.renew(awake)] == [Lease(agent.key, "stopped", 1)]
+        assert await store.responds("stopped")
+        assert await store.acquire(agent.key, OTHER) == Held("stopped")
+
+
+async def a_holder_that_is_known_to_have_ended_is_replaced_at_once(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        taken = await store.acquire(agent.key, OTHER, dead=("holder",))
+        assert taken == Granted(Lease(agent.key, "other", 2), "holder")
+
+
+async def a_stale_holder_writes_nothing(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        turn = await store.accept(a_turn(agent, "t1"))
+        await store.begin(a_begin(turn))
+        running = await turn_of(store, "t1")
+        await store.acquire(agent.key, OTHER, dead=("holder",))
+        assert isinstance(await raised(store.begin(a_begin(turn))), LeaseLost)
+        assert isinstance(await raised(store.commit(a_commit(turn, agent))), LeaseLost)
+        ended = store.fail("t1", "failed", {"code": "x"}, (), {}, 20.0, lease=a_lease(agent.key))
+        assert isinstance(await raised(ended), LeaseLost)
+        theirs = imported_turns(agent, 1)
+        assert isinstance(
+            await raised(store.adopt(a_lease(agent.key), theirs, a_session(agent, "s", "i0"), [])), LeaseLost
+        )
+        assert await turn_of(store, "t1") == running
+        assert [one.id for one in await gathered(store.turns(agent.key))] == ["t1"]
+        await store.release(a_lease(agent.key))  # not its own any more
+        now = Lease(agent.key, "other", 2)
+        assert [held.lease for held in await store.renew(OTHER)] == [now]
+        done = await store.commit(a_commit(turn, agent, lease=now))
+        assert done.status == "completed"
+
+
+async def a_running_turn_is_ended_only_under_a_lease(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        turn = await store.accept(a_turn(agent, "t1"))
+        assert (await store.fail("t1", "cancelled", {"code": "x"}, (), {}, 20.0)).status == "cancelled"
+        await store.requeue(turn.id, "holder")
+        await store.begin(a_begin(turn))
+        assert await raised(store.fail("t1", "cancelled", {"code": "x"}, (), {}, 20.0)) is not None
+        assert (await turn_of(store, "t1")).status == "running"
+
+
+async def epochs_never_come_back(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        epochs = []
+        for name in ("a", "b", "a"):
+            granted = await store.acquire(agent.key, Proxy(name, "here", 3600.0), dead=("holder", "a", "b"))
+            assert isinstance(granted, Granted)
+            epochs.append(granted.lease.epoch)
+        assert epochs == [2, 3, 4]
+    async with opened(factory) as store:
+        await store.resign("a")
+        assert await store.acquire(agent.key, HOLDER) == Granted(Lease(agent.key, "holder", 5), None)
+
+
+async def a_deleted_agent_has_no_lease(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        done = await complete(store, agent, "t1")
+        await store.follow(done.id, "other")
+        await store.delete_agent(agent.key)
+        assert await store.renew(HOLDER) == []
+        assert await store.followers(done.id) == []
+
+
+# --- answers, and who still wants them ---
+
+
+async def a_proxy_whose_clients_wait_for_an_answer_is_known_until_it_resigns(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        done = await complete(store, agent, "t1")
+        for proxy in ("b", "b", "c"):
+            await store.follow(done.id, proxy)
+        assert sorted(await store.followers(done.id)) == ["b", "c"]
+        await store.unfollow(done.id, "b")
+        await store.resign("c")
+        assert await store.followers(done.id) == []
+
+
+async def an_answer_that_a_turn_continues_has_arrived(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        await complete(store, agent, "t1")
+        child = await store.accept(a_turn(agent, "t2", "t1"))
+        await store.begin(a_begin(child))
+        await store.set_delivery("t1", "undelivered")
+        assert (await turn_of(store, "t1")).delivery == "pending"
+        await store.commit(a_commit(child, agent))
+        await store.set_delivery("t1", "undelivered")
+        assert (await turn_of(store, "t1")).delivery == "pending"
+
+
+async def an_undelivered_answer_is_claimed_while_the_conversation_can_go_on_from_it(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        await complete(store, agent, "t1")
+        await store.set_delivery("t1", "undelivered")
+        waiting = await store.accept(a_turn(agent, "t2", reason={"rule": "head"}))
+        assert await store.claim("t1", "b")
+        assert (await turn_of(store, "t1")).delivery == "pending"
+        await store.set_delivery("t1", "undelivered")
+        await store.begin(a_begin(waiting, left_off=("t1",)))
+        assert not await store.claim("t1", "b")  # a turn that runs has begun without it
+
+
+async def a_turn_does_not_begin_without_an_answer_that_was_claimed_meanwhile(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        await complete(store, agent, "t1")
+        await store.set_delivery("t1", "undelivered")
+        turn = await store.accept(a_turn(agent, "t2", reason={"rule": "head"}))
+        assert await store.claim("t1", "b")
+        assert isinstance(await raised(store.begin(a_begin(turn, left_off=("t1",)))), PathChanged)
+        assert (await turn_of(store, "t2")).status == "queued"
