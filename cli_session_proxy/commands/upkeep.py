@@ -18,6 +18,7 @@ from ..domain.models import Agent
 from ..errors import NotFound
 from ..export import incoming, portable
 from ..export.portable import Moved
+from ..export.words import count
 from ..sandbox import make_private
 from ..settings import Settings
 from ..stores.base import Store
@@ -54,15 +55,16 @@ async def _chosen(store: Store, owner: str | None, agent_id: str | None) -> list
 
 
 def print_verified(found: list[Verified]) -> Iterator[str]:
-    """A line an agent, and one for each difference."""
+    """A line an agent, and one for each difference and note."""
     if not found:
         yield "no chains yet"
     for one in found:
-        state = "equal" if not one.differences else f"{len(one.differences)} differences"
+        state = "equal" if not one.differences else count(len(one.differences), "difference")
         busy = f", {len(one.busy)} being written" if one.busy else ""
         busy += f", {len(one.unwritten)} written at the next turn" if one.unwritten else ""
-        yield f"{printable(one.agent_id)}: {state} ({one.sessions} sessions, {one.records} records read{busy})"
-        for difference in one.differences:
+        read = f"{count(one.sessions, 'session')}, {count(one.records, 'record')} read"
+        yield f"{printable(one.agent_id)}: {state} ({read}{busy})"
+        for difference in (*one.differences, *one.notes):
             where = "head" if difference.at_head else f"turn {difference.tip}"
             name = difference.session_id or "no session"
             yield f"  {difference.kind:10} session {name}, {where}: {printable(difference.text)}"

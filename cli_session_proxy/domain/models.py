@@ -216,7 +216,8 @@ class Turn:
 class FileMark:
     """What a transcript file looked like when it was last known to equal the path up to the tip.
 
-    `size` in bytes; `sha256` of exactly those bytes; `leaf` is the uuid of the last record on the path.
+    `size` in bytes; `sha256` of exactly those bytes, as we know them, whatever the file holds since; `leaf` is the
+    uuid of the last record on the path. `ctime_ns` is 0 in marks of 0.1: nothing is taken as unchanged by those.
     """
 
     device: int
@@ -225,6 +226,7 @@ class FileMark:
     mtime_ns: int
     sha256: str
     leaf: str | None
+    ctime_ns: int = 0
 
     def as_json(self) -> JSON:
         return {name: getattr(self, name) for name in self.__slots__}

@@ -60,6 +60,8 @@ class Run:
 
     def ended(self, status: str, **how: Any) -> tuple[JSON, ...]:
         """All attempts of the turn, this one with its end."""
+        if self._entry is None:  # its process died before it was asked
+            how = {"n": self.number, "asked": False, **how}
         self.live.attempt_ended({"ended_at": time.time(), "status": status, **how})
         return tuple(self.live.attempts)
 

@@ -21,10 +21,10 @@ import structlog
 
 from ..backends.claude import environment, transcript
 from ..backends.claude.process.proc import start_time
-from ..backends.claude.sessions.exchanges import Exchange
-from ..backends.claude.transcript import Entry, Parsed, Reader
+from ..backends.claude.sessions.exchanges import Exchange, invented
+from ..backends.claude.transcript import Entry, Parsed
 from ..domain import lineage
-from ..domain.models import FINISHED, Agent, FileMark, Link, LinkReason, Session, Turn
+from ..domain.models import FINISHED, Agent, Link, LinkReason, Session, Turn
 from ..errors import ProxyError
 from ..sandbox import Sandboxes
 from ..settings import Settings
@@ -180,7 +180,8 @@ class Recovery:
         exchange, now = found.exchange, time.time()
         session_id = found.path.stem
         cost = before.cost_total_usd if before else 0.0
-        session = Session(session_id, agent.key, turn.id, str(found.path), found.version, now, found.mark, cost)
+        # Without a mark: nobody has compared what stands before this turn in the file, and the next turn does.
+        session = Session(session_id, agent.key, turn.id, str(found.path), found.version, now, None, cost)
         commit = Commit(
             lease=lease,
             turn_id=turn.id,
@@ -216,13 +217,13 @@ class Recovery:
         known = transcript.parse_records(await self._store.records(turn.parent_id)) if turn.parent_id else Parsed(())
         cwd = self._sandboxes.path(agent.dir)
         asked = transcript.path_of(self._config_dir, cwd, turn.session_id)
-        found = await asyncio.to_thread(_read, asked, turn, known.leaf)
+        found = await asyncio.to_thread(_read, asked, turn, known)
         if found is not None:
             return found
         others: list[_Found] = []
         for path in await asyncio.to_thread(_since, asked.parent, turn.started_at or 0.0):
             if path != asked and await self._store.session(path.stem) is None:
-                one = await asyncio.to_thread(_read, path, turn, known.leaf)
+                one = await asyncio.to_thread(_read, path, turn, known)
                 others += [one] if one else []
         return others[0] if len(others) == 1 else None  # CLI 1.x: a copy under a new id; two would be a guess
 
@@ -230,21 +231,23 @@ class Recovery:
 class _Found:
     """A finished turn in a transcript."""
 
-    def __init__(self, path: Path, entries: list[Entry], mark: FileMark) -> None:
+    def __init__(self, path: Path, entries: list[Entry]) -> None:
         self.path = path
-        self.mark = mark
         self.exchange = Exchange(tuple(entries))
         last = [entry for entry in self.exchange.path if entry.kind == "assistant"][-1]
         self.stop_reason = last.data["message"].get("stop_reason")
         self.version = str(last.data.get("version", ""))
 
 
-def _read(path: Path, turn: Turn, leaf: str | None) -> _Found | None:
-    got = Reader(path, None).appended()
-    if got is None or got[0].broken:
+def _read(path: Path, turn: Turn, known: Parsed) -> _Found | None:
+    try:
+        parsed = transcript.parse(path.read_bytes())
+    except OSError:
         return None
-    parsed, mark = got
-    entries = list(parsed.entries)
+    is_copy = path.stem != turn.session_id
+    if parsed.broken or (is_copy and transcript.copied_up_to(known.path, parsed.path) is None):
+        return None
+    entries, leaf = list(parsed.entries), known.leaf
     at = next((n for n, entry in enumerate(entries) if entry.uuid == leaf), None)
     if leaf is not None:
         if at is None:
@@ -253,7 +256,9 @@ def _read(path: Path, turn: Turn, leaf: str | None) -> _Found | None:
     said = [entry for entry in entries if entry.on_path]
     if not transcript.is_complete(said) or not transcript.unbroken(said, leaf):
         return None
-    return _Found(path, entries, mark) if _is_turn(said, turn) and transcript.has_ended(said) else None
+    if invented(said, [block for message in turn.input for block in message.content]):
+        return None
+    return _Found(path, entries) if _is_turn(said, turn) and transcript.has_ended(said) else None
 
 
 def _is_turn(said: list[Entry], turn: Turn) -> bool:

@@ -35,8 +35,18 @@ _BEHIND: Mapping[str, str] = {
         "The session's transcript still held what an attempt that was not kept had left there, and somebody else's "
         "words behind it"
     ),
+    "made_up": "The session's transcript ended with tool results that a CLI made up when its proxy was gone",
     "broken_line": "The session's transcript ended with a broken line",
     "notes": "The session's transcript ended with records that belong to no prompt",
+}
+# What was found of a transcript after a CLI had loaded it (`transcript.following.How`, `Sessions.ready`).
+_CHANGED: Mapping[str, str] = {
+    "gone": "it was gone",
+    "another_file": "another file lay in its place",
+    "content": "its content was another",
+    "records": "records followed",
+    "touched": "it was written to or moved, although its content was the same",
+    "conversation": "the CLI went on from another conversation",
 }
 # How an attempt ended that another one followed.
 _ENDED: Mapping[str, str] = {"failed": "failed ({why})", "cancelled": "was cancelled ({why})"}
@@ -91,6 +101,9 @@ def _attempts(reason: JSON, attempts: Sequence[JSON]) -> Iterator[str]:
         if why == reason.get("output_refused"):
             why = f"its answer was not the JSON that was asked for ({why})"
         ended = _ENDED.get(str(attempt.get("status")), "was answered, but the answer could not be kept").format(why=why)
+        if attempt.get("asked") is False:
+            yield f"Attempt {number} {ended}, before the prompt was sent: it was sent as attempt {number + 1}."
+            continue
         yield (
             f"Attempt {number} {ended}: the prompt was sent again as attempt {number + 1}, to a session that does not "
             "know of it."
@@ -116,6 +129,15 @@ def _process(ended: str) -> str:
     return (
         f"The CLI process that was kept for this session {ended}: a new one resumed the session, whose transcript was "
         "verified first."
+    )
+
+
+def _reloaded(how: Sequence[str]) -> str:
+    times = "" if len(how) == 1 else f" {len(how)} times"
+    whys = "; ".join(dict.fromkeys(_CHANGED.get(one, one) for one in how))
+    return (
+        f"The session's transcript was changed{times} while a CLI was loading it ({whys}): that CLI was ended before it "
+        "was asked anything, and a new one loaded what the chain knows."
     )
 
 
@@ -145,6 +167,7 @@ _BEFORE: Mapping[str, Callable[[Any], str]] = {
     "sandbox": _sandbox,
     "repaired": _repaired,
     "process": _process,
+    "reloaded": _reloaded,
 }
 _AFTER: Mapping[str, Callable[[Any], str]] = {
     "retries": _retries,
@@ -174,17 +197,17 @@ def _rebuilt(detail: JSON, _source: str, _target: str) -> str:
     lines = f" ({count(detail['records'], 'line')})" if "records" in detail else ""
     if why == IMPORTED:
         return f"The client brought a conversation that was new here: a session was written from it{lines}."
+    kept = f"; what was there is kept at {detail['kept']}" if "kept" in detail else ""
     if why == NOBODY_WAITS:
         return (
             "The CLI process that waited for these tool results was gone: the session was written again from the "
-            f"chain{lines}, results and all, and a new process goes on from them."
+            f"chain{lines}, results and all, and a new process goes on from them{kept}."
         )
     found = str(detail.get("found", ""))
     broke = _BEHIND.get(str(detail.get("behind"))) or _FOUND.get(found, "The session was not equal to the chain")
     evidence = f" ({why})" if why and "behind" not in detail else ""
     if detail.get("also_at"):
         evidence += f"; a copy at {', '.join(detail['also_at'])} is not the chain's either"
-    kept = f"; what was there is kept at {detail['kept']}" if "kept" in detail else ""
     return f"{broke}{evidence}: it was written again from the chain{lines}{kept}."
 
 

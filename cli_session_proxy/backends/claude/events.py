@@ -130,3 +130,15 @@ class ProcessDied(Exception):
         self.returncode = returncode
         self.stderr = stderr
         self.no_conversation = no_conversation
+
+
+class WrongTranscript(ProcessDied):
+    """It has loaded, or may have loaded, something else than the transcript that was verified for it.
+
+    `how` is one of `transcript.following.How`, or `conversation`: what it wrote belongs to another one. Nothing that
+    it says may be kept.
+    """
+
+    def __init__(self, how: str) -> None:
+        super().__init__(f"it loaded a changed transcript ({how})", returncode=None, stderr="")
+        self.how = how

@@ -29,7 +29,7 @@ from ...errors import (
     TurnTimeout,
     UpstreamError,
 )
-from .events import ProcessDied, Result
+from .events import ProcessDied, Result, WrongTranscript
 from .resets import seconds_until
 
 TEXT_LIMIT = 500
@@ -171,6 +171,12 @@ _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], .
 def error_for_death(died: ProcessDied) -> ProxyError:
     """The error of a turn whose process ended without a result. Of its stderr only what is recognised is told."""
     detail: JSON = {} if died.returncode is None else {"exit_code": died.returncode}
+    if isinstance(died, WrongTranscript):
+        return SessionBusy(
+            "the session's transcript was changed while the Claude CLI was loading it: nothing of its answer was kept. "
+            "Stop what else writes to the CLI's directory, look at what tools may have done, and send this again",
+            detail={"how": died.how},
+        )
     if _LOGIN.search(died.stderr):
         return ClaudeNotLoggedIn(f"the Claude CLI is not logged in: {NOT_LOGGED_IN}", detail=detail)
     if "already in use" in died.stderr:

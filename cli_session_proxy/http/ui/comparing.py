@@ -1,15 +1,14 @@
-"""The difference between chain and transcript at one turn, for the page. Reads, never mends."""
+"""The difference between chain and transcript at one turn, for the page. Reads, never mends, and compares nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 
 from ... import redact
 from ...backends.claude import transcript
 from ...backends.claude.sessions.verifying import Verifier
-from ...backends.claude.transcript import Entry
+from ...backends.claude.transcript import Entry, Verdict
 from ...domain.models import JSON, Agent, Record, Turn
 from ...stores.base import Store
 
@@ -26,44 +25,38 @@ async def compare(verifier: Verifier, store: Store, agent: Agent, turn: Turn) ->
     session = await store.session(turn.session_id) if turn.session_id else None
     if session is None or session.tip_turn_id is None:
         return {"found": "none", "differences": [], "records": []}
-    busy, differences = await verifier.session(agent, session)
-    above = len(await store.records(turn.parent_id)) if turn.parent_id else 0
-    own = (await store.records(turn.id))[above:]
-    path = Path(differences[0].transcript if differences else session.transcript)
+    looked = await verifier.session(agent, session)
+    told = (*looked.differences, *looked.notes)
+    own = await store.own_records(turn.id)
     return {
-        "found": "different" if differences else "busy" if busy else "equal",
-        "differences": [redact.data({"kind": one.kind, "text": one.text}) for one in differences],
+        "found": "different" if looked.differences else "busy" if looked.busy else "equal",
+        "differences": [redact.data({"kind": one.kind, "text": one.text}) for one in told],
         "session_id": session.id,
-        "transcript": str(path),
+        "transcript": told[0].transcript if told else session.transcript,
         "tip_turn_id": session.tip_turn_id,
-        "records": await asyncio.to_thread(_side_by_side, own, path, is_tip=session.tip_turn_id == turn.id),
+        "records": await asyncio.to_thread(_side_by_side, own, looked.verdict, is_tip=session.tip_turn_id == turn.id),
     }
 
 
-def _side_by_side(own: list[Record], path: Path, *, is_tip: bool) -> list[JSON]:
-    try:
-        entries = transcript.parse(path.read_bytes()).entries
-    except OSError:  # the differences say what is wrong with the file
-        entries = ()
-    in_file = {entry.uuid: entry for entry in entries if entry.uuid}
-    mine = [entry for entry in transcript.parse_records(own).entries if entry.uuid]
-    rows = [_row(entry, in_file.get(entry.uuid or "")) for entry in mine]
-    if is_tip and mine:
-        # What stands behind the last record of the path.
-        last = next((at for at, entry in enumerate(entries) if entry.uuid == mine[-1].uuid), len(entries))
-        rows += [_row(None, entry) for entry in entries[last + 1 :] if entry.on_path]
+def _side_by_side(own: list[Record], verdict: Verdict | None, *, is_tip: bool) -> list[JSON]:
+    """The turn's records as the comparator found them, and behind the last turn's what the chain does not know."""
+    mine = transcript.parse_records(own).path
+    if verdict is not None and verdict.found == "equal" and not verdict.pairs:  # known by its hash
+        return [_row("equal", entry, None) for entry in mine]
+    found = {pair.ours.uuid: pair for pair in verdict.pairs} if verdict is not None else {}
+    rows = []
+    for entry in mine:
+        pair = found.get(entry.uuid)
+        state = "only in the chain" if pair is None or pair.state == "lost" else pair.state
+        rows.append(_row(state, entry, pair.theirs if pair else None))
+    if verdict is not None and is_tip:
+        rows += [_row("only in the transcript", None, entry) for entry in verdict.unknown]
     return rows
 
 
-def _row(chain: Entry | None, file: Entry | None) -> JSON:
+def _row(state: str, chain: Entry | None, file: Entry | None) -> JSON:
     either = chain or file
     assert either is not None
-    if chain is None:
-        state = "only in the transcript"
-    elif file is None:
-        state = "only in the chain"
-    else:
-        state = "equal" if chain.says() == file.says() else "changed"
     return {
         "uuid": either.uuid, "kind": either.kind, "state": state,
         "chain": _text(chain), "file": _text(file) if state != "equal" else None,

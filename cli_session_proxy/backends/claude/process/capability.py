@@ -29,6 +29,9 @@ INSTALL = (
 # Options that --help does not list but the CLI takes (run on 1.0.120 and 2.1.329): seen in its program text.
 HIDDEN_FLAGS = ("--system-prompt", "--system-prompt-file")
 KEEPS_SESSION_ID = (2, 0, 0)  # below it every --resume answers with a new id (facts, "Session ids")
+# It answers `initialize` when it has loaded the session that it resumes: with every read of the transcript held up for
+# 1.5 s, the answer came after the last of them (run on 1.0.90, 1.0.120 and 2.1.330). 1.0.60 never answers.
+TELLS_WHEN_LOADED = (1, 0, 90)
 KNOWS_CLIENT_COMPOSED = (2, 1, 329)  # run on; an older one counts as knowing it when its program text names it
 CLIENT_COMPOSED = b"client_composed"
 # A `set_model` that names the model it has and a system prompt replaces the prompt in the running process. A CLI
@@ -74,6 +77,11 @@ class Capability:
     def keeps_session_id(self) -> bool:
         """`--resume X` answers with X."""
         return self.version_tuple >= KEEPS_SESSION_ID
+
+    @property
+    def tells_when_loaded(self) -> bool:
+        """It answers `initialize`, and has loaded its session by then; it does not read it again later."""
+        return self.version_tuple >= TELLS_WHEN_LOADED
 
     @property
     def chooses_tools(self) -> bool:

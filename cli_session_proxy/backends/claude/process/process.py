@@ -16,7 +16,7 @@ import contextlib
 import signal
 import time
 from asyncio.subprocess import Process
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +70,7 @@ class ClaudeProcess:
         self._reader: TurnReader | None = None  # of the turn that runs, or that waits for the client
         self._model: str | None = None  # the model's id, as the process itself names it
         self._closing: asyncio.Task[None] | None = None
+        self._unconfirmed: Callable[[], Awaitable[None]] | None = None
         self._output = Output(child, asked=self._serve, broken=self.kill, ended=ended)
 
     @classmethod
@@ -135,6 +136,19 @@ class ClaudeProcess:
         """The last 16 KB of what it printed there."""
         return self._output.stderr
 
+    async def loaded(self, confirm: Callable[[], Awaitable[None]]) -> None:
+        """Have `confirm` called when it has read the session that it resumes, before it is asked anything.
+
+        A CLI that does not tell when that is gets the turn's frame first: then `confirm` is called at the first thing
+        that it says, before anything is passed on. Raises ProcessDied, and what `confirm` raises.
+        """
+        if not self.launch.capability.tells_when_loaded:
+            self._unconfirmed = confirm
+            return
+        if await self._ask("initialize") is None:
+            raise await self._death()
+        await confirm()
+
     # --- a turn -----------------------------------------------------------------------------------------
 
     async def turn(
@@ -179,6 +193,9 @@ class ClaudeProcess:
                 if isinstance(frame, End):
                     raise await self._death()
                 self._check_tools(frame)
+                if self._unconfirmed is not None and frame is not None:
+                    await self._unconfirmed()
+                    self._unconfirmed = None
                 for event in reader.feed(frame):
                     if isinstance(event, Refused):
                         await self._refuse(event)

@@ -14,9 +14,12 @@ from ....domain import client_tools
 from ....domain.models import JSON, Block, Continuity, FileMark, Link, Message, Record, Session, Turn
 from ....stores.base import Store
 from .. import transcript
+from ..events import WrongTranscript
 from ..process.process import ClaudeProcess
-from ..transcript import Reader, Scribe
+from ..transcript import Entry, Parsed, Reader, Scribe
 from . import stopping
+from .exchanges import is_prompt
+from .reopening import SYNTHETIC_MODEL
 
 # How many transcripts are followed without reading them again; beyond it one is re-hashed at its next turn.
 READERS = 1024
@@ -90,19 +93,40 @@ class Captures:
         reader = self._readers.get(session_id)
         return reader is not None and reader.is_at_end()
 
-    async def taken(self, ready: Ready, turn: Turn, path: Path, said: Said) -> Taken:
-        """What the turn added. What cannot be read is made from the frames. After a cut, its process is dead."""
-        taken = await self._cut(ready, turn, path, said) if said.stopped else await self._read(ready, path, said)
-        if not taken.records and said.session_id != ready.session.id:
-            copied = await asyncio.to_thread(self._from_copy, ready, path, said, await self._path(ready))
-            taken = copied or taken
-        return taken if taken.records else replace(taken, records=_made(ready, turn, said))
+    def follow(self, session_id: str, reader: Reader) -> None:
+        """Go on from where this reader is: its file was read as a whole just now."""
+        self._readers.pop(session_id, None)
+        self._readers[session_id] = reader
+        while len(self._readers) > READERS:
+            self._readers.popitem(last=False)
 
-    async def _read(self, ready: Ready, path: Path, said: Said) -> Taken:
+    async def taken(self, ready: Ready, turn: Turn, path: Path, said: Said) -> Taken:
+        """What the turn added. What cannot be read is made from the frames. After a cut, its process is dead.
+
+        Raises WrongTranscript where what was written shows that the process went on from another conversation.
+        """
+        copied = said.session_id != ready.session.id
+        known = transcript.parse_records(await self._path(ready)).path if copied or said.stopped else []
+        if said.stopped:
+            taken = await self._cut(ready, turn, path, said, known)
+        else:
+            taken = await self._read(ready, path, said, known)
+        if taken.records:
+            return taken
+        if not copied:
+            known = transcript.parse_records(await self._path(ready)).path
+        went_on = await asyncio.to_thread(goes_on_from, path, known, said, copied=copied)
+        if not went_on:
+            raise WrongTranscript("conversation")
+        return replace(taken, records=_made(ready, turn, said))
+
+    async def _read(self, ready: Ready, path: Path, said: Said, known: Sequence[Entry]) -> Taken:
         """It is written in batches: the last one is waited for, bounded."""
         give_up = time.monotonic() + FLUSH_WAIT
         while True:
-            if self._is_small(ready, path, said.session_id):
+            if said.session_id != ready.session.id:
+                taken = await asyncio.to_thread(self._take_copy, ready, path, said, known)
+            elif self._is_small(ready, path):
                 taken = self._take(ready, path, said)
             else:
                 taken = await asyncio.to_thread(self._take, ready, path, said)
@@ -110,10 +134,10 @@ class Captures:
                 return taken
             await asyncio.sleep(FLUSH_POLL)
 
-    def _is_small(self, ready: Ready, path: Path, session_id: str) -> bool:
+    def _is_small(self, ready: Ready, path: Path) -> bool:
         """So little was added to a transcript that we follow that a thread would cost more than to read it."""
-        mark, reader = ready.session.mark, self._readers.get(session_id)
-        if mark is None or reader is None or session_id != ready.session.id or not reader.holds(mark):
+        mark, reader = ready.session.mark, self._readers.get(ready.session.id)
+        if mark is None or reader is None or not reader.holds(mark):
             return False
         try:
             return os.stat(path).st_size - mark.size <= SMALL
@@ -121,46 +145,56 @@ class Captures:
             return False
 
     def _take(self, ready: Ready, path: Path, said: Said) -> Taken:
-        session_id = said.session_id
-        reader = self._reader(ready, path, session_id)
+        """What was appended to the session's own file."""
+        session_id, mark = ready.session.id, ready.session.mark
+        reader = self._readers.pop(session_id, None)
+        if mark is None:
+            reader = Reader(path, None)
+        elif reader is None or not reader.holds(mark):
+            try:
+                reader = Reader.behind(path, mark)
+            except transcript.Changed:
+                return self._take_anew(ready, path, said)
+        before = reader.copy()
         got = reader.appended()
         if got is None:
-            self._readers.pop(session_id, None)
-            reader = Reader(path, None)
-            got = reader.appended()
-            if got is None:
-                # At calls there is no result yet that the CLI flushes its transcript before.
-                note = "the transcript is gone; records made from the frames"
-                return Taken([], None, note, more=bool(said.calls))
-            parsed, _ = got
-            records = sound(after(parsed.entries, ready.leaf), ready.leaf, said, quiet=ready.quiet)
-            return Taken(records, None, "the transcript was replaced during the turn")
-        parsed, mark = got
-        entries = after(parsed.entries, ready.leaf)
-        records = sound(entries, ready.leaf, said, quiet=ready.quiet)
+            return self._take_anew(ready, path, said)
+        parsed, now = got
+        records = sound(parsed.entries, ready.leaf, said, quiet=ready.quiet)
         if not records or parsed.broken:
-            self._readers.pop(session_id, None)
-            more = parsed.broken > 0 or not is_whole([entry for entry in entries if entry.on_path], said)
+            self.follow(session_id, before)  # to be read again, when more of it is there
+            more = parsed.broken > 0 or not is_whole(parsed.path, said)
             return Taken(records, None, "the transcript does not continue the path", more)
-        self._remember(session_id, reader)
-        return Taken(records, mark, "read from the transcript")
+        self.follow(session_id, reader)
+        return Taken(records, now, "read from the transcript")
 
-    def _from_copy(self, ready: Ready, path: Path, said: Said, known: Sequence[Record]) -> Taken | None:
-        """A CLI that answers under a new id has copied the session, perhaps under other names."""
+    def _take_anew(self, ready: Ready, path: Path, said: Said) -> Taken:
+        """What the turn added to a file that is not the one that it began with."""
+        got = Reader(path, None).appended()
+        if got is None:
+            # At calls there is no result yet that the CLI flushes its transcript before.
+            note = "the transcript is gone; records made from the frames"
+            return Taken([], None, note, more=bool(said.calls))
+        records = sound(behind(got[0].entries, ready.leaf), ready.leaf, said, quiet=ready.quiet)
+        return Taken(records, None, "the transcript was replaced during the turn")
+
+    def _take_copy(self, ready: Ready, path: Path, said: Said, known: Sequence[Entry]) -> Taken:
+        """A CLI that answers under a new id has copied the session: the copy shows what it had loaded.
+
+        It is taken as the session's file only where it is a copy of the path. CLI 1.0.120 gives new names to records
+        that it cuts, and to all that follow.
+        """
         reader = Reader(path, None)
         got = reader.appended()
-        if got is None or got[0].broken:
-            return None
+        if got is None:
+            return Taken([], None, "the transcript is gone; records made from the frames", more=bool(said.calls))
         parsed, mark = got
-        start = transcript.copied_up_to(transcript.parse_records(known).path, parsed.path)
-        if start is None or start == len(parsed.path):
-            return None
-        first = parsed.path[start]
-        own = parsed.entries[parsed.entries.index(first) :]
-        records = sound([first.hung_on(ready.leaf), *own[1:]], ready.leaf, said, quiet=ready.quiet)
-        if not records:
-            return None
-        self._remember(said.session_id, reader)
+        own = behind_copy(known, parsed, ready.leaf)
+        records = sound(own, ready.leaf, said, quiet=ready.quiet)
+        if not records or parsed.broken:
+            more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], said)
+            return Taken(records, None, "the transcript does not continue the path", more)
+        self.follow(said.session_id, reader)
         return Taken(records, mark, "read from the CLI's copy of the session")
 
     async def _path(self, ready: Ready) -> list[Record]:
@@ -168,37 +202,21 @@ class Captures:
         parent = ready.session.tip_turn_id
         return [*(await self._store.records(parent) if parent else []), *ready.lead]
 
-    async def _cut(self, ready: Ready, turn: Turn, path: Path, said: Said) -> Taken:
+    async def _cut(self, ready: Ready, turn: Turn, path: Path, said: Said, known: Sequence[Entry]) -> Taken:
         """The answer was cut at a stop sequence: so are its records, and the transcript with them."""
-        added = await asyncio.to_thread(read_after, path, ready.leaf)
+        added = await asyncio.to_thread(_added, path, ready, said, known)
         scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
-        if any(entry.kind == "user" for entry in added) or ready.quiet:
+        if any(entry.kind == "user" for entry in added) or (added and ready.quiet):
             unseen = ready.process.launch.capability.takes_tools
             records = stopping.cut(added, said.output, scribe, turn.model, unseen=unseen)
-        else:
+        elif await asyncio.to_thread(goes_on_from, path, known, said, copied=said.session_id != ready.session.id):
             records = _made(ready, turn, said)
+        else:
+            return Taken([], None, "the transcript does not continue the path")
         path_records = [*await self._path(ready), *records]
         strict = not ready.process.launch.capability.keeps_session_id
         mark = await asyncio.to_thread(transcript.write, path, path_records, said.session_id, strict_order=strict)
         return Taken(records, mark, "cut at a stop sequence")
-
-    def _reader(self, ready: Ready, path: Path, session_id: str) -> Reader:
-        mark = ready.session.mark
-        reader = self._readers.pop(session_id, None)
-        if session_id != ready.session.id or mark is None:
-            return Reader(path, None)
-        if reader is None or not reader.holds(mark):
-            reader = Reader(path, ready.leaf)
-            try:
-                reader.skip_to(mark)
-            except OSError:
-                return Reader(path, None)
-        return reader
-
-    def _remember(self, session_id: str, reader: Reader) -> None:
-        self._readers[session_id] = reader
-        while len(self._readers) > READERS:
-            self._readers.popitem(last=False)
 
 
 def _made(ready: Ready, turn: Turn, said: Said) -> list[Record]:
@@ -210,16 +228,79 @@ def _made(ready: Ready, turn: Turn, said: Said) -> list[Record]:
     return [*asked, scribe.record(Message("assistant", client_tools.as_cli(said.output)), turn.model)]
 
 
-def after(entries: Sequence[transcript.Entry], leaf: str | None) -> list[transcript.Entry]:
-    """The lines behind the path's last record; all of them when it is not among these lines."""
-    if leaf is not None:
-        for at, entry in enumerate(entries):
-            if entry.uuid == leaf:
-                return list(entries[at + 1 :])
-    return list(entries)
+def behind(entries: Sequence[Entry], leaf: str | None) -> list[Entry]:
+    """The lines behind the path's last record; where that is gone, those that hang on it. No others are the turn's."""
+    if leaf is None:
+        return list(entries)
+    for at, entry in enumerate(entries):
+        if entry.uuid == leaf:
+            return list(entries[at + 1 :])
+    first = next((at for at, entry in enumerate(entries) if entry.on_path and entry.parent == leaf), len(entries))
+    return list(entries[first:])
 
 
-def sound(entries: Sequence[transcript.Entry], leaf: str | None, said: Said, *, quiet: bool) -> list[Record]:
+def behind_copy(known: Sequence[Entry], parsed: Parsed, leaf: str | None) -> list[Entry]:
+    """The lines behind a copy of the path, hung on its last record; none where it is no copy of these records."""
+    path = parsed.path
+    start = transcript.copied_up_to(known, path)
+    if start is None:
+        return []
+    if leaf is None or any(entry.uuid == leaf for entry in path):
+        return behind(parsed.entries, leaf)
+    at = next((at for at, entry in enumerate(parsed.entries) if start < len(path) and entry is path[start]), None)
+    return [] if at is None else [parsed.entries[at].hung_on(leaf), *parsed.entries[at + 1 :]]
+
+
+def _added(path: Path, ready: Ready, said: Said, known: Sequence[Entry]) -> list[Entry]:
+    """What the turn added, read from the whole file."""
+    try:
+        parsed = transcript.parse(path.read_bytes())
+    except OSError:
+        return []
+    copied = said.session_id != ready.session.id
+    return behind_copy(known, parsed, ready.leaf) if copied else behind(parsed.entries, ready.leaf)
+
+
+def goes_on_from(path: Path, known: Sequence[Entry], said: Said, *, copied: bool) -> bool:
+    """Did the process go on from these records? False only where its file shows that it had another conversation.
+
+    A CLI hangs what it writes on the last record that it loaded, or writes a copy of all that it loaded.
+    """
+    try:
+        parsed = transcript.parse(path.read_bytes())
+    except OSError:
+        return True
+    if not known:
+        return True
+    if copied:
+        return _is_made_of(known, parsed.path)
+    ours = {entry.uuid for entry in known}
+    there = {entry.uuid: entry for entry in parsed.path}
+    at = there.get(said.frame_uuid)
+    if at is None:
+        return True  # it is not known where the turn begins
+    while at is not None and at.uuid not in ours:
+        del there[at.uuid]  # so that it ends, whatever hangs on whatever
+        above = at.parent or at.data.get("logicalParentUuid")
+        if above in ours:
+            return True
+        at = there.get(above)
+    return at is not None
+
+
+def _is_made_of(known: Sequence[Entry], copy: Sequence[Entry]) -> bool:
+    """Is all that is said in the copy before its last prompt said in these records, in this order?
+
+    A CLI may leave out records when it copies, and answers in the model's place. It does not add anybody's words.
+    """
+    last = max((at for at, entry in enumerate(copy) if is_prompt(entry)), default=0)
+    real = (entry for entry in copy[:last] if entry.data.get("message", {}).get("model") != SYNTHETIC_MODEL)
+    said = [spoken for entry in real for spoken in entry.spoken()]
+    rest = iter([spoken for entry in known for spoken in entry.spoken()])
+    return bool(said) and all(spoken in rest for spoken in said)
+
+
+def sound(entries: Sequence[Entry], leaf: str | None, said: Said, *, quiet: bool) -> list[Record]:
     """These lines as records, if they are this turn's whole exchange hanging on the path; else none."""
     path = [entry for entry in entries if entry.on_path]
     ours = [entry for entry in path if entry.kind == "user"]
@@ -231,15 +312,8 @@ def sound(entries: Sequence[transcript.Entry], leaf: str | None, said: Said, *, 
     return [entry.record() for entry in entries]
 
 
-def is_whole(path: Sequence[transcript.Entry], said: Said) -> bool:
+def is_whole(path: Sequence[Entry], said: Said) -> bool:
     """Does it hold all that was said: the calls that wait, or an exchange with its end?"""
     if said.calls:
         return said.calls <= set(client_tools.calls_of(block for entry in path for block in entry.content))
     return transcript.is_complete(path)
-
-
-def read_after(path: Path, leaf: str | None) -> list[transcript.Entry]:
-    try:
-        return after(transcript.parse(path.read_bytes()).entries, leaf)
-    except OSError:
-        return []

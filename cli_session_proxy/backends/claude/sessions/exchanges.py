@@ -6,17 +6,22 @@ exchange that follows it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from ....domain.client_tools import PREFIX
 from ....domain.models import JSON, Block, Message, Usage
 from .. import transcript
 from ..transcript import Entry
 
 # How the CLI opens user records that nobody typed as a prompt (seen on 1.0.120 and 2.1.329).
 _COMMAND = "<command-"
-_OUTPUT = ("<local-command-", "<bash-stdout>", "<bash-stderr>")
+_OUTPUT = ("<local-command-", "<bash-stdout>", "<bash-stderr>", "[Request interrupted by user")
+
+# How the CLI marks the result of a call that nobody gave a result to, because its proxy was gone (run on 2.1.330).
+_DENIAL = "toolDenialKind"
+_INTERRUPTED = "interrupted"
 
 # The model's name in records that the CLI wrote in the model's place.
 _NO_MODEL = "<synthetic>"
@@ -34,7 +39,8 @@ class Exchange:
 
     @property
     def complete(self) -> bool:
-        return transcript.is_complete(self.path)
+        """It ends with an answer, and the CLI gave no call of a client's tool a result of its own."""
+        return transcript.is_complete(self.path) and not _is_interrupted(self.path)
 
     @property
     def input(self) -> tuple[Message, ...]:
@@ -115,6 +121,39 @@ def exchanges(entries: Iterable[Entry]) -> Iterator[Exchange]:
         answered = answered or answers
     if current or waiting:
         yield Exchange((*current, *waiting))
+
+
+def invented(entries: Sequence[Entry], brought: Sequence[Block] = ()) -> bool:
+    """Does a client's tool, or a call that is not among these records, have a result that is none of `brought`?
+
+    An interrupted result is no result. A CLI whose proxy dies while calls wait makes up a result for each, asks the
+    model to go on, and writes all of it down like any other exchange. So only results that we brought count, to the
+    letter: every other one, and what the model said to it, is nobody's. A result to an earlier call is one of these:
+    whoever else goes on in a session of ours begins with a prompt.
+    """
+    names = _calls(entries)
+    for block in _results(entries):
+        name = names.get(str(block.get("tool_use_id")))
+        if (name is None or name.startswith(PREFIX)) and block not in brought:
+            return True
+    return False
+
+
+def _is_interrupted(entries: Sequence[Entry]) -> bool:
+    names = _calls(entries)
+    marked = [entry for entry in entries if entry.data.get(_DENIAL) == _INTERRUPTED]
+    return any(names.get(str(block.get("tool_use_id")), PREFIX).startswith(PREFIX) for block in _results(marked))
+
+
+def _calls(entries: Iterable[Entry]) -> dict[str, str]:
+    """The names of the tools that are called in these records, by call."""
+    blocks = (block for entry in entries if entry.on_path for block in entry.content)
+    return {str(block.get("id")): str(block.get("name")) for block in blocks if block.get("type") == "tool_use"}
+
+
+def _results(entries: Iterable[Entry]) -> Iterator[Block]:
+    blocks = (block for entry in entries if entry.on_path for block in entry.content)
+    return (block for block in blocks if block.get("type") == "tool_result")
 
 
 def is_compaction(entry: Entry) -> bool:

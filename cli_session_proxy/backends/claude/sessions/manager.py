@@ -4,6 +4,9 @@ A session is a cache of one path. To continue turn P there is a warm process tha
 transcript that is verified to be P's path, or one that is written again from the chain's records (under the
 same id; under a new one where the path leaves the session's, a branch). Nobody rewrites a transcript while a
 process of ours has it open.
+
+What was verified must be what is loaded: a process that is started for a session is asked nothing before the file was
+looked at once more, by its whole content, after it has read it.
 """
 
 from __future__ import annotations
@@ -18,20 +21,26 @@ from pathlib import Path
 from ....domain import client_tools
 from ....domain.client_tools import Answers, Wants
 from ....domain.models import JSON, Agent, Block, Link, Record, Session, Turn
-from ....errors import InvalidRequest
+from ....errors import InvalidRequest, SessionBusy
 from ....sandbox import Sandboxes
 from ....settings import Profile, Settings
 from ....stores.base import Standing, Store
 from .. import environment, transcript
+from ..events import ProcessDied, WrongTranscript
 from ..process import capability as cli
 from ..process import frames
 from ..process.capability import Capability
 from ..process.pool import Pool
-from ..process.process import Launch
+from ..process.process import ClaudeProcess, Launch
 from ..transcript import Scribe
 from . import reopening
 from .capture import Captures, Ready, Said
 from .repair import Foreign, Now, Prepared, Repairs
+
+# How often a process is started anew because it loaded something else than the transcript that was verified, and what
+# a client is told to wait when even that did not help, in seconds.
+LOADS = 3
+RETRY_AFTER = 1.0
 
 __all__ = ["Captured", "Foreign", "Plan", "Ready", "Said", "Sessions"]
 
@@ -89,40 +98,93 @@ class Sessions:
         _refuse_what_it_cannot(capability, plan)
         now = Now(agent, parent, turn_id, cwd, capability, adopt)
         evidence: JSON = {"sandbox": str(cwd)} if gone else {}
-        if parent is None or not client_tools.calls_of(parent.output):
-            return await self._checked_out(now, plan, env, await self._prepare(now, session), evidence)
-        waiting = await self._waiting(now, plan, env, parent, session)
-        if waiting is not None:
-            return waiting
-        prepared, lead = await self._reopened(now, plan, parent, session, frame_uuid)
-        ready = await self._checked_out(now, plan, env, prepared, evidence)
-        return replace(ready, lead=tuple(lead), quiet=not plan.prompt)
+        wrong: list[str] = []
+        while len(wrong) < LOADS:
+            try:
+                ready = await self._checked_out(now, plan, env, session, frame_uuid)
+            except WrongTranscript as changed:
+                wrong.append(changed.how)
+                continue
+            evidence |= {"reloaded": wrong} if wrong else {}
+            return replace(ready, reason=ready.reason | evidence)
+        raise SessionBusy(
+            f"the session's transcript was changed {len(wrong)} times while the Claude CLI was loading it "
+            f"({', '.join(wrong)}): stop what else writes to {self._config_dir}, and send this again",
+            retry_after=RETRY_AFTER,
+        )
 
     async def _checked_out(
-        self, now: Now, plan: Plan, env: Mapping[str, str], prepared: Prepared, evidence: JSON | None = None
+        self, now: Now, plan: Plan, env: Mapping[str, str], session: Session | None, frame_uuid: str
     ) -> Ready:
+        """A process in step with the path. Raises WrongTranscript where it loaded something else: it is gone then."""
+        lead: list[Record] = []
+        quiet = False
+        if now.parent is not None and client_tools.calls_of(now.parent.output):
+            waiting = await self._waiting(now, plan, env, now.parent, session)
+            if waiting is not None:
+                return waiting
+            prepared, lead = await self._reopened(now, plan, now.parent, session, frame_uuid)
+            quiet = not plan.prompt
+        else:
+            prepared = await self._prepare(now, session)
         launch = _launch(now, plan, env, prepared.session.id, resume=prepared.resume)
-        process, warm = await self._pool.checkout(launch)
-        evidence = evidence or {}
-        if (code := self._pool.take_end(launch.session_id)) is not None:
-            evidence |= {"process": f"had ended with exit code {code}"}
-        if process.session_id != launch.session_id:  # started ahead of time
-            prepared = self._start(now, process.session_id)
-        mark = prepared.session.mark
+        evidence: JSON = {}
+        process: ClaudeProcess | None = None
         try:
-            session = await self._with_total(now, prepared.session, warm=warm)
-        except BaseException:  # nobody else knows yet that the process is in use
-            process.kill()
-            await self._pool.checkin(process)
+            process, warm = await self._pool.checkout(launch)
+            if (code := self._pool.take_end(launch.session_id)) is not None:
+                evidence = {"process": f"had ended with exit code {code}"}
+            if process.session_id != launch.session_id:  # started ahead of time
+                prepared = self._start(now, process.session_id)
+            session = prepared.session
+            if prepared.resume and not warm:
+                session = await self._loaded(session, process)
+            session = await self._with_total(now, session, warm=warm)
+        except BaseException as exc:
+            if process is not None:  # nobody else knows yet that it is in use
+                process.kill()
+                await self._pool.checkin(process)
+            await self._end(prepared.session.id)
+            if isinstance(exc, ProcessDied) and not isinstance(exc, WrongTranscript):
+                await self._confirmed(prepared.session)  # it died over a transcript that is no more what was verified
+            if prepared.continuity == "branched":
+                await asyncio.to_thread(transcript.remove, Path(prepared.session.transcript))
             raise
         return Ready(
             process=process,
             session=session,
             continuity="warm" if warm else prepared.continuity,
-            leaf=mark.leaf if mark else None,
+            leaf=session.mark.leaf if session.mark else None,
             links=prepared.links,
             reason=prepared.reason | evidence,
+            lead=tuple(lead),
+            quiet=quiet,
         )
+
+    async def _loaded(self, session: Session, process: ClaudeProcess) -> Session:
+        """The session as the process loaded it. Raises ProcessDied; WrongTranscript where it loaded something else."""
+
+        async def confirm() -> None:
+            nonlocal session
+            try:
+                session = await self._confirmed(session)
+            except WrongTranscript:
+                process.kill()  # it may have been asked already
+                raise
+
+        await process.loaded(confirm)
+        return session
+
+    async def _confirmed(self, session: Session) -> Session:
+        """The session, whose transcript is what its mark describes, and was all the time. Raises WrongTranscript."""
+        if session.mark is None:  # a new one: there is no transcript yet
+            return session
+        try:
+            reader, mark = await asyncio.to_thread(transcript.reread, Path(session.transcript), session.mark)
+        except transcript.Changed as changed:
+            raise WrongTranscript(changed.how) from changed
+        self.captures.follow(session.id, reader)
+        return replace(session, mark=mark)
 
     async def _with_total(self, now: Now, session: Session, *, warm: bool) -> Session:
         """The session with the CLI's own total before the turn: what the turn costs is the difference.
@@ -177,17 +239,17 @@ class Sessions:
         return Prepared(session, False, "started", (now.link(None, session.id, "started", {}),))
 
     async def _verify(self, now: Now, parent: Turn, session: Session) -> Prepared:
-        """Is the transcript what the CLI must load? The cheap answer first."""
+        """Is the transcript what the CLI must load? By all of its content, unless a warm process need not load it."""
         project = self._path(now.cwd)
         path = project / f"{session.id}.jsonl"
         session = now.session(session.id, project, session.mark, session)
+        warm = self._pool.peek(session.id)
         if self._in_step.get(session.id) != parent.id:
             # Another proxy, or a failed turn, has gone on without this process: its memory is not the path.
             await self._pool.discard(session.id)
-        if session.mark is not None:
-            quick = transcript.quick_check(path, session.mark)
-            if quick is not None:
-                return Prepared(session, True, "resumed", (), {"verified": quick.note})
+        elif warm is not None and warm.usable and session.mark and transcript.is_unchanged(path, session.mark):
+            # Its memory is the path, whatever the file holds: that is for the next process to load, which is confirmed.
+            return Prepared(session, True, "resumed", (), {"verified": "unchanged since the last turn"})
         verdict = await self._repairs.check(path, session, parent)
         if verdict.found == "equal":
             session = now.session(session.id, session.transcript, verdict.mark, session)
@@ -201,7 +263,7 @@ class Sessions:
         if session is None:
             return None
         path = transcript.path_of(self._config_dir, self._sandboxes.path(agent.dir), session.id)
-        if session.mark is not None and transcript.quick_check(path, session.mark) is not None:
+        if session.mark is not None and transcript.is_unchanged(path, session.mark):
             return None
         return await self._repairs.foreign(agent, parent, session, path)
 

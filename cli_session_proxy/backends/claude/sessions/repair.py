@@ -12,7 +12,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ....domain.models import JSON, Agent, Continuity, FileMark, Link, LinkReason, Record, Session, Turn
@@ -24,6 +24,7 @@ from ..process import running
 from ..process.capability import Capability
 from ..transcript import Entry, Verdict
 from .exchanges import exchanges, is_prompt
+from .tails import Tails
 
 # How often and how long a session that somebody else is just writing is looked at again, in seconds.
 BUSY_WAIT = 10.0
@@ -88,6 +89,7 @@ class Repairs:
         self._settings = settings
         self._store = store
         self._config_dir = config_dir
+        self._tails = Tails(store)
 
     async def check(self, path: Path, session: Session, parent: Turn) -> Verdict:
         """Compare the file with the path that ends at `parent`: by the mark's hash, then by the records."""
@@ -115,9 +117,13 @@ class Repairs:
     async def written(self, now: Now, session_id: str, records: Sequence[Record], was: Session | None) -> Prepared:
         """A session of just these records: the path with the results of its last calls."""
         path = transcript.path_of(self._config_dir, now.cwd, session_id)
+        detail: JSON = {"why": "nobody waits for these results any more", "records": len(records)}
+        if was is not None and now.parent is not None:
+            behind = await self._tails.behind(now.agent, await self.check(path, was, now.parent))
+            if behind in ("theirs", "theirs_behind_ours"):  # somebody went on there meanwhile: it is not overwritten
+                detail["kept"] = str(await asyncio.to_thread(self._keep_aside, path))
         mark = await self._write_records(now, records, path)
         session = now.session(session_id, path.parent, mark, was)
-        detail: JSON = {"why": "nobody waits for these results any more", "records": len(records)}
         source = was.id if was else now.parent.session_id if now.parent else None
         link = now.link(source, session_id, "rebuilt" if was else "branched", detail)
         return Prepared(session, True, "rebuilt" if was else "branched", (link,), {"session": detail})
@@ -135,9 +141,10 @@ class Repairs:
             moved = await self._move_back(now, parent, session, path)
             if moved is not None:
                 return moved
+            verdict = await self.check(path, session, parent)
         if verdict.found == "tail":
             verdict = await self._settled(now, parent, session, path, verdict)
-            theirs = await self._theirs(now.agent, verdict.tail)
+            theirs = await self._tails.theirs(now.agent, parent, verdict.tail)
             if theirs and not now.adopt:
                 return await self.branch(now, parent)
             if theirs:
@@ -149,7 +156,7 @@ class Repairs:
         verdict = await self.check(path, session, parent)
         if verdict.found != "tail" or verdict.cut or not transcript.is_complete(verdict.tail):
             return None
-        theirs = await self._theirs(agent, verdict.tail)
+        theirs = await self._tails.theirs(agent, parent, verdict.tail)
         return Foreign(session, theirs, verdict.note) if theirs else None
 
     # --- somebody else's words
@@ -175,7 +182,7 @@ class Repairs:
         *_, last = exchanges(verdict.tail) if verdict.tail else (None,)
         if verdict.found != "tail" or last is None or (last.complete and not verdict.cut):
             return False
-        return any(map(is_prompt, last.entries)) and not await self._ours(agent, last.entries)
+        return any(map(is_prompt, last.entries)) and not await self._tails.is_ours(agent, last.entries)
 
     async def _is_held(self, session: Session, path: Path) -> bool:
         """A living CLI has the session. Where CLIs keep no register, a file that was just written to tells."""
@@ -184,19 +191,6 @@ class Repairs:
         if running.has_register(self._config_dir):
             return False
         return await asyncio.to_thread(_age, path) < self._settings.idle_timeout
-
-    async def _theirs(self, agent: Agent, tail: Sequence[Entry]) -> tuple[Entry, ...]:
-        """The complete exchanges at the start of the tail, up to the first that is ours or open."""
-        found: list[Entry] = []
-        for exchange in exchanges(tail):
-            if not exchange.complete or await self._ours(agent, exchange.entries):
-                break
-            found += exchange.entries
-        return tuple(found)
-
-    async def _ours(self, agent: Agent, entries: Sequence[Entry]) -> bool:
-        uuids = [entry.uuid for entry in entries if entry.uuid and entry.kind == "user"]
-        return bool(await self._store.own_frames(agent.key, uuids))
 
     # --- mending
 
@@ -209,7 +203,10 @@ class Repairs:
                 continue
             await asyncio.to_thread(_move, place, path)
             detail: JSON = {"looked_for": str(path), "found_at": str(place), "done": "moved back"}
-            session = now.session(session.id, session.transcript, verdict.mark, session)
+            moved = await self.check(path, replace(session, mark=verdict.mark), parent)
+            if moved.found != "equal":
+                return None
+            session = now.session(session.id, session.transcript, moved.mark, session)
             link = now.link(session.id, session.id, "moved", detail)
             return Prepared(session, True, "resumed", (link,), {"repaired": detail})
         return None
@@ -217,7 +214,7 @@ class Repairs:
     async def _rebuild(self, now: Now, parent: Turn, session: Session, path: Path, verdict: Verdict) -> Prepared:
         """Write the path again under the same id. What the chain does not know is kept aside."""
         detail: JSON = {"found": verdict.found, "why": verdict.note}
-        behind = await self._behind(now.agent, verdict)
+        behind = await self._tails.behind(now.agent, verdict)
         detail |= {"behind": behind} if behind else {}
         if verdict.found == "missing":
             copies = await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path)
@@ -230,18 +227,6 @@ class Repairs:
         rebuilt = now.session(session.id, session.transcript, mark, session)
         link = now.link(session.id, session.id, "rebuilt", detail)
         return Prepared(rebuilt, True, "rebuilt", (link,), {"repaired": detail})
-
-    async def _behind(self, agent: Agent, verdict: Verdict) -> str | None:
-        """What stands behind the path in the file, for a person: see `dumps.telling`."""
-        if verdict.found != "tail":
-            return None
-        prompts = [entry for entry in verdict.tail if is_prompt(entry)]
-        if not prompts:
-            return "notes" if verdict.tail else "broken_line"
-        if all([await self._ours(agent, [prompt]) for prompt in prompts]):
-            return "ours"
-        *_, last = exchanges(verdict.tail)
-        return "theirs_behind_ours" if last.complete and not verdict.cut else "theirs"
 
     def _keep_aside(self, path: Path) -> Path | None:
         if not os.path.lexists(path):

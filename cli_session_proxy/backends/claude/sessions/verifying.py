@@ -7,8 +7,9 @@ the CLI will look for it. The head's session is the one that matters next; other
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from ....domain.models import JSON, ON_PATH, Agent, Record, Session
@@ -16,10 +17,16 @@ from ....sandbox import Sandboxes
 from ....settings import Settings
 from ....stores.base import Store
 from .. import environment, transcript
-from ..transcript import Entry
+from ..transcript import Pair, Verdict
+from .tails import Behind, Tails
 
 # Of many records that differ alike, this many are named one by one.
 NAMED = 20
+# What is no difference behind the path: of a turn that was not kept, because its proxy or its CLI was killed.
+LEFTOVERS: Mapping[Behind | None, str] = {
+    "ours": "of a turn that was not kept",
+    "made_up": "that a CLI made up when its proxy was gone",
+}
 # How often a session is looked at again when a turn was finished while its file was read.
 LOOKS = 3
 
@@ -28,7 +35,8 @@ LOOKS = 3
 class Difference:
     """`kind`: missing, elsewhere, unreadable, lost, changed, unknown, order, cut, or chain (the chain's own fault).
 
-    `record` counts from 1 on the chain's path. `tip`: the turn up to which the session should be the path.
+    `record` counts from 1 on the chain's path. `tip`: the turn up to which the session should be the path. As a note
+    (`kind` is leftover) it says what is no difference: it is behind the path, and the next turn takes it away.
     """
 
     session_id: str
@@ -54,9 +62,22 @@ class Verified:
     busy: tuple[str, ...]
     unwritten: tuple[str, ...]
     differences: tuple[Difference, ...]
+    notes: tuple[Difference, ...] = ()
 
     def as_json(self) -> JSON:
         return asdict(self) | {"equal": not self.differences}
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """One session. `verdict` is the comparator's; None where the file is not compared."""
+
+    records: int = 0
+    busy: bool = False
+    unwritten: bool = False
+    differences: tuple[Difference, ...] = ()
+    notes: tuple[Difference, ...] = ()
+    verdict: Verdict | None = None
 
 
 class Verifier:
@@ -66,6 +87,7 @@ class Verifier:
         self._store = store
         self._sandboxes = Sandboxes(settings)
         self._config_dir = environment.config_dir(settings)
+        self._tails = Tails(store)
 
     async def verify(self, agent: Agent) -> Verified:
         chain = await self._store.chain(agent.key)
@@ -73,22 +95,19 @@ class Verifier:
         unwritten: list[str] = []
         busy: list[str] = []
         found: list[Difference] = []
+        notes: list[Difference] = []
         records = 0
         async for fault in self._faults(agent, sessions):
             found.append(fault)
         for session in sessions:
-            looked = await self._session(agent, session)
+            looked = await self.session(agent, session)
             unwritten += [session.id] if looked.unwritten else []
             records += looked.records
             busy += [session.id] if looked.busy else []
             found += looked.differences
-        every = (tuple(busy), tuple(unwritten), tuple(found))
+            notes += looked.notes
+        every = (tuple(busy), tuple(unwritten), tuple(found), tuple(notes))
         return Verified(agent.agent_id, agent.owner, len(sessions), records, *every)
-
-    async def session(self, agent: Agent, session: Session) -> tuple[bool, tuple[Difference, ...]]:
-        """One session: is a turn just writing it, and how does it differ."""
-        looked = await self._session(agent, session)
-        return looked.busy, looked.differences
 
     async def _faults(self, agent: Agent, sessions: Sequence[Session]) -> AsyncIterator[Difference]:
         """Is the head there, and on a path that can be written again?"""
@@ -104,7 +123,8 @@ class Verifier:
         if not path:
             yield Difference(tip, head.id, True, "", "chain", "the chain holds no records of the path to its head")
 
-    async def _session(self, agent: Agent, session: Session) -> _Looked:
+    async def session(self, agent: Agent, session: Session) -> Looked:
+        """One session, which has a turn at its tip."""
         for _ in range(LOOKS):
             looked = await self._look(agent, session)
             if not looked.differences:
@@ -115,7 +135,7 @@ class Verifier:
             session = again
         return looked
 
-    async def _look(self, agent: Agent, session: Session) -> _Looked:
+    async def _look(self, agent: Agent, session: Session) -> Looked:
         assert session.tip_turn_id is not None
         path = transcript.path_of(self._config_dir, self._sandboxes.path(agent.dir), session.id)
         at_head = session.tip_turn_id == agent.head
@@ -123,29 +143,32 @@ class Verifier:
             # A session that is not next: its hash says enough, and the path need not be read for each of hundreds.
             verdict = await asyncio.to_thread(transcript.check, path, session.mark, None)
             if verdict is not None and verdict.found == "equal":
-                return _Looked()
+                return Looked(verdict=verdict)
         known = await self._store.records(session.tip_turn_id)
-        faults = await asyncio.to_thread(_compare, path, known)
-        if faults and faults[0][0] == "missing":
-            if not session.transcript:
-                return _Looked(unwritten=True)
-            faults = await asyncio.to_thread(self._elsewhere, session.id, path, known, faults)
-        busy = bool(faults) and await self._running(agent, session)
-        if busy:
-            faults = [fault for fault in faults if fault[0] not in ("unknown", "cut")]
-        named = tuple(
-            Difference(session.id, session.tip_turn_id, at_head, str(path), kind, text, record)
-            for kind, text, record in faults
-        )
-        return _Looked(len(known), busy, False, named)
+        verdict = await asyncio.to_thread(_compare, path, known)
+        if verdict.found == "missing" and not session.transcript:
+            return Looked(unwritten=True)
+        name = partial(Difference, session.id, session.tip_turn_id, at_head, str(path))
+        found = [name(*fault) for fault in _faults(verdict)]
+        if verdict.found == "missing":
+            found = await asyncio.to_thread(self._elsewhere, session.id, path, known, name) or found
+        if found and await self._running(agent, session):
+            found = [one for one in found if one.kind not in ("unknown", "cut")]
+            return Looked(len(known), busy=True, differences=tuple(found), verdict=verdict)
+        leftover = LEFTOVERS.get(await self._tails.behind(agent, verdict))
+        if leftover is not None:
+            text = f"{_count(len(verdict.tail), 'record')} {leftover} behind the path: the next turn takes them away"
+            return Looked(len(known), notes=(name("leftover", text),), verdict=verdict)
+        return Looked(len(known), differences=tuple(found), verdict=verdict)
 
-    def _elsewhere(self, session_id: str, path: Path, known: Sequence[Record], faults: list[_Fault]) -> list[_Fault]:
+    def _elsewhere(
+        self, session_id: str, path: Path, known: Sequence[Record], name: Callable[[str, str], Difference]
+    ) -> list[Difference]:
+        """Where the file lies instead, if it is the path there."""
         for place in transcript.find_elsewhere(self._config_dir, session_id, path):
-            if not _compare(place, known):
-                text = f"it lies at {place} instead of {path}; the next turn moves it back"
-                return [("elsewhere", text, None)]
-            faults = [*faults, ("elsewhere", f"{place} has another path", None)]
-        return faults
+            if _compare(place, known).found == "equal":
+                return [name("elsewhere", f"it lies at {place} instead of {path}; the next turn moves it back")]
+        return []
 
     async def _running(self, agent: Agent, session: Session) -> bool:
         async for turn in self._store.unfinished():
@@ -154,57 +177,42 @@ class Verifier:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class _Looked:
-    records: int = 0
-    busy: bool = False
-    unwritten: bool = False
-    differences: tuple[Difference, ...] = ()
+def _compare(path: Path, known: Sequence[Record]) -> Verdict:
+    verdict = transcript.check(path, None, known)
+    assert verdict is not None
+    return verdict
 
 
-# kind, text, number of the chain's record
-_Fault = tuple[str, str, int | None]
+def _faults(verdict: Verdict) -> Iterator[tuple[str, str, int | None]]:
+    """What a verdict means to a person: kind, text, number of the chain's record."""
+    if verdict.found == "missing":
+        yield "missing", f"{verdict.note}; the next turn writes it again from the chain", None
+    if verdict.found == "unreadable":
+        yield "unreadable", f"{verdict.note}; give this user the right to read it", None
+    wrong = [pair for pair in verdict.pairs if pair.state != "equal"]
+    for pair in wrong[:NAMED]:
+        yield pair.state, _says(pair, len(verdict.pairs)), pair.number
+    if len(wrong) > NAMED:
+        first = wrong[NAMED]
+        yield first.state, f"and {len(wrong) - NAMED} more records of {len(verdict.pairs)}", first.number
+    if verdict.unknown:
+        kinds = ", ".join(f"{entry.kind} {entry.uuid}" for entry in verdict.unknown[:3])
+        dots = ", …" if len(verdict.unknown) > 3 else ""
+        yield "unknown", f"{_count(len(verdict.unknown), 'record')} that the chain does not know: {kinds}{dots}", None
+    if verdict.found == "different" and not wrong and not verdict.unknown:
+        yield "order", "the records stand in another order, or some stand twice", None
+    if verdict.cut:
+        yield "cut", f"{_count(verdict.broken, 'line')} of it not JSON (a cut last line is one)", None
 
 
-def _compare(path: Path, known: Sequence[Record]) -> list[_Fault]:
-    try:
-        parsed = transcript.parse(path.read_bytes())
-    except FileNotFoundError:
-        return [("missing", f"no transcript at {path}; the next turn writes it again from the chain", None)]
-    except OSError as exc:
-        return [("unreadable", f"{path}: {exc.strerror}; give this user the right to read it", None)]
-    wanted = transcript.parse_records(known).path
-    faults = [*_records(wanted, parsed.path)]
-    if parsed.broken:
-        faults.append(("cut", f"{parsed.broken} lines are not JSON (a cut last line is one)", None))
-    return faults
-
-
-def _records(wanted: Sequence[Entry], have: Sequence[Entry]) -> list[_Fault]:
-    theirs = {entry.uuid: entry for entry in have}
-    ours = {entry.uuid for entry in wanted}
-    faults: list[_Fault] = []
-    for number, entry in enumerate(wanted, 1):
-        other = theirs.get(entry.uuid)
-        what = f"record {number} of {len(wanted)} ({entry.kind} {entry.uuid})"
-        if other is None:
-            faults.append(("lost", f"{what} is not in the transcript", number))
-        elif entry.says() != other.says():
-            faults.append(("changed", f"{what} differs in its {_parts(entry, other)}", number))
-    if len(faults) > NAMED:
-        more = len(faults) - NAMED
-        faults = [*faults[:NAMED], (faults[NAMED][0], f"and {more} more records of {len(wanted)}", faults[NAMED][2])]
-    unknown = [entry for entry in have if entry.uuid not in ours]
-    if unknown:
-        kinds = ", ".join(f"{entry.kind} {entry.uuid}" for entry in unknown[:3])
-        dots = ", …" if len(unknown) > 3 else ""
-        faults.append(("unknown", f"{len(unknown)} records that the chain does not know: {kinds}{dots}", None))
-    if not faults and [entry.uuid for entry in wanted] != [entry.uuid for entry in have]:
-        faults.append(("order", "the records stand in another order, or some stand twice", None))
-    return faults
-
-
-def _parts(ours: Entry, theirs: Entry) -> str:
+def _says(pair: Pair, of: int) -> str:
+    what = f"record {pair.number} of {of} ({pair.ours.kind} {pair.ours.uuid})"
+    if pair.theirs is None:
+        return f"{what} is not in the transcript"
     names = ("uuid", "parentUuid", "type", "content")
-    pairs = zip(names, ours.says(), theirs.says(), strict=True)
-    return ", ".join(name for name, mine, other in pairs if mine != other)
+    both = zip(names, pair.ours.says(), pair.theirs.says(), strict=True)
+    return f"{what} differs in its {', '.join(name for name, mine, other in both if mine != other)}"
+
+
+def _count(number: int, one: str) -> str:
+    return f"{number} {one}" if number == 1 else f"{number} {one}s"

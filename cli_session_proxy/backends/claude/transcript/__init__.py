@@ -5,18 +5,21 @@ A line with a `uuid` is part of the conversation (user, assistant, attachment, s
 belong to sub-agents. Source: facts measured on 1.0.120 and 2.1.329, section "Transcripts".
 """
 
-from .comparing import Found, Verdict, check, quick_check
+from .comparing import Found, Pair, Verdict, check
 from .entries import Entry, Parsed, copied_up_to, has_ended, is_complete, parse, parse_records, unbroken
 from .files import gather
-from .following import Reader, total_cost
+from .following import Changed, Reader, reread, total_cost
+from .marks import is_unchanged
 from .places import beside, find_elsewhere, path_of, project_dir, remove
 from .writing import NO_CONTENT, OPENED_BY_ASSISTANT, Scribe, in_strict_order, timestamp, with_session_id, write
 
 __all__ = [
     "NO_CONTENT",
     "OPENED_BY_ASSISTANT",
+    "Changed",
     "Entry",
     "Found",
+    "Pair",
     "Parsed",
     "Reader",
     "Scribe",
@@ -29,12 +32,13 @@ __all__ = [
     "has_ended",
     "in_strict_order",
     "is_complete",
+    "is_unchanged",
     "parse",
     "parse_records",
     "path_of",
     "project_dir",
-    "quick_check",
     "remove",
+    "reread",
     "timestamp",
     "total_cost",
     "unbroken",

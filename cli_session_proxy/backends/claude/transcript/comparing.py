@@ -1,4 +1,8 @@
-"""Is a transcript what the chain knows? By the mark of the last turn first, then record by record."""
+"""Is a transcript what the chain knows? The one comparator, for whoever repairs, verifies or shows a difference.
+
+By the mark's hash first, then record by record. Where CLI 1.0.120 copied the session it may have cut records and
+given them new uuids: then the words decide, as long as the copy hangs together.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,24 @@ from pathlib import Path
 from typing import Literal
 
 from ....domain.models import FileMark, Record
-from .entries import Entry, Parsed, parse, parse_records
+from .entries import Entry, Parsed, copied_up_to, parse, parse_records, unbroken
+from .marks import mark_of
 
 Found = Literal["equal", "tail", "missing", "unreadable", "different"]
+State = Literal["equal", "changed", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A record of the chain's path and the transcript's record of that uuid. `number` counts from 1 on the path.
+
+    `state` is `equal` without a `theirs` where the transcript says the same in other records.
+    """
+
+    number: int
+    ours: Entry
+    theirs: Entry | None
+    state: State
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,29 +40,22 @@ class Verdict:
 
     `tail`: the path is there whole, and records that the chain does not know follow it. `note` is evidence for
     a person. `mark` describes the file where it is `equal`; `read` is how many bytes had to be read.
+    `pairs` and `unknown` (every record that the chain does not know) are there where records were compared, not
+    where the hash decided. `broken` counts lines that are not JSON, a cut last line among them.
     """
 
     found: Found
     note: str
+    pairs: tuple[Pair, ...] = ()
+    unknown: tuple[Entry, ...] = ()
     tail: tuple[Entry, ...] = ()
+    broken: int = 0
     mark: FileMark | None = None
     read: int = 0
-    cut: bool = False
 
-
-def quick_check(path: Path, mark: FileMark) -> Verdict | None:
-    """`equal` without reading, when the file is the very one that the mark describes; else None."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    same = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) == (
-        mark.device,
-        mark.inode,
-        mark.size,
-        mark.mtime_ns,
-    )
-    return Verdict("equal", "unchanged since the last turn", mark=mark) if same else None
+    @property
+    def cut(self) -> bool:
+        return self.broken > 0
 
 
 def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> Verdict | None:
@@ -52,8 +64,9 @@ def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> 
     Returns None when the hash does not decide and `known` was not given: load the records and call again.
     """
     try:
-        data = path.read_bytes()
-        stat = path.stat()
+        with path.open("rb") as file:
+            stat = os.fstat(file.fileno())
+            data = file.read()
     except FileNotFoundError:
         dangling = f": a link there leads to {os.readlink(path)}, which is not" if path.is_symlink() else ""
         return Verdict("missing", f"no transcript at {path}{dangling}")
@@ -61,36 +74,93 @@ def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> 
         return Verdict("unreadable", f"{path}: {exc.strerror}")
     if mark is not None and len(data) >= mark.size and _sha(data[: mark.size]) == mark.sha256:
         added = parse(data[mark.size :])
-        return _judge(added, stat, data, mark.leaf, "what the last turn left is unchanged")
-    if known is None:
-        return None
-    parsed, wanted = parse(data), parse_records(known).path
+        tail = tuple(added.path)
+        return _whole("what the last turn left is unchanged", (), tail, added.broken, stat, data, mark.leaf)
+    return None if known is None else _by_records(parse_records(known).path, parse(data), stat, data)
+
+
+def _by_records(wanted: list[Entry], parsed: Parsed, stat: os.stat_result, data: bytes) -> Verdict:
     have = parsed.path
+    end = _end_of_path(wanted, have)
+    renewed = _end_of_copy(wanted, have) if end is None else None
+    if renewed is not None:
+        pairs = tuple(Pair(number, entry, None, "equal") for number, entry in enumerate(wanted, 1))
+        note = f"all {len(wanted)} records are the chain's, under new uuids"
+        return _whole(note, pairs, tuple(have[renewed:]), parsed.broken, stat, data, _leaf(have[:renewed]))
+    pairs = _pairs(wanted, have)
+    if end is not None:
+        note = f"all {len(wanted)} records are the chain's"
+        return _whole(note, pairs, tuple(have[end:]), parsed.broken, stat, data, _leaf(wanted))
+    known = {entry.uuid for entry in wanted}
+    unknown = tuple(entry for entry in have if entry.uuid not in known)
     if len(have) < len(wanted):
         broken = f", and {parsed.broken} broken" if parsed.broken else ""
         note = f"{len(have)} records instead of {len(wanted)}{broken}" if data else "the file is empty"
-        return Verdict("different", note, read=len(data))
-    for at, (mine, theirs) in enumerate(zip(wanted, have, strict=False)):
-        if mine.says() != theirs.says():
-            return Verdict("different", f"record {at + 1} of {len(wanted)} is not the chain's", read=len(data))
-    leaf = wanted[-1].uuid if wanted else None
-    rest = Parsed(tuple(have[len(wanted) :]), parsed.broken)
-    return _judge(rest, stat, data, leaf, f"all {len(wanted)} records are the chain's")
+    else:
+        at = next(n for n, (mine, theirs) in enumerate(zip(wanted, have, strict=False), 1) if not _equal(mine, theirs))
+        note = f"record {at} of {len(wanted)} is not the chain's"
+    return Verdict("different", note, pairs, unknown, broken=parsed.broken, read=len(data))
 
 
-def _judge(added: Parsed, stat: os.stat_result, data: bytes, leaf: str | None, note: str) -> Verdict:
-    tail = tuple(added.path)
-    if tail or added.broken:
+def _whole(
+    note: str,
+    pairs: tuple[Pair, ...],
+    tail: tuple[Entry, ...],
+    broken: int,
+    stat: os.stat_result,
+    data: bytes,
+    leaf: str | None,
+) -> Verdict:
+    """The path is there, from its first record to its last."""
+    if tail or broken:
         follow = "1 unknown record follows" if len(tail) == 1 else f"{len(tail)} unknown records follow"
-        more = f"{note}; {follow}" + (", the last line is cut" if added.broken else "")
-        return Verdict("tail", more, tail=tail, read=len(data), cut=bool(added.broken))
-    return Verdict("equal", note, mark=mark_of(stat, data, leaf), read=len(data))
+        more = f"{note}; {follow}" + (", the last line is cut" if broken else "")
+        return Verdict("tail", more, pairs, tail, tail, broken, read=len(data))
+    return Verdict("equal", note, pairs, mark=mark_of(stat, len(data), _sha(data), leaf), read=len(data))
+
+
+def _end_of_path(wanted: Sequence[Entry], have: Sequence[Entry]) -> int | None:
+    """Where the transcript's records go on behind the path; None when they do not begin with it."""
+    if len(have) < len(wanted):
+        return None
+    same = all(_equal(mine, theirs) for mine, theirs in zip(wanted, have, strict=False))
+    return len(wanted) if same else None
+
+
+def _end_of_copy(wanted: Sequence[Entry], have: Sequence[Entry]) -> int | None:
+    """The same for a copy of the path under new uuids: the same words, nothing beside them lost, and unbroken.
+
+    Its last record is the chain's own: what follows must hang on that.
+    """
+    end = copied_up_to(wanted, have)
+    if end is None or _leaf(have[:end]) != _leaf(wanted) or not unbroken(have[:end], None):
+        return None
+    return end if _unspoken(wanted) == _unspoken(have[:end]) else None
+
+
+def _unspoken(entries: Sequence[Entry]) -> list[tuple[object, ...]]:
+    """What stands beside the words: attachments, the CLI's own remarks."""
+    return [entry.says()[2:] for entry in entries if not entry.spoken()]
+
+
+def _pairs(wanted: Sequence[Entry], have: Sequence[Entry]) -> tuple[Pair, ...]:
+    theirs = {entry.uuid: entry for entry in have}
+    return tuple(_pair(number, entry, theirs.get(entry.uuid)) for number, entry in enumerate(wanted, 1))
+
+
+def _pair(number: int, ours: Entry, theirs: Entry | None) -> Pair:
+    if theirs is None:
+        return Pair(number, ours, None, "lost")
+    return Pair(number, ours, theirs, "equal" if _equal(ours, theirs) else "changed")
+
+
+def _equal(ours: Entry, theirs: Entry) -> bool:
+    return ours.says() == theirs.says()
+
+
+def _leaf(entries: Sequence[Entry]) -> str | None:
+    return entries[-1].uuid if entries else None
 
 
 def _sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def mark_of(stat: os.stat_result, data: bytes, leaf: str | None) -> FileMark:
-    """The mark of a file that holds exactly these bytes."""
-    return FileMark(stat.st_dev, stat.st_ino, len(data), stat.st_mtime_ns, _sha(data), leaf)

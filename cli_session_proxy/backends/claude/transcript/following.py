@@ -1,4 +1,4 @@
-"""What a turn added to a transcript, read without reading the rest again."""
+"""A transcript from turn to turn: what was added, without reading the rest again; and the whole of it once more."""
 
 from __future__ import annotations
 
@@ -7,15 +7,35 @@ import json
 import mmap
 import os
 from pathlib import Path
+from typing import BinaryIO, Literal
 
 from ....domain.models import FileMark
 from .entries import Parsed, parse
+from .marks import is_same_file, is_untouched, mark_of
+
+# Bytes hashed at a time.
+CHUNK = 1024 * 1024
+
+How = Literal["gone", "another_file", "content", "records", "touched"]
+
+
+class Changed(Exception):
+    """The file does not hold what its mark describes.
+
+    `how`: it is gone (or cannot be read), another file lies there, its content is another, records follow, or it was
+    written to or moved although its content is the same.
+    """
+
+    def __init__(self, how: How) -> None:
+        super().__init__(how)
+        self.how = how
 
 
 class Reader:
     """Follows one transcript from turn to turn, reading only what was appended.
 
-    It keeps a running hash, so that a mark costs the new bytes only, however long the file is.
+    It keeps a running hash, so that a mark costs the new bytes only, however long the file is. The hash is of what
+    was read when it was appended: damage to those bytes since then is never part of it.
     """
 
     def __init__(self, path: Path, leaf: str | None) -> None:
@@ -25,12 +45,33 @@ class Reader:
         self._size = 0
         self._identity: tuple[int, int] | None = None
 
-    def skip_to(self, mark: FileMark) -> None:
-        """Take what the mark describes as read (it was checked); the hash is caught up from the file."""
-        with self.path.open("rb") as file:
-            self._hash = hashlib.sha256(file.read(mark.size))
-        self._size, self.leaf = mark.size, mark.leaf
-        self._identity = (mark.device, mark.inode)
+    @staticmethod
+    def behind(path: Path, mark: FileMark) -> Reader:
+        """One that has read what the mark describes. Raises `Changed` where the file does not begin with that."""
+        try:
+            with path.open("rb") as file:
+                return Reader._behind(file, path, mark)
+        except OSError as exc:
+            raise Changed("gone") from exc
+
+    @staticmethod
+    def _behind(file: BinaryIO, path: Path, mark: FileMark) -> Reader:
+        if not is_same_file(os.fstat(file.fileno()), mark):
+            raise Changed("another_file")
+        reader = Reader(path, mark.leaf)
+        while chunk := file.read(min(CHUNK, mark.size - reader._size)):
+            reader._hash.update(chunk)
+            reader._size += len(chunk)
+        if reader._size != mark.size or reader._hash.hexdigest() != mark.sha256:
+            raise Changed("content")
+        reader._identity = (mark.device, mark.inode)
+        return reader
+
+    def copy(self) -> Reader:
+        """One that stays where this one is now."""
+        other = Reader(self.path, self.leaf)
+        other._hash, other._size, other._identity = self._hash.copy(), self._size, self._identity
+        return other
 
     def holds(self, mark: FileMark) -> bool:
         return self._size == mark.size and self._identity == (mark.device, mark.inode)
@@ -60,8 +101,31 @@ class Reader:
         self._size += len(data)
         parsed = parse(data)
         self.leaf = parsed.leaf or self.leaf
-        mark = FileMark(*identity, self._size, stat.st_mtime_ns, self._hash.hexdigest(), self.leaf)
-        return parsed, mark
+        return parsed, mark_of(stat, self._size, self._hash.hexdigest(), self.leaf)
+
+
+def reread(path: Path, mark: FileMark) -> tuple[Reader, FileMark]:
+    """The whole file once more, after a process has loaded it: a reader behind its end, and its mark now.
+
+    Raises `Changed` where the process may have loaded anything else than what the mark describes. The CLI's own
+    notes may have followed; then what lay there in between is known by the hash alone.
+    """
+    reader = Reader.behind(path, mark)
+    try:
+        untouched = is_untouched(os.stat(path), mark)
+    except OSError as exc:
+        raise Changed("gone") from exc
+    if untouched:
+        return reader, mark
+    got = reader.appended()
+    if got is None:
+        raise Changed("another_file")
+    added, now = got
+    if added.path or added.broken:
+        raise Changed("records")
+    if not added.entries:
+        raise Changed("touched")
+    return reader, now
 
 
 _TOTAL = b'{"type":"cost-state",'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ....domain.models import FileMark, Message, Record
-from .comparing import mark_of
 from .files import is_file, put_back
+from .marks import mark_of
 
 # The API wants a user message first; a history that opens with the assistant gets this one before it.
 OPENED_BY_ASSISTANT = "[The assistant opened the conversation.]"
@@ -70,13 +71,13 @@ def write(path: Path, records: Sequence[Record], session_id: str, *, strict_orde
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            stat = os.fstat(file.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)
+            stat = os.fstat(file.fileno())  # to be renamed is a change, too
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
     uuids = [record.uuid for record in records if record.uuid and not _is_sidechain(record.line)]
-    return mark_of(stat, data, uuids[-1] if uuids else None)
+    return mark_of(stat, len(data), hashlib.sha256(data).hexdigest(), uuids[-1] if uuids else None)
 
 
 def _is_sidechain(line: str) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.transcript import Entry, Reader, Scribe
-from cli_session_proxy.domain.models import Message, Record
+from cli_session_proxy.domain.models import FileMark, Message, Record
 
 SESSION = "11111111-1111-4111-8111-111111111111"
 OTHER = "22222222-2222-4222-8222-222222222222"
@@ -30,18 +32,99 @@ def _write(path: Path, records: list[Record]) -> None:
     path.write_text("".join(f"{record.line}\n" for record in records), encoding="utf-8")
 
 
-def test_what_was_written_is_equal_and_not_read_again(tmp_path: Path) -> None:
+def test_what_was_written_is_equal_and_unchanged_until_somebody_touches_it(tmp_path: Path) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
     records = _exchanges(2)
     mark = transcript.write(path, records, SESSION, strict_order=False)
-    quick = transcript.quick_check(path, mark)
-    assert quick is not None
-    assert (quick.found, quick.read, mark.leaf) == ("equal", 0, records[-1].uuid)
+    assert transcript.is_unchanged(path, mark)
+    assert mark.leaf == records[-1].uuid
     path.write_bytes(path.read_bytes())  # touched, and the same
-    assert transcript.quick_check(path, mark) is None
+    assert not transcript.is_unchanged(path, mark)
     verdict = transcript.check(path, mark, None)
     assert verdict is not None
     assert verdict.found == "equal"
+    assert verdict.mark is not None
+    assert transcript.is_unchanged(path, verdict.mark)
+
+
+def test_a_file_with_its_old_times_is_not_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / f"{SESSION}.jsonl"
+    mark = transcript.write(path, _exchanges(2), SESSION, strict_order=False)
+    data = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(data.replace(b"question 0", b"question X"))
+    os.utime(path, ns=(mark.mtime_ns, mark.mtime_ns))
+    assert path.stat().st_mtime_ns == mark.mtime_ns
+    assert not transcript.is_unchanged(path, mark)
+
+
+def test_a_mark_of_an_older_version_proves_nothing_by_its_times(tmp_path: Path) -> None:
+    path = tmp_path / f"{SESSION}.jsonl"
+    mark = transcript.write(path, _exchanges(2), SESSION, strict_order=False)
+    old = mark.as_json()
+    del old["ctime_ns"]
+    assert not transcript.is_unchanged(path, FileMark.from_json(old))
+    verdict = transcript.check(path, FileMark.from_json(old), None)
+    assert verdict is not None
+    assert verdict.mark == mark
+
+
+# --- loaded
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)
+
+
+def _overwrite(path: Path) -> None:
+    data = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(data.replace(b"question 0", b"question X"))
+
+
+def _move_away_and_back(path: Path) -> None:
+    os.rename(path, path.with_suffix(".away"))
+    os.rename(path.with_suffix(".away"), path)
+
+
+def _replace(path: Path) -> None:
+    path.with_suffix(".new").write_bytes(path.read_bytes())
+    os.replace(path.with_suffix(".new"), path)
+
+
+CHANGES: dict[str, list[Callable[[Path], None]]] = {
+    "gone": [lambda path: path.unlink()],
+    "another_file": [_replace],
+    "content": [_overwrite, lambda path: path.write_text("", encoding="utf-8")],
+    "records": [lambda path: _append(path, _exchanges(1)[0].line + "\n"), lambda path: _append(path, '{"type":')],
+    "touched": [_move_away_and_back, lambda path: path.write_bytes(path.read_bytes())],
+}
+
+
+@pytest.mark.parametrize(("how", "change"), [(how, change) for how, every in CHANGES.items() for change in every])
+def test_what_changed_while_a_process_loaded_it_is_named(
+    how: str, change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path = tmp_path / f"{SESSION}.jsonl"
+    mark = transcript.write(path, _exchanges(2), SESSION, strict_order=False)
+    reader, same = transcript.reread(path, mark)
+    assert same == mark
+    assert reader.holds(mark)
+    change(path)
+    with pytest.raises(transcript.Changed) as changed:
+        transcript.reread(path, mark)
+    assert changed.value.how == how
+
+
+def test_notes_that_the_cli_adds_when_it_loads_are_allowed(tmp_path: Path) -> None:
+    path = tmp_path / f"{SESSION}.jsonl"
+    mark = transcript.write(path, _exchanges(2), SESSION, strict_order=False)
+    _append(path, '{"type":"mode","mode":"normal"}\n')
+    reader, now = transcript.reread(path, mark)
+    assert (now.size > mark.size, now.leaf) == (True, mark.leaf)
+    assert reader.holds(now)
+    assert transcript.is_unchanged(path, now)
 
 
 def _without_third(lines: list[str]) -> str:
@@ -98,8 +181,7 @@ def test_a_reader_reads_only_what_was_added_and_marks_the_whole_file(tmp_path: P
     path = tmp_path / f"{SESSION}.jsonl"
     records = _exchanges(3)
     mark = transcript.write(path, records[:2], SESSION, strict_order=False)
-    reader = Reader(path, None)
-    reader.skip_to(mark)
+    reader = Reader.behind(path, mark)
     with path.open("a", encoding="utf-8") as file:
         file.writelines(f"{record.line}\n" for record in records[2:])
     got = reader.appended()
@@ -111,6 +193,63 @@ def test_a_reader_reads_only_what_was_added_and_marks_the_whole_file(tmp_path: P
     assert whole.found == "equal"
     path.write_text("short", encoding="utf-8")
     assert reader.appended() is None
+
+
+def test_damage_to_what_was_read_is_no_part_of_a_readers_mark(tmp_path: Path) -> None:
+    path = tmp_path / f"{SESSION}.jsonl"
+    records = _exchanges(3)
+    mark = transcript.write(path, records[:4], SESSION, strict_order=False)
+    reader = Reader.behind(path, mark)
+    _overwrite(path)
+    _append(path, "".join(f"{record.line}\n" for record in records[4:]))
+    got = reader.appended()
+    assert got is not None
+    assert transcript.is_unchanged(path, got[1])
+    assert transcript.check(path, got[1], None) is None  # the hash does not agree
+    with pytest.raises(transcript.Changed):
+        Reader.behind(path, mark)
+
+
+# --- compared
+
+
+def test_a_copy_under_new_uuids_is_equal_by_what_is_said(tmp_path: Path) -> None:
+    """As CLI 1.0.120 copies a session with a prompt of two blocks; the last turn's records are its own."""
+    path = tmp_path / f"{OTHER}.jsonl"
+    entries = _said([["a", "b"], ["c"], ["a"], ["b"]])
+    records = [entry.record() for entry in entries]
+    copied = _split(entries[:2])
+    own = [entries[2].hung_on(copied[-1].uuid), entries[3]]
+    _write(path, [entry.record() for entry in (*copied, *own)])
+    verdict = transcript.check(path, None, records)
+    assert verdict is not None
+    assert (verdict.found, [pair.state for pair in verdict.pairs]) == ("equal", ["equal"] * 4)
+    assert verdict.mark is not None
+    assert verdict.mark.leaf == entries[3].uuid
+
+    _write(path, [entry.record() for entry in (*copied[1:], *own)])
+    lost = transcript.check(path, None, records)
+    assert lost is not None
+    assert lost.found == "different"
+    _write(path, [entry.record() for entry in (*copied, entries[2], entries[3])])
+    unhinged = transcript.check(path, None, records)
+    assert unhinged is not None
+    assert unhinged.found == "different"
+
+
+def test_a_verdict_names_each_record_that_differs(tmp_path: Path) -> None:
+    path = tmp_path / f"{SESSION}.jsonl"
+    records = _exchanges(2)
+    first, _, third, fourth = records
+    other = Scribe(SESSION, Path("/somewhere"), "", 0.0).record(Message.user("else"), "sonnet")
+    changed = Record(third.line.replace("question 1", "question X"), third.uuid)
+    _write(path, [first, changed, fourth, other])
+    verdict = transcript.check(path, None, records)
+    assert verdict is not None
+    assert [(pair.number, pair.state) for pair in verdict.pairs] == [
+        (1, "equal"), (2, "lost"), (3, "changed"), (4, "equal"),
+    ]  # fmt: skip
+    assert [entry.uuid for entry in verdict.unknown] == [other.uuid]
 
 
 BLOCKS = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=3)

@@ -1,0 +1,57 @@
+"""What stands behind the path in a transcript: whose it is, and what of it may become part of the chain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from ....domain.client_tools import calls_of
+from ....domain.models import Agent, Turn
+from ....stores.base import Store
+from ..transcript import Entry, Verdict
+from .exchanges import exchanges, invented, is_prompt
+
+# `ours`: of an attempt that was not kept. `made_up`: results that a CLI invented for calls of ours, and what the
+# model said to them. Both are of no use to anybody; somebody else's words (`theirs…`) are kept aside.
+Behind = Literal["notes", "broken_line", "ours", "made_up", "theirs", "theirs_behind_ours"]
+
+
+class Tails:
+    """Tells whose records are. One per engine, or per command."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def theirs(self, agent: Agent, parent: Turn, tail: Sequence[Entry]) -> tuple[Entry, ...]:
+        """The complete exchanges of somebody else's that the tail begins with: those that may be adopted.
+
+        Up to the first that is ours, open, or goes on from results that nobody gave. Behind calls of ours that are
+        still open nothing is somebody else's: their results are to come.
+        """
+        if calls_of(parent.output):
+            return ()
+        found: list[Entry] = []
+        for exchange in exchanges(tail):
+            if not exchange.complete or invented(exchange.entries) or await self.is_ours(agent, exchange.entries):
+                break
+            found += exchange.entries
+        return tuple(found)
+
+    async def behind(self, agent: Agent, verdict: Verdict) -> Behind | None:
+        """What follows the path, in one word; None where the verdict is not that something does."""
+        if verdict.found != "tail":
+            return None
+        prompts = [entry for entry in verdict.tail if is_prompt(entry)]
+        if not prompts and invented(verdict.tail):
+            return "made_up"
+        if not prompts:
+            return "notes" if verdict.tail else "broken_line"
+        if all([await self.is_ours(agent, [prompt]) for prompt in prompts]):
+            return "ours"
+        *_, last = exchanges(verdict.tail)
+        return "theirs_behind_ours" if last.complete and not verdict.cut else "theirs"
+
+    async def is_ours(self, agent: Agent, entries: Sequence[Entry]) -> bool:
+        """Is one of these the frame of a turn of ours?"""
+        uuids = [entry.uuid for entry in entries if entry.uuid and entry.kind == "user"]
+        return bool(await self._store.own_frames(agent.key, uuids))

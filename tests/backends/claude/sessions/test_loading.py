@@ -1,0 +1,206 @@
+"""What a CLI loads is the path that was verified, or it is asked nothing and its answer is not kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_session_proxy.domain.models import Turn
+from cli_session_proxy.errors import SessionBusy
+from cli_session_proxy.settings import Profile, Settings
+from cli_session_proxy.testing.upstream import Upstream
+
+from ....conftest import MakeSettings
+from ....talking import ask, by_hand, heard, request, running, text
+from .meddling import MeddledCli, Op, other_words, shorter
+
+SAID = ["fact-1 of a", "fact-2 of a", "fact-3 of a"]
+OTHERS = ["fact-1 of b", "fact-2 of b"]
+
+
+def transcript_of(settings: Settings, turn: Turn) -> Path:
+    assert settings.claude_config_dir is not None
+    [path] = settings.claude_config_dir.glob(f"projects/*/{turn.session_id}.jsonl")
+    return path
+
+
+async def told(settings: Settings) -> tuple[Path, Path]:
+    """Agents `a` and `b` with some turns each, and no process any more; their transcripts."""
+    last: dict[str, Turn] = {}
+    async with running(settings) as engine:
+        for agent, words in (("b", OTHERS), ("a", SAID)):
+            for said in words:
+                last[agent] = await ask(engine, said, agent=agent)
+    return transcript_of(settings, last["a"]), transcript_of(settings, last["b"])
+
+
+async def asked(settings: Settings, said: str, **more: Any) -> Turn:
+    async with running(settings) as engine:
+        return await ask(engine, said, **more)
+
+
+def swapped(mine: Path, other: Path) -> Op:
+    return ("swap", str(mine), str(other))
+
+
+DAMAGES: dict[str, Callable[[Path, Path], Op]] = {
+    "another agent's": swapped,
+    "other words of the same length": lambda mine, _: other_words(mine, "fact-2 of a", "fact-X of a"),
+    "emptied": lambda mine, _: ("write", str(mine), ""),
+    "cut short": lambda mine, _: shorter(mine, 2),
+    "deleted": lambda mine, _: ("delete", str(mine)),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+async def test_a_transcript_damaged_after_it_was_verified_is_not_gone_on_from(
+    how: str, claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    cli = MeddledCli(tmp_path / "cli", claude)
+    settings = make_settings(claude_bin=cli.path)
+    mine, other = await told(settings)
+    before = len(upstream.requests)
+    cli.order("start", DAMAGES[how](mine, other))
+    turn = await asked(settings, "and now")
+    assert cli.done
+    assert [seen.user_texts() for seen in upstream.requests[before:]] == [[*SAID, "and now"]]
+    assert text(turn) == "You said: and now (4)"
+    await asked(settings, "again")
+    assert heard(upstream) == [*SAID, "and now", "again"]
+    await asked(settings, "and you", agent="b")
+    assert heard(upstream) == [*OTHERS, "and you"]
+
+
+async def test_a_swap_that_is_taken_back_in_time_is_noticed(
+    claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    cli = MeddledCli(tmp_path / "cli", claude)
+    settings = make_settings(claude_bin=cli.path)
+    mine, other = await told(settings)
+    before = len(upstream.requests)
+    cli.order("start", swapped(mine, other))
+    cli.order("loaded", swapped(mine, other))
+    turn = await asked(settings, "and now")
+    assert cli.done
+    assert [seen.user_texts() for seen in upstream.requests[before:]] == [[*SAID, "and now"]]
+    assert turn.continuity == "resumed"
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+async def test_damage_of_the_same_length_during_a_turn_is_mended_at_the_next_start(
+    start: str, claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    cli = MeddledCli(tmp_path / "cli", claude)
+    settings = make_settings(claude_bin=cli.path)
+    damage = ("replace", str(tmp_path / "claude-config" / "projects"), "fact-2 of a", "fact-X of a")
+    async with running(settings) as engine:
+        for said in SAID:
+            await ask(engine, said)
+        if start == "warm":
+            cli.order("result", damage)
+            await ask(engine, "and now")
+            for note in (settings.var / "run").glob("*/[0-9]*"):  # killed, it adds no last notes to the file
+                os.killpg(int(note.name), signal.SIGKILL)
+    if start == "cold":
+        cli.order("result", damage)
+        await asked(settings, "and now")
+    assert cli.done
+    await asked(settings, "again")
+    assert heard(upstream) == [*SAID, "and now", "again"]
+
+
+async def test_an_exchange_that_somebody_appends_while_it_is_loaded_is_adopted(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    cli = MeddledCli(tmp_path / "cli", claude_2)
+    settings = make_settings(claude_bin=cli.path)
+    mine, _ = await told(settings)
+    whole = mine.read_text(encoding="utf-8")
+    await by_hand(settings, mine.stem, "by hand")
+    cli.order("start", ("write", str(mine), mine.read_text(encoding="utf-8")))
+    mine.write_text(whole, encoding="utf-8")
+    await asked(settings, "and now")
+    assert cli.done
+    assert heard(upstream) == [*SAID, "by hand", "and now"]
+
+
+async def test_a_transcript_that_is_changed_at_every_load_is_an_error_in_words_and_costs_nothing(
+    claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    cli = MeddledCli(tmp_path / "cli", claude)
+    settings = make_settings(claude_bin=cli.path)
+    mine, _ = await told(settings)
+    before = len(upstream.requests)
+    cli.order("start", ("write", str(mine), ""), always=True)
+    with pytest.raises(SessionBusy, match="while the Claude CLI was loading it"):
+        await asked(settings, "and now")
+    assert len(upstream.requests) == before
+    cli.stop()
+    await asked(settings, "again")
+    assert heard(upstream) == [*SAID, "again"]
+
+
+# --- CLIs that do not tell when they have loaded
+
+OLD = "1.0.60"
+
+
+@pytest.mark.parametrize("how", [how for how in DAMAGES if how != "deleted"])
+async def test_a_cli_that_does_not_tell_is_looked_after_before_a_word_of_it_goes_out(
+    how: str, claude_1: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    cli = MeddledCli(tmp_path / "cli", claude_1, version=OLD)
+    settings = make_settings(claude_bin=cli.path)
+    mine, other = await told(settings)
+    cli.order("start", DAMAGES[how](mine, other))
+    async with running(settings) as engine:
+        answer = await engine.submit(request("and now"))
+        events = [event async for event in answer.events()]
+        answer.acknowledge()
+        turn = await answer.turn()
+    assert cli.done
+    assert "and now (4)" in str(events)
+    assert "and now (3)" not in str(events)
+    assert "and now (1)" not in str(events)
+    assert text(turn) == "You said: and now (4)"
+    assert [attempt["status"] for attempt in turn.attempts] == ["failed", "completed"]
+    await asked(settings, "again")
+    assert heard(upstream) == [*SAID, "and now", "again"]
+
+
+async def test_a_turn_that_may_have_run_tools_is_not_repeated(
+    claude_1: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    cli = MeddledCli(tmp_path / "cli", claude_1, version=OLD)
+    settings = make_settings(claude_bin=cli.path, profiles={"coder": Profile(tools=("Read",))}, profile="coder")
+    mine, other = await told(settings)
+    cli.order("start", swapped(mine, other))
+    with pytest.raises(SessionBusy, match="nothing of its answer was kept"):
+        await asked(settings, "and now")
+    await asked(settings, "again")
+    assert heard(upstream) == [*SAID, "again"]
+
+
+# --- what it loaded shows in what it wrote
+
+
+async def test_an_answer_out_of_another_conversation_is_never_kept(
+    claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    """A CLI that resumes another session than it was asked to."""
+    cli = MeddledCli(tmp_path / "cli", claude)
+    settings = make_settings(claude_bin=cli.path)
+    _, other = await told(settings)
+    cli.order("start", ("resume", other.stem))
+    turn = await asked(settings, "and now")
+    assert cli.done
+    assert text(turn) == "You said: and now (4)"
+    await asked(settings, "again")
+    assert heard(upstream) == [*SAID, "and now", "again"]
+    await asked(settings, "and you", agent="b")
+    assert heard(upstream) == [*OTHERS, "and you"]
