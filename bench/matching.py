@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from cli_session_proxy.backends.claude.sessions.manager import Sessions
+from cli_session_proxy.backends.base import Backend
 from cli_session_proxy.domain import lineage
 from cli_session_proxy.domain.models import Message, TurnRequest
 from cli_session_proxy.engine.placement import Placement
@@ -45,7 +45,7 @@ def history(name: str, messages: int) -> list[Message]:
 def imported(agent_key: int, name: str, messages: Sequence[Message], opened: str | None = None) -> list[ImportedTurn]:
     turns: list[ImportedTurn] = []
     path_hash = opened
-    for n, exchange in enumerate(lineage.exchanges(messages)):
+    for n, exchange in enumerate(lineage.past(messages)):
         path_hash = lineage.path_hash(path_hash, exchange.input, exchange.output)
         parent = turns[-1].id if turns else None
         turns.append(
@@ -114,7 +114,7 @@ async def run(rounds: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for stored in STORED:
         async with filled(stored) as store:
-            placement = Placement(store, cast(Sessions, None), _nobody)  # placing a turn needs no session
+            placement = Placement(store, cast(Backend, None), _nobody)  # placing a turn needs no backend
             for name, messages in cases():
                 rows.append({"stored_turns": stored, "case": name, **await measure(placement, messages, rounds)})
     return rows

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from cli_session_proxy.backends.claude.backend import ClaudeBackend
 from cli_session_proxy.domain.lineage import answer_text
 from cli_session_proxy.domain.models import Message, Turn, TurnRequest
 from cli_session_proxy.engine.engine import Engine
@@ -25,6 +26,12 @@ async def running(settings: Settings) -> AsyncIterator[Engine]:
         yield engine
     finally:
         await engine.stop()
+
+
+def claude(engine: Engine) -> ClaudeBackend:
+    """The backend of an engine that runs the real CLI."""
+    assert isinstance(engine.backend, ClaudeBackend)
+    return engine.backend
 
 
 def request(*said: str | Message, agent: str | None = "a", **more: Any) -> TurnRequest:

@@ -218,21 +218,21 @@ def decide(
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """Messages of the user and the answer to them: what an imported turn consists of."""
+class Past:
+    """Messages of the user and the answer to them, from a client's history: what an imported turn consists of."""
 
     input: tuple[Message, ...]
     output: tuple[Block, ...]
 
 
-def exchanges(messages: Sequence[Message]) -> list[Exchange]:
+def past(messages: Sequence[Message]) -> list[Past]:
     """Cut a history into turns. One that opens with the assistant gets an empty input."""
-    out: list[Exchange] = []
+    out: list[Past] = []
     waiting: list[Message] = []
     for role, blocks, _ in runs(messages):
         if role == "user":
             waiting = [Message("user", blocks)]
         else:
-            out.append(Exchange(tuple(waiting), blocks))
+            out.append(Past(tuple(waiting), blocks))
             waiting = []
     return out

@@ -24,6 +24,9 @@ Delivery = Literal["pending", "delivered", "undelivered", "uncertain"]
 # How the message of a `turn_cancelled` begins where its client asked for it; others lost their client or their proxy.
 CANCELLED_BY_CLIENT = "cancelled by the client"
 
+# Blocks of thinking: signed by the provider for one conversation, and never matched in a history.
+THINKING = frozenset({"thinking", "redacted_thinking"})
+
 ON_PATH: frozenset[Status] = frozenset({"completed", "requires_action"})
 FINISHED: frozenset[Status] = frozenset({"completed", "requires_action", "failed", "cancelled"})
 

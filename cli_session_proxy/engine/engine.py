@@ -11,16 +11,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
 from .. import errors
-from ..backends.claude.process.pool import Counts, Pool
-from ..backends.claude.sessions.manager import Sessions
-from ..backends.claude.sessions.watcher import Watcher
+from ..backends.auto import backend_for
+from ..backends.base import Backend, Counts
 from ..domain.models import FINISHED, ON_PATH, Agent, Turn, TurnRequest
 from ..errors import (
     ClaudeUnavailable,
@@ -40,7 +39,7 @@ from ..stores.base import Arrival, KeyTaken, Store
 from ..stores.sql import store_for
 from ..tasks import Tasks, limited
 from .delivery import Deliveries
-from .executor import Attempts, Observer, not_run
+from .executor import Executor, Observer, adopt, not_run
 from .failing import Ends
 from .lanes import Lanes, Place, Slots
 from .live import Answer, LiveTurn, kept, or_left, replay
@@ -56,7 +55,7 @@ log = structlog.get_logger(__name__)
 class Engine:
     """Everything between the doors and the CLI. Start it once per process, stop it to drain."""
 
-    def __init__(self, settings: Settings, store: Store | None = None) -> None:
+    def __init__(self, settings: Settings, store: Store | None = None, backend: Backend | None = None) -> None:
         self.settings = settings
         self.store = store_for(settings) if store is None else store
         self.observers: list[Observer] = []
@@ -69,35 +68,28 @@ class Engine:
         self._lanes = Lanes(settings.lane_limit, settings.queue_limit, self._slots)
         self._sandboxes = Sandboxes(settings)
         self._instances = Instances(settings.var)
-        self._pool = Pool(
+        self.backend = backend or backend_for(
             settings,
-            ahead=self._sandboxes.ahead,
+            self.store,
+            self._sandboxes,
             born=self._instances.born,
             reaped=self._instances.reaped,
             started=self._spawned,
         )
-        self._sessions = Sessions(settings, self.store, self._pool, self._sandboxes)
-        self._placement = Placement(self.store, self._sessions, self._is_gone)
-        self._recovery = Recovery(settings, self.store, self._instances, self._sandboxes, self.observers)
+        self._placement = Placement(self.store, self.backend, self._is_gone)
+        self._recovery = Recovery(self.store, self.backend, self._instances, self._sandboxes, self.observers)
         self._ownership = Ownership(
             self.store,
             self._instances,
             settings.lease,
             settle=self._recovery.settle,
-            retire=self._sessions.retire,
+            retire=self.backend.retire,
             fenced=self._fenced,
         )
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
         self._deliveries = Deliveries(self.store, self._instances, self._tasks, settings.disconnect_grace)
-        self._attempts = Attempts(
-            settings,
-            self.store,
-            self._sessions,
-            self._pool,
-            self._instances,
-            self._ownership,
-            self._tasks.own,
-            self.observers,
+        self._executor = Executor(
+            settings, self.store, self.backend, self._instances, self._ownership, self._tasks.own, self.observers
         )
 
     # --- life
@@ -108,16 +100,7 @@ class Engine:
         await self.store.open()
         await self._recovery.recover(self._ownership.hold_if_free)
         self._open = True
-        watcher = Watcher(
-            self.settings,
-            self.store,
-            self._sessions,
-            self._sandboxes,
-            self._ownership.hold_if_free,
-            self.busy,
-            self.observers,
-        )
-        self._tasks.serve(watcher.run())
+        self._tasks.serve(self._adopt_changes())
         self._tasks.serve(self._ownership.keep())
         self._tasks.serve(self._ownership.hand_over())
         self._tasks.serve(self._recovery.watch(self._ownership.hold_if_free))
@@ -133,7 +116,7 @@ class Engine:
         for live in list(self._live.values()):
             live.cancel("the proxy is shutting down")
         await self._tasks.stop()
-        await self._pool.close()
+        await self.backend.close()
         try:
             await self._ownership.stop()
         except StoreUnavailable as exc:
@@ -156,7 +139,7 @@ class Engine:
 
     def processes(self) -> Counts:
         """CLI processes in a turn, warm ones that wait for the next, spares, and what they weigh."""
-        return self._pool.counts()
+        return self.backend.counts()
 
     def _fenced(self, agent_key: int) -> None:
         """Another proxy was granted this agent's lease: what runs here is not heard any more."""
@@ -275,7 +258,7 @@ class Engine:
         deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout
         try:
             await self.store.follow(live.turn.id, self._instances.id)
-            async with limited(deadline, self._attempts.too_long):
+            async with limited(deadline, self._executor.too_long):
                 turn = await self._recovery.finished_elsewhere(live.turn.id, agent, self._ownership.hold)
             if turn is None:
                 raise NotFound("the agent was deleted while this request waited for its answer")
@@ -358,7 +341,7 @@ class Engine:
         deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout
         at_head = live.turn.reason.get("rule") == "head"
         async with AsyncExitStack() as held:
-            async with limited(deadline, self._attempts.too_long):
+            async with limited(deadline, self._executor.too_long):
                 try:
                     await self._ends.store_all()
                     live.lease = await held.enter_async_context(self._ownership.hold(agent, live.turn))
@@ -371,7 +354,7 @@ class Engine:
                 raise TurnCancelled("the agent was deleted while this request was queued")
             self._running += 1
             try:
-                await self._attempts.execute(live, now, at_head=at_head, deadline=deadline)
+                await self._executor.execute(live, now, at_head=at_head, deadline=deadline)
             finally:
                 self._running -= 1
 
@@ -392,10 +375,33 @@ class Engine:
             session_ids = {turn.session_id async for turn in self.store.turns(agent.key) if turn.session_id}
             chain = await self.store.chain(agent.key)
             session_ids |= {session.id for session in chain.sessions} if chain else set()
-            await self._sessions.forget(agent, sorted(session_ids))
+            await self.backend.forget(agent, sorted(session_ids))
             await asyncio.to_thread(self._sandboxes.remove, agent.dir)
             await self.store.delete_agent(agent.key)
         return True
+
+    async def _adopt_changes(self) -> None:
+        """Take in what a person said in a session of ours, as soon as it is whole, while nobody uses the agent."""
+        async with aclosing(self.backend.changes()) as changes:
+            async for session_id in changes:
+                try:
+                    session = await self.store.session(session_id)
+                    agent = await self.store.agent_by_key(session.agent_key) if session else None
+                    if agent is None or self.busy(agent.key):
+                        continue
+                    async with self._ownership.hold_if_free(agent) as lease:
+                        agent = await self.store.agent_by_key(agent.key)
+                        if lease is None or agent is None or agent.head is None:
+                            continue
+                        if await self.store.waiting(agent.key):
+                            continue
+                        head = await self.store.turn(agent.head)
+                        found = await self.backend.adoptable(agent, head) if head else None
+                        if found is not None and found.ended:
+                            adopted = await adopt(self.store, lease, found, self.observers)
+                            log.info("adopted", agent=agent.agent_id, session_id=session_id, turn_id=adopted.id)
+                except ProxyError as exc:  # the session is verified before its next use all the same
+                    log.warning("not_adopted", session_id=session_id, error=exc.message)
 
     async def _retention(self, days: float) -> None:
         """Once an hour, delete the agents whose last turn is older than `retention_days`."""

@@ -8,12 +8,11 @@ import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from ..backends.claude.sessions import history
-from ..backends.claude.sessions.manager import Sessions
+from ..backends.base import Backend
 from ..domain import lineage
-from ..domain.client_tools import as_cli, in_our_ids, wants
+from ..domain.client_tools import in_our_ids, wants
 from ..domain.lineage import Decision, Ending
-from ..domain.models import FINISHED, JSON, ON_PATH, Agent, Turn, TurnRequest
+from ..domain.models import FINISHED, JSON, ON_PATH, THINKING, Agent, Turn, TurnRequest
 from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import Arrival, ImportedTurn, NewTurn, Store
@@ -32,9 +31,9 @@ def new_id(kind: str) -> str:
 class Placement:
     """Finds or makes the agent, and decides which turn a request continues."""
 
-    def __init__(self, store: Store, sessions: Sessions, is_gone: Callable[[str | None], Awaitable[bool]]) -> None:
+    def __init__(self, store: Store, backend: Backend, is_gone: Callable[[str | None], Awaitable[bool]]) -> None:
         self._store = store
-        self._sessions = sessions
+        self._backend = backend
         self._is_gone = is_gone  # a proxy that has ended, or does not respond
 
     async def place(self, request: TurnRequest, agent: Agent | None = None) -> tuple[Agent, Decision]:
@@ -92,14 +91,11 @@ class Placement:
         path_hash = above.path_hash if above else None
         depth = above.depth if above else 0
         known = await self._store.records(above.id) if above else []
-        leaf = next((record.uuid for record in reversed(known) if record.uuid), None)
         imported: list[ImportedTurn] = []
         parent = decision.parent
-        found = lineage.exchanges(decision.imported)
-        # A millisecond a record, ending now: the times of the history stay before those of the turn to come.
-        scribe = self._sessions.scribe(agent, time.time() - 0.002 * len(found), leaf)
-        mender = history.Mender(history.calls(above.output) if above else ())
-        for exchange in found:
+        found = lineage.past(decision.imported)
+        made = self._backend.imported(agent, above, known, found, model)
+        for exchange, records in zip(found, made, strict=True):
             path_hash = lineage.path_hash(path_hash, exchange.input, exchange.output)
             depth += 1
             turn = ImportedTurn(
@@ -108,8 +104,8 @@ class Placement:
                 parent_id=parent,
                 model=model,
                 input=exchange.input,
-                output=tuple(block for block in exchange.output if block.get("type") not in history.THINKING),
-                records=tuple(history.records(scribe, mender, exchange.input, as_cli(exchange.output), model)),
+                output=tuple(block for block in exchange.output if block.get("type") not in THINKING),
+                records=records,
                 created_at=time.time(),
                 path_hash=path_hash,
                 depth=depth,

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.responses import Response
 
-from ..backends.claude.process.pool import Counts
+from ..backends.base import Counts
 from ..domain.models import Link, Turn
 from ..engine.engine import Engine
 from ..errors import ProxyError

@@ -22,7 +22,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
 
-from ..talking import request, text
+from ..talking import claude, request, text
 from .score import Fact, Score, score
 
 POLL = 0.01
@@ -200,12 +200,12 @@ class EngineTalk(Talk):
         return self.settings.var / "sandbox" / "agents" / self.agent
 
     def pids(self) -> list[int]:
-        places = self.engine._pool._places
+        places = claude(self.engine).pool._places
         return [process.pid for process in places.all() if process.alive and process not in places.spares]
 
     def busy(self) -> bool:
         """A turn is with the CLI, prompt and all."""
-        return any(process.busy for process in self.engine._pool._places.all())
+        return any(process.busy for process in claude(self.engine).pool._places.all())
 
     async def links(self) -> list[Link]:
         """What was linked since the links were last asked for."""

@@ -141,7 +141,7 @@ def test_no_text_can_pass_for_two_blocks() -> None:
 
 
 def test_a_history_is_cut_into_exchanges() -> None:
-    cut = lineage.exchanges([Message.assistant("welcome"), *HELLO, Message.assistant("done")])
+    cut = lineage.past([Message.assistant("welcome"), *HELLO, Message.assistant("done")])
     assert [len(exchange.input) for exchange in cut] == [0, 1, 1]
     assert [exchange.output[0]["text"] for exchange in cut] == ["welcome", "hi there", "done"]
 

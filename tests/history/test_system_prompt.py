@@ -9,7 +9,7 @@ import pytest
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from ..talking import ask, heard, running, text
+from ..talking import ask, claude, heard, running, text
 
 
 def system(upstream: Upstream) -> str:
@@ -29,7 +29,7 @@ async def test_a_clock_in_the_system_prompt_costs_no_process(
             history += [f"turn {n}", text(turn)]
             assert system(upstream) == clock
             assert turn.continuity == ("warm" if n else "started")
-            process = engine._pool.peek(turn.session_id or "")
+            process = claude(engine).pool.peek(turn.session_id or "")
             assert process is not None
             pids.add(process.pid)
     assert len(pids) == 1

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cli_session_proxy.backends.claude.process.pool import Counts
+from cli_session_proxy.backends.base import Counts
 from cli_session_proxy.domain.models import Link, Usage
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.http.metrics import NAMESPACE, Metrics

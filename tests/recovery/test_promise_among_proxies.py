@@ -18,7 +18,7 @@ from cli_session_proxy.testing.script import Gate, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from ..talking import ask, heard, request, running
+from ..talking import ask, claude, heard, request, running
 from ..tools.test_loops import TOOLS, called, calls, result, results, tool_blocks
 from .others import other_proxy, until
 from .test_kill import queued, turns_of
@@ -77,7 +77,7 @@ async def test_results_that_another_proxy_took_survive_the_death_of_the_proxy_th
         await ask(survivor, results(result(call, "sunny")), tools=TOOLS)
         left = clis(settings)
         await other.end(signal.SIGKILL)
-        await gone([pid for pid in left if survivor._pool.counts().busy == 0 and pid not in own(survivor)])
+        await gone([pid for pid in left if claude(survivor).pool.counts().busy == 0 and pid not in own(survivor)])
         await ask(survivor, "list", tools=TOOLS)
     assert tool_blocks(upstream) == [("call", call["id"]), ("result", call["id"])]
     assert heard(upstream) == ["where", "tool_result: sunny", "list"]
@@ -85,7 +85,7 @@ async def test_results_that_another_proxy_took_survive_the_death_of_the_proxy_th
 
 
 def own(engine: Engine) -> list[int]:
-    return [process.pid for process in engine._pool._places.all()]
+    return [process.pid for process in claude(engine).pool._places.all()]
 
 
 async def test_results_are_taken_by_a_proxy_beside_the_one_that_died_while_its_calls_waited(

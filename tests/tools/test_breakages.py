@@ -22,7 +22,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..recovery.others import other_proxy
-from ..talking import ask, heard, running, text
+from ..talking import ask, claude, heard, running, text
 from .test_loops import TOOLS, both, called, calls, result, results, tool_blocks
 
 
@@ -45,7 +45,7 @@ class Talk:
 
     @property
     def process(self) -> ClaudeProcess:
-        process = self.engine._pool.peek(str(self.turn.session_id))
+        process = claude(self.engine).pool.peek(str(self.turn.session_id))
         assert process is not None
         return process
 
@@ -167,7 +167,7 @@ async def test_a_call_is_answered_after_a_long_time(
     async with running(make_settings(claude_bin=claude_2)) as engine:
         turn = await both(engine, upstream)
         weather, noon = calls(turn)
-        process = engine._pool.peek(str(turn.session_id))
+        process = claude(engine).pool.peek(str(turn.session_id))
         assert process is not None
         # The proxy's clocks, the event loop's included: every timer of those minutes is due now.
         for name, clock in (("time", time.time), ("monotonic", time.monotonic)):

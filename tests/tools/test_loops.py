@@ -18,7 +18,7 @@ from cli_session_proxy.testing.script import Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from ..talking import ask, request, running, text
+from ..talking import ask, claude, request, running, text
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = Tool("get_weather", "The weather of a city", SCHEMA)
@@ -106,7 +106,7 @@ async def test_the_results_reach_the_model_once_when_the_process_is_gone(
         await ask(engine, "hello", tools=TOOLS)
         turn = await both(engine, upstream)
         weather, time = calls(turn)
-        process = engine._pool.peek(str(turn.session_id))
+        process = claude(engine).pool.peek(str(turn.session_id))
         assert process is not None
         if how == "killed":
             os.killpg(process.pid, signal.SIGKILL)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_session_proxy.backends.claude.process.tool_server import ToolServer
-from cli_session_proxy.backends.claude.sessions.stopping import Cutter
 from cli_session_proxy.domain.client_tools import (
     LARGEST,
     Offers,
@@ -19,6 +18,7 @@ from cli_session_proxy.domain.client_tools import (
     mcp_result,
 )
 from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, Message, Tool
+from cli_session_proxy.domain.stop_sequences import Cutter
 from cli_session_proxy.errors import InvalidRequest
 
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}

@@ -6,9 +6,17 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from asyncio.subprocess import Process
 
+import structlog
+
+from .proc import start_time
+
 KILL_WAIT = 10.0  # seconds the kernel gets to end a killed process
+STRAY_POLL = 0.02  # seconds; a stray is not our child, so nobody tells us when it ends
+
+log = structlog.get_logger(__name__)
 
 
 def signal_group(pid: int, number: int) -> None:
@@ -33,3 +41,16 @@ async def end(child: Process, *, gently: bool, grace: float) -> None:
 async def _exited(child: Process, timeout: float) -> None:
     with contextlib.suppress(TimeoutError):  # the next step is harsher
         await asyncio.wait_for(child.wait(), timeout)
+
+
+async def end_stray(pid: int, started: str, grace: float) -> None:
+    """TERM, wait, KILL the group of another proxy's CLI, while the pid is still the process that was started then."""
+    for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, KILL_WAIT)):
+        if await start_time(pid) != started:
+            return
+        signal_group(pid, number)
+        log.info("orphan_ended", pid=pid, signal=number.name)
+        until = time.monotonic() + patience
+        while await start_time(pid) == started and time.monotonic() < until:  # noqa: ASYNC110 - nobody signals it
+            await asyncio.sleep(STRAY_POLL)
+    signal_group(pid, signal.SIGKILL)  # what it had started, in its group

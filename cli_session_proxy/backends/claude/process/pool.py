@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import structlog
 
 from ....errors import ProxyError, SessionBusy
 from ....settings import Settings
+from ...base import Counts
 from ..events import ProcessDied
 from .places import START_TIME, Places
 from .process import ClaudeProcess, Launch
@@ -28,15 +28,6 @@ log = structlog.get_logger(__name__)
 # The start of a spare takes a core from the first turn of the session that took the one before: after so many seconds
 # such a turn only waits for the provider.
 FIRST_TURN = 1.0
-
-
-class Counts(NamedTuple):
-    """Processes in use, idle ones that are kept warm, spares; and the bytes of all, as last measured."""
-
-    busy: int
-    warm: int
-    spare: int
-    memory: int
 
 
 class Pool:

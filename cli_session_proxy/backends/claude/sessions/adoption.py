@@ -13,17 +13,17 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from ....domain import lineage
 from ....domain.models import JSON, Agent, Link, Session, Turn
 from ....errors import InvalidRequest, NotFound
 from ....sandbox import Sandboxes, directory_name
 from ....settings import Settings
-from ....stores.base import ChainPart, ImportedTurn, Lease, NewChain, Store, WholeTurn
+from ....stores.base import ChainPart, ImportedTurn, NewChain, Store, WholeTurn
+from ...base import Adoptable
 from .. import environment, transcript
 from .exchanges import Exchange, exchanges
 from .foreign import ForeignFile, Progress, survey
@@ -69,26 +69,12 @@ class Adopter:
         return turn
 
 
-class Observer(Protocol):
-    """Is told of turns that somebody had outside the proxy. It must not fail, and not wait."""
-
-    def adopted(self, turn: Turn, link: Link) -> None:
-        """They are in the chain now; `turn` is the last of them, the link names all."""
-
-
-async def adopt(
-    store: Store, lease: Lease, agent: Agent, parent: Turn, foreign: Foreign, observers: Sequence[Observer]
-) -> Turn:
-    """Take exchanges that someone else had in the session into the chain, and move the head to the last one."""
+def adoptable(agent: Agent, parent: Turn, foreign: Foreign) -> Adoptable:
+    """Exchanges that someone else had in the session, as turns behind `parent`."""
     adopter = Adopter(agent.key, foreign.session.id, foreign.note, parent, parent.model)
-    turns = [adopter.turn(exchange) for exchange in exchanges(foreign.entries)]
-    last = turns[-1].id
-    detail: JSON = {"why": foreign.note, "turns": [turn.id for turn in turns]}
-    link = Link(foreign.session.id, foreign.session.id, last, "adopted", detail, time.time())
-    adopted = await store.adopt(lease, turns, replace(foreign.session, tip_turn_id=last, mark=None), [link])
-    for observer in observers:
-        observer.adopted(adopted, link)
-    return adopted
+    turns = tuple(adopter.turn(exchange) for exchange in exchanges(foreign.entries))
+    session = replace(foreign.session, tip_turn_id=turns[-1].id, mark=None)
+    return Adoptable(turns, session, {"why": foreign.note}, transcript.has_ended(foreign.entries))
 
 
 # --- a whole session ----------------------------------------------------------------------------------------

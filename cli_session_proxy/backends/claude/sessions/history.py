@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from ....domain.models import Block, Message, Record
+from ....domain.models import THINKING, Block, Message, Record
 from ..transcript import OPENED_BY_ASSISTANT, Scribe
 
 NO_RESULT = "(no result)"
@@ -18,7 +18,6 @@ NO_RESULT = "(no result)"
 EMPTY = "[This message was empty.]"
 
 _CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-THINKING = frozenset({"thinking", "redacted_thinking"})
 
 
 class Mender:

@@ -344,9 +344,17 @@ class Sessions:
             path = transcript.path_of(self._config_dir, cwd, session_id)
             await asyncio.to_thread(transcript.remove, path)
 
-    def scribe(self, agent: Agent, at: float, parent: str | None) -> Scribe:
-        """A writer of records for history that the CLI has never seen."""
+    def scribe(self, agent: Agent, exchanges: int, parent: str | None) -> Scribe:
+        """A writer of records for exchanges that the CLI has never seen.
+
+        A millisecond a record, ending now: the times of the history stay before those of the turn to come.
+        """
+        at = time.time() - 0.002 * exchanges
         return Scribe(str(uuid.uuid4()), self._sandboxes.path(agent.dir), "", at, parent)
+
+    def transcript_of(self, agent: Agent, session_id: str) -> Path:
+        """Where the CLI keeps this session of the agent's."""
+        return transcript.path_of(self._config_dir, self._sandboxes.path(agent.dir), session_id)
 
     def _path(self, cwd: Path) -> Path:
         return transcript.project_dir(self._config_dir, cwd)

@@ -19,14 +19,14 @@ from cli_session_proxy.testing.upstream import Upstream
 from ....conftest import MakeSettings
 from ....recovery.others import other_proxy
 from ....recovery.others import until as until_there
-from ....talking import ask, heard, running, text
+from ....talking import ask, claude, heard, running, text
 from .helpers import is_gone, until
 
 
 async def ready(engine: Engine) -> int:
     """The pid of the spare, when it has started."""
     await until(lambda: engine.processes().spare == 1)
-    places = engine._pool._places
+    places = claude(engine).pool._places
     (spare,) = places.spares
     assert await asyncio.shield(places.spares[spare])
     return spare.pid
@@ -38,7 +38,7 @@ def plain_file_in(folder: Path, file: str) -> bool:
 
 
 def pid(engine: Engine, turn: Turn) -> int | None:
-    process = engine._pool.peek(turn.session_id or "")
+    process = claude(engine).pool.peek(turn.session_id or "")
     return process.pid if process else None
 
 
@@ -60,7 +60,7 @@ async def test_a_new_agent_speaks_to_a_process_that_was_there_before_and_keeps_a
 
         second = await ask(engine, "and now?", agent="second", system="Be terse.")
         assert (second.continuity, pid(engine, second)) == ("warm", spare)
-        await engine._pool.discard(session.id)
+        await claude(engine).pool.discard(session.id)
         third = await ask(engine, "what is fact?", agent="second", system="Be terse.")
         assert (third.continuity, text(third)) == ("resumed", "fact is 1.")
         assert heard(upstream) == ["remember fact = 1", "and now?", "what is fact?"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cli_session_proxy.backends.claude.sessions.stopping import Cutter
 from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop
+from cli_session_proxy.domain.stop_sequences import Cutter
 
 
 def cut(pieces: list[str], sequences: list[str]) -> tuple[str, str | None]:

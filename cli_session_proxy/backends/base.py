@@ -1,0 +1,277 @@
+"""What executes a turn: one contract for the Claude CLI, for any other model, and for the tests' own backend.
+
+The core decides what continues what, in which order, and under whose lease. A backend answers:
+
+    prepare   the path and the options of a turn -> an exchange that is about to continue that path; nothing was sent
+    say       what is new goes to the model, and its events come back; the last one is `Completed` or `Called`
+    keep      what to store of it: records, the session as it is now, links
+    release   the turn is committed; or discard: nothing of the turn is kept
+
+- Whatever the backend does to make its memory equal to the path is its own business, and is told as links and evidence.
+- `say` raises `Lost` where the exchange ended without an answer, and a `ProxyError` where the answer is an error.
+- Nobody calls two of these at once for one agent: the core holds the agent's lease.
+
+Not its business: the chain, clients and their delivery, time limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from ..domain.client_tools import Answers, Wants
+from ..domain.lineage import Past
+from ..domain.models import (
+    JSON,
+    Agent,
+    Block,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    Continuity,
+    Link,
+    Record,
+    Session,
+    Turn,
+    Usage,
+)
+from ..errors import ProxyError
+from ..settings import Profile
+from ..stores.base import ImportedTurn
+
+# --- what a turn wants -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One attempt of one turn. `session` is the one that ends at `parent`; None for both: a new root.
+
+    `prompt` is what is said, beside the `answers` to the parent's calls. `frame_uuid` names this attempt for ever.
+    `adopt`: at the head of the chain, where what somebody else said in the session is taken into the chain first.
+    """
+
+    agent: Agent
+    parent: Turn | None
+    session: Session | None
+    turn: Turn
+    frame_uuid: str
+    model: str
+    system: str | None
+    effort: str | None
+    profile: Profile
+    prompt: tuple[Block, ...]
+    wants: Wants = field(default_factory=Wants)
+    answers: Answers = field(default_factory=Answers)
+    adopt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Adoptable:
+    """What somebody else said in a session of ours after its tip: turns for the chain, in order, each under the last.
+
+    `session` ends at the last of them. `ended`: the last answer is known to be whole.
+    """
+
+    turns: tuple[ImportedTurn, ...]
+    session: Session
+    detail: JSON
+    ended: bool
+
+
+# --- what comes back ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSeen:
+    """The backend's memory of this path has this id from now on."""
+
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Blocks of the answer, whole. The turn's output is made of these, whatever was streamed before."""
+
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolActivity:
+    """A tool that ran inside the turn, not the client's: its call or its result, for the dump only."""
+
+    entry: JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """The provider is asked again."""
+
+    detail: JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """The start of the conversation was replaced by a summary."""
+
+    detail: JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """A sign of life."""
+
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """The answer is complete so far and calls tools of the client: their results come with another turn."""
+
+    calls: tuple[Block, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The model's last word. `cost_usd` is this turn's own; `usage` too."""
+
+    stop_reason: str | None
+    usage: Usage
+    cost_usd: float | None = None
+
+
+Event = (
+    SessionSeen
+    | Said
+    | ToolActivity
+    | Retried
+    | Compacted
+    | Activity
+    | BlockStart
+    | BlockDelta
+    | BlockStop
+    | Called
+    | Completed
+)
+
+
+class Lost(Exception):
+    """The exchange ended without an answer. `error` is what a client is told when the turn is not repeated."""
+
+    def __init__(self, why: str, error: ProxyError) -> None:
+        super().__init__(why)
+        self.why = why
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """How the answer ended, as the core saw it: `output` is what clients were given.
+
+    `calls` are the client's that wait for results; `stopped`: the answer was cut at a stop sequence.
+    """
+
+    output: tuple[Block, ...]
+    calls: frozenset[str] = frozenset()
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a turn leaves. `links` are those beyond the exchange's; `source` says where the records came from."""
+
+    records: tuple[Record, ...]
+    session: Session
+    links: tuple[Link, ...]
+    source: str
+
+
+class Exchange(Protocol):
+    """A path that is about to be continued. `links` and `evidence` explain how the session came to be what it is."""
+
+    @property
+    def session_id(self) -> str: ...
+
+    @property
+    def continuity(self) -> Continuity: ...
+
+    @property
+    def links(self) -> Sequence[Link]: ...
+
+    @property
+    def evidence(self) -> JSON: ...
+
+    def say(self) -> AsyncGenerator[Event, None]:
+        """Send what is new, once, and yield what comes back. Raises `Lost` and `ProxyError`."""
+
+    async def interrupt(self) -> None:
+        """End the answer where it is: `Completed` follows soon."""
+
+    async def keep(self, answered: Answered) -> Kept: ...
+
+    async def release(self) -> None:
+        """What was kept is committed. The memory of the path may serve the next turn."""
+
+    async def discard(self, *, owned: bool) -> None:
+        """Nothing of the turn is kept. `owned` is False where another proxy writes the agent by now: what is stored
+        outside the chain is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The whole answer of a turn that a crash left open."""
+
+    output: tuple[Block, ...]
+    stop_reason: str | None
+    usage: Usage
+    tools: tuple[JSON, ...]
+    records: tuple[Record, ...]
+    session: Session
+    links: tuple[Link, ...]
+
+
+class Counts(NamedTuple):
+    """Processes in use, idle ones that are kept warm, spares; and the bytes of all, as last measured."""
+
+    busy: int
+    warm: int
+    spare: int
+    memory: int
+
+
+class Backend(Protocol):
+    """One per engine. See the module docstring."""
+
+    async def prepare(self, job: Job) -> Exchange | Adoptable:
+        """`Adoptable` only where the job says `adopt`. Raises `ProxyError`, and `Lost` where it may be tried again."""
+
+    async def adoptable(self, agent: Agent, parent: Turn) -> Adoptable | None:
+        """What somebody else said after `parent`, if that is all that changed. Only looks."""
+
+    async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
+        """The whole answer of a turn that ran when its proxy ended; None where it is not there. Only looks."""
+
+    async def end_strays(self, strays: Sequence[tuple[int, str]]) -> None:
+        """End these processes of other proxies, by pid and start time, and wait for it."""
+
+    def imported(
+        self, agent: Agent, above: Turn | None, known: Sequence[Record], history: Sequence[Past], model: str
+    ) -> list[tuple[Record, ...]]:
+        """The records of exchanges that a client brings along as its history, one tuple each.
+
+        `above` is the turn that they follow, `known` the records of the path to it.
+        """
+
+    def changes(self) -> AsyncGenerator[str, None]:
+        """Sessions that somebody else may have said something in, by id. Never ends by itself."""
+
+    async def retire(self, agent: Agent) -> None:
+        """Let go of the agent: another proxy writes its sessions from now on."""
+
+    async def forget(self, agent: Agent, session_ids: Sequence[str]) -> None:
+        """Remove all that is kept of the agent outside the store."""
+
+    async def close(self) -> None: ...
+
+    def counts(self) -> Counts: ...

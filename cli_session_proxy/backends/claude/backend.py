@@ -1,0 +1,206 @@
+"""The Claude CLI as a backend: a process whose memory is the path, one frame in, events out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+import structlog
+
+from ...domain.client_tools import Judge, as_cli
+from ...domain.lineage import Past
+from ...domain.models import JSON, Agent, BlockDelta, BlockStart, BlockStop, Continuity, Link, Record, Turn
+from ...errors import ClaudeUnavailable
+from ...sandbox import Sandboxes
+from ...settings import Settings
+from ...stores.base import Standing, Store
+from .. import base
+from ..base import Adoptable, Answered, Counts, Event, Exchange, Job, Kept, Lost, Settled
+from . import events, failures
+from .process.ending import end_stray
+from .process.pool import Pool
+from .process.restarts import Restarts
+from .sessions import adoption, history, settling
+from .sessions.capture import Ready, Said
+from .sessions.manager import Foreign, Plan, Sessions
+from .sessions.watcher import Watcher
+
+log = structlog.get_logger(__name__)
+
+
+class ClaudeBackend:
+    """See `base.Backend`. `born` and `reaped` note the processes, so that others can end them after a crash."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        sandboxes: Sandboxes,
+        *,
+        born: Callable[[int, str | None], None] = lambda _pid, _start: None,
+        reaped: Callable[[int], None] = lambda _pid: None,
+        started: Callable[[float], None] = lambda _seconds: None,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self.pool = Pool(settings, ahead=sandboxes.ahead, born=born, reaped=reaped, started=started)
+        self.sessions = Sessions(settings, store, self.pool, sandboxes)
+        self._restarts = Restarts()
+        self._watcher = Watcher(settings, sandboxes, self.sessions)
+
+    # --- a turn
+
+    async def prepare(self, job: Job) -> Exchange | Adoptable:
+        self._restarts.check(job.agent.key)
+        plan = Plan(job.model, job.system, job.effort, job.profile, job.prompt, wants=job.wants, answers=job.answers)
+        standing = Standing(job.agent, job.parent, job.session)
+        try:
+            ready = await self.sessions.ready(standing, plan, job.turn.id, job.frame_uuid, adopt=job.adopt)
+        except Foreign as foreign:
+            assert job.parent is not None
+            return adoption.adoptable(job.agent, job.parent, foreign)
+        except events.ProcessDied as died:
+            raise self._lost(job.agent, died) from died
+        return _Exchange(self, job, ready)
+
+    def _lost(self, agent: Agent, died: events.ProcessDied) -> Lost:
+        self._restarts.died(agent.key, died)
+        return Lost(died.why, failures.error_for_death(died))
+
+    async def adoptable(self, agent: Agent, parent: Turn) -> Adoptable | None:
+        foreign = await self.sessions.foreign(agent, parent)
+        return None if foreign is None else adoption.adoptable(agent, parent, foreign)
+
+    def imported(
+        self, agent: Agent, above: Turn | None, known: Sequence[Record], history_of: Sequence[Past], model: str
+    ) -> list[tuple[Record, ...]]:
+        leaf = next((record.uuid for record in reversed(known) if record.uuid), None)
+        scribe = self.sessions.scribe(agent, len(history_of), leaf)
+        mender = history.Mender(history.calls(above.output) if above else ())
+        return [tuple(history.records(scribe, mender, one.input, as_cli(one.output), model)) for one in history_of]
+
+    def changes(self) -> AsyncGenerator[str, None]:
+        return self._watcher.changes()
+
+    # --- what others left
+
+    async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
+        return await settling.settled(self._store, self.sessions.transcript_of, agent, turn)
+
+    async def end_strays(self, strays: Sequence[tuple[int, str]]) -> None:
+        await asyncio.gather(*(end_stray(pid, started, self._settings.stop_grace) for pid, started in strays))
+
+    # --- its end
+
+    async def retire(self, agent: Agent) -> None:
+        await self.sessions.retire(agent)
+
+    async def forget(self, agent: Agent, session_ids: Sequence[str]) -> None:
+        await self.sessions.forget(agent, session_ids)
+
+    async def close(self) -> None:
+        await self.pool.close()
+
+    def counts(self) -> Counts:
+        return self.pool.counts()
+
+
+class _Exchange:
+    """One turn on one process. `base.Exchange`."""
+
+    def __init__(self, backend: ClaudeBackend, job: Job, ready: Ready) -> None:
+        self._backend = backend
+        self._job = job
+        self._ready = ready
+        self._answered: str | None = None  # the session id that the CLI answered under
+        self._total: float | None = None  # what the CLI says that the session has cost
+        self._interrupted = False
+
+    @property
+    def session_id(self) -> str:
+        return self._answered or self._ready.session.id
+
+    @property
+    def continuity(self) -> Continuity:
+        return self._ready.continuity
+
+    @property
+    def links(self) -> Sequence[Link]:
+        return self._ready.links
+
+    @property
+    def evidence(self) -> JSON:
+        return self._ready.reason
+
+    async def say(self) -> AsyncGenerator[Event, None]:
+        job, process = self._job, self._ready.process
+        judge = Judge(job.wants.offers, job.wants.choice)
+        if self._ready.results:
+            heard = process.go_on(self._ready.results, judge)
+        else:
+            heard = process.turn(job.frame_uuid, job.prompt, judge)
+        retries: list[JSON] = []
+        try:
+            async with aclosing(heard):
+                async for event in heard:
+                    match event:
+                        case BlockStart() | BlockDelta() | BlockStop():
+                            yield event
+                        case events.AssistantMessage():
+                            yield base.Said(event.blocks)
+                        case events.SessionSeen():
+                            self._answered = event.session_id
+                            yield base.SessionSeen(event.session_id)
+                        case events.ToolActivity():
+                            yield base.ToolActivity(event.entry)
+                        case events.ApiRetry():
+                            retries.append(event.detail)
+                            yield base.Retried(event.detail)
+                        case events.Compacted():
+                            yield base.Compacted(event.detail)
+                        case events.Called():
+                            yield base.Called(event.calls, event.usage)
+                            return
+                        case events.Result():
+                            if event.is_error and not self._interrupted:
+                                raise failures.error_for(event, retries=retries)
+                            yield self._completed(event)
+                            return
+                        case _:
+                            yield base.Activity(type(event).__name__)
+        except events.ProcessDied as died:
+            raise self._backend._lost(job.agent, died) from died
+        ended = events.ProcessDied("the CLI ended the turn without a result", returncode=None, stderr="")
+        raise self._backend._lost(job.agent, ended)
+
+    def _completed(self, result: events.Result) -> base.Completed:
+        """With this turn's share of the CLI's running total, which starts anew where the CLI did not restore it."""
+        self._answered, self._total = result.session_id, result.cost_total_usd
+        before, cost = self._ready.session.cost_total_usd, result.cost_total_usd
+        if cost is not None and cost >= before:
+            cost -= before
+        return base.Completed(result.stop_reason, result.usage, cost)
+
+    async def interrupt(self) -> None:
+        self._interrupted = True
+        await self._ready.process.interrupt()
+
+    async def keep(self, answered: Answered) -> Kept:
+        job = self._job
+        said = Said(job.frame_uuid, answered.output, self.session_id, self._total, answered.calls, answered.stopped)
+        try:
+            captured = await self._backend.sessions.capture(self._ready, job.turn, said)
+        except events.ProcessDied as died:
+            raise self._backend._lost(job.agent, died) from died
+        self._backend._restarts.lived(job.agent.key)
+        return Kept(captured.records, captured.session, captured.links, captured.note)
+
+    async def release(self) -> None:
+        try:
+            await self._backend.pool.checkin(self._ready.process)
+        except ClaudeUnavailable as exc:  # it cannot be killed; the turn is committed all the same
+            log.warning("process_left", pid=self._ready.process.pid, error=exc.message)
+
+    async def discard(self, *, owned: bool) -> None:
+        await self._backend.sessions.spoil(self._ready, self._answered, owned=owned)

@@ -1,0 +1,116 @@
+"""The answer of a turn that ran when its proxy ended: it is there where its transcript holds the whole exchange."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ....domain.models import Agent, Link, LinkReason, Session, Turn
+from ....stores.base import Store
+from ...base import Settled
+from .. import transcript
+from ..transcript import Entry, Parsed
+from .exchanges import Exchange, invented
+
+
+async def settled(
+    store: Store, transcript_of: Callable[[Agent, str], Path], agent: Agent, turn: Turn
+) -> Settled | None:
+    """None where the exchange is not whole, or where it is not known to be this turn's. Only looks."""
+    if turn.session_id is None or turn.frame_uuid is None:
+        return None
+    known = transcript.parse_records(await store.records(turn.parent_id)) if turn.parent_id else Parsed(())
+    asked = transcript_of(agent, turn.session_id)
+    found = await asyncio.to_thread(_read, asked, turn, known)
+    if found is None:
+        others: list[_Found] = []
+        for path in await asyncio.to_thread(_since, asked.parent, turn.started_at or 0.0):
+            if path != asked and await store.session(path.stem) is None:
+                one = await asyncio.to_thread(_read, path, turn, known)
+                others += [one] if one else []
+        if len(others) != 1:  # CLI 1.x: a copy under a new id; two would be a guess
+            return None
+        (found,) = others
+    before = await store.session_at(agent.key, turn.parent_id) if turn.parent_id else None
+    exchange, now, session_id = found.exchange, time.time(), found.path.stem
+    cost = before.cost_total_usd if before else 0.0
+    # Without a mark: nobody has compared what stands before this turn in the file, and the next turn does.
+    session = Session(session_id, agent.key, turn.id, str(found.path), found.version, now, None, cost)
+    return Settled(
+        exchange.output,
+        found.stop_reason,
+        exchange.usage,
+        exchange.tools,
+        tuple(entry.record() for entry in exchange.entries),
+        session,
+        _links(turn, before, session_id, now),
+    )
+
+
+class _Found:
+    """A finished turn in a transcript."""
+
+    def __init__(self, path: Path, entries: list[Entry]) -> None:
+        self.path = path
+        self.exchange = Exchange(tuple(entries))
+        last = [entry for entry in self.exchange.path if entry.kind == "assistant"][-1]
+        self.stop_reason = last.data["message"].get("stop_reason")
+        self.version = str(last.data.get("version", ""))
+
+
+def _read(path: Path, turn: Turn, known: Parsed) -> _Found | None:
+    try:
+        parsed = transcript.parse(path.read_bytes())
+    except OSError:
+        return None
+    is_copy = path.stem != turn.session_id
+    if parsed.broken or (is_copy and transcript.copied_up_to(known.path, parsed.path) is None):
+        return None
+    entries, leaf = list(parsed.entries), known.leaf
+    at = next((n for n, entry in enumerate(entries) if entry.uuid == leaf), None)
+    if leaf is not None:
+        if at is None:
+            return None
+        entries = entries[at + 1 :]
+    said = [entry for entry in entries if entry.on_path]
+    if not transcript.is_complete(said) or not transcript.unbroken(said, leaf):
+        return None
+    if invented(said, [block for message in turn.input for block in message.content]):
+        return None
+    return _Found(path, entries) if _is_turn(said, turn) and transcript.has_ended(said) else None
+
+
+def _is_turn(said: list[Entry], turn: Turn) -> bool:
+    """By the frame's uuid (CLI 2.1.x keeps it); else by what was asked, in the only prompt."""
+    asked = [entry for entry in said if entry.kind == "user"]
+    if any(entry.uuid == turn.frame_uuid for entry in asked):
+        return True
+    if any(entry.data.get("promptSource") for entry in asked):
+        return False
+    prompts = [entry for entry in asked if any(block.get("type") != "tool_result" for block in entry.content)]
+    words = [block.get("text") for block in prompts[0].content] if len(prompts) == 1 else None
+    return words == [block.get("text") for message in turn.input for block in message.content]
+
+
+def _since(folder: Path, at: float) -> list[Path]:
+    """Transcripts written to since then."""
+    return sorted(path for path in folder.glob("*.jsonl") if path.stat().st_mtime >= at)
+
+
+def _links(turn: Turn, before: Session | None, session_id: str, now: float) -> tuple[Link, ...]:
+    """What led to this session, as far as the journal tells."""
+    detail = {"settled": "after a crash"}
+    evidence = turn.reason.get("repaired") or turn.reason.get("session")
+    evidence = evidence if isinstance(evidence, dict) else {}
+    if before is None and turn.continuity == "started":
+        return (Link(None, session_id, turn.id, "started", detail, now),)
+    asked = turn.session_id or session_id
+    links: list[Link] = []
+    if turn.continuity in ("rebuilt", "branched"):
+        reason: LinkReason = "branched" if turn.continuity == "branched" else "rebuilt"
+        links.append(Link(before.id if before else None, asked, turn.id, reason, {**evidence, **detail}, now))
+    if asked != session_id:
+        links.append(Link(asked, session_id, turn.id, "forked_by_cli", detail, now))
+    return tuple(links)

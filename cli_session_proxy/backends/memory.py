@@ -1,0 +1,140 @@
+"""A backend without a process: the core runs on it in milliseconds, and it shows what a backend has to do.
+
+It remembers nothing but the path that it is given, and answers what `answer` says to it. A turn can be told to fail, to
+call tools of the client, or to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ..domain.client_tools import calls_of
+from ..domain.lineage import Past
+from ..domain.models import (
+    JSON,
+    Agent,
+    Block,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    Continuity,
+    Link,
+    Message,
+    Record,
+    Session,
+    Turn,
+    Usage,
+)
+from .base import Adoptable, Answered, Called, Completed, Counts, Event, Exchange, Job, Kept, Said, Settled
+
+# What the model says to a path: blocks of the Messages API, `tool_use` among them.
+Model = Callable[[Sequence[Message]], Awaitable[Sequence[Block]]]
+
+
+async def echo(path: Sequence[Message]) -> Sequence[Block]:
+    """The newest words, and how many messages of the user's there are."""
+    said = [block.get("text", "") for message in path if message.role == "user" for block in message.content]
+    return ({"type": "text", "text": f"You said: {said[-1]} ({len(said)})"},)
+
+
+class MemoryBackend:
+    """See `base.Backend`. `seen` are the paths that reached the model, in order."""
+
+    def __init__(self, model: Model = echo) -> None:
+        self.model = model
+        self.seen: list[tuple[Message, ...]] = []
+        self.retired: list[str] = []
+        self.paths: dict[str, tuple[Message, ...]] = {}  # by turn; lost with the backend, and told again by the chain
+        self.left: dict[str, Settled] = {}  # what a crash left, by turn
+
+    async def prepare(self, job: Job) -> Exchange | Adoptable:
+        known = job.parent is None or job.parent.id in self.paths
+        continuity: Continuity = "started" if job.parent is None else "warm" if known else "rebuilt"
+        session_id = job.session.id if job.session else str(uuid.uuid4())
+        before = self.paths.get(job.parent.id, ()) if job.parent else ()
+        if job.parent is not None and not known:
+            before = (*job.parent.input, Message("assistant", job.parent.output))
+        return _Exchange(self, job, before, session_id, continuity)
+
+    async def adoptable(self, agent: Agent, parent: Turn) -> Adoptable | None:  # noqa: ARG002 - nobody else writes here
+        return None
+
+    async def settled(self, agent: Agent, turn: Turn) -> Settled | None:  # noqa: ARG002 - see `left`
+        return self.left.get(turn.id)
+
+    async def end_strays(self, strays: Sequence[tuple[int, str]]) -> None:
+        assert not strays, "this backend starts no processes"
+
+    def imported(
+        self,
+        agent: Agent,
+        above: Turn | None,
+        known: Sequence[Record],
+        history: Sequence[Past],
+        model: str,  # noqa: ARG002
+    ) -> list[tuple[Record, ...]]:
+        return [(Record(json.dumps([one.as_json() for one in past.input])),) for past in history]
+
+    async def changes(self) -> AsyncGenerator[str, None]:
+        await asyncio.Event().wait()
+        yield ""
+
+    async def retire(self, agent: Agent) -> None:
+        self.retired.append(agent.agent_id)
+
+    async def forget(self, agent: Agent, session_ids: Sequence[str]) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def counts(self) -> Counts:
+        return Counts(0, 0, 0, 0)
+
+
+@dataclass(eq=False)
+class _Exchange:
+    backend: MemoryBackend
+    job: Job
+    before: tuple[Message, ...]
+    session_id: str
+    continuity: Continuity
+    links: tuple[Link, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.evidence: JSON = {}
+        if self.continuity in ("started", "rebuilt"):
+            was = self.job.session.id if self.job.session else None
+            turn = self.job.turn
+            self.links = (Link(was, self.session_id, turn.id, self.continuity, {}, turn.created_at),)
+
+    async def say(self) -> AsyncGenerator[Event, None]:
+        results = tuple(self.job.answers.results.values())
+        path = (*self.before, Message("user", (*results, *self.job.prompt)))
+        self.backend.seen.append(path)
+        blocks = tuple(await self.backend.model(path))
+        for index, block in enumerate(blocks):
+            yield BlockStart(index, {**block, "text": ""} if block["type"] == "text" else block)
+            if block["type"] == "text":
+                yield BlockDelta(index, {"type": "text_delta", "text": block["text"]})
+            yield BlockStop(index)
+        yield Said(blocks)
+        self.path = (*path, Message("assistant", blocks))
+        yield Called(blocks, Usage()) if calls_of(blocks) else Completed("end_turn", Usage(1, 1))
+
+    async def interrupt(self) -> None: ...
+
+    async def keep(self, answered: Answered) -> Kept:
+        self.path = (*self.path[:-1], Message("assistant", answered.output))
+        self.backend.paths[self.job.turn.id] = self.path
+        records = tuple(Record(json.dumps(message.as_json())) for message in self.path[-2:])
+        agent, turn = self.job.agent, self.job.turn
+        new = Session(self.session_id, agent.key, turn.id, "", "memory", turn.created_at)
+        session = replace(self.job.session, tip_turn_id=turn.id) if self.job.session else new
+        return Kept(records, session, (), "kept in memory")
+
+    async def release(self) -> None: ...
+
+    async def discard(self, *, owned: bool) -> None: ...
