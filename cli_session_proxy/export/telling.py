@@ -136,8 +136,8 @@ def _reloaded(how: Sequence[str]) -> str:
     times = "" if len(how) == 1 else f" {len(how)} times"
     whys = "; ".join(dict.fromkeys(_CHANGED.get(one, one) for one in how))
     return (
-        f"The session's transcript was changed{times} while a CLI was loading it ({whys}): that CLI was ended before it "
-        "was asked anything, and a new one loaded what the chain knows."
+        f"The session's transcript was changed{times} while a CLI was loading it ({whys}): that CLI was ended before "
+        "it was asked anything, and a new one loaded what the chain knows."
     )
 
 

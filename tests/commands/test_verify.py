@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,10 +19,12 @@ from cli_session_proxy.domain.models import FileMark, Session
 from cli_session_proxy.errors import NotFound
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import NewTurn, Store
+from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from ..talking import ask, running
+from ..recovery.others import other_proxy, until
+from ..talking import ask, heard, running
 from .test_adopt import TALK, line, said
 from .test_adopt import write as write_lines
 from .test_portable import store_of
@@ -197,3 +201,70 @@ async def test_on_the_real_cli_beside_a_running_engine(
         (mended,) = await upkeep.verify(settings, None, None)
         assert all(not one.at_head for one in mended.differences)
     assert upstream.requests[-1].user_texts() == [f"turn {n}" for n in range(4)]
+
+
+async def test_prompts_that_the_old_cli_cuts_and_renames_are_no_difference(
+    claude_1: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    """Such a prompt goes to CLI 1.0.120 in two blocks, and each resume copies it as two records with new uuids."""
+    settings = make_settings(claude_bin=claude_1)
+    said = ["one", "/two is a path", "three", "look at @four now", "five"]
+    async with running(settings) as engine:
+        for one in said:
+            turn = await ask(engine, one)
+            [found] = await upkeep.verify(settings, None, None)
+            assert (found.differences, found.notes) == ((), ())
+    assert settings.claude_config_dir is not None
+    [path] = settings.claude_config_dir.glob(f"projects/*/{turn.session_id}.jsonl")
+    good = path.read_text(encoding="utf-8")
+    for old, new in (("/two is a pat", "/two is a hat"), ("You said: three", "You said: trees")):
+        assert old in good
+        path.write_text(good.replace(old, new), encoding="utf-8")
+        [found] = await upkeep.verify(settings, None, None)
+        assert found.differences
+    path.write_text(good, encoding="utf-8")
+    async with running(settings) as engine:
+        again = await ask(engine, "six")
+    assert again.continuity == "resumed"
+    [found] = await upkeep.verify(settings, None, None)
+    assert found.differences == ()
+
+
+async def test_what_a_killed_proxy_left_of_a_turn_is_a_note_and_no_difference(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    gate = Gate(after=1)
+    upstream.when("two", gate)
+    async with other_proxy(settings) as other:
+        answer = await other.ask("one")
+        assert answer is not None
+        await other.tell("two")
+        async with asyncio.timeout(30):
+            await gate.reached.wait()
+        assert settings.claude_config_dir is not None
+        [path] = settings.claude_config_dir.glob("projects/*/*.jsonl")
+
+        async def on_disk() -> bool:
+            return '"two"' in path.read_text(encoding="utf-8")
+
+        await until(on_disk)
+        for note in (settings.var / "run").glob("*/[0-9]*"):
+            os.killpg(int(note.name), signal.SIGKILL)
+        await other.end(signal.SIGKILL)
+    async with running(settings) as engine:  # settles what the dead proxy left
+        agent = await engine.store.agent("local", "a")
+        assert agent is not None
+        assert agent.head == answer["turn"]
+    [found] = await upkeep.verify(settings, None, None)
+    assert (found.differences, [note.kind for note in found.notes]) == ((), ["leftover"])
+    where = ["--var", str(settings.var), "--claude-config-dir", str(settings.claude_config_dir)]
+    with pytest.raises(SystemExit) as caught:
+        await asyncio.to_thread(cli.main, ["verify", *where])
+    assert caught.value.code == 0
+    assert "of a turn that was not kept behind the path" in capsys.readouterr().out
+    async with running(settings) as engine:
+        await ask(engine, "three")
+    assert heard(upstream) == ["one", "three"]
+    [found] = await upkeep.verify(settings, None, None)
+    assert (found.differences, found.notes) == ((), ())

@@ -115,8 +115,7 @@ class Captures:
             return taken
         if not copied:
             known = transcript.parse_records(await self._path(ready)).path
-        went_on = await asyncio.to_thread(goes_on_from, path, known, said, copied=copied)
-        if not went_on:
+        if not await asyncio.to_thread(_goes_on, path, ready, known, said):
             raise WrongTranscript("conversation")
         return replace(taken, records=_made(ready, turn, said))
 
@@ -209,7 +208,7 @@ class Captures:
         if any(entry.kind == "user" for entry in added) or (added and ready.quiet):
             unseen = ready.process.launch.capability.takes_tools
             records = stopping.cut(added, said.output, scribe, turn.model, unseen=unseen)
-        elif await asyncio.to_thread(goes_on_from, path, known, said, copied=said.session_id != ready.session.id):
+        elif await asyncio.to_thread(_goes_on, path, ready, known, said):
             records = _made(ready, turn, said)
         else:
             return Taken([], None, "the transcript does not continue the path")
@@ -261,7 +260,7 @@ def _added(path: Path, ready: Ready, said: Said, known: Sequence[Entry]) -> list
     return behind_copy(known, parsed, ready.leaf) if copied else behind(parsed.entries, ready.leaf)
 
 
-def goes_on_from(path: Path, known: Sequence[Entry], said: Said, *, copied: bool) -> bool:
+def _goes_on(path: Path, ready: Ready, known: Sequence[Entry], said: Said) -> bool:
     """Did the process go on from these records? False only where its file shows that it had another conversation.
 
     A CLI hangs what it writes on the last record that it loaded, or writes a copy of all that it loaded.
@@ -272,13 +271,19 @@ def goes_on_from(path: Path, known: Sequence[Entry], said: Said, *, copied: bool
         return True
     if not known:
         return True
-    if copied:
-        return _is_made_of(known, parsed.path)
+    if said.session_id != ready.session.id:
+        # Where it was known what it loads, what differs in parts was done to the copy.
+        return is_copied(known, parsed.path, wholly=not ready.process.launch.capability.tells_when_loaded)
+    return is_behind(known, parsed.path, said.frame_uuid)
+
+
+def is_behind(known: Sequence[Entry], path: Sequence[Entry], frame_uuid: str) -> bool:
+    """Does this record hang on one of these, over any others? True where it is not there."""
     ours = {entry.uuid for entry in known}
-    there = {entry.uuid: entry for entry in parsed.path}
-    at = there.get(said.frame_uuid)
+    there = {entry.uuid: entry for entry in path}
+    at = there.get(frame_uuid)
     if at is None:
-        return True  # it is not known where the turn begins
+        return True
     while at is not None and at.uuid not in ours:
         del there[at.uuid]  # so that it ends, whatever hangs on whatever
         above = at.parent or at.data.get("logicalParentUuid")
@@ -288,15 +293,18 @@ def goes_on_from(path: Path, known: Sequence[Entry], said: Said, *, copied: bool
     return at is not None
 
 
-def _is_made_of(known: Sequence[Entry], copy: Sequence[Entry]) -> bool:
-    """Is all that is said in the copy before its last prompt said in these records, in this order?
+def is_copied(known: Sequence[Entry], copy: Sequence[Entry], *, wholly: bool) -> bool:
+    """Is what is said in the copy before its last prompt said in these records, in this order, or some of it?
 
     A CLI may leave out records when it copies, and answers in the model's place. It does not add anybody's words.
     """
     last = max((at for at, entry in enumerate(copy) if is_prompt(entry)), default=0)
     real = (entry for entry in copy[:last] if entry.data.get("message", {}).get("model") != SYNTHETIC_MODEL)
     said = [spoken for entry in real for spoken in entry.spoken()]
-    rest = iter([spoken for entry in known for spoken in entry.spoken()])
+    ours = [spoken for entry in known for spoken in entry.spoken()]
+    if not wholly:
+        return any(spoken in ours for spoken in said)
+    rest = iter(ours)
     return bool(said) and all(spoken in rest for spoken in said)
 
 

@@ -100,8 +100,9 @@ class Sessions:
         evidence: JSON = {"sandbox": str(cwd)} if gone else {}
         wrong: list[str] = []
         while len(wrong) < LOADS:
+            last = len(wrong) == LOADS - 1
             try:
-                ready = await self._checked_out(now, plan, env, session, frame_uuid)
+                ready = await self._checked_out(now, plan, env, session, frame_uuid, last=last)
             except WrongTranscript as changed:
                 wrong.append(changed.how)
                 continue
@@ -114,7 +115,7 @@ class Sessions:
         )
 
     async def _checked_out(
-        self, now: Now, plan: Plan, env: Mapping[str, str], session: Session | None, frame_uuid: str
+        self, now: Now, plan: Plan, env: Mapping[str, str], session: Session | None, frame_uuid: str, *, last: bool
     ) -> Ready:
         """A process in step with the path. Raises WrongTranscript where it loaded something else: it is gone then."""
         lead: list[Record] = []
@@ -138,7 +139,7 @@ class Sessions:
                 prepared = self._start(now, process.session_id)
             session = prepared.session
             if prepared.resume and not warm:
-                session = await self._loaded(session, process)
+                session = await self._loaded(session, process, lenient=last)
             session = await self._with_total(now, session, warm=warm)
         except BaseException as exc:
             if process is not None:  # nobody else knows yet that it is in use
@@ -146,7 +147,9 @@ class Sessions:
                 await self._pool.checkin(process)
             await self._end(prepared.session.id)
             if isinstance(exc, ProcessDied) and not isinstance(exc, WrongTranscript):
-                await self._confirmed(prepared.session)  # it died over a transcript that is no more what was verified
+                await self._confirmed(
+                    prepared.session, lenient=last
+                )  # it died over a transcript that is no more what was verified
             if prepared.continuity == "branched":
                 await asyncio.to_thread(transcript.remove, Path(prepared.session.transcript))
             raise
@@ -161,13 +164,13 @@ class Sessions:
             quiet=quiet,
         )
 
-    async def _loaded(self, session: Session, process: ClaudeProcess) -> Session:
+    async def _loaded(self, session: Session, process: ClaudeProcess, *, lenient: bool) -> Session:
         """The session as the process loaded it. Raises ProcessDied; WrongTranscript where it loaded something else."""
 
         async def confirm() -> None:
             nonlocal session
             try:
-                session = await self._confirmed(session)
+                session = await self._confirmed(session, lenient=lenient)
             except WrongTranscript:
                 process.kill()  # it may have been asked already
                 raise
@@ -175,12 +178,17 @@ class Sessions:
         await process.loaded(confirm)
         return session
 
-    async def _confirmed(self, session: Session) -> Session:
-        """The session, whose transcript is what its mark describes, and was all the time. Raises WrongTranscript."""
+    async def _confirmed(self, session: Session, *, lenient: bool) -> Session:
+        """The session, whose transcript is what its mark describes, and was all the time. Raises WrongTranscript.
+
+        `lenient`: that its content is the same will do. Where the times are new at every load it is the CLI, or the
+        file system, that makes them so.
+        """
         if session.mark is None:  # a new one: there is no transcript yet
             return session
         try:
-            reader, mark = await asyncio.to_thread(transcript.reread, Path(session.transcript), session.mark)
+            path = Path(session.transcript)
+            reader, mark = await asyncio.to_thread(transcript.reread, path, session.mark, lenient=lenient)
         except transcript.Changed as changed:
             raise WrongTranscript(changed.how) from changed
         self.captures.follow(session.id, reader)

@@ -144,7 +144,7 @@ class Repairs:
             verdict = await self.check(path, session, parent)
         if verdict.found == "tail":
             verdict = await self._settled(now, parent, session, path, verdict)
-            theirs = await self._tails.theirs(now.agent, parent, verdict.tail)
+            theirs = await self._tails.theirs(now.agent, parent, verdict)
             if theirs and not now.adopt:
                 return await self.branch(now, parent)
             if theirs:
@@ -156,7 +156,7 @@ class Repairs:
         verdict = await self.check(path, session, parent)
         if verdict.found != "tail" or verdict.cut or not transcript.is_complete(verdict.tail):
             return None
-        theirs = await self._tails.theirs(agent, parent, verdict.tail)
+        theirs = await self._tails.theirs(agent, parent, verdict)
         return Foreign(session, theirs, verdict.note) if theirs else None
 
     # --- somebody else's words

@@ -8,7 +8,7 @@ from typing import Literal
 from ....domain.client_tools import calls_of
 from ....domain.models import Agent, Turn
 from ....stores.base import Store
-from ..transcript import Entry, Verdict
+from ..transcript import Entry, Verdict, unbroken
 from .exchanges import exchanges, invented, is_prompt
 
 # `ours`: of an attempt that was not kept. `made_up`: results that a CLI invented for calls of ours, and what the
@@ -22,19 +22,23 @@ class Tails:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def theirs(self, agent: Agent, parent: Turn, tail: Sequence[Entry]) -> tuple[Entry, ...]:
+    async def theirs(self, agent: Agent, parent: Turn, verdict: Verdict) -> tuple[Entry, ...]:
         """The complete exchanges of somebody else's that the tail begins with: those that may be adopted.
 
-        Up to the first that is ours, open, or goes on from results that nobody gave. Behind calls of ours that are
-        still open nothing is somebody else's: their results are to come.
+        Up to the first that is ours, open, does not hang on the path, or goes on from results that nobody gave. Behind
+        calls of ours that are still open nothing is somebody else's: their results are to come.
         """
         if calls_of(parent.output):
             return ()
         found: list[Entry] = []
-        for exchange in exchanges(tail):
-            if not exchange.complete or invented(exchange.entries) or await self.is_ours(agent, exchange.entries):
+        leaf = verdict.leaf
+        for exchange in exchanges(verdict.tail):
+            path = exchange.path
+            sound = exchange.complete and not invented(exchange.entries) and unbroken(path, leaf)
+            if not sound or await self.is_ours(agent, exchange.entries):
                 break
             found += exchange.entries
+            leaf = path[-1].uuid
         return tuple(found)
 
     async def behind(self, agent: Agent, verdict: Verdict) -> Behind | None:

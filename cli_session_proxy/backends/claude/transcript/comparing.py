@@ -40,6 +40,7 @@ class Verdict:
 
     `tail`: the path is there whole, and records that the chain does not know follow it. `note` is evidence for
     a person. `mark` describes the file where it is `equal`; `read` is how many bytes had to be read.
+    `leaf` is the uuid of the path's last record in the file, on which a tail of somebody else's hangs.
     `pairs` and `unknown` (every record that the chain does not know) are there where records were compared, not
     where the hash decided. `broken` counts lines that are not JSON, a cut last line among them.
     """
@@ -51,6 +52,7 @@ class Verdict:
     tail: tuple[Entry, ...] = ()
     broken: int = 0
     mark: FileMark | None = None
+    leaf: str | None = None
     read: int = 0
 
     @property
@@ -115,8 +117,9 @@ def _whole(
     if tail or broken:
         follow = "1 unknown record follows" if len(tail) == 1 else f"{len(tail)} unknown records follow"
         more = f"{note}; {follow}" + (", the last line is cut" if broken else "")
-        return Verdict("tail", more, pairs, tail, tail, broken, read=len(data))
-    return Verdict("equal", note, pairs, mark=mark_of(stat, len(data), _sha(data), leaf), read=len(data))
+        return Verdict("tail", more, pairs, tail, tail, broken, leaf=leaf, read=len(data))
+    mark = mark_of(stat, len(data), _sha(data), leaf)
+    return Verdict("equal", note, pairs, mark=mark, leaf=leaf, read=len(data))
 
 
 def _end_of_path(wanted: Sequence[Entry], have: Sequence[Entry]) -> int | None:

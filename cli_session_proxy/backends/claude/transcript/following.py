@@ -11,7 +11,7 @@ from typing import BinaryIO, Literal
 
 from ....domain.models import FileMark
 from .entries import Parsed, parse
-from .marks import is_same_file, is_untouched, mark_of
+from .marks import is_touched_by_cli, is_untouched, mark_of
 
 # Bytes hashed at a time.
 CHUNK = 1024 * 1024
@@ -56,7 +56,8 @@ class Reader:
 
     @staticmethod
     def _behind(file: BinaryIO, path: Path, mark: FileMark) -> Reader:
-        if not is_same_file(os.fstat(file.fileno()), mark):
+        stat = os.fstat(file.fileno())
+        if (stat.st_dev, stat.st_ino) != (mark.device, mark.inode):
             raise Changed("another_file")
         reader = Reader(path, mark.leaf)
         while chunk := file.read(min(CHUNK, mark.size - reader._size)):
@@ -104,26 +105,21 @@ class Reader:
         return parsed, mark_of(stat, self._size, self._hash.hexdigest(), self.leaf)
 
 
-def reread(path: Path, mark: FileMark) -> tuple[Reader, FileMark]:
+def reread(path: Path, mark: FileMark, *, lenient: bool = False) -> tuple[Reader, FileMark]:
     """The whole file once more, after a process has loaded it: a reader behind its end, and its mark now.
 
-    Raises `Changed` where the process may have loaded anything else than what the mark describes. The CLI's own
-    notes may have followed; then what lay there in between is known by the hash alone.
+    Raises `Changed` where the process may have loaded anything else than what the mark describes: also where the
+    content is the same, but somebody had the file in hands meanwhile; unless `lenient`. The CLI's own notes may have
+    followed, and it may have set the file's times.
     """
     reader = Reader.behind(path, mark)
-    try:
-        untouched = is_untouched(os.stat(path), mark)
-    except OSError as exc:
-        raise Changed("gone") from exc
-    if untouched:
-        return reader, mark
     got = reader.appended()
     if got is None:
         raise Changed("another_file")
     added, now = got
     if added.path or added.broken:
         raise Changed("records")
-    if not added.entries:
+    if not added.entries and not lenient and not is_untouched(now, mark) and not is_touched_by_cli(now, mark):
         raise Changed("touched")
     return reader, now
 

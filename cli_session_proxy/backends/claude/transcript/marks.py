@@ -11,25 +11,41 @@ from pathlib import Path
 
 from ....domain.models import FileMark
 
+# CLI 2.1.330 sets the times of a transcript that it resumes to now (so that no clean-up takes it), in whole ms. What is
+# left of that after a conversion from a float; the file system's own clock, whose tick may be behind that (5 ms were
+# seen); and how long a loaded machine may take over it. Nanoseconds.
+_MS = 1_000_000
+_ROUNDING = 1_000
+_TICK = 20_000_000
+_SLACK = 2_000_000_000
+
 
 def mark_of(stat: os.stat_result, size: int, sha256: str, leaf: str | None) -> FileMark:
     """The mark of a file that holds exactly these bytes. Take the stat before the bytes are read."""
     return FileMark(stat.st_dev, stat.st_ino, size, stat.st_mtime_ns, sha256, leaf, stat.st_ctime_ns)
 
 
-def is_same_file(stat: os.stat_result, mark: FileMark) -> bool:
-    return (stat.st_dev, stat.st_ino) == (mark.device, mark.inode)
+def is_same_file(now: FileMark, mark: FileMark) -> bool:
+    return (now.device, now.inode) == (mark.device, mark.inode)
 
 
-def is_untouched(stat: os.stat_result, mark: FileMark) -> bool:
+def is_untouched(now: FileMark, mark: FileMark) -> bool:
     """The very file, and nothing was written to it since. Renaming it away and back changes its ctime, too."""
-    times = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-    return is_same_file(stat, mark) and times == (mark.size, mark.mtime_ns, mark.ctime_ns)
+    same = (now.size, now.mtime_ns, now.ctime_ns) == (mark.size, mark.mtime_ns, mark.ctime_ns)
+    return same and is_same_file(now, mark)
+
+
+def is_touched_by_cli(now: FileMark, mark: FileMark) -> bool:
+    """The very file, with no new times but those that a CLI sets when it resumes."""
+    whole = (now.mtime_ns + _ROUNDING) % _MS <= 2 * _ROUNDING
+    at_once = -_TICK <= now.ctime_ns - now.mtime_ns <= _SLACK
+    return whole and at_once and mark.mtime_ns < now.mtime_ns and now.size == mark.size and is_same_file(now, mark)
 
 
 def is_unchanged(path: Path, mark: FileMark) -> bool:
     """`is_untouched` of what lies there now, without reading it. Enough for a process that does not load it."""
     try:
-        return is_untouched(os.stat(path), mark)
+        stat = os.stat(path)
     except OSError:
         return False
+    return is_untouched(mark_of(stat, stat.st_size, "", None), mark)

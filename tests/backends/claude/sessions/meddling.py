@@ -21,7 +21,7 @@ Moment = Literal["start", "loaded", "result"]
 # The names in the comment are what the proxy looks for in a CLI's program text.
 _PROGRAM = """#!{python}
 # "--system-prompt <" "--system-prompt-file <" client_composed only_if_model_is_current mcp_set_servers
-import json, os, pathlib, signal, subprocess, sys
+import json, os, pathlib, signal, subprocess, sys, time
 
 orders = pathlib.Path({orders!r})
 version = {version!r}
@@ -51,8 +51,9 @@ def obey(moment):
                 assert args[1].encode() in data, path
                 with path.open("r+b") as file:
                     file.write(data.replace(args[1].encode(), args[2].encode()))
-            elif op == "resume":
-                argv[:] = [("--resume=" + args[0]) if one.startswith("--resume=") else one for one in argv]
+            elif op == "touch":
+                now = time.time_ns() // 1_000_000 * 1_000_000
+                os.utime(args[0], ns=(now, now))
 
 
 if sys.argv[1:] == ["--version"] and version:

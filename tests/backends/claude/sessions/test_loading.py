@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,12 @@ def swapped(mine: Path, other: Path) -> Op:
     return ("swap", str(mine), str(other))
 
 
+def kill_warm(settings: Settings) -> None:
+    for note in (settings.var / "run").glob("*/[0-9]*"):
+        with suppress(ProcessLookupError):  # 1.0.120 ends after each turn
+            os.killpg(int(note.name), signal.SIGKILL)
+
+
 DAMAGES: dict[str, Callable[[Path, Path], Op]] = {
     "another agent's": swapped,
     "other words of the same length": lambda mine, _: other_words(mine, "fact-2 of a", "fact-X of a"),
@@ -55,6 +62,22 @@ DAMAGES: dict[str, Callable[[Path, Path], Op]] = {
     "cut short": lambda mine, _: shorter(mine, 2),
     "deleted": lambda mine, _: ("delete", str(mine)),
 }
+
+
+async def test_a_resume_that_nobody_disturbs_needs_one_process(
+    claude: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude)
+    await told(settings)
+    turns = [await asked(settings, "and now")]
+    mine = transcript_of(settings, turns[-1])
+    mine.write_bytes(mine.read_bytes())
+    turns.append(await asked(settings, "again"))
+    transcript_of(settings, turns[-1]).unlink()
+    turns.append(await asked(settings, "and again"))
+    assert [turn.continuity for turn in turns] == ["resumed", "resumed", "rebuilt"]
+    assert ["reloaded" in turn.reason for turn in turns] == [False] * 3
+    assert heard(upstream) == [*SAID, "and now", "again", "and again"]
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -104,8 +127,7 @@ async def test_damage_of_the_same_length_during_a_turn_is_mended_at_the_next_sta
         if start == "warm":
             cli.order("result", damage)
             await ask(engine, "and now")
-            for note in (settings.var / "run").glob("*/[0-9]*"):  # killed, it adds no last notes to the file
-                os.killpg(int(note.name), signal.SIGKILL)
+            kill_warm(settings)  # so that it adds no last notes, which would make the file another one
     if start == "cold":
         cli.order("result", damage)
         await asked(settings, "and now")
@@ -189,18 +211,19 @@ async def test_a_turn_that_may_have_run_tools_is_not_repeated(
 # --- what it loaded shows in what it wrote
 
 
-async def test_an_answer_out_of_another_conversation_is_never_kept(
+async def test_an_answer_out_of_another_conversation_is_not_kept(
     claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
-    """A CLI that resumes another session than it was asked to."""
+    """Somebody covers up a swap: the file is there again with the times that a CLI gives it when it resumes."""
     cli = MeddledCli(tmp_path / "cli", claude)
     settings = make_settings(claude_bin=cli.path)
-    _, other = await told(settings)
-    cli.order("start", ("resume", other.stem))
-    turn = await asked(settings, "and now")
+    mine, other = await told(settings)
+    cli.order("start", swapped(mine, other))
+    cli.order("loaded", swapped(mine, other), ("touch", str(mine)))
+    with pytest.raises(SessionBusy, match="nothing of its answer was kept"):
+        await asked(settings, "and now")
     assert cli.done
-    assert text(turn) == "You said: and now (4)"
     await asked(settings, "again")
-    assert heard(upstream) == [*SAID, "and now", "again"]
+    assert heard(upstream) == [*SAID, "again"]
     await asked(settings, "and you", agent="b")
     assert heard(upstream) == [*OTHERS, "and you"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,18 +94,25 @@ def _replace(path: Path) -> None:
     os.replace(path.with_suffix(".new"), path)
 
 
-CHANGES: dict[str, list[Callable[[Path], None]]] = {
+def _write_again(path: Path) -> None:
+    """At a time that is no whole millisecond."""
+    path.write_bytes(path.read_bytes())
+    now = time.time_ns() // 1_000_000 * 1_000_000 + 500_000
+    os.utime(path, ns=(now, now))
+
+
+CHANGES: dict[str, list[Callable[[Path], object]]] = {
     "gone": [lambda path: path.unlink()],
     "another_file": [_replace],
     "content": [_overwrite, lambda path: path.write_text("", encoding="utf-8")],
     "records": [lambda path: _append(path, _exchanges(1)[0].line + "\n"), lambda path: _append(path, '{"type":')],
-    "touched": [_move_away_and_back, lambda path: path.write_bytes(path.read_bytes())],
+    "touched": [_move_away_and_back, _write_again],
 }
 
 
 @pytest.mark.parametrize(("how", "change"), [(how, change) for how, every in CHANGES.items() for change in every])
 def test_what_changed_while_a_process_loaded_it_is_named(
-    how: str, change: Callable[[Path], None], tmp_path: Path
+    how: str, change: Callable[[Path], object], tmp_path: Path
 ) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
     mark = transcript.write(path, _exchanges(2), SESSION, strict_order=False)
@@ -115,6 +123,24 @@ def test_what_changed_while_a_process_loaded_it_is_named(
     with pytest.raises(transcript.Changed) as changed:
         transcript.reread(path, mark)
     assert changed.value.how == how
+    if how == "touched":
+        transcript.reread(path, mark, lenient=True)
+    else:
+        with pytest.raises(transcript.Changed):
+            transcript.reread(path, mark, lenient=True)
+
+
+def test_times_that_the_cli_sets_when_it_resumes_are_allowed(tmp_path: Path) -> None:
+    path = tmp_path / f"{SESSION}.jsonl"
+    mark = transcript.write(path, _exchanges(2), SESSION, strict_order=False)
+    now = time.time_ns() // 1_000_000 * 1_000_000 + 1_000_000
+    os.utime(path, ns=(now, now))
+    _, touched = transcript.reread(path, mark)
+    assert touched != mark
+    assert transcript.is_unchanged(path, touched)
+    os.utime(path, ns=(now + 500_000, now + 500_000))
+    with pytest.raises(transcript.Changed):
+        transcript.reread(path, mark)
 
 
 def test_notes_that_the_cli_adds_when_it_loads_are_allowed(tmp_path: Path) -> None:
