@@ -42,11 +42,11 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def no_process_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every process that the tests started is gone when they end."""
     yield
-    left = dict(_processes(of=os.getpid(), mark=os.fsencode(tmp_path_factory.getbasetemp())))
+    left = dict(processes(of=os.getpid(), mark=os.fsencode(tmp_path_factory.getbasetemp())))
     assert not left, f"processes left behind: {left}"
 
 
-def _processes(of: int, mark: bytes) -> Iterator[tuple[int, str]]:
+def processes(of: int, mark: bytes) -> Iterator[tuple[int, str]]:
     """Children of a process (unreaped ones too), and orphans with the mark in their environment, such as a HOME of
     ours. Linux only: elsewhere there is no /proc."""
     for entry in Path("/proc").glob("[0-9]*"):

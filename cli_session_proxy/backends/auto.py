@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from ..sandbox import Sandboxes
 from ..settings import Settings
@@ -16,10 +17,10 @@ def backend_for(
     store: Store,
     sandboxes: Sandboxes,
     *,
-    born: Callable[[int, str | None], None],
+    born: Callable[[int, str | None, Path], None],
     reaped: Callable[[int], None],
     started: Callable[[float], None],
 ) -> Backend:
-    """`born` is told the pid and start time of each process, `reaped` its pid when it is gone, `started` how
+    """`born` is told the pid, start time and directory of each process, `reaped` its pid when it is gone, `started` how
     many seconds it took to its first word."""
     return ClaudeBackend(settings, store, sandboxes, born=born, reaped=reaped, started=started)

@@ -60,10 +60,10 @@ class MemoryBackend:
             before = (*job.parent.input, Message("assistant", job.parent.output))
         return _Exchange(self, job, before, session_id, continuity)
 
-    async def adoptable(self, agent: Agent, parent: Turn) -> Adoptable | None:  # noqa: ARG002 - nobody else writes here
+    async def adoptable(self, agent: Agent, parent: Turn) -> Adoptable | None:
         return None
 
-    async def settled(self, agent: Agent, turn: Turn) -> Settled | None:  # noqa: ARG002 - see `left`
+    async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
         return self.left.get(turn.id)
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> None:
@@ -75,7 +75,7 @@ class MemoryBackend:
         above: Turn | None,
         known: Sequence[Record],
         history: Sequence[Past],
-        model: str,  # noqa: ARG002
+        model: str,
     ) -> list[tuple[Record, ...]]:
         return [(Record(json.dumps([one.as_json() for one in past.input])),) for past in history]
 

@@ -259,7 +259,7 @@ async def _strays(var: Path) -> Finding:
     instances = Instances(var)
     dead = [one for one in instances.others() if not instances.alive(one)]
     noted = [child for one in dead for child in instances.children(one)]
-    pids = [str(pid) for pid, started in noted if await start_time(pid) == started]
+    pids = [str(pid) for pid, started in noted if start_time(pid) == started]
     if pids:
         says = f"{len(pids)} CLI processes of a dead proxy: {', '.join(pids)}"
         return Finding("processes", "warning", says, f"kill {' '.join(pids)} (the next `serve` ends them as well)")

@@ -118,12 +118,12 @@ class Instances:
 
     # the CLIs of a proxy
 
-    def born(self, pid: int, start_time: str | None, cwd: Path | None = None) -> None:
+    def born(self, pid: int, start_time: str | None, cwd: Path) -> None:
         """Note a CLI of this proxy, before it is given anything to do; again when it gets another directory."""
         note = self._folder(self.id) / str(pid)
         try:
-            note.write_text(json.dumps({"pid": pid, "start_time": start_time, "cwd": str(cwd) if cwd else None}))
-        except OSError as exc:  # it may run all the same: without us it ends with its input
+            note.write_text(json.dumps({"pid": pid, "start_time": start_time, "cwd": str(cwd)}))
+        except OSError as exc:  # it may run all the same: it dies with us
             log.warning("process_not_noted", pid=pid, error=exc.strerror)
 
     def reaped(self, pid: int) -> None:

@@ -6,8 +6,10 @@ import asyncio
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
+from cli_session_proxy.backends.claude.process import guardian_program
 from cli_session_proxy.backends.claude.process.proc import start_time
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
@@ -100,9 +102,10 @@ async def test_another_request_keeps_the_answer_that_may_have_arrived(
     assert "died" in settled.reason["settled"]
 
 
-async def test_an_orphaned_cli_is_ended_before_anything_is_sent_again(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+async def test_a_cli_that_was_left_all_the_same_is_ended_before_anything_is_sent_again(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")  # no `setpriv`, so no parent-death signal
     settings = make_settings(claude_bin=claude_2)
     gate = Gate(reply=Reply("too late"))
     upstream.when("two", gate)
@@ -112,14 +115,23 @@ async def test_an_orphaned_cli_is_ended_before_anything_is_sent_again(
         async with asyncio.timeout(30):
             await gate.reached.wait()
         [note] = (settings.var / "run").glob("*/[0-9]*")
+        children = psutil.Process(other.pid).children()
+        [guardian] = [child for child in children if guardian_program.__file__ in child.cmdline()]
+        guardian.suspend()
         await other.end(signal.SIGKILL)
-        assert await start_time(int(note.name)) is not None
+        assert start_time(int(note.name)) is not None
         async with running(settings) as engine:
-            assert await start_time(int(note.name)) is None
+            assert start_time(int(note.name)) is None
             gate.open()
             await ask(engine, "three")
             turns = await turns_of(engine)
             assert not note.exists()
+    guardian.resume()  # it finds the CLI dead, and ends
+
+    async def ended() -> bool:
+        return not guardian.is_running()
+
+    await until(ended)
     assert heard(upstream) == ["one", "three"]
     assert [turn.status for turn in turns] == ["completed", "cancelled", "completed"]
     assert turns[1].error is not None

@@ -83,9 +83,9 @@ async def test_instances_know_who_lives(tmp_path: Path) -> None:
 async def test_children_are_noted_until_they_are_reaped(tmp_path: Path) -> None:
     instances = Instances(tmp_path)
     instances.enter()
-    started = await start_time(os.getpid())
-    instances.born(os.getpid(), started)
-    instances.born(1, "0")
+    started = start_time(os.getpid())
+    instances.born(os.getpid(), started, tmp_path)
+    instances.born(1, "0", tmp_path)
     instances.reaped(1)
     assert list(instances.children(instances.id)) == [(os.getpid(), started)]
     instances.leave(settled=True)
@@ -93,7 +93,7 @@ async def test_children_are_noted_until_they_are_reaped(tmp_path: Path) -> None:
 
 async def test_the_start_time_of_a_dead_unreaped_process_is_none() -> None:
     child = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE)
-    assert await start_time(child.pid) is not None
+    assert start_time(child.pid) is not None
     child.kill()
     await child.wait()
-    assert await start_time(child.pid) is None
+    assert start_time(child.pid) is None

@@ -141,7 +141,7 @@ async def test_a_proxy_killed_while_calls_wait_gives_each_result_once(
         [note] = (settings.var / "run").glob("*/[0-9]*")
         await other.end(signal.SIGKILL)
     async with running(settings) as engine:
-        assert await start_time(int(note.name)) is None
+        assert start_time(int(note.name)) is None
         assert not note.exists()
         answered = await ask(engine, results(result(noon, "noon"), result(weather, "sunny")), tools=TOOLS)
         assert (answered.status, answered.parent_id) == ("completed", waits["turn"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from pathlib import Path
 
 import structlog
 
@@ -18,7 +19,7 @@ from ...stores.base import Standing, Store
 from .. import base
 from ..base import Adoptable, Answered, Counts, Event, Exchange, Job, Kept, Lost, Settled
 from . import events, failures
-from .process.ending import end_stray
+from .process.child import end_stray
 from .process.pool import Pool
 from .process.restarts import Restarts
 from .sessions import adoption, history, settling
@@ -38,7 +39,7 @@ class ClaudeBackend:
         store: Store,
         sandboxes: Sandboxes,
         *,
-        born: Callable[[int, str | None], None] = lambda _pid, _start: None,
+        born: Callable[[int, str | None, Path], None] = lambda _pid, _start, _cwd: None,
         reaped: Callable[[int], None] = lambda _pid: None,
         started: Callable[[float], None] = lambda _seconds: None,
     ) -> None:

@@ -1,20 +1,16 @@
-"""How one CLI process is started: everything that decides what it is, and its command line."""
+"""Everything that decides what one CLI process is, and its command line. Pure."""
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import hashlib
 import json
-import tempfile
 import uuid
-from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ....domain.client_tools import SERVER, Offers
 from ....domain.models import JSON
-from ....errors import ClaudeUnavailable, InvalidRequest, ProxyError, SandboxError
+from ....errors import ClaudeUnavailable
 from ....settings import Profile
 from .capability import Capability
 
@@ -156,46 +152,6 @@ def printable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def write_prompt(launch: Launch) -> Path:
-    """The system prompt as a private file in the agent's own TMPDIR, removed when the process is closed."""
-    folder = dict(launch.env).get("TMPDIR")
-    try:
-        handle, name = tempfile.mkstemp(prefix="system-prompt-", suffix=".txt", dir=folder)
-        try:
-            with open(handle, "wb") as file:
-                file.write(printable(launch.system_prompt or "").encode())
-        except OSError:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as exc:
-        raise SandboxError(
-            f"cannot write to {folder} ({exc.strerror}): make it a writable directory of a disk that is not full"
-        ) from exc
-    return Path(name)
-
-
-async def begun(launch: Launch, limit: int) -> tuple[asyncio.SubprocessTransport, Process, Path | None]:
-    """The child, and the file of its system prompt. `limit` is how many bytes are read ahead.
-
-    Raises ClaudeUnavailable, SandboxError, InvalidRequest (see `cannot_start`).
-    """
-    # Not in a thread, which would write it for somebody who has left; it takes less time than to start one.
-    prompt_file = write_prompt(launch) if launch.wants_prompt_file else None
-    loop = asyncio.get_running_loop()
-    try:
-        transport, protocol = await loop.subprocess_exec(
-            lambda: SubprocessStreamProtocol(limit=limit, loop=loop), *launch.argv(prompt_file),
-            stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=launch.cwd, env=dict(launch.env), start_new_session=True,
-        )  # fmt: skip
-    except BaseException as exc:
-        if prompt_file is not None:
-            prompt_file.unlink(missing_ok=True)
-        if isinstance(exc, OSError | ValueError):
-            raise cannot_start(launch, exc) from exc
-        raise
-    return transport, Process(transport, protocol, loop), prompt_file
-
-
 def check_tools(launch: Launch, init: JSON) -> None:
     """Raises ClaudeUnavailable where the CLI's `init` frame offers tools that the launch does not allow."""
     allowed = {tool.split("(")[0] for tool in launch.profile.tools}
@@ -206,14 +162,3 @@ def check_tools(launch: Launch, init: JSON) -> None:
     raise ClaudeUnavailable(
         f"Claude CLI {launch.capability.version} offers tools that are off here ({names}): use another version"
     )
-
-
-def cannot_start(launch: Launch, exc: OSError | ValueError) -> ProxyError:
-    """Why the system refused to start it."""
-    if isinstance(exc, ValueError):
-        return InvalidRequest("the system prompt or model holds a character that the Claude CLI cannot be given")
-    if exc.errno == errno.E2BIG:
-        return InvalidRequest("the system prompt is too large for this Claude CLI's command line: upgrade the CLI")
-    if not launch.cwd.is_dir():
-        return SandboxError(f"the sandbox {launch.cwd} is not a directory")
-    return ClaudeUnavailable(f"{launch.capability.path} cannot be started ({exc.strerror}): see `doctor`")

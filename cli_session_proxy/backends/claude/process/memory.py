@@ -1,19 +1,19 @@
-"""What the CLIs weigh, against a budget: proportional set sizes, so that what they share counts once (Linux only)."""
+"""What the CLIs weigh, against a budget.
+
+On Linux by proportional set sizes, so that what they share counts once; elsewhere by what each has for itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import re
+import contextlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from pathlib import Path
 
-PROC = Path("/proc")
+import psutil
 
 # One more CLI beside others, while none was weighed: 10 idle ones were 1,156 MB, one alone 186 MB (2.1.329).
 FIRST_GUESS = 200 * 1024 * 1024
-
-_PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
 
 
 class Memory:
@@ -44,36 +44,22 @@ class Memory:
         return self.of(pids) + (starting + 1) * self._expected <= self.budget
 
 
-def weigh(pids: Collection[int], proc: Path = PROC) -> dict[int, int]:
+def weigh(pids: Collection[int]) -> dict[int, int]:
     """Bytes of each process with all its descendants; a process that is gone is left out."""
-    children: dict[int, list[int]] = defaultdict(list)
-    for entry in proc.glob("[0-9]*"):
-        parent = _parent(entry)
-        if parent is not None:
-            children[parent].append(int(entry.name))
+    children: dict[int, list[psutil.Process]] = defaultdict(list)
+    living = {}
+    for process in psutil.process_iter(["ppid"]):
+        living[process.pid] = process
+        children[process.info["ppid"]].append(process)
     found = {}
     for pid in pids:
-        family, sizes = [pid], []
+        family, sizes = [living[pid]] if pid in living else [], []
         while family:
             one = family.pop()
-            sizes += _pss(proc / str(one))
-            family += children.pop(one, ())  # once: a pid that was given anew meanwhile could close a circle
+            family += children.pop(one.pid, ())  # once: a pid that was given anew meanwhile could close a circle
+            with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+                info = one.memory_full_info()
+                sizes.append(getattr(info, "pss", info.uss))
         if sizes:
             found[pid] = sum(sizes)
     return found
-
-
-def _parent(entry: Path) -> int | None:
-    try:
-        stat = (entry / "stat").read_bytes()
-    except OSError:  # it has ended
-        return None
-    return int(stat.rpartition(b")")[2].split()[1])  # after the name, which may be any bytes
-
-
-def _pss(entry: Path) -> list[int]:
-    try:
-        match = _PSS.search((entry / "smaps_rollup").read_bytes())
-    except OSError:  # it has ended, or is another user's
-        return []
-    return [int(match[1]) * 1024] if match else []

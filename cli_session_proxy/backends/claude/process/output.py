@@ -6,11 +6,11 @@ Both are read by tasks of their own, whoever listens: a process never waits for 
 from __future__ import annotations
 
 import asyncio
-from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable
 
 from ....domain.models import JSON
 from . import frames
+from .child import Child
 
 STDERR_TAIL = 16 * 1024
 READ_SIZE = 256 * 1024
@@ -32,7 +32,7 @@ class Output:
 
     def __init__(
         self,
-        child: Process,
+        child: Child,
         *,
         asked: Callable[[JSON], Awaitable[None]],
         broken: Callable[[], None],
@@ -82,11 +82,9 @@ class Output:
         self.started.set()
 
     async def _read_stdout(self) -> None:
-        stdout = self._child.stdout
-        assert stdout is not None
         splitter = frames.LineSplitter()
         try:
-            while chunk := await stdout.read(READ_SIZE):
+            while chunk := await self._child.stdout.read(READ_SIZE):
                 self.started.set()
                 if self.failure is not None:
                     continue  # drained only
@@ -114,8 +112,6 @@ class Output:
                 self.inbox.put_nowait(frame)
 
     async def _read_stderr(self) -> None:
-        stderr = self._child.stderr
-        assert stderr is not None
-        while chunk := await stderr.read(READ_SIZE):
+        while chunk := await self._child.stderr.read(READ_SIZE):
             self._tail += chunk
             del self._tail[:-STDERR_TAIL]

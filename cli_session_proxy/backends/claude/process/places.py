@@ -13,6 +13,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
@@ -20,6 +21,7 @@ import structlog
 from ....domain.estimates import Average
 from ....errors import ClaudeUnavailable, QueueFull
 from ....settings import Settings
+from .guardian import Guardian
 from .memory import Memory
 from .process import ClaudeProcess, Launch
 
@@ -44,13 +46,16 @@ CALM = 0.5
 REMEMBERED = 1024
 
 
+Born = Callable[[int, str | None, Path], None]
+
+
 class Places:
     """The processes that there are, by session. `started` is told how many seconds one took to its first word."""
 
     def __init__(
         self,
         settings: Settings,
-        born: Callable[[int, str | None], None],
+        born: Born,
         reaped: Callable[[int], None],
         started: Callable[[float], None],
     ) -> None:
@@ -59,6 +64,7 @@ class Places:
         self.ended: dict[str, int] = {}  # sessions whose idle process ended by itself, and with which exit code
         self.closed = False
         self._settings = settings
+        self._guardian = Guardian()
         self._born = born
         self._reaped = reaped
         self._started = started
@@ -94,6 +100,10 @@ class Places:
         self._out.pop(process, None)
         self._useless.set()
         self._changed.set()
+
+    def note(self, process: ClaudeProcess) -> None:
+        """Tell which process this is, and whose: again where a spare has become a session's."""
+        self._born(process.pid, process.start_time, process.cwd)
 
     def keep_ahead(self, process: ClaudeProcess) -> None:
         """It was taken, and starts up now for a session that is to come."""
@@ -204,8 +214,8 @@ class Places:
         """Start it in the place that was reserved, with the permit that was got; both are given back."""
         try:
             try:
-                process = await ClaudeProcess.spawn(launch, self._settings, self._useless.set)
-                self._born(process.pid, process.start_time)
+                process = await ClaudeProcess.spawn(launch, self._settings, self._guardian, self._useless.set)
+                self.note(process)
             except BaseException:
                 self._spawns.release()
                 raise
@@ -342,6 +352,7 @@ class Places:
                 await self._change()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        await self._guardian.close()
 
     # --- in the background
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -19,7 +20,7 @@ from ....errors import ProxyError, SessionBusy
 from ....settings import Settings
 from ...base import Counts
 from ..events import ProcessDied
-from .places import START_TIME, Places
+from .places import START_TIME, Born, Places
 from .process import ClaudeProcess, Launch
 
 log = structlog.get_logger(__name__)
@@ -30,12 +31,21 @@ log = structlog.get_logger(__name__)
 FIRST_TURN = 1.0
 
 
+class Serving(NamedTuple):
+    """A living process of a session."""
+
+    pid: int
+    start_time: str | None
+    session_id: str
+    cwd: Path
+
+
 class Pool:
     """The processes of one proxy. Use it on one event loop; `close` ends them all.
 
-    `ahead` names the directory and TMPDIR of spares; without it there are none. `born` is told the pid and start time
-    of each process before it gets a prompt, `reaped` the pid when it is gone, `started` how many seconds it took to
-    its first word. These three must not fail.
+    `ahead` names the directory and TMPDIR of spares; without it there are none. `born` is told the pid, start time and
+    working directory of each process before it gets a prompt, and again when a spare gets another directory; `reaped`
+    the pid when it is gone, `started` how many seconds it took to its first word. These three must not fail.
     """
 
     def __init__(
@@ -43,7 +53,7 @@ class Pool:
         settings: Settings,
         *,
         ahead: Callable[[], tuple[Path, Path]] | None = None,
-        born: Callable[[int, str | None], None] = lambda _pid, _start: None,
+        born: Born = lambda _pid, _start, _cwd: None,
         reaped: Callable[[int], None] = lambda _pid: None,
         started: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
@@ -59,9 +69,10 @@ class Pool:
         """The session's process, in use or idle."""
         return self._places.processes.get(session_id)
 
-    def sessions_in(self, cwd: Path) -> list[str]:
-        """The sessions whose processes work in this directory."""
-        return [session_id for session_id, process in self._places.processes.items() if process.cwd == cwd]
+    def serving(self) -> list[Serving]:
+        """Which process serves which session, and in which directory, now."""
+        processes = self._places.processes.items()
+        return [Serving(one.pid, one.start_time, session_id, one.cwd) for session_id, one in processes]
 
     def counts(self) -> Counts:
         places = self._places
@@ -161,6 +172,7 @@ class Pool:
             await asyncio.wait([booted], timeout=START_TIME)
             taken = booted.result() if booted.done() else None
             if taken and (taken := await spare.claim(launch)):
+                self._places.note(spare)
                 return spare
         except BaseException:
             spare.kill()

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from pathlib import Path
 
-PS_TIMEOUT = 5.0
+import psutil
+
+from . import guardian_program
+
 _DEAD = "ZX"  # ended, and only waiting for its parent to take note
-_STARTTIME = 22  # proc_pid_stat(5): clock ticks after boot
 
 
-async def start_time(pid: int) -> str | None:
+def start_time(pid: int) -> str | None:
     """None when there is no such process (any more)."""
-    if sys.platform.startswith("linux"):
-        return _by_proc(pid)
-    return await _by_ps(pid)
-
-
-def _by_proc(pid: int) -> str | None:
+    if sys.platform == "linux":
+        # In clock ticks after boot. psutil makes a time of day of them, which changes when the clock is set.
+        now = guardian_program.status(pid)
+        return None if now is None or now[0] in _DEAD else str(now[1])
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else repr(process.create_time())
+    except psutil.NoSuchProcess:
         return None
-    # The second field, the program's name, may be any bytes; the third follows the last ")".
-    fields = stat.rpartition(b")")[2].decode("ascii").split()
-    return None if fields[0] in _DEAD else fields[_STARTTIME - 3]
-
-
-async def _by_ps(pid: int) -> str | None:
-    process = await asyncio.create_subprocess_exec(
-        "ps", "-o", "stat=,lstart=", "-p", str(pid), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-        async with asyncio.timeout(PS_TIMEOUT):
-            output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    state, _, started = output.decode(errors="replace").strip().partition(" ")
-    return started.strip() or None if state[:1] not in _DEAD else None

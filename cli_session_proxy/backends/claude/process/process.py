@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import signal
 import time
-from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +27,10 @@ from ....errors import ClaudeUnavailable
 from ....settings import Settings
 from ..events import Called, CliEvent, ProcessDied, Refused, Result
 from . import frames
-from .ending import end, signal_group
-from .launch import Launch, begun, check_tools, printable
+from .child import Child
+from .guardian import Guardian
+from .launch import Launch, check_tools, printable
 from .output import READ_SIZE, End, Output
-from .proc import start_time
 from .tool_server import ToolServer, offer
 from .turn_reader import TurnReader
 
@@ -49,20 +48,17 @@ class ClaudeProcess:
         self,
         launch: Launch,
         settings: Settings,
-        transport: asyncio.SubprocessTransport,
-        child: Process,
+        child: Child,
         ended: Callable[[], None],
     ) -> None:
         self.launch = launch
         self.pid = child.pid
-        self.start_time: str | None = None
+        self.start_time = child.start_time
         self.session_id = launch.session_id
         self.last_used = time.monotonic()
         self.busy = False
         self._settings = settings
-        self._transport = transport
         self._child = child
-        self._prompt_file: Path | None = None
         self._spoiled = False
         self._writer: asyncio.Task[None] | None = None
         self._requests = 0
@@ -74,16 +70,15 @@ class ClaudeProcess:
         self._output = Output(child, asked=self._serve, broken=self.kill, ended=ended)
 
     @classmethod
-    async def spawn(cls, launch: Launch, settings: Settings, ended: Callable[[], None] = lambda: None) -> ClaudeProcess:
+    async def spawn(
+        cls, launch: Launch, settings: Settings, guardian: Guardian, ended: Callable[[], None] = lambda: None
+    ) -> ClaudeProcess:
         """Raises ClaudeUnavailable (cannot be started), SandboxError (no such cwd), InvalidRequest (too large).
 
         `ended` is called when it has said its last word, whoever ended it.
         """
-        transport, child, prompt_file = await begun(launch, READ_SIZE)
-        process = cls(launch, settings, transport, child, ended)
-        process._prompt_file = prompt_file
+        process = cls(launch, settings, await Child.start(launch, guardian, READ_SIZE), ended)
         try:
-            process.start_time = await start_time(process.pid)
             if not await process._offer(launch.offers):
                 raise await process._death()
         except BaseException:
@@ -104,9 +99,8 @@ class ClaudeProcess:
     @property
     def usable(self) -> bool:
         """It can take a turn now."""
-        stdin = self._child.stdin
         ready = self.alive and not self.busy and not self._spoiled and self._closing is None and self._reader is None
-        return ready and stdin is not None and not stdin.is_closing()
+        return ready and not self._child.input_ended
 
     @property
     def waiting(self) -> bool:
@@ -224,10 +218,10 @@ class ClaudeProcess:
         if self._writer is None or not self._writer.done():
             self._spoiled = True  # it answered before it had read the prompt: half a frame is still in the pipe
         self.session_id = result.session_id or self.session_id
-        if not self.launch.capability.warm and self._child.stdin is not None:
+        if not self.launch.capability.warm:
             # Not before: 1.0.120 exits at the end of stdin without waiting for its own output, and loses what the
             # pipe has not taken (an answer of 1 MB was cut, rc 0).
-            self._child.stdin.close()
+            self._child.end_input()
         self._release()
 
     def _release(self) -> None:
@@ -250,13 +244,10 @@ class ClaudeProcess:
     # A CLI that went away is noticed on stdout, where the reason is known.
 
     def _send(self, line: bytes) -> None:
-        stdin = self._child.stdin
-        assert stdin is not None
-        if not stdin.is_closing():
-            stdin.write(line)
+        if not self._child.input_ended:
+            self._child.stdin.write(line)
 
     async def _drain(self) -> None:
-        assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             await self._child.stdin.drain()
 
@@ -287,24 +278,19 @@ class ClaudeProcess:
 
     async def _unfit(self, why: str) -> ProcessDied:
         """Why it cannot go on: that it ended by itself, where it did (it may have done so just now), else `why`."""
-        stdin = self._child.stdin
-        gone = not self.alive or stdin is None or stdin.is_closing()
-        if gone and not self._spoiled and self._closing is None:
+        if (not self.alive or self._child.input_ended) and not self._spoiled and self._closing is None:
             return await self._death()
         return ProcessDied(why, returncode=self.returncode, stderr=self.stderr)
 
     async def interrupt(self) -> None:
         """Ask it to end the running turn: the turn's `Result` follows (under 50 ms on 2.1.329)."""
-        stdin = self._child.stdin
-        if not self.alive or stdin is None:
+        if not self.alive:
             return
-        if stdin.is_closing():  # one spawn a turn: no channel is left to ask on
-            signal_group(self.pid, signal.SIGINT)
+        if self._child.input_ended:  # one spawn a turn: no channel is left to ask on
+            self._child.signal(signal.SIGINT)
             return
         self._requests += 1
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has just ended: nothing to interrupt
-            stdin.write(frames.control_request(f"proxy-{self._requests}", "interrupt"))
-            await stdin.drain()
+        await self._write(frames.control_request(f"proxy-{self._requests}", "interrupt"))
 
     async def adapt(self, launch: Launch) -> bool:
         """Serve this launch from now on: one of the same `signature`, perhaps with another system prompt.
@@ -352,8 +338,7 @@ class ClaudeProcess:
 
         Bounded by `spawn_timeout`.
         """
-        stdin = self._child.stdin
-        if not self.usable or stdin is None:
+        if not self.usable:
             return None
         self._requests += 1
         request_id = f"proxy-{self._requests}"
@@ -361,14 +346,13 @@ class ClaudeProcess:
         inbox = self._output.listen()
         try:
             async with asyncio.timeout(self._settings.spawn_timeout):
-                stdin.write(frames.control_request(request_id, subtype, **fields))
-                await stdin.drain()
+                await self._write(frames.control_request(request_id, subtype, **fields))
                 while not isinstance(frame := await inbox.get(), End):
                     if (answer := frames.control_response(frame, request_id)) is not None:
                         self._spoiled = False
                         return answer
-        except (TimeoutError, BrokenPipeError, ConnectionResetError) as exc:
-            log.warning("control_request_unanswered", subtype=subtype, pid=self.pid, error=type(exc).__name__)
+        except TimeoutError:
+            log.warning("control_request_unanswered", subtype=subtype, pid=self.pid)
         finally:
             self._output.leave()
             self.busy = False
@@ -379,10 +363,13 @@ class ClaudeProcess:
     def kill(self) -> None:
         """End it at once, with everything it started. `close` still has to be awaited."""
         self._spoiled = True
-        signal_group(self.pid, signal.SIGKILL)
+        self._child.signal(signal.SIGKILL)
 
     async def close(self) -> None:
-        """Ask (end of stdin), wait, TERM, wait, KILL, reap. Bounded; not cut short by a cancellation; again is fine."""
+        """End it and what it started, at once where it is in a turn or waits for results (see `Child.end`).
+
+        Bounded; not cut short by a cancellation; again is fine.
+        """
         if self._closing is None:
             self._closing = asyncio.create_task(self._shutdown())
         cancelled: asyncio.CancelledError | None = None
@@ -398,17 +385,16 @@ class ClaudeProcess:
             raise cancelled
 
     async def _shutdown(self) -> None:
+        between_turns = not self.busy and self._reader is None and not self._spoiled
         if (inbox := self._output.leave()) is not None:
             self._spoiled = True
             inbox.put_nowait(End())  # who still waits for a result learns that there will be none
-        await end(self._child, gently=not self._spoiled, grace=self._settings.stop_grace)
+        await self._child.end(gently=between_turns, grace=self._settings.stop_grace)
         await self._output.drained()
-        self._transport.close()
+        await self._child.close()
         await self._output.close()
         if self._writer is not None:
             self._writer.cancel()
             await asyncio.wait([self._writer])
-        if self._prompt_file is not None:
-            await asyncio.to_thread(self._prompt_file.unlink, missing_ok=True)
-        if self._child.returncode is None:
+        if not self._child.gone:
             raise ClaudeUnavailable(f"Claude CLI process {self.pid} cannot be killed: look at the machine")

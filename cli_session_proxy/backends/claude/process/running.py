@@ -34,18 +34,18 @@ async def holder(config_dir: Path, session_id: str) -> int | None:
             except ValueError:
                 unfinished = True
                 continue
-            if (pid := await _living(entry, session_id)) is not None:
+            if (pid := _living(entry, session_id)) is not None:
                 return pid
         if not unfinished or time.monotonic() >= give_up:
             return None
         await asyncio.sleep(WRITE_POLL)
 
 
-async def _living(entry: object, session_id: str) -> int | None:
+def _living(entry: object, session_id: str) -> int | None:
     if not isinstance(entry, dict) or entry.get("sessionId") != session_id or not isinstance(entry.get("pid"), int):
         return None
     pid: int = entry["pid"]
-    started = await start_time(pid)
+    started = start_time(pid)
     return pid if started is not None and _same(started, entry.get("procStart")) else None
 
 

@@ -88,6 +88,10 @@ class Actor:
         return self.returncode is None
 
     @property
+    def cwd(self) -> Path:
+        return self.launch.cwd
+
+    @property
     def usable(self) -> bool:
         return self.alive and not self.busy and not self._spoiled and self._closing is None and not self.waiting
 
@@ -176,7 +180,9 @@ class Stage:
         self.most = 0
         self.doubled = False  # a session had two processes at once
 
-    async def spawn(self, wanted: Launch, settings: object, ended: Callable[[], None] = lambda: None) -> Actor:
+    async def spawn(
+        self, wanted: Launch, settings: object, guardian: object, ended: Callable[[], None] = lambda: None
+    ) -> Actor:
         actor = Actor(self, wanted, ended)
         self.living.add(actor)
         self.ever.append(actor)

@@ -13,6 +13,7 @@ import pytest
 
 from cli_session_proxy.backends.claude import environment
 from cli_session_proxy.backends.claude.process import capability as cli
+from cli_session_proxy.backends.claude.process.guardian import Guardian
 from cli_session_proxy.backends.claude.process.launch import Launch
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.settings import Profile, Settings
@@ -59,13 +60,20 @@ Start = Callable[[Launch], Awaitable[ClaudeProcess]]
 
 
 @pytest.fixture
-async def start(settings: Settings) -> AsyncIterator[Start]:
+async def guardian() -> AsyncIterator[Guardian]:
+    guardian = Guardian()
+    yield guardian
+    await guardian.close()
+
+
+@pytest.fixture
+async def start(settings: Settings, guardian: Guardian) -> AsyncIterator[Start]:
     """Spawns; everything spawned is closed at the end."""
     async with AsyncExitStack() as stack:
 
         @asynccontextmanager
         async def running(launch: Launch) -> AsyncIterator[ClaudeProcess]:
-            process = await ClaudeProcess.spawn(launch, settings)
+            process = await ClaudeProcess.spawn(launch, settings, guardian)
             try:
                 yield process
             finally:

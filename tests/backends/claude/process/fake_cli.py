@@ -3,11 +3,13 @@
 echo (default), noise, no-result, huge (an answer of FAKE_SIZE bytes in one line), deaf (never reads stdin), stubborn
 (ignores TERM and the end of stdin), flood (stderr first), crash, tools (offers Bash), orphan (leaves a child that
 holds its stdout), other-result (a result of another frame first), gate (answers when FAKE_GATE exists),
-silent (says nothing until it is interrupted), forget (No conversation found), unclaimed (refuses claim_session).
+silent (says nothing until it is interrupted), forget (No conversation found), unclaimed (refuses claim_session),
+death-signal (answers with its pid and the signal that it gets when its parent dies).
 It takes MCP servers and asks them nothing.
 Started with "--await-claim" it does not boot before FAKE_GATE exists, where that is set.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -35,6 +37,10 @@ def answer(frame: dict[str, object]) -> None:
     assert isinstance(message, dict)
     text = "".join(block.get("text", "") for block in message["content"])
     said = "x" * SIZE if MODE == "huge" else f"{len(text)} {text[:20]}"
+    if MODE == "death-signal":
+        number = ctypes.c_int()
+        ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)  # PR_GET_PDEATHSIG
+        said = f"{os.getpid()} {number.value}"
     tag = {"user_message_uuids": [frame["uuid"]]}
     say(type="system", subtype="init", tools=["Bash"] if MODE == "tools" else [], **tag)
     if MODE == "noise":

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -71,18 +69,6 @@ def test_a_process_is_weighed_with_what_it_started(family: int) -> None:
     weights = weigh([family, int(gone.stdout)])
     assert list(weights) == [family]
     assert 70 * MB < weights[family] < 120 * MB
-
-
-def test_a_process_whose_name_is_no_text_is_weighed_like_any_other(tmp_path: Path) -> None:
-    for pid, parent in ((10, 1), (11, 10)):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_bytes(b"%d (caf\xc3) R) S %d 0 0" % (pid, parent))  # cut at 15 bytes
-        (tmp_path / str(pid) / "smaps_rollup").write_bytes(b"Rss: 9 kB\nPss:                 100 kB\n")
-    assert weigh([10], tmp_path) == {10: 200 * 1024}
-
-
-def test_elsewhere_nothing_is_known(tmp_path: Path) -> None:
-    assert weigh([os.getpid()], tmp_path) == {}
 
 
 async def test_until_it_is_measured_a_process_counts_as_the_others_do(each: Weigh) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.claude.events import Activity, ProcessDied, Result
-from cli_session_proxy.backends.claude.process.launch import write_prompt
+from cli_session_proxy.backends.claude.process.child import write_prompt
+from cli_session_proxy.backends.claude.process.guardian import Guardian
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.domain.client_tools import Offers
 from cli_session_proxy.domain.models import Tool
@@ -209,13 +210,15 @@ async def test_a_cold_cli_gets_one_turn_and_then_ends_by_itself(fake: Fake, star
     assert process.returncode == 0
 
 
-async def test_a_missing_directory_or_program_is_named(fake: Fake, settings: Settings, tmp_path: Path) -> None:
+async def test_a_missing_directory_or_program_is_named(
+    fake: Fake, settings: Settings, guardian: Guardian, tmp_path: Path
+) -> None:
     with pytest.raises(SandboxError):
-        await ClaudeProcess.spawn(await fake(cwd=tmp_path / "nowhere"), settings)
+        await ClaudeProcess.spawn(await fake(cwd=tmp_path / "nowhere"), settings, guardian)
     launch = await fake()
     launch.capability.path.unlink()
     with pytest.raises(ClaudeUnavailable):
-        await ClaudeProcess.spawn(launch, settings)
+        await ClaudeProcess.spawn(launch, settings, guardian)
 
 
 def test_a_system_prompt_for_which_there_is_no_room_leaves_nothing_behind(tmp_path: Path) -> None:

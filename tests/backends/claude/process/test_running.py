@@ -25,7 +25,7 @@ def _register(folder: Path, pid: int, started: str | None, session_id: str = SES
 async def test_a_living_process_holds_its_session(tmp_path: Path) -> None:
     assert not has_register(tmp_path)
     assert await holder(tmp_path, SESSION) is None
-    _register(tmp_path, os.getpid(), await start_time(os.getpid()))
+    _register(tmp_path, os.getpid(), start_time(os.getpid()))
     assert has_register(tmp_path)
     assert await holder(tmp_path, SESSION) == os.getpid()
     assert await holder(tmp_path, SESSION.replace("1", "2")) is None
@@ -38,7 +38,7 @@ async def test_a_dead_process_or_another_under_its_pid_holds_nothing(tmp_path: P
 
 
 async def test_an_entry_that_is_just_being_written_is_read_again(tmp_path: Path) -> None:
-    started = await start_time(os.getpid())
+    started = start_time(os.getpid())
     _register(tmp_path, os.getpid(), started)
     file = tmp_path / "sessions" / f"{os.getpid()}.json"
     whole = file.read_text()

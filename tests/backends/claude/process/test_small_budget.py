@@ -28,11 +28,11 @@ class Alive:
         self.most = 0
         born, reaped = Instances.born, Instances.reaped
 
-        def on_born(instances: Instances, pid: int, start_time: str | None) -> None:
+        def on_born(instances: Instances, pid: int, start_time: str | None, cwd: Path) -> None:
             self.now.add(pid)
             self.ever.add(pid)
             self.most = max(self.most, len(self.now))
-            born(instances, pid, start_time)
+            born(instances, pid, start_time, cwd)
 
         def on_reaped(instances: Instances, pid: int) -> None:
             self.now.discard(pid)

@@ -1,0 +1,210 @@
+"""No CLI outlives its proxy, however the proxy ends. The proxy's side of `guardian_program`.
+
+- The guardian program kills every process group that it was told of as soon as the proxy is gone, on Linux and macOS,
+  and behind a wrapper script that does not `exec` too. A guardian that dies is started again and told everything.
+- On Linux the CLI itself, or the wrapper in its place, also gets a parent-death signal (`setpriv --pdeathsig KILL`,
+  0.4 ms a start). It works while there is no guardian, and fires when the *thread* that started the CLI ends: that is
+  the thread of the event loop, which outlives the pool.
+
+What is left: a CLI that puts itself into another session and clears its environment; and, where there is no /proc, a
+group whose number was given to a new group between its last process's end and our `-`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import shutil
+import socket
+import sys
+import uuid
+import weakref
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import structlog
+
+from . import guardian_program
+from .guardian_program import GUARD, RECORD, RELEASE
+
+log = structlog.get_logger(__name__)
+
+# A guardian that has run for so long is started again at once; one that ends sooner, ever later. Seconds.
+STABLE = 5.0
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 10.0
+# How long a guardian without anything to kill may take to end, and `setpriv` to say its version. Seconds.
+END_WAIT = 5.0
+SETPRIV_WAIT = 5.0
+LAST_WORDS = 2000  # bytes of its stderr that are logged
+
+
+class _Guarded(NamedTuple):
+    started: int
+    stdin: socket.socket
+
+
+class Guardian:
+    """One for each pool, on its event loop. It is started with the first CLI.
+
+    `guard` and `release` never wait and never fail: a guardian that does not listen is replaced.
+    """
+
+    def __init__(self) -> None:
+        self.death_signal: tuple[str, ...] = ()  # what a command begins with, where there is such a signal
+        self._id = uuid.uuid4().hex
+        self._numbers = itertools.count(1)
+        self._guarded: dict[int, _Guarded] = {}
+        self._keeping: asyncio.Task[None] | None = None
+        self._tried = asyncio.Event()  # to start it
+        self._closing = asyncio.Event()
+        self._program: Process | None = None
+        self._line: socket.socket | None = None
+        _guardians.add(self)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the program, while it can be told something."""
+        return self._program.pid if self._program is not None and self._line is not None else None
+
+    async def start(self) -> None:
+        """Have it running, or have tried to."""
+        if self._keeping is None:
+            self._keeping = asyncio.create_task(self._keep())
+        await self._tried.wait()
+
+    def mark(self) -> str:
+        """The mark of one more CLI: no other CLI's mark begins with it."""
+        return f"{self._id}.{next(self._numbers)}."
+
+    def guard(self, pid: int, start_time: str | None, stdin: socket.socket) -> None:
+        """This process group is to die with us. `stdin` is our end of its input."""
+        ticks = int(start_time) if start_time is not None and start_time.isdigit() else 0
+        self._guarded[pid] = _Guarded(ticks, stdin)
+        self._tell(GUARD, pid)
+
+    def release(self, pid: int) -> None:
+        """This process group is gone."""
+        if self._guarded.pop(pid, None) is not None:
+            self._tell(RELEASE, pid)
+
+    async def close(self) -> None:
+        """End it. What is still guarded dies."""
+        self._closing.set()
+        self._hang_up()
+        if self._keeping is None:
+            return
+        done, _ = await asyncio.wait({self._keeping}, timeout=END_WAIT)
+        if not done:
+            self._kill()
+            await asyncio.wait({self._keeping})
+
+    async def _keep(self) -> None:
+        self.death_signal = await _death_signal()
+        loop = asyncio.get_running_loop()
+        pause = 0.0
+        while not self._closing.is_set():
+            began = loop.time()
+            await self._run()
+            pause = 0.0 if loop.time() - began > STABLE else min(max(2 * pause, FIRST_PAUSE), LONGEST_PAUSE)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), pause)
+
+    async def _run(self) -> None:
+        """One life of the program."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        program = str(Path(guardian_program.__file__))
+        directory = str(Path(psutil.__file__).parent.parent)
+        try:
+            with theirs:
+                self._program = await asyncio.create_subprocess_exec(
+                    sys.executable, "-I", "-S", program, f"{self._id}.", directory,
+                    stdin=theirs.fileno(), stdout=DEVNULL, stderr=PIPE, cwd="/", start_new_session=True,
+                )  # fmt: skip
+        except OSError as exc:
+            ours.close()
+            log.warning("no_guardian", program=sys.executable, error=exc.strerror)
+            self._tried.set()
+            return
+        self._line = ours
+        if self._closing.is_set():
+            self._hang_up()
+        for pid in self._guarded:
+            self._tell(GUARD, pid)
+        self._tried.set()
+        try:
+            assert self._program.stderr is not None
+            words = await self._program.stderr.read(LAST_WORDS)
+            code = await self._program.wait()
+        finally:
+            self._hang_up()
+        if not self._closing.is_set():
+            log.warning("guardian_ended", exit_code=code, stderr=words.decode(errors="replace"))
+
+    def _tell(self, operation: bytes, pid: int) -> None:
+        """Non-blocking. What cannot be sent now is not queued: another guardian is told everything."""
+        if self._line is None:
+            return
+        guarded = self._guarded.get(pid)
+        record = RECORD.pack(operation, pid, guarded.started if guarded else 0)
+        # Its end may be closed by now, where the CLI was asked to end.
+        open_ = [guarded.stdin] if guarded is not None and guarded.stdin.fileno() >= 0 else []
+        try:
+            if open_:
+                sent = socket.send_fds(self._line, [record], [one.fileno() for one in open_])
+            else:
+                sent = self._line.send(record)
+        except OSError as exc:
+            log.warning("guardian_unreachable", error=exc.strerror)
+            sent = 0
+        if sent < len(record):
+            self._hang_up()
+            self._kill()
+
+    def _kill(self) -> None:
+        if self._program is not None and self._program.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it ended in between
+                self._program.kill()
+
+    def _hang_up(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
+
+
+async def _death_signal() -> tuple[str, ...]:
+    """What begins a command whose process gets SIGKILL when its parent dies; empty where there is no such thing."""
+    setpriv = shutil.which("setpriv") if sys.platform == "linux" else None
+    if setpriv is None:
+        return ()
+    command = (setpriv, "--pdeathsig", "KILL", "--")  # util-linux has it since 2.33, other versions have not
+    try:
+        check = await asyncio.create_subprocess_exec(
+            *command, setpriv, "--version", stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL
+        )
+    except OSError:
+        return ()
+    try:
+        async with asyncio.timeout(SETPRIV_WAIT):
+            await check.wait()
+    except TimeoutError:
+        check.kill()
+        await check.wait()
+    return command if check.returncode == 0 else ()
+
+
+# A process forked from ours must not keep the guardians waiting for its own end.
+_guardians: weakref.WeakSet[Guardian] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for guardian in list(_guardians):
+        guardian._hang_up()
+
+
+os.register_at_fork(after_in_child=_forked)

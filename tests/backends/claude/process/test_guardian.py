@@ -1,0 +1,234 @@
+"""What a dead proxy leaves is killed by its guardian, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.backends.claude.process import guardian as module
+from cli_session_proxy.backends.claude.process.guardian import Guardian
+from cli_session_proxy.backends.claude.process.guardian_program import MARK_VARIABLE, status, sweep
+from cli_session_proxy.backends.claude.process.proc import start_time
+
+from .conftest import Fake, Start
+from .helpers import ask, group, is_gone, said, until
+
+SLEEP = [sys.executable, "-c", "print(flush=True); input()"]
+
+
+class Sleeper:
+    """A process in a session of its own that ends with its input."""
+
+    def __init__(self, command: list[str] = SLEEP, env: dict[str, str] | None = None) -> None:
+        self.stdin, theirs = socket.socketpair()
+        self.process: subprocess.Popen[bytes] = subprocess.Popen(
+            command, stdin=theirs.fileno(), stdout=subprocess.PIPE, start_new_session=True,
+            env={**os.environ, **(env or {})},
+        )  # fmt: skip
+        theirs.close()
+        assert self.process.stdout is not None
+        self.said = self.process.stdout.readline().decode()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.stdin.close()
+        self.process.communicate()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[Sleeper]:
+    sleeper = Sleeper()
+    yield sleeper
+    sleeper.end()
+
+
+@pytest.fixture
+def another() -> Iterator[Sleeper]:
+    sleeper = Sleeper()
+    yield sleeper
+    sleeper.end()
+
+
+@pytest.fixture
+async def started(guardian: Guardian) -> Guardian:
+    await guardian.start()
+    return guardian
+
+
+async def test_what_is_guarded_dies_with_the_proxy_and_what_was_released_does_not(
+    started: Guardian, sleeper: Sleeper, another: Sleeper
+) -> None:
+    for one in (sleeper, another):
+        started.guard(one.pid, start_time(one.pid), one.stdin)
+    started.release(another.pid)
+    await started.close()  # for the program that is what the death of the proxy is: the end of its input
+    assert sleeper.process.wait(10) == -signal.SIGKILL
+    assert another.process.poll() is None
+
+
+async def test_a_process_that_got_the_pid_of_a_guarded_one_is_left_alone(started: Guardian, sleeper: Sleeper) -> None:
+    before = start_time(sleeper.pid)
+    assert before is not None
+    started.guard(sleeper.pid, str(int(before) - 1), sleeper.stdin)
+    await started.close()
+    assert sleeper.process.poll() is None
+
+
+async def test_a_group_whose_first_process_has_ended_is_killed(started: Guardian) -> None:
+    leader = Sleeper(["sh", "-c", "sleep 3600 >&2 & echo $!; read ended"])
+    try:
+        started.guard(leader.pid, start_time(leader.pid), leader.stdin)
+        os.kill(leader.pid, signal.SIGTERM)
+        leader.process.wait(10)
+        assert len(group(leader.pid)) == 1
+        await started.close()
+        await until(lambda: group(leader.pid) == [])
+    finally:
+        leader.end()
+
+
+async def test_what_went_into_another_session_is_killed_by_its_mark(started: Guardian, sleeper: Sleeper) -> None:
+    stray = Sleeper(env={MARK_VARIABLE: started.mark()})
+    stranger = Sleeper(env={MARK_VARIABLE: Guardian().mark()})
+    try:
+        started.guard(sleeper.pid, start_time(sleeper.pid), sleeper.stdin)
+        await started.close()
+        assert stray.process.wait(10) == -signal.SIGKILL
+        assert stranger.process.poll() is None
+    finally:
+        stray.end()
+        stranger.end()
+
+
+async def test_one_cli_s_strays_are_told_from_another_s(guardian: Guardian) -> None:
+    marks = [guardian.mark() for _ in range(10)]
+    strays = [Sleeper(env={MARK_VARIABLE: mark}) for mark in (marks[0], marks[9])]
+    try:
+        await asyncio.to_thread(sweep, marks[0])  # "….1.", and the tenth is "….10."
+        assert [is_gone(stray.pid) for stray in strays] == [True, False]
+    finally:
+        for stray in strays:
+            stray.end()
+
+
+async def test_a_guarded_one_does_not_see_the_end_of_its_input_while_there_is_a_guardian(
+    started: Guardian, sleeper: Sleeper
+) -> None:
+    assert started.pid is not None
+    os.kill(started.pid, signal.SIGSTOP)  # however slow it is
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.setblocking(False)
+        started.guard(sleeper.pid, start_time(sleeper.pid), ours)
+        ours.close()  # as a dying proxy's is
+        with pytest.raises(BlockingIOError):
+            theirs.recv(1)
+        os.kill(started.pid, signal.SIGCONT)
+        started.release(sleeper.pid)
+        await asyncio.to_thread(theirs.setblocking, True)
+        assert await asyncio.to_thread(theirs.recv, 1) == b""
+
+
+async def test_a_guardian_that_dies_is_replaced_and_told_everything(started: Guardian, sleeper: Sleeper) -> None:
+    started.guard(sleeper.pid, start_time(sleeper.pid), sleeper.stdin)
+    first = started.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: started.pid not in (None, first))
+    assert is_gone(first)
+    await started.close()
+    assert sleeper.process.wait(10) == -signal.SIGKILL
+
+
+async def test_a_guardian_that_does_not_listen_holds_nobody_up_and_is_replaced(
+    started: Guardian, sleeper: Sleeper, another: Sleeper
+) -> None:
+    first = started.pid
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)
+    started.guard(another.pid, start_time(another.pid), another.stdin)
+    while started.pid is not None:  # until its pipe is full: nothing here waits
+        started.guard(sleeper.pid, start_time(sleeper.pid), sleeper.stdin)
+        started.release(sleeper.pid)
+    await until(lambda: started.pid is not None)
+    assert is_gone(first)
+    await started.close()
+    assert another.process.wait(10) == -signal.SIGKILL
+    assert sleeper.process.poll() is None
+
+
+async def test_signals_that_are_meant_for_the_proxy_do_not_end_it(started: Guardian, sleeper: Sleeper) -> None:
+    pid = started.pid
+    assert pid is not None
+    started.guard(sleeper.pid, start_time(sleeper.pid), sleeper.stdin)
+    await until(lambda: (status(pid) or ("", 0))[0] == "S")  # it waits for records: its handlers are set
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(pid, number)
+    await started.close()
+    assert sleeper.process.wait(10) == -signal.SIGKILL
+
+
+async def test_where_it_cannot_be_started_the_clis_run_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, fake: Fake, start: Start
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    process = await start(await fake())
+    assert said(await ask(process)) == "2 hi"
+
+
+FORKS = """
+    import asyncio, os, sys
+    from cli_session_proxy.backends.claude.process.guardian import Guardian
+
+    async def main():
+        guardian = Guardian()
+        await guardian.start()
+        print(guardian.pid, flush=True)
+        if os.fork() == 0:
+            os.read(0, 1)
+            os._exit(0)
+        os.kill(os.getpid(), 9)
+
+    asyncio.run(main())
+"""
+
+
+async def test_a_process_forked_from_the_proxy_does_not_keep_the_guardian_waiting(tmp_path: Path) -> None:
+    program = tmp_path / "forks.py"
+    program.write_text(textwrap.dedent(FORKS))
+    host = Sleeper([sys.executable, str(program)], {"PYTHONPATH": os.pathsep.join(sys.path)})
+    try:
+        assert host.process.wait(10) == -signal.SIGKILL
+        await until(lambda: is_gone(int(host.said)))
+    finally:
+        host.end()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no parent-death signal")
+async def test_a_cli_gets_the_parent_death_signal_and_its_pid_is_the_one_we_know(fake: Fake, start: Start) -> None:
+    process = await start(await fake(env={"FAKE_CLI": "death-signal"}))
+    assert said(await ask(process)) == f"{process.pid} {int(signal.SIGKILL)}"
+
+
+async def test_without_setpriv_there_is_no_such_signal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    old = tmp_path / "setpriv"
+    old.write_text("#!/bin/sh\necho unknown option >&2\nexit 1\n")
+    old.chmod(0o755)
+    for path in (tmp_path, tmp_path / "empty"):
+        monkeypatch.setenv("PATH", str(path))
+        assert await module._death_signal() == ()

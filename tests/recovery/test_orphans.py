@@ -1,0 +1,122 @@
+"""A proxy that is killed takes its CLIs with it, at once: before one of them can ask the model again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cli_session_proxy.domain.models import Tool
+from cli_session_proxy.settings import Profile, Settings
+from cli_session_proxy.testing.script import Gate, Reply, ToolUse
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..conftest import MakeSettings, processes
+from ..wrappers import wrapped
+from .others import Other, other_proxy, until
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS = [Tool("get_weather", "The weather of a city", SCHEMA).as_json()]
+Doing = Callable[[Other, Upstream], Awaitable[None]]
+
+every_kind = pytest.mark.parametrize("kind", ["plain", "no exec"])
+
+
+def left(home: Path) -> list[tuple[int, str]]:
+    """What still runs with this HOME: the proxy, its guardian, its CLIs and whatever these have started."""
+    return [(pid, command) for pid, command in processes(of=-1, mark=os.fsencode(home)) if pid != os.getpid()]
+
+
+async def idle(proxy: Other, upstream: Upstream) -> None:
+    assert await proxy.ask("one") is not None
+
+
+async def answering(proxy: Other, upstream: Upstream) -> None:
+    gate = Gate(after=1, reply=Reply("a long answer, of which the first words are out"))
+    upstream.when("two", gate)
+    assert await proxy.ask("one") is not None
+    await proxy.tell("two")
+    async with asyncio.timeout(60):
+        await gate.reached.wait()
+
+
+async def waiting(proxy: Other, upstream: Upstream) -> None:
+    """Calls are out. The model would repeat its call for ever, whatever it is told."""
+    upstream.when("", ToolUse([("mcp__client__get_weather", {"city": "Rome"})]), times=None)
+    answer = await proxy.ask("where", tools=TOOLS)
+    assert answer is not None
+    assert "output" in answer
+
+
+async def using_its_own_tools(proxy: Other, upstream: Upstream) -> None:
+    """A shell of the CLI's Bash tool runs: in a session of its own."""
+    upstream.when("two", ToolUse([("Bash", {"command": "sleep 3600", "description": "Wait"})]))
+    await proxy.tell("two")
+
+    async def sleeping() -> bool:
+        return any(command == "sleep 3600" for _, command in left(Path(os.environ["HOME"])))
+
+    await until(sleeping)
+
+
+@asynccontextmanager
+async def killed(settings: Settings, upstream: Upstream, doing: Doing) -> AsyncIterator[Other]:
+    """The proxy is killed while it is at that; at the end nothing of it is left, and nobody has asked the model."""
+    async with other_proxy(settings) as proxy:
+        await doing(proxy, upstream)
+        before = len(upstream.requests)
+        yield proxy
+        await proxy.end(signal.SIGKILL)
+
+        async def nothing_is_left() -> bool:
+            return not left(Path(os.environ["HOME"]))
+
+        await until(nothing_is_left)
+        async with httpx.AsyncClient(trust_env=False) as client:  # what they sent before they died has been read now
+            await client.get(upstream.url)
+        assert [seen.prompt for seen in upstream.requests[before:]] == []
+
+
+@every_kind
+@pytest.mark.parametrize("doing", [idle, answering])
+async def test_no_cli_outlives_its_proxy(
+    doing: Doing, kind: str, claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    async with killed(make_settings(claude_bin=wrapped(claude, tmp_path / "bin", kind)), upstream, doing):
+        pass
+
+
+@every_kind
+async def test_a_cli_that_waits_for_results_does_not_ask_the_model_when_its_proxy_dies(
+    kind: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    async with killed(make_settings(claude_bin=wrapped(claude_2, tmp_path / "bin", kind)), upstream, waiting):
+        pass
+
+
+@every_kind
+async def test_a_spare_dies_with_its_proxy(
+    kind: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    settings = make_settings(claude_bin=wrapped(claude_2, tmp_path / "bin", kind), spares=1)
+    async with killed(settings, upstream, idle):
+
+        async def two() -> bool:
+            return len(list((settings.var / "run").glob("*/[0-9]*"))) == 2
+
+        await until(two)
+
+
+async def test_what_the_cli_has_started_dies_with_its_proxy_too(
+    claude: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    profiles = {"shell": Profile(tools=("Bash(sleep *)",))}
+    settings = make_settings(claude_bin=claude, profile="shell", profiles=profiles)
+    async with killed(settings, upstream, using_its_own_tools):
+        pass
