@@ -39,14 +39,13 @@ _BEHIND: Mapping[str, str] = {
     "broken_line": "The session's transcript ended with a broken line",
     "notes": "The session's transcript ended with records that belong to no prompt",
 }
-# What was found of a transcript after a CLI had loaded it (`transcript.following.How`, `Sessions.ready`).
+# What was found of a transcript after a CLI had loaded it (`transcript.following`).
 _CHANGED: Mapping[str, str] = {
     "gone": "it was gone",
     "another_file": "another file lay in its place",
     "content": "its content was another",
     "records": "records followed",
     "touched": "it was written to or moved, although its content was the same",
-    "conversation": "the CLI went on from another conversation",
 }
 # How an attempt ended that another one followed.
 _ENDED: Mapping[str, str] = {"failed": "failed ({why})", "cancelled": "was cancelled ({why})"}

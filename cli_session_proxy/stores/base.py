@@ -290,15 +290,9 @@ class Leases(Protocol):
         """Forget a proxy that has ended, or is about to: its leases are free, its clients are gone."""
 
 
-class Store(Leases, Protocol):
-    """See the module docstring for the contract. Times are UTC seconds since the epoch."""
+class Agents(Protocol):
+    """Whose conversations there are."""
 
-    async def open(self) -> None:
-        """Create or migrate the schema (an older one is copied aside first; a newer one: `StoreUnavailable`)."""
-
-    async def close(self) -> None: ...
-
-    # agents
     async def agent(self, owner: str, agent_id: str) -> Agent | None: ...
 
     async def agent_by_key(self, key: int) -> Agent | None: ...
@@ -309,36 +303,29 @@ class Store(Leases, Protocol):
     async def delete_agent(self, key: int) -> None:
         """Remove the agent and all that is its own: turns, sessions, links, records, keys, unshared images."""
 
+    async def expired_agents(self, before: float) -> list[Agent]:
+        """Agents whose last turn is older than `before`."""
+
     def summaries(self, owner: str | None = None) -> AsyncIterator[ChainSummary]:
         """One row an agent (of every owner when None), last active first."""
 
-    # a turn's way, each step in one read
+    async def chain(self, agent_key: int) -> Chain | None: ...
+
+
+class Turns(Protocol):
+    """The life of a turn: accepted, begun, and committed or failed."""
+
     async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> Arrival:
-        """`turn_by_fingerprint`, and the agent of this name (None: of no name yet)."""
+        """The latest turn with this fingerprint, whatever its status, and the agent of this name, if there is one."""
 
     async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> Standing | None:
         """The agent, the turn `parent_id` (the agent's head where `at_head`), and `session_at` it; None without
         the agent."""
 
-    # turns
     async def accept(self, new: NewTurn) -> Turn:
         """Store a queued turn. With an idempotency key already taken by another turn: `KeyTaken`.
 
         It survives the end of this process at once; a power cut too where it is `promised`, else a moment later.
-        """
-
-    async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
-        """Store finished turns, parents first, all or none; `head` moves the agent's head to that turn."""
-
-    async def adopt(self, lease: Lease, turns: Sequence[ImportedTurn], session: Session, links: Sequence[Link]) -> Turn:
-        """What somebody else had in a session, all or none: these turns, the head at the last of them, the session that
-        ends there, and why. Returns the last one."""
-
-    async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
-        """Store a whole chain: nobody sees anything of it before all of it is there, and nothing is left otherwise.
-
-        `parts` is read once, piece by piece, on a thread. `new.head` is asked after the last part. `InvalidRequest`
-        where the agent has turns already or a part does not fit the others. Other writers wait for one piece.
         """
 
     async def begin(self, begun: Begun) -> None:
@@ -370,6 +357,24 @@ class Store(Leases, Protocol):
     async def requeue(self, turn_id: str, instance: str | None) -> Turn:
         """A failed or cancelled turn becomes `queued` again (a new attempt); its `seq` and parent stay."""
 
+    async def turn(self, turn_id: str) -> Turn | None: ...
+
+    async def turn_by_key(self, owner: str, idempotency_key: str, now: float) -> Turn | None:
+        """The turn an unexpired idempotency key belongs to."""
+
+    def unfinished(self) -> AsyncIterator[Turn]:
+        """Turns that are `queued` or `running`, in the order of acceptance."""
+
+    async def waiting(self, agent_key: int) -> list[Turn]:
+        """The unfinished turns of one agent, of every proxy, in the order of acceptance."""
+
+    async def set_call(self, turn_id: str, call: JSON) -> None:
+        """Replace what a stateful wire keeps with the turn."""
+
+
+class Answers(Protocol):
+    """Whether answers arrived, and who still wants them."""
+
     async def set_delivery(self, turn_id: str, delivery: Delivery, *, soon: bool = False) -> None:
         """Note whether the answer arrived. `delivered` is final: a later word does not change it.
 
@@ -391,45 +396,34 @@ class Store(Leases, Protocol):
     async def followers(self, turn_id: str) -> list[str]:
         """The proxies whose clients wait for it (dead ones too, until `resign`)."""
 
-    async def set_call(self, turn_id: str, call: JSON) -> None:
-        """Replace what a stateful wire keeps with the turn."""
+    async def pending_deliveries(self) -> list[Turn]:
+        """Finished turns whose delivery is still `pending`."""
 
-    async def set_head(self, agent_key: int, turn_id: str | None) -> None: ...
 
-    async def turn(self, turn_id: str) -> Turn | None: ...
-
-    async def turn_by_key(self, owner: str, idempotency_key: str, now: float) -> Turn | None:
-        """The turn an unexpired idempotency key belongs to."""
-
-    async def turn_by_fingerprint(self, owner: str, fingerprint: str) -> Turn | None:
-        """The latest accepted turn with this fingerprint, whatever its status."""
-
-    async def turns_by_hash(self, owner: str, path_hashes: Sequence[str], agent_key: int | None = None) -> list[Turn]:
-        """Turns on a path (`completed`, `requires_action`) whose `path_hash` is among these; indexed.
-
-        Within one agent, or, with `agent_key` None, among the owner's agents that are not named.
-        """
+class Paths(Protocol):
+    """The tree of turns, and what a session is made of."""
 
     async def deepest(self, owner: str, path_hashes: Sequence[str], agent_key: int | None = None) -> Turn | None:
-        """The turn at the last of these hashes that is known, in the scope of `turns_by_hash`; bounded work.
+        """The turn on a path (`completed`, `requires_action`) at the last of these hashes that is known; bounded work.
 
+        Within one agent, or, with `agent_key` None, among the owner's agents that are not named.
         The hashes lead down one path: where one is known, those before it are. Very many turns may share a hash;
         of the newest few a head is preferred, then one whose answer arrived, then the newest.
         """
 
-    async def own_frames(self, agent_key: int, uuids: Sequence[str]) -> set[str]:
-        """Which of these record uuids are frames that we sent (any attempt of any turn of this agent)."""
-
-    async def children(self, turn_id: str) -> list[Turn]: ...
-
     async def path(self, turn_id: str) -> list[Turn]:
         """The turns from the root to this one. O(depth): not for the warm path."""
+
+    async def children(self, turn_id: str) -> list[Turn]: ...
 
     async def records(self, turn_id: str) -> list[Record]:
         """The transcript records of the whole path to this turn, in order. O(depth): only for repairs."""
 
     async def own_records(self, turn_id: str) -> list[Record]:
         """The transcript records of this turn alone, in order."""
+
+    async def own_frames(self, agent_key: int, uuids: Sequence[str]) -> set[str]:
+        """Which of these record uuids are frames that we sent (any attempt of any turn of this agent)."""
 
     def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
         """All turns of an agent in the order of acceptance, streamed."""
@@ -443,27 +437,38 @@ class Store(Leases, Protocol):
     async def repairs(self, agent_key: int, *, limit: int) -> list[Link]:
         """The newest `limit` links of an agent that are not a plain start, newest first."""
 
-    def unfinished(self) -> AsyncIterator[Turn]:
-        """Turns that are `queued` or `running`, in the order of acceptance."""
-
-    async def waiting(self, agent_key: int) -> list[Turn]:
-        """The unfinished turns of one agent, of every proxy, in the order of acceptance."""
-
-    async def pending_deliveries(self) -> list[Turn]:
-        """Finished turns whose delivery is still `pending`."""
-
-    # sessions and links
     async def session(self, session_id: str) -> Session | None: ...
 
     async def session_at(self, agent_key: int, turn_id: str) -> Session | None:
         """The newest session of this agent whose tip is this turn."""
 
+    async def set_head(self, agent_key: int, turn_id: str | None) -> None: ...
+
     async def save_session(self, session: Session, links: Sequence[Link] = ()) -> None:
         """Insert or replace a session, with the links that explain it."""
 
-    async def chain(self, agent_key: int) -> Chain | None: ...
 
-    # conversations
+class Transfers(Protocol):
+    """Turns from elsewhere: finished, with their transcript records."""
+
+    async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
+        """Store finished turns, parents first, all or none; `head` moves the agent's head to that turn."""
+
+    async def adopt(self, lease: Lease, turns: Sequence[ImportedTurn], session: Session, links: Sequence[Link]) -> Turn:
+        """What somebody else had in a session, all or none: these turns, the head at the last of them, the session that
+        ends there, and why. Returns the last one."""
+
+    async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
+        """Store a whole chain: nobody sees anything of it before all of it is there, and nothing is left otherwise.
+
+        `parts` is read once, piece by piece, on a thread. `new.head` is asked after the last part. `InvalidRequest`
+        where the agent has turns already or a part does not fit the others. Other writers wait for one piece.
+        """
+
+
+class Conversations(Protocol):
+    """What OpenAI's Conversations keep beside the chain."""
+
     async def conversation(self, agent_key: int) -> Conversation | None: ...
 
     async def save_conversation(self, agent_key: int, data: Conversation) -> None:
@@ -477,8 +482,14 @@ class Store(Leases, Protocol):
     async def remove_item(self, agent_key: int, item_id: str) -> bool:
         """False when there is none of this id."""
 
-    async def expired_agents(self, before: float) -> list[Agent]:
-        """Agents whose last turn is older than `before`."""
+
+class Store(Agents, Turns, Answers, Paths, Transfers, Conversations, Leases, Protocol):
+    """All of it on one database. See the module docstring for the contract. Times are UTC seconds since the epoch."""
+
+    async def open(self) -> None:
+        """Create or migrate the schema (an older one is copied aside first; a newer one: `StoreUnavailable`)."""
+
+    async def close(self) -> None: ...
 
 
 class PathChanged(Exception):

@@ -190,14 +190,6 @@ def turn_by_fingerprint(conn: Connection, owner: str, fingerprint: str, *, limit
     return _loaded(conn, _LATEST_LIKE_IT.one(conn, {"of_owner": owner, "same": fingerprint}), limit)
 
 
-def turns_by_hash(conn: Connection, owner: str, hashes: Sequence[str], agent_key: int | None) -> list[Turn]:
-    query = _on_paths(_TURN, owner, agent_key)
-    found = [
-        turn for part in chunks(sorted(set(hashes))) for turn in _turns(conn, query.where(turns.c.path_hash.in_(part)))
-    ]
-    return sorted(found, key=lambda turn: turn.seq)
-
-
 def deepest(conn: Connection, owner: str, hashes: Sequence[str], agent_key: int | None) -> Turn | None:
     head = case((agents.c.head == turns.c.id, 1), else_=0).label("head")
     newest_first = _on_paths(select(turns.c.seq, head), owner, agent_key).order_by(turns.c.seq.desc())

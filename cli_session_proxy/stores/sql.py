@@ -262,12 +262,6 @@ class SqlStore(Store):
     async def turn_by_key(self, owner: str, idempotency_key: str, now: float) -> Turn | None:
         return await self._db.read(lambda conn: reading.turn_by_key(conn, owner, idempotency_key, now))
 
-    async def turn_by_fingerprint(self, owner: str, fingerprint: str) -> Turn | None:
-        return await self._db.read(lambda conn: reading.turn_by_fingerprint(conn, owner, fingerprint))
-
-    async def turns_by_hash(self, owner: str, path_hashes: Sequence[str], agent_key: int | None = None) -> list[Turn]:
-        return await self._db.read(lambda conn: reading.turns_by_hash(conn, owner, path_hashes, agent_key))
-
     async def deepest(self, owner: str, path_hashes: Sequence[str], agent_key: int | None = None) -> Turn | None:
         return await self._db.read(lambda conn: reading.deepest(conn, owner, path_hashes, agent_key))
 

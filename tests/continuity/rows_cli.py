@@ -183,7 +183,8 @@ async def remove_and_put_back(talk: Talk) -> None:
 
 
 def _again(why: str) -> Says:
-    return {4: rf"\*\*repaired\*\*: Attempt 1 failed \({why}\): the prompt was sent again as attempt 2"}
+    sent = "(: the prompt was sent again|, before the prompt was sent: it was sent) as attempt 2"
+    return {4: rf"\*\*repaired\*\*: Attempt 1 failed \({why}\){sent}"}
 
 
 def _without_result(code: int) -> tuple[Says, Says]:

@@ -89,6 +89,11 @@ CASES = (
         **rebuilt("tail", "what the last turn left is unchanged; 0 unknown records follow", behind="broken_line"),
     ),
     Case(
+        "results that a CLI made up",
+        f"The session's transcript ended with tool results that a CLI made up when its proxy was gone: {WRITTEN}.",
+        **rebuilt("tail", "what the last turn left is unchanged; 3 unknown records follow", behind="made_up"),
+    ),
+    Case(
         "as older versions noted it",
         "Records that the chain does not know followed in the session's transcript (1 unknown records follow): "
         f"{WRITTEN}.",
@@ -104,6 +109,12 @@ CASES = (
         "The CLI process that waited for these tool results was gone: the session was written again from the chain "
         "(9 lines), results and all, and a new process goes on from them.",
         "rebuilt", {"why": "nobody waits for these results any more", "records": 9},
+    ),
+    Case(
+        "results that nobody waits for, and somebody went on meanwhile",
+        "The CLI process that waited for these tool results was gone: the session was written again from the chain "
+        f"(9 lines), results and all, and a new process goes on from them; what was there is kept at {KEPT}.",
+        "rebuilt", {"why": "nobody waits for these results any more", "records": 9, "kept": KEPT},
     ),
     Case(
         "after a crash",
@@ -160,6 +171,20 @@ CASES = (
         "Attempt 1 failed (it ended with exit code -9 before the result): the prompt was sent again as attempt 2, to a "
         "session that does not know of it.",
         fields={"attempts": attempts("it ended with exit code -9 before the result")},
+    ),
+    Case(
+        "a process that was killed before it was asked",
+        "Attempt 1 failed (it ended with exit code -9 before the result), before the prompt was sent: it was sent as "
+        "attempt 2.",
+        fields={"attempts": ({"n": 1, "asked": False, "status": "failed",
+                              "why": "it ended with exit code -9 before the result"}, {"n": 2, "status": "completed"})},
+    ),
+    Case(
+        "a transcript that was swapped under a CLI that loaded it",
+        "The session's transcript was changed 2 times while a CLI was loading it (another file lay in its place; its "
+        "content was another): that CLI was ended before it was asked anything, and a new one loaded what the chain "
+        "knows.",
+        fields={"reason": {"reloaded": ["another_file", "content"]}},
     ),
     Case(
         "an attempt that was interrupted",

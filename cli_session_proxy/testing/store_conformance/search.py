@@ -12,9 +12,9 @@ async def history_finds_only_what_it_may(factory: StoreFactory) -> None:
         await complete(store, named, "t1", path_hash="h")
         await complete(store, anonymous, "t2", session="s2", path_hash="h")
         await store.accept(a_turn(anonymous, "t3"))
-        assert [turn.id for turn in await store.turns_by_hash("local", ["h", "g"])] == ["t2"]
-        assert [turn.id for turn in await store.turns_by_hash("local", ["h"], named.key)] == ["t1"]
-        assert await store.turns_by_hash("local", []) == []
+        found = [await store.deepest("local", ["h"]), await store.deepest("local", ["h"], named.key)]
+        assert [turn.id for turn in found if turn is not None] == ["t2", "t1"]
+        assert await store.deepest("local", []) is None
 
 
 async def the_deepest_known_hash_decides(factory: StoreFactory) -> None:
@@ -61,7 +61,7 @@ async def a_fingerprint_finds_the_latest(factory: StoreFactory) -> None:
         for turn_id in ("t1", "t2", "t3"):
             await store.accept(a_turn(agent, turn_id, fingerprint="other" if turn_id == "t3" else "f"))
         await store.fail("t2", "failed", {}, (), {}, 20.0, lease=a_lease(agent.key))
-        found = await store.turn_by_fingerprint("local", "f")
+        found = (await store.arrival("local", "f", None)).latest
         assert found is not None
         assert found.id == "t2"
 

@@ -52,7 +52,7 @@ def obey(moment):
                 with path.open("r+b") as file:
                     file.write(data.replace(args[1].encode(), args[2].encode()))
             elif op == "touch":
-                now = time.time_ns() // 1_000_000 * 1_000_000
+                now = time.time_ns() // 1_000_000 * 1_000_000 + int(args[1])
                 os.utime(args[0], ns=(now, now))
 
 

@@ -167,6 +167,18 @@ async def test_a_transcript_that_is_changed_at_every_load_is_an_error_in_words_a
     assert heard(upstream) == [*SAID, "again"]
 
 
+async def test_times_that_are_new_at_every_load_are_the_clis_own_doing(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    cli = MeddledCli(tmp_path / "cli", claude_2)
+    settings = make_settings(claude_bin=cli.path)
+    mine, _ = await told(settings)
+    cli.order("loaded", ("touch", str(mine), "500000"), always=True)
+    turn = await asked(settings, "and now")
+    assert turn.reason["reloaded"] == ["touched"] * 2
+    assert heard(upstream) == [*SAID, "and now"]
+
+
 # --- CLIs that do not tell when they have loaded
 
 OLD = "1.0.60"
@@ -219,7 +231,7 @@ async def test_an_answer_out_of_another_conversation_is_not_kept(
     settings = make_settings(claude_bin=cli.path)
     mine, other = await told(settings)
     cli.order("start", swapped(mine, other))
-    cli.order("loaded", swapped(mine, other), ("touch", str(mine)))
+    cli.order("loaded", swapped(mine, other), ("touch", str(mine), "0"))
     with pytest.raises(SessionBusy, match="nothing of its answer was kept"):
         await asked(settings, "and now")
     assert cli.done
