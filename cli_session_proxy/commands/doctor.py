@@ -94,23 +94,21 @@ async def _claude(settings: Settings, env: dict[str, str]) -> tuple[Capability |
 
 
 def _abilities(cli: Capability) -> Finding:
-    missing = [
-        what
-        for what, there in (
-            ("warm processes", cli.warm),
-            ("frames marked as words only", cli.client_composed),
-            ("turning its tools off as a whole", cli.chooses_tools),
-            ("a stable session id", cli.keeps_session_id),
-            ("starting ahead of a new agent", cli.takes_claim),
-        )
-        if not there
-    ]
+    there = {
+        "keep a session's id": cli.keeps_session_id,
+        "serve many turns in one process": cli.warm,
+        "offer the client's own tools to the model": cli.takes_tools,
+        "be started ahead of a new agent": cli.takes_claim,
+        "take another system prompt while it runs": cli.takes_system_prompt,
+        "take every prompt as mere words": cli.client_composed,
+        "turn its own tools off as a whole": cli.chooses_tools,
+    }
+    missing = [what for what, can in there.items() if not can]
     if not missing:
-        return Finding("capabilities", "ok", "warm processes, stable session ids, prompts as words only")
-    return Finding(
-        "capabilities", "warning", f"this CLI is without {', '.join(missing)}: it works, slower",
-        "npm install -g @anthropic-ai/claude-code",
-    )  # fmt: skip
+        return Finding("capabilities", "ok", "everything that the proxy makes use of")
+    newest = ".".join(map(str, max(capability.CLIENT_TOOLS, capability.AWAIT_CLAIM, capability.SYSTEM_PROMPT)))
+    says = f"Claude CLI {cli.version} cannot {', '.join(missing)}; version {newest} and newer can"
+    return Finding("capabilities", "warning", says, capability.UPGRADE)
 
 
 async def _login(cli: Capability, env: dict[str, str]) -> Finding:

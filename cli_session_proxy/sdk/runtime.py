@@ -5,7 +5,7 @@ runs here, as async generators, and callers draw one item at a time: nothing is 
 caller that stops, is cancelled or is collected closes the generator, which then leaves its turn.
 
 It is stopped at the interpreter's exit. A host that dies of a signal runs no exit hook (a LiteLLM proxy does:
-uvicorn ends its requests, then raises the signal again); its CLIs then end at the end of their input.
+uvicorn ends its requests, then raises the signal again); its CLIs are killed by their guardian then.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sql import FILE
 
 from ..test_cli import fill
+from ..wrappers import KINDS, wrapped
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -82,7 +83,16 @@ async def test_3_no_login(settings: Settings, claude_2: Path) -> None:
 
 async def test_4_an_old_cli(settings: Settings, claude_1: Path) -> None:
     one = await fault(changed(settings, claude_bin=claude_1), "capabilities", "warning")
-    assert "stable session id" in one.says
+    assert one.says.startswith("Claude CLI 1.0.120 cannot keep a session's id, ")
+    assert "offer the client's own tools" in one.says
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_4_a_script_that_starts_a_new_cli_is_no_old_one(
+    kind: str, settings: Settings, claude_2: Path, tmp_path: Path
+) -> None:
+    every = await found(changed(settings, claude_bin=wrapped(claude_2, tmp_path / "bin", kind)))
+    assert [one for one in every.values() if one.level != "ok"] == []
 
 
 async def test_5_a_config_dir_that_takes_no_files(settings: Settings, tmp_path: Path) -> None:

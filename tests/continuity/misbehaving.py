@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# The names in the comment are what the proxy looks for in a CLI's program text.
 _PROGRAM = """#!{python}
-# "--system-prompt <" "--system-prompt-file <" "client_composed"
 import json, os, pathlib, subprocess, sys
 
 order = pathlib.Path({order!r})

@@ -66,8 +66,8 @@ class Other:
 
 
 @asynccontextmanager
-async def other_proxy(settings: Settings, *, die_at: str | None = None) -> AsyncIterator[Other]:
-    told = json.dumps({"settings": settings.model_dump(mode="json"), "die_at": die_at})
+async def other_proxy(settings: Settings, *, die_at: str | None = None, runs: str = "asyncio") -> AsyncIterator[Other]:
+    told = json.dumps({"settings": settings.model_dump(mode="json"), "die_at": die_at, "runs": runs})
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.recovery.proxy", told,
         stdin=PIPE, stdout=PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},

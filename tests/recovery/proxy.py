@@ -1,6 +1,6 @@
 """A proxy in a process of its own, that can be told to die at a named step of a turn.
 
-    python -m tests.recovery.proxy '{"settings": …, "die_at": STEP | null}'
+    python -m tests.recovery.proxy '{"settings": …, "die_at": STEP | null, "runs": "asyncio" | "uvloop" | "thread"}'
 
 It reads requests from stdin, one JSON object a line: {"say": […], "die": bool, …} with further fields of the request
 ("tools" as JSON), and answers with one JSON object a line. What is said are texts.
@@ -14,10 +14,12 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
+import uvloop
 
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.backends.claude.sessions.manager import Sessions
@@ -78,7 +80,8 @@ async def main() -> None:
     engine = Engine(Settings(**told["settings"]))
     await engine.start()
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    if told["runs"] != "thread":  # where signals are not handled
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     stopped = asyncio.create_task(stop.wait())
     print(json.dumps({"ready": os.getpid()}), flush=True)
     asked = []
@@ -98,5 +101,18 @@ async def main() -> None:
     os._exit(0)  # a thread may still wait for a line of stdin
 
 
+def run() -> None:
+    """As a host that embeds the engine, as `serve`, or as the LiteLLM provider does."""
+    match json.loads(sys.argv[1])["runs"]:
+        case "uvloop":
+            uvloop.run(main())
+        case "thread":
+            thread = threading.Thread(target=asyncio.run, args=[main()])
+            thread.start()
+            thread.join()
+        case _:
+            asyncio.run(main())
+
+
 if __name__ == "__main__":
-    asyncio.run(main())
+    run()

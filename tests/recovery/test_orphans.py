@@ -66,12 +66,12 @@ async def using_its_own_tools(proxy: Other, upstream: Upstream) -> None:
 
 
 @asynccontextmanager
-async def killed(settings: Settings, upstream: Upstream, doing: Doing) -> AsyncIterator[Other]:
+async def killed(settings: Settings, upstream: Upstream, doing: Doing, runs: str = "asyncio") -> AsyncIterator[Other]:
     """The proxy is killed while it is at that; at the end nothing of it is left, and nobody has asked the model."""
-    async with other_proxy(settings) as proxy:
+    async with other_proxy(settings, runs=runs) as proxy:
         await doing(proxy, upstream)
-        before = len(upstream.requests)
         yield proxy
+        before = len(upstream.requests)
         await proxy.end(signal.SIGKILL)
 
         async def nothing_is_left() -> bool:
@@ -100,6 +100,18 @@ async def test_a_cli_that_waits_for_results_does_not_ask_the_model_when_its_prox
         pass
 
 
+@pytest.mark.parametrize("runs", ["uvloop", "thread"])
+async def test_it_is_so_on_every_loop_that_an_engine_runs_on(
+    runs: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    async with killed(make_settings(claude_bin=claude_2), upstream, idle, runs) as proxy:
+        for _ in range(2):  # the threads that started come to their end, and the CLI does not
+            answer = await proxy.ask("again")
+            assert answer is not None
+            assert answer["continuity"] == "warm"
+        await waiting(proxy, upstream)
+
+
 @every_kind
 async def test_a_spare_dies_with_its_proxy(
     kind: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
@@ -120,3 +132,14 @@ async def test_what_the_cli_has_started_dies_with_its_proxy_too(
     settings = make_settings(claude_bin=claude, profile="shell", profiles=profiles)
     async with killed(settings, upstream, using_its_own_tools):
         pass
+
+
+async def test_what_the_cli_has_started_ends_with_a_turn_that_is_cut_short(
+    claude: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    profiles = {"shell": Profile(tools=("Bash(sleep *)",))}
+    settings = make_settings(claude_bin=claude, profile="shell", profiles=profiles, drain_timeout=0.1)
+    async with other_proxy(settings) as proxy:
+        await using_its_own_tools(proxy, upstream)
+        assert await proxy.end(signal.SIGTERM) == 0
+        assert left(Path(os.environ["HOME"])) == []

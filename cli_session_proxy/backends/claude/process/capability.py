@@ -1,11 +1,15 @@
-"""Which CLI there is and what it can do: found on disk, asked once, asked again when the file changes."""
+"""Which CLI there is and what it can do: found on disk, asked for --version and --help, and the rest by its version.
+
+Nothing is read out of the program's file: a `claude` may be a script that starts the CLI (asdf, volta, nix, a
+company's own). Such a script may start another version tomorrow without being changed itself. So what a running CLI
+says of itself is compared with what we know (`heard`), and one that ends without a word is asked again (`forget`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import importlib.util
-import mmap
 import os
 import re
 import shutil
@@ -14,33 +18,42 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
+
+log = structlog.get_logger(__name__)
 
 # --help answers in 0.2 s (2.1.329) to 0.9 s (1.0.120) on two cores; a loaded machine gets a lot more.
 PROBE_TIMEOUT = 30.0
 PROBE_OUTPUT = 1024 * 1024
 
+PACKAGE = "@anthropic-ai/claude-code"
 INSTALL = (
-    "install it (npm install -g @anthropic-ai/claude-code), or pip install 'cli-session-proxy[claude]' for the binary "
+    f"install it (npm install -g {PACKAGE}), or pip install 'cli-session-proxy[claude]' for the binary "
     "that claude-agent-sdk carries, or name it with --claude-bin"
 )
+UPGRADE = f"npm install -g {PACKAGE}"  # or whatever a script that starts it wants
 
-# Options that --help does not list but the CLI takes (run on 1.0.120 and 2.1.329): seen in its program text.
-HIDDEN_FLAGS = ("--system-prompt", "--system-prompt-file")
-KEEPS_SESSION_ID = (2, 0, 0)  # below it every --resume answers with a new id (facts, "Session ids")
+Version = tuple[int, int, int]
+
+# The first version known to have it. What it is, see `Capability`. Run on the versions named and on 2.1.330.
+KEEPS_SESSION_ID: Version = (2, 0, 0)  # below it every --resume answers with a new id
+# Words that look like commands and files arrive as they are. 2.1.229 does not know the field.
+CLIENT_COMPOSED: Version = (2, 1, 260)
+# The whole loop: offers, calls, results, and results to a process that was started again. 2.1.278 takes the offers,
+# but goes on with "Continue from where you left off." instead of the results when it was started again.
+CLIENT_TOOLS: Version = (2, 1, 295)
+AWAIT_CLAIM: Version = (2, 1, 295)  # 2.1.278 has no such option
+# Below it a `set_model` with a system prompt answers "success" and changes nothing (2.1.295).
+SYSTEM_PROMPT: Version = (2, 1, 304)
 # It answers `initialize` when it has loaded the session that it resumes: with every read of the transcript held up for
 # 1.5 s, the answer came after the last of them (run on 1.0.90, 1.0.120 and 2.1.330). 1.0.60 never answers.
-TELLS_WHEN_LOADED = (1, 0, 90)
-KNOWS_CLIENT_COMPOSED = (2, 1, 329)  # run on; an older one counts as knowing it when its program text names it
-CLIENT_COMPOSED = b"client_composed"
-# A `set_model` that names the model it has and a system prompt replaces the prompt in the running process. A CLI
-# that does not know this field says "success" all the same, so its program text is asked (run on 2.1.329).
-PROMPT_ONLY = b"only_if_model_is_current"
-# A running process can be given MCP servers that answer over its control channel (run on 2.1.329).
-SET_SERVERS = b"mcp_set_servers"
-# It can be started before its session's directory is known, and `claim_session` binds it to one (run on 2.1.329).
-AWAIT_CLAIM = b'"--await-claim"'
+TELLS_WHEN_LOADED: Version = (1, 0, 90)
+# Options that --help does not list everywhere.
+SYSTEM_PROMPT_FILE: Version = (1, 0, 60)
+HIDDEN_FLAGS: Mapping[str, Version] = {"--system-prompt": (1, 0, 35), "--system-prompt-file": SYSTEM_PROMPT_FILE}
 
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)\S*")
 _FLAG = re.compile(r"^ {1,6}(?:-\w, +)?(--[a-zA-Z][\w-]*)(?:, +(--[a-zA-Z][\w-]*))?", re.MULTILINE)
@@ -49,24 +62,13 @@ _MODES = re.compile(r"--permission-mode <mode>.*?\(choices:([^)]*)\)", re.DOTALL
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """One CLI binary. `flags` are those of --help and the hidden ones found in its program text.
-
-    `client_composed`: it takes a frame so marked as words for the model only, never as a command or a file
-    reference. Without it, `frames.deliverable` words the prompt so that nothing is interpreted.
-    `takes_system_prompt`: a running process can be given another system prompt.
-    `takes_tools`: the client's own tools can be offered to the model.
-    `takes_claim`: it can be started ahead of time (see `Launch.spare`).
-    """
+    """One CLI. `path` is what is run: the CLI, or a script that starts it. `flags` are the options that it takes."""
 
     path: Path
     version: str
-    version_tuple: tuple[int, int, int]
+    version_tuple: Version
     flags: frozenset[str]
     permission_modes: frozenset[str]
-    client_composed: bool
-    takes_system_prompt: bool = False
-    takes_tools: bool = False
-    takes_claim: bool = False
 
     @property
     def warm(self) -> bool:
@@ -88,9 +90,42 @@ class Capability:
         """`--tools ''` turns its own tools off; without it every known one is named in --disallowedTools."""
         return "--tools" in self.flags
 
+    @property
+    def client_composed(self) -> bool:
+        """It takes a frame so marked as words for the model only, never as a command or a file reference.
+
+        Without it, `frames.deliverable` words the prompt so that nothing is interpreted.
+        """
+        return self.version_tuple >= CLIENT_COMPOSED
+
+    @property
+    def takes_tools(self) -> bool:
+        """The client's own tools can be offered to the model (control request `mcp_set_servers`)."""
+        return self.version_tuple >= CLIENT_TOOLS
+
+    @property
+    def takes_claim(self) -> bool:
+        """It can be started ahead of time (see `Launch.spare`): `--await-claim`, then `claim_session`."""
+        return self.version_tuple >= AWAIT_CLAIM
+
+    @property
+    def takes_system_prompt(self) -> bool:
+        """A running process can be given another one (`set_model` with `only_if_model_is_current`).
+
+        With the snapshot on, the recorded prompt would be sent on until the next compaction.
+        """
+        return self.version_tuple >= SYSTEM_PROMPT and "--system-prompt-snapshot" in self.flags
+
+
+def newer(since: Version) -> str:
+    """The end of a message that says what this CLI cannot do."""
+    return f"; version {'.'.join(map(str, since))} and newer can: upgrade the CLI ({UPGRADE})"
+
 
 _Key = tuple[str, int, int, int, int]
 _probed: dict[_Key, Capability] = {}
+_asking: dict[tuple[_Key, asyncio.AbstractEventLoop], asyncio.Task[Capability]] = {}
+_heard: dict[Path, str] = {}  # the version that a process of this path said of itself, where --version said another
 
 
 def find(settings: Settings) -> Path:
@@ -108,79 +143,73 @@ def find(settings: Settings) -> Path:
     raise ClaudeUnavailable(f"no Claude CLI on PATH: {INSTALL}")
 
 
-def _key(binary: Path) -> _Key:
-    """What tells one binary from another: asked at every turn, so it costs one stat."""
+async def probe(binary: Path, env: Mapping[str, str], cwd: Path = Path("/")) -> Capability:
+    """Ask it for --version and --help, once for all who want to know. Kept until its file changes, or `forget`.
+
+    `cwd` is where it will be run: scripts such as asdf's choose a version by the directory. Raises ClaudeUnavailable
+    when it is missing, cannot run, does not answer in time or is no Claude CLI.
+    """
     try:
-        there = os.stat(binary)
+        there = os.stat(binary)  # at every turn
     except OSError as exc:
         raise ClaudeUnavailable(f"no Claude CLI at {binary} ({exc.strerror}): {INSTALL}") from exc
-    return str(binary), there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
+    key = str(binary), there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
+    if (known := _probed.get(key)) is not None:
+        return known
+    asker = key, asyncio.get_running_loop()
+    if (asking := _asking.get(asker)) is None:
+        # Own task: it is not cancelled with the one who asked first.
+        asking = _asking[asker] = asyncio.create_task(_asked(key, binary, env, cwd))
+        asking.add_done_callback(lambda task: (_asking.pop(asker), task.cancelled() or task.exception()))
+    return await asyncio.shield(asking)
 
 
-def _runnable(binary: Path) -> str:
-    """Its real path. Raises ClaudeUnavailable."""
-    real = os.path.realpath(binary)
-    if not os.path.isfile(real) or not os.access(real, os.X_OK):
+def heard(capability: Capability, version: str) -> None:
+    """A process of this CLI says that it is this version: if that is not what we know, we ask again."""
+    if version != capability.version:
+        log.info("claude_version_changed", path=str(capability.path), known=capability.version, runs=version)
+        _heard[capability.path] = version
+        forget(capability)
+
+
+def forget(capability: Capability) -> None:
+    """Ask again before the next process is started."""
+    for key in [key for key in _probed if key[0] == str(capability.path)]:
+        del _probed[key]
+
+
+async def _asked(key: _Key, binary: Path, env: Mapping[str, str], cwd: Path) -> Capability:
+    if not _is_program(binary):
         raise ClaudeUnavailable(f"{binary} is not an executable file: {INSTALL}")
-    return real
-
-
-async def probe(binary: Path, env: Mapping[str, str]) -> Capability:
-    """Ask the binary for --version and --help. Kept until its file changes (path, size or modification time).
-
-    Raises ClaudeUnavailable when it is missing, cannot run, does not answer in time or is no Claude CLI.
-    """
-    key = _key(binary)
-    if key not in _probed:
-        real = _runnable(binary)
-        version_text = await _ask(binary, "--version", env)
-        help_text = await _ask(binary, "--help", env)
-        named = await asyncio.to_thread(_program_names, real)
-        for old in [seen for seen in _probed if seen[0] == key[0]]:
-            del _probed[old]
-        _probed[key] = _capability(binary, version_text, help_text, named)
-    return _probed[key]
-
-
-def _capability(binary: Path, version_text: str, help_text: str, named: frozenset[bytes]) -> Capability:
-    match = _VERSION.search(version_text)
+    asked = [_ask(binary, flag, env, cwd) for flag in ("--version", "--help")]
+    answers = await asyncio.gather(*asked, return_exceptions=True)  # both are over then
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    version_text, help_text = (str(answer) for answer in answers)
     flags = {flag for found in _FLAG.findall(help_text) for flag in found if flag}
-    if match is None or "--print" not in flags:
+    if _VERSION.search(version_text) is None or "--print" not in flags:
         raise ClaudeUnavailable(f"{binary} does not answer like a Claude CLI (--version, --help): {INSTALL}")
+    match = _VERSION.search(_heard.get(binary, version_text)) or _VERSION.search(version_text)
+    assert match is not None
     version = (int(match[1]), int(match[2]), int(match[3]))
+    flags |= {flag for flag, since in HIDDEN_FLAGS.items() if version >= since}
     modes = _MODES.search(help_text)
-    return Capability(
-        path=binary,
-        version=match[0],
-        version_tuple=version,
-        flags=frozenset(flags | {flag for flag in HIDDEN_FLAGS if _literal(flag) in named}),
-        permission_modes=frozenset(re.findall(r'"(\w+)"', modes[1]) if modes else ()),
-        client_composed=version >= KNOWS_CLIENT_COMPOSED or CLIENT_COMPOSED in named,
-        # with the snapshot on, the recorded prompt would be sent on until the next compaction
-        takes_tools=SET_SERVERS in named,
-        takes_system_prompt=PROMPT_ONLY in named and "--system-prompt-snapshot" in flags,
-        takes_claim=AWAIT_CLAIM in named,
-    )
+    names = frozenset(re.findall(r'"(\w+)"', modes[1]) if modes else ())
+    found = Capability(binary, match[0], version, frozenset(flags), names)
+    forget(found)
+    _probed[key] = found
+    return found
 
 
-def _literal(flag: str) -> bytes:
-    return f'"{flag} <'.encode()
+def _is_program(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
 
 
-def _program_names(path: str) -> frozenset[bytes]:
-    """Which of the names we look for are in the program text (230 MB take 0.1 s once in the page cache)."""
-    wanted = [CLIENT_COMPOSED, PROMPT_ONLY, SET_SERVERS, AWAIT_CLAIM, *(_literal(flag) for flag in HIDDEN_FLAGS)]
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return frozenset()
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-            return frozenset(name for name in wanted if text.find(name) >= 0)
-
-
-async def _ask(binary: Path, flag: str, env: Mapping[str, str]) -> str:
+async def _ask(binary: Path, flag: str, env: Mapping[str, str], cwd: Path) -> str:
     try:
         process = await asyncio.create_subprocess_exec(
-            binary, flag, env=dict(env), cwd="/", start_new_session=True,
+            binary, flag, env=dict(env), cwd=cwd, start_new_session=True,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
     except OSError as exc:

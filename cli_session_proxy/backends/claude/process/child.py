@@ -20,6 +20,7 @@ import psutil
 import structlog
 
 from ....errors import ClaudeUnavailable, InvalidRequest, ProxyError, SandboxError
+from .capability import SYSTEM_PROMPT_FILE, newer
 from .guardian import Guardian
 from .guardian_program import MARK_VARIABLE, sweep
 from .launch import Launch, printable
@@ -194,7 +195,10 @@ def _cannot_start(launch: Launch, exc: OSError | ValueError) -> ProxyError:
     if isinstance(exc, ValueError):
         return InvalidRequest("the system prompt or model holds a character that the Claude CLI cannot be given")
     if exc.errno == errno.E2BIG:
-        return InvalidRequest("the system prompt is too large for this Claude CLI's command line: upgrade the CLI")
+        return InvalidRequest(
+            f"the system prompt is too large for the command line of Claude CLI {launch.capability.version}"
+            f"{newer(SYSTEM_PROMPT_FILE)}"
+        )
     if not launch.cwd.is_dir():
         return SandboxError(f"the sandbox {launch.cwd} is not a directory")
     return ClaudeUnavailable(f"{launch.capability.path} cannot be started ({exc.strerror}): see `doctor`")

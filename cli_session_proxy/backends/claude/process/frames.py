@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....domain.models import JSON, Block
-from .capability import Capability
+from .capability import CLIENT_COMPOSED, Capability, newer
 
 # A 3 MB answer is one 3 MB line (facts); a line beyond this is no answer of a model any more.
 MAX_LINE = 64 * 1024 * 1024
@@ -148,4 +148,5 @@ def unsafe_prompt(capability: Capability, content: str | Sequence[Block]) -> str
     text = str(last.get("text", ""))
     if _is_plain(text) or _plain_tail(text) is not None:
         return None
-    return f"Claude CLI {capability.version} would run this prompt as a command or a file reference; upgrade the CLI"
+    would = "would run this prompt as a command or a file reference"
+    return f"Claude CLI {capability.version} {would}{newer(CLIENT_COMPOSED)}"

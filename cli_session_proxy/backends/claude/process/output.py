@@ -39,6 +39,7 @@ class Output:
         ended: Callable[[], None],
     ) -> None:
         self.started = asyncio.Event()  # it has said its first word, or never will
+        self.spoke = False  # it has said a word
         self.ended = False
         self.failure: str | None = None
         self.inbox: Inbox | None = None  # of who listens now
@@ -85,6 +86,7 @@ class Output:
         splitter = frames.LineSplitter()
         try:
             while chunk := await self._child.stdout.read(READ_SIZE):
+                self.spoke = True
                 self.started.set()
                 if self.failure is not None:
                     continue  # drained only

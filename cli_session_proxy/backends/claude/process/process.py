@@ -26,7 +26,7 @@ from ....domain.models import JSON, Block
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
 from ..events import Called, CliEvent, ProcessDied, Refused, Result
-from . import frames
+from . import capability, frames
 from .child import Child
 from .guardian import Guardian
 from .launch import Launch, check_tools, printable
@@ -80,7 +80,7 @@ class ClaudeProcess:
         process = cls(launch, settings, await Child.start(launch, guardian, READ_SIZE), ended)
         try:
             if not await process._offer(launch.offers):
-                raise await process._death()
+                raise process._refused_tools() if process.alive else await process._death()
         except BaseException:
             process.kill()
             await process.close()
@@ -186,7 +186,7 @@ class ClaudeProcess:
                 frame = await inbox.get()
                 if isinstance(frame, End):
                     raise await self._death()
-                self._check_tools(frame)
+                self._check_init(frame)
                 if self._unconfirmed is not None and frame is not None:
                     await self._unconfirmed()
                     self._unconfirmed = None
@@ -251,15 +251,24 @@ class ClaudeProcess:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             await self._child.stdin.drain()
 
-    def _check_tools(self, frame: JSON | None) -> None:
-        """A CLI that offers tools which nobody allowed is stopped before it can call one."""
+    def _check_init(self, frame: JSON | None) -> None:
+        """What it says of itself at the begin of a turn. One with tools that nobody allowed is stopped at once.
+
+        Raises ClaudeUnavailable; ProcessDied where it is another version than we took it for, and was started wrongly.
+        """
         if frame is None or frame.get("type") != "system" or frame.get("subtype") != "init":
             return
         self._model = str(frame["model"]) if frame.get("model") else None
+        known = self.launch.capability
+        version = str(frame.get("claude_code_version") or known.version)
+        capability.heard(known, version)
         try:
             check_tools(self.launch, frame)
-        except ClaudeUnavailable:
+        except ClaudeUnavailable as exc:
             self.kill()
+            if version != known.version:
+                why = f"it is Claude CLI {version}, and was taken for {known.version}"
+                raise ProcessDied(why, returncode=self.returncode, stderr=self.stderr) from exc
             raise
 
     async def _death(self) -> ProcessDied:
@@ -272,9 +281,16 @@ class ClaudeProcess:
         code = self.returncode
         why = self._output.failure or ("its output ended" if code is None else f"it ended with exit code {code}")
         missing = NO_CONVERSATION in self.stderr
+        if not self._output.spoke and not missing:
+            capability.forget(self.launch.capability)  # perhaps a script starts another version now
         if missing:
             why = f'it said "{NO_CONVERSATION}", and {why}'
         return ProcessDied(f"{why} before the result", returncode=code, stderr=self.stderr, no_conversation=missing)
+
+    def _refused_tools(self) -> ClaudeUnavailable:
+        cli = self.launch.capability
+        capability.forget(cli)
+        return ClaudeUnavailable(f"Claude CLI {cli.version} at {cli.path} refused the client's tools: see `doctor`")
 
     async def _unfit(self, why: str) -> ProcessDied:
         """Why it cannot go on: that it ended by itself, where it did (it may have done so just now), else `why`."""

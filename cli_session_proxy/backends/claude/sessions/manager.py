@@ -94,7 +94,7 @@ class Sessions:
             await asyncio.to_thread(self._sandboxes.prepare, agent.dir)
         cwd = self._sandboxes.path(agent.dir)
         env = self._env | {environment.TMPDIR: str(self._sandboxes.tmpdir(agent.dir))}
-        capability = await cli.probe(cli.find(self._settings), env)
+        capability = await cli.probe(cli.find(self._settings), env, cwd)
         _refuse_what_it_cannot(capability, plan)
         now = Now(agent, parent, turn_id, cwd, capability, adopt)
         evidence: JSON = {"sandbox": str(cwd)} if gone else {}
@@ -387,11 +387,12 @@ def _launch(now: Now, plan: Plan, env: Mapping[str, str], session_id: str, *, re
 def _refuse_what_it_cannot(capability: Capability, plan: Plan) -> None:
     """Raises `InvalidRequest` where this CLI cannot be told what the turn says."""
     if plan.wants.offers and not capability.takes_tools:
-        message = f"tools: Claude CLI {capability.version} cannot offer the client's own; upgrade the CLI"
+        message = f"tools: Claude CLI {capability.version} cannot offer the client's own{cli.newer(cli.CLIENT_TOOLS)}"
         raise InvalidRequest(message, param="tools")
     if plan.answers.results and not plan.prompt:
         if not capability.takes_tools:
-            raise InvalidRequest(f"Claude CLI {capability.version} takes no results of tools; upgrade the CLI")
+            message = f"Claude CLI {capability.version} takes no results of tools{cli.newer(cli.CLIENT_TOOLS)}"
+            raise InvalidRequest(message, param="messages")
         return
     unsafe = frames.unsafe_prompt(capability, plan.prompt)
     if unsafe is not None:

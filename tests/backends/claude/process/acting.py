@@ -22,10 +22,7 @@ from cli_session_proxy.backends.claude.process.launch import Launch
 from cli_session_proxy.errors import ClaudeUnavailable
 from cli_session_proxy.settings import Profile
 
-CLI = Capability(
-    Path("/nowhere/claude"), "2.9.9", (2, 9, 9), frozenset(), frozenset(),
-    client_composed=True, takes_system_prompt=True, takes_claim=True,
-)  # fmt: skip
+CLI = Capability(Path("/nowhere/claude"), "2.9.9", (2, 9, 9), frozenset({"--system-prompt-snapshot"}), frozenset())
 
 
 def launch(session_id: str | None = None, **options: Any) -> Launch:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cli_session_proxy.backends.claude import environment
-from cli_session_proxy.backends.claude.process.capability import Capability, find, probe
+from cli_session_proxy.backends.claude.process.capability import Capability, find, heard, probe
 from cli_session_proxy.backends.claude.process.launch import Launch
 from cli_session_proxy.errors import ClaudeUnavailable
 from cli_session_proxy.settings import Profile, Settings
+
+from ....wrappers import KINDS, wrapped
 
 ENV = {"PATH": os.defpath}
 HELP = "  -p, --print  x\n  --session-id <uuid>  x\n  -r, --resume [id]  x\n  --input-format <f>  x"
@@ -33,7 +37,7 @@ def launch(capability: Capability, **options: object) -> Launch:
 
 
 def able(*flags: str, version: tuple[int, int, int] = (2, 1, 329)) -> Capability:
-    return Capability(Path("claude"), ".".join(map(str, version)), version, frozenset(flags), frozenset({"plan"}), True)
+    return Capability(Path("claude"), ".".join(map(str, version)), version, frozenset(flags), frozenset({"plan"}))
 
 
 async def test_it_asks_again_only_when_the_file_has_changed(tmp_path: Path) -> None:
@@ -94,10 +98,44 @@ def test_the_setting_goes_before_path_and_path_before_the_bundled_one(
 async def test_the_real_ones_are_told_apart(claude_1: Path, claude_2: Path) -> None:
     old, new = await probe(claude_1, ENV_WITH_NODE), await probe(claude_2, ENV_WITH_NODE)
     assert (old.version, old.warm, old.keeps_session_id, old.client_composed) == ("1.0.120", False, False, False)
+    assert (old.takes_tools, old.takes_claim, old.takes_system_prompt) == (False, False, False)
     assert (new.warm, new.keeps_session_id, new.client_composed, new.chooses_tools) == (True, True, True, True)
+    assert (new.takes_tools, new.takes_claim, new.takes_system_prompt) == (True, True, True)
     assert {"--system-prompt", "--system-prompt-file", "--include-partial-messages"} <= old.flags & new.flags
     assert not old.chooses_tools
     assert old.permission_modes >= {"plan", "bypassPermissions", "acceptEdits"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_script_that_starts_a_cli_can_what_that_cli_can(kind: str, claude: Path, tmp_path: Path) -> None:
+    script = wrapped(claude, tmp_path / "bin", kind)
+    assert await probe(script, ENV_WITH_NODE) == replace(await probe(claude, ENV_WITH_NODE), path=script)
+
+
+async def test_who_asks_meanwhile_waits_for_the_same_answer_and_may_leave(tmp_path: Path) -> None:
+    binary = program(tmp_path / "claude")
+    calls = tmp_path / "calls"
+    binary.write_text(
+        f"{binary.read_text()}\nopen({str(calls)!r}, 'a').write(sys.argv[1])\n".replace("sys.exit(0)", "")
+    )
+    first, *others = [asyncio.create_task(probe(binary, ENV)) for _ in range(8)]
+    await asyncio.sleep(0)
+    first.cancel()
+    answers = await asyncio.gather(*others)
+    assert {id(answer) for answer in answers} == {id(answers[0])}
+    assert sorted(calls.read_text().split("--")) == ["", "help", "version"]
+
+
+async def test_what_a_process_says_of_itself_goes_before_what_was_asked(tmp_path: Path) -> None:
+    binary = program(tmp_path / "claude")  # it says 2.9.9, and starts another one
+    first = await probe(binary, ENV)
+    heard(first, "2.9.9")
+    assert await probe(binary, ENV) is first
+    heard(first, "2.0.0")
+    second = await probe(binary, ENV)
+    assert (second.version, second.takes_tools) == ("2.0.0", False)
+    heard(second, "2.0.0")
+    assert await probe(binary, ENV) is second
 
 
 ENV_WITH_NODE = {"PATH": os.environ.get("PATH", os.defpath)}
@@ -137,7 +175,7 @@ def test_the_config_dir_is_the_setting_then_the_variable_then_the_users_own(
 def test_only_flags_that_the_cli_knows_are_used() -> None:
     argv = launch(able(), effort="high", system_prompt="S").argv()
     known = {"-p", "--input-format", "--output-format", "--verbose", "--session-id", "--model", "--disallowedTools",
-             "--append-system-prompt"}  # fmt: skip
+             "--append-system-prompt", "--allowedTools"}  # fmt: skip
     assert {part.split("=")[0] for part in argv if part.startswith("-")} == known
 
 
@@ -146,7 +184,7 @@ def test_tools_are_off_without_a_profile_and_exactly_its_own_with_one() -> None:
     assert "--tools=" in launch(new).argv()
     profile = Profile(tools=("Read", "Bash(git *)", "mcp__x__y"))
     argv = launch(new, profile=profile).argv()
-    assert {"--tools=Read,Bash", "--allowedTools=Bash(git *),mcp__x__y"} <= set(argv)
+    assert {"--tools=Read,Bash", "--allowedTools=mcp__client,Bash(git *),mcp__x__y"} <= set(argv)
     denied = next(part for part in launch(old, profile=profile).argv() if part.startswith("--disallowedTools="))
     names = denied.partition("=")[2].split(",")
     assert "Write" in names

@@ -36,8 +36,8 @@ from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, U
 from .helpers import recorded, result
 
 FRAME = "00000000-0000-4000-8000-00000000000a"  # the frame uuid of every recording
-OLD = Capability(Path("claude"), "1.0.120", (1, 0, 120), frozenset(), frozenset(), client_composed=False)
-NEW = Capability(Path("claude"), "2.1.329", (2, 1, 329), frozenset(), frozenset(), client_composed=True)
+OLD = Capability(Path("claude"), "1.0.120", (1, 0, 120), frozenset(), frozenset())
+NEW = Capability(Path("claude"), "2.1.329", (2, 1, 329), frozenset(), frozenset())
 
 
 def read(name: str, uuid: str | None = FRAME) -> list[CliEvent]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.claude.events import Activity, ProcessDied, Result
+from cli_session_proxy.backends.claude.process import child
 from cli_session_proxy.backends.claude.process.child import write_prompt
 from cli_session_proxy.backends.claude.process.guardian import Guardian
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
@@ -21,6 +22,7 @@ from cli_session_proxy.domain.models import Tool
 from cli_session_proxy.errors import ClaudeUnavailable, SandboxError
 from cli_session_proxy.settings import Settings
 
+from ....wrappers import wrapped
 from .acting import launch
 from .conftest import Fake, Start
 from .helpers import ask, group, is_gone, result, said, until
@@ -119,6 +121,26 @@ async def test_close_ends_whatever_it_is_and_its_children(mode: str, fake: Fake,
     assert group(process.pid) == []
 
 
+async def test_the_end_of_a_cli_behind_a_script_is_over_when_the_cli_itself_is_dead(
+    fake: Fake, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = await fake("stubborn")
+    script = wrapped(launch.capability.path, tmp_path / "bin", "no exec")
+    process = await start(replace(launch, capability=replace(launch.capability, path=script)))
+    await ask(process)
+    alive = True
+    monkeypatch.setattr(child, "_exists", lambda _group: alive)
+    monkeypatch.setattr(child, "_lives", lambda _group: alive)
+    closing = asyncio.create_task(process.close())
+    await until(lambda: process.returncode is not None)  # of the script
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    alive = False
+    await closing
+    assert group(process.pid) == []
+
+
 async def test_a_deaf_cli_with_a_large_prompt_can_still_be_closed(fake: Fake, start: Start) -> None:
     process = await start(await fake("deaf"))
     turn = asyncio.create_task(ask(process, "p" * 2_000_000))
@@ -200,7 +222,7 @@ async def test_tools_that_nobody_allowed_end_it_before_the_model_is_asked(fake: 
 
 async def test_a_cold_cli_gets_one_turn_and_then_ends_by_itself(fake: Fake, start: Start) -> None:
     launch = await fake()
-    old = type(launch.capability)(launch.capability.path, "1.0.120", (1, 0, 120), frozenset(), frozenset(), False)
+    old = type(launch.capability)(launch.capability.path, "1.0.120", (1, 0, 120), frozenset(), frozenset())
     process = await start(
         type(launch)(old, launch.cwd, launch.session_id, False, "default", launch.profile, launch.env)
     )
