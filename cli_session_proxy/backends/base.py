@@ -97,6 +97,14 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The provider's stream was cut: these blocks will not be finished, and the backend keeps nothing of them. It asks
+    again by itself. What a client was given of them is part of the answer (`Answered.partial`)."""
+
+    blocks: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class ToolActivity:
     """A tool that ran inside the turn, not the client's: its call or its result, for the dump only."""
 
@@ -144,6 +152,7 @@ class Completed:
 Event = (
     SessionSeen
     | Said
+    | Abandoned
     | ToolActivity
     | Retried
     | Compacted
@@ -169,12 +178,14 @@ class Lost(Exception):
 class Answered:
     """How the answer ended, as the core saw it: `output` is what clients were given.
 
-    `calls` are the client's that wait for results; `stopped`: the answer was cut at a stop sequence.
+    `calls` are the client's that wait for results; `stopped`: the answer was cut at a stop sequence. `partial`: which
+    blocks of `output` are of abandoned ones, which a client had been given words of.
     """
 
     output: tuple[Block, ...]
     calls: frozenset[str] = frozenset()
     stopped: bool = False
+    partial: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

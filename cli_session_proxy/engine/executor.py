@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 import structlog
 
 from ..backends.base import (
+    Abandoned,
     Adoptable,
     Answered,
     Backend,
@@ -97,6 +98,7 @@ class Attempt:
     cutter: Cutter = field(default_factory=lambda: Cutter(()))
     exchange: Exchange | None = None
     output: list[Block] = field(default_factory=list)
+    partial: set[int] = field(default_factory=set)  # which of these were abandoned after a client was given words
     tools: list[JSON] = field(default_factory=list)
     retries: list[JSON] = field(default_factory=list)
     reason: JSON = field(default_factory=dict)
@@ -116,6 +118,14 @@ class Attempt:
             self.live.at("first_block")
             at = self.exchange
             self.live.publish(Started(self.agent.agent_id, self.live.turn.id, at.session_id, at.continuity))
+
+    def abandoned(self, blocks: frozenset[int]) -> None:
+        """The provider's stream was cut in these blocks. What a client was given of them is part of the answer."""
+        shown = self.live.withdraw(blocks)
+        self.partial |= set(range(len(self.output), len(self.output) + len(shown)))
+        self.output += shown
+        given = {kind: sum(len(str(block.get(kind, ""))) for block in shown) for kind in ("text", "thinking")}
+        self.reason["cuts"] = [*self.reason.get("cuts", ()), given]
 
     def ended(self, status: str, **how: Any) -> tuple[JSON, ...]:
         """All attempts of the turn, this one with its end."""
@@ -332,6 +342,8 @@ class Executor:
                             await exchange.interrupt()
                     case Said() if cutter.hit is None:
                         attempt.output.extend(event.blocks)
+                    case Abandoned() if cutter.hit is None:
+                        attempt.abandoned(event.blocks)
                     case ToolActivity():
                         attempt.tools.append(event.entry)
                     case Retried():
@@ -351,8 +363,12 @@ class Executor:
         called = isinstance(end, Called) and not stopped
         calls = frozenset(calls_of(end.calls)) if isinstance(end, Called) and called else frozenset()
         # A message that the provider cut, and that was asked for again, may have left calls that were never made.
-        output = tuple(block for block in attempt.output if block.get("type") != "tool_use" or block.get("id") in calls)
-        kept = await exchange.keep(Answered(output, calls, stopped))
+        made = [
+            at for at, block in enumerate(attempt.output) if block.get("type") != "tool_use" or block.get("id") in calls
+        ]
+        output = tuple(attempt.output[at] for at in made)
+        partial = frozenset(number for number, at in enumerate(made) if at in attempt.partial)
+        kept = await exchange.keep(Answered(output, calls, stopped, partial))
         if attempt.retries:
             attempt.reason["retries"] = attempt.retries
         status: Status = "requires_action" if called else "completed"

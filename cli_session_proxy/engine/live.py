@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 
 from .. import errors
 from ..domain.models import (
@@ -28,6 +28,7 @@ class LiveTurn:
     """One turn's events, from the first one on, for any number of clients that come and go.
 
     The events are kept while the turn lives, because a retry may attach at any time; their size is the answer's.
+    What one client was given every client gets: a stream that broke off is read on from where it was.
     `on_empty` is called `grace` seconds after the last client left a turn that is not finished. `on_delivery`
     tells whether the answer has arrived: True = a client has it (said once, last), False = all left without it,
     also while it is still being made; `on_return`, that somebody waits for it again.
@@ -54,6 +55,7 @@ class LiveTurn:
         self.task: asyncio.Task[None] | None = None
         self.begun = False  # a task cancelled before its first step would never run its own clean-up
         self._events: list[TurnEvent] = []
+        self._given = 0  # how many of them some client was given
         self._error: ProxyError | None = None
         self._done = False
         self._waiters: list[asyncio.Future[None]] = []
@@ -71,6 +73,25 @@ class LiveTurn:
     def publish(self, event: TurnEvent) -> None:
         self._events.append(event)
         self._wake()
+
+    def withdraw(self, blocks: Collection[int]) -> list[Block]:
+        """Take back of these blocks what no client was given; the blocks as far as one was, each with its end."""
+        given = self._events[: self._given]
+        shown = {event.index: dict(event.block) for event in given if isinstance(event, BlockStart)}
+        shown = {index: block for index, block in shown.items() if index in blocks}
+        ended = {event.index for event in given if isinstance(event, BlockStop)}
+        for event in given:
+            if isinstance(event, BlockDelta) and event.index in shown:
+                piece = str(event.delta.get("type")).removesuffix("_delta")
+                block = shown[event.index]
+                block[piece] = f"{block.get(piece, '')}{event.delta.get(piece, '')}"
+        self._events = [
+            *given,
+            *(BlockStop(index) for index in shown if index not in ended),
+            *(event for event in self._events[self._given :] if getattr(event, "index", None) not in blocks),
+        ]
+        self._wake()
+        return [block for block in shown.values() if block.get(str(block.get("type")), True)]
 
     def finish(self, turn: Turn) -> None:
         self.turn = turn
@@ -162,6 +183,7 @@ class LiveTurn:
             while at < len(self._events):
                 there = self._events[at:]
                 at += len(there)
+                self._given = max(self._given, at)
                 yield there
             if self._done:
                 self._raise_error()

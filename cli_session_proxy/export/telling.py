@@ -148,6 +148,26 @@ def _retries(retries: Sequence[JSON]) -> str:
     return f"The provider failed{times} ({what}): the CLI asked it again."
 
 
+def _cuts(cuts: Sequence[JSON]) -> str:
+    times = "" if len(cuts) == 1 else f" {len(cuts)} times"
+    said = f"The provider's stream was cut{times}, and the CLI asked for the rest."
+    words = sum(cut["text"] for cut in cuts)
+    thought = sum(cut["thinking"] for cut in cuts)
+    if words:
+        said += (
+            f" {count(words, 'character')} of an unfinished text had been given to a client: they are part of the "
+            "answer, and the model is shown them too."
+        )
+    if thought:
+        said += (
+            f" {count(thought, 'character')} of unfinished thinking had been given to a client: they are part of the "
+            "answer, and the model is not shown them."
+        )
+    if not words and not thought:
+        said += " No client had been given any of its unfinished words: they were taken back."
+    return said
+
+
 def _settled(_how: str) -> str:
     return "The proxy died after the CLI had finished this turn: the answer was read from the transcript."
 
@@ -170,6 +190,7 @@ _BEFORE: Mapping[str, Callable[[Any], str]] = {
 }
 _AFTER: Mapping[str, Callable[[Any], str]] = {
     "retries": _retries,
+    "cuts": _cuts,
     "settled": _settled,
     "compacted": _compacted,
     "records": _records,

@@ -104,6 +104,9 @@ async def stream(message: Block, behaviour: Behaviour, exchange: Exchange) -> Ou
         if event["type"] in ("content_block_delta", "message_delta"):
             if isinstance(behaviour, Cut | ErrorEvent) and deltas == behaviour.after:
                 if isinstance(behaviour, Cut):
+                    if behaviour.held:
+                        behaviour.reached.set()
+                        await exchange.wait(behaviour.event.wait())
                     return "cut"
                 await exchange.write(_sse(behaviour.error), more=False)
                 return "failed"

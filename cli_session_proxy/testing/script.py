@@ -136,10 +136,20 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The connection is dropped: after `after` deltas of a stream, before the answer otherwise."""
+    """The connection is dropped: after `after` deltas of a stream, before the answer otherwise.
+
+    A client that has not read what came right before the drop may never see it. With `held`, the drop waits until
+    the test opens it; `reached` is set when it waits.
+    """
 
     after: int = 1
     reply: Reply = Reply()
+    held: bool = False
+    event: asyncio.Event = field(default_factory=asyncio.Event)
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def open(self) -> None:
+        self.event.set()
 
 
 @dataclass(frozen=True, slots=True)

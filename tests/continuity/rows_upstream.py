@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from cli_session_proxy.testing.script import Behaviour, Big, Cut, ErrorEvent, Fail, Reply, Stall
 
+from ..cutting import held, let_go, quiet
 from .row import BOTH, NEW, Breaks, Row, Says
 from .rows_cli import LEFT
 from .score import Fact
-from .talk import Refused, Talk
+from .talk import EngineTalk, Refused, Talk
 
 RESET = {"retry-after": "1", "anthropic-ratelimit-unified-reset": "4102444800"}
 
@@ -23,6 +25,28 @@ def once(behaviour: Behaviour) -> Breaks:
         fact = talk.new_fact()
         talk.upstream.when(fact.key, behaviour)
         await talk.tell(fact, tries=3)
+
+    return run
+
+
+def cut_once(*, streams: bool) -> Breaks:
+    """The stream is cut after the CLI has passed words on; with `streams`, after the client has them too."""
+
+    async def run(talk: Talk) -> None:
+        cut = held(Cut(after=2))
+        fact = talk.new_fact()
+        talk.upstream.when(fact.key, cut)
+        if isinstance(talk, EngineTalk):
+            talk.streams = streams
+            async with let_go(cut, engine=talk.engine, stream=streams):
+                await talk.tell(fact)
+            talk.streams = False
+            return
+        telling = asyncio.create_task(talk.tell(fact))
+        await cut.reached.wait()
+        await quiet(talk.pids())
+        cut.open()
+        await telling
 
     return run
 
@@ -100,6 +124,7 @@ def _asked_again(why: str) -> tuple[Says, Says]:
 
 
 UPSTREAM = "upstream"
+CUT = r"\*\*repaired\*\*: The provider's stream was cut"
 FAST = {"cli_retries": 1}
 ROWS = (
     Row(UPSTREAM, "400, resent", fails_then_resent(Fail(400)), quick=BOTH, settings=FAST,
@@ -116,13 +141,15 @@ ROWS = (
     Row(UPSTREAM, "529 once", once(Fail(529)), says=_asked_again("529 overloaded")),
     Row(UPSTREAM, "529 through every retry, given up", always(Fail(529)), quick=NEW, settings=FAST,
         says=_given_up("overloaded", "529")),
-    Row(UPSTREAM, "cut mid-stream once", once(Cut(after=2)), quick=NEW, says=_asked_again("no whole answer")),
+    Row(UPSTREAM, "cut mid-stream once", cut_once(streams=False), quick=BOTH, says={4: rf"{CUT}.*were taken back"}),
+    Row(UPSTREAM, "cut mid-stream after the client had words", cut_once(streams=True), bare=False, quick=BOTH,
+        says={4: rf"{CUT}.*they are part of the answer"}),
     Row(UPSTREAM, "cut mid-stream always, given up", always(Cut(after=2)), settings={"cli_retries": 0},
         says=_given_up("upstream_error", "Connection to the API was lost")),
     Row(UPSTREAM, "a stall", fails_then_resent(Stall(after=2)), settings={"idle_timeout": 8.0, "cli_retries": 0},
         says=_resent("turn_timeout", "nothing came from the CLI for 8 s")),
     Row(UPSTREAM, "an error event mid-stream", once(ErrorEvent(after=2)), quick=NEW,
-        says=({}, {4: _failed("upstream_error")})),
+        says=({4: CUT}, {4: _failed("upstream_error")})),
     Row(UPSTREAM, "an answer of 5 MB", answer_of_5_mb, quick=NEW),
 )  # fmt: skip
 

@@ -160,6 +160,7 @@ class EngineTalk(Talk):
     def __init__(self, settings: Settings, upstream: Upstream, agent: str = "a") -> None:
         super().__init__(settings, upstream)
         self.agent = agent
+        self.streams = False  # the client takes its answers piece by piece
         self._links = 0
         self.engine: Engine
         self.turn: Turn
@@ -184,6 +185,9 @@ class EngineTalk(Talk):
             asked = request(said, agent=self.agent, **{"model": self.model, **self.extra})
             answer = await self.engine.submit(asked)
             try:
+                if self.streams:
+                    async for _ in answer.events():
+                        pass
                 turn = await answer.turn()
                 answer.acknowledge()
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -60,6 +61,70 @@ async def test_a_failure_reaches_every_client_with_its_data() -> None:
         assert raised.value.retry_after == 3.0
         with pytest.raises(QueueFull):
             await all_of(answer)
+
+
+def say(live: LiveTurn, index: int, *pieces: str) -> None:
+    live.publish(BlockStart(index, {"type": "text", "text": ""}))
+    for piece in pieces:
+        live.publish(BlockDelta(index, {"type": "text_delta", "text": piece}))
+
+
+def texts(events: Sequence[TurnEvent]) -> list[str]:
+    """The texts of the blocks, and whether each that began has ended."""
+    out: dict[int, str] = {}
+    for event in events:
+        if isinstance(event, BlockStart):
+            out[event.index] = ""
+        elif isinstance(event, BlockDelta):
+            out[event.index] += str(event.delta["text"])
+    assert sorted(out) == [event.index for event in events if isinstance(event, BlockStop)]
+    return list(out.values())
+
+
+async def test_what_nobody_was_given_is_taken_back() -> None:
+    live = Fate().live()
+    waits = asyncio.create_task(live.attach().turn())
+    say(live, 0, "kept")
+    live.publish(BlockStop(0))
+    say(live, 1, "void")
+    assert live.withdraw({1}) == []
+    assert live.spoke
+    assert live.withdraw({0}) == []
+    assert not live.spoke
+    say(live, 2, "whole")
+    live.publish(BlockStop(2))
+    live.finish(TURN)
+    assert await waits == TURN
+    assert texts(await all_of(live.attach())) == ["whole"]
+
+
+async def test_what_one_client_was_given_every_client_gets() -> None:
+    live = Fate().live()
+    quick, slow = live.attach(), live.attach()
+    say(live, 0, "a cut ")
+    said = quick.batches()
+    batch = await anext(said)
+    live.publish(BlockDelta(0, {"type": "text_delta", "text": "answer"}))
+    live.publish(BlockStop(0))
+    assert live.withdraw({0}) == [{"type": "text", "text": "a cut "}]
+    say(live, 1, "whole")
+    live.publish(BlockStop(1))
+    live.finish(TURN)
+    rest = [event async for more in said for event in more]
+    assert texts([*batch, *rest]) == texts(await all_of(slow)) == ["a cut ", "whole"]
+
+
+async def test_a_block_whose_end_was_given_is_not_ended_twice() -> None:
+    live = Fate().live()
+    said = live.attach().batches()
+    live.publish(BlockStart(0, {"type": "thinking", "thinking": "", "signature": ""}))
+    live.publish(BlockDelta(0, {"type": "thinking_delta", "thinking": "hm"}))
+    live.publish(BlockStop(0))
+    batch = await anext(said)
+    assert live.withdraw({0}) == [{"type": "thinking", "thinking": "hm", "signature": ""}]
+    live.finish(TURN)
+    rest = [event async for more in said for event in more]
+    assert [event for event in [*batch, *rest] if isinstance(event, BlockStop)] == [BlockStop(0)]
 
 
 async def test_the_answer_is_delivered_when_one_client_acknowledged() -> None:

@@ -221,6 +221,19 @@ CASES = (
         fields={"reason": {"retries": [{"error_status": None}, {"error_status": 529, "error": "overloaded"}]}},
     ),
     Case(
+        "a stream that was cut before any client had its words",
+        "The provider's stream was cut, and the CLI asked for the rest. No client had been given any of its unfinished "
+        "words: they were taken back.",
+        fields={"reason": {"cuts": [{"text": 0, "thinking": 0}]}},
+    ),
+    Case(
+        "a stream that was cut twice",
+        "The provider's stream was cut 2 times, and the CLI asked for the rest. 24 characters of an unfinished text "
+        "had been given to a client: they are part of the answer, and the model is shown them too. 8 characters of "
+        "unfinished thinking had been given to a client: they are part of the answer, and the model is not shown them.",
+        fields={"reason": {"cuts": [{"text": 0, "thinking": 8}, {"text": 24, "thinking": 0}]}},
+    ),
+    Case(
         "a proxy that died",
         "The proxy died after the CLI had finished this turn: the answer was read from the transcript.",
         fields={"reason": {"settled": "the proxy died"}},

@@ -150,6 +150,8 @@ class _Exchange:
                             yield event
                         case events.AssistantMessage():
                             yield base.Said(event.blocks)
+                        case events.Abandoned():
+                            yield base.Abandoned(event.blocks)
                         case events.SessionSeen():
                             self._answered = event.session_id
                             yield base.SessionSeen(event.session_id)
@@ -189,7 +191,15 @@ class _Exchange:
 
     async def keep(self, answered: Answered) -> Kept:
         job = self._job
-        said = Said(job.frame_uuid, answered.output, self.session_id, self._total, answered.calls, answered.stopped)
+        said = Said(
+            job.frame_uuid,
+            answered.output,
+            self.session_id,
+            self._total,
+            answered.calls,
+            answered.stopped,
+            answered.partial,
+        )
         try:
             captured = await self._backend.sessions.capture(self._ready, job.turn, said)
         except events.ProcessDied as died:

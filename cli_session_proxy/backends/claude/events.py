@@ -34,6 +34,16 @@ class AssistantMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The provider's stream was cut: these blocks will not be finished, and the CLI keeps nothing of them.
+
+    It asks again by itself: for the whole answer, or, where blocks were finished before the cut, to go on from there.
+    """
+
+    blocks: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class ToolActivity:
     """A tool of the CLI's own that ran inside the turn: its call or its result, for the dump only."""
 
@@ -104,6 +114,7 @@ class Result:
 CliEvent = (
     SessionSeen
     | AssistantMessage
+    | Abandoned
     | ToolActivity
     | Called
     | Refused

@@ -8,7 +8,7 @@ from ..events import Refused
 
 
 class CallReader:
-    """Decides each call once, when its arguments are known; until then only what is certain is said."""
+    """Decides each call once, when its arguments are known."""
 
     def __init__(self, judge: Judge | None) -> None:
         self._judge = judge
@@ -26,13 +26,6 @@ class CallReader:
         if message_id != self._message:
             self._message = message_id
             self.accepted = []
-
-    def begins(self, block: Block) -> Block | None:
-        """The opening of a call that surely comes out; None where it does not, or where that is not known yet."""
-        tool = self._judge.tool(str(block.get("name"))) if self._judge else None
-        if self._judge is None or tool is None or tool.strict or self._judge.refusal(tool, len(self.accepted)):
-            return None
-        return {**block, "name": tool.name, "input": {}}
 
     def decide(self, block: Block) -> Block | Refused | None:
         """The call under the client's name, or why it is refused; None for a tool that is not the client's."""

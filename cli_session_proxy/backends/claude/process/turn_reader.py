@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from ....domain.client_tools import Judge
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
 from ..events import (
+    Abandoned,
     Activity,
     ApiRetry,
     AssistantMessage,
@@ -22,6 +24,7 @@ from .call_reader import CallReader, is_call
 
 # What of an answer reaches a client; every other block belongs to the CLI's own tools.
 ANSWER_BLOCKS = frozenset({"text", "thinking", "redacted_thinking"})
+HALF_AN_ANSWER = "the provider's stream was cut, and the CLI took what it had for the whole answer: send it again"
 SYNTHETIC_MODEL = "<synthetic>"  # messages the CLI makes itself: API errors, "No response requested."
 _TAG = "user_message_uuids"
 _RESULT_DETAIL = (
@@ -35,25 +38,27 @@ class TurnReader:
 
     - Blocks are numbered over the whole turn, however many API calls it takes; the CLI's own tools and its
       sub-agents are `ToolActivity`, never blocks.
+    - A stream that the provider cut is `Abandoned`, with the blocks that the CLI gave up. Blocks that it finished
+      before the cut have their `AssistantMessage`, and stay.
     - With `frame_uuid`, a result of another frame is ignored: where the CLI tags (2.1.x), only the result that
       lists ours ends the turn.
     - Without partial messages (1.0.17) the block events are made from the assistant frames.
-    - With `judge`, calls of the client's tools are blocks too, under the client's names; a message that makes some
-      ends with `Called`. The reader is kept for what follows the results (`go_on`).
+    - With `judge`, calls of the client's tools are blocks too, under the client's names. They come when their
+      message is complete, and it ends with `Called`. The reader is kept for what follows the results (`go_on`).
     - `garbage` counts what was no frame at all.
     """
 
     def __init__(self, frame_uuid: str | None = None, judge: Judge | None = None) -> None:
         self._uuid = frame_uuid
         self._calls = CallReader(judge)
-        self._held: dict[int, str] = {}  # index within the API message -> a call that is not decided yet
         self._used = Usage()  # by the messages that are complete
         self._told = Usage()  # of it, what earlier turns of the client were told
         self._using: JSON = {}
         self._tagged = False
         self._next = 0
-        self._open: dict[int, int] = {}  # index within the API message -> index within the turn
-        self._streaming: str | None = None
+        self._streaming: str | None = None  # the API message whose stream has begun and not ended
+        self._blocks: dict[int, int] = {}  # of that message: index within it -> index within the turn
+        self._open: set[int] = set()  # of these, by index within the message
         self._streamed: set[str] = set()
         self._rate_limit: JSON | None = None
         self.garbage = 0
@@ -75,7 +80,7 @@ class TurnReader:
             return _tools(frame, agent=str(frame["parent_tool_use_id"])) or [Activity("sub_agent")]
         match kind:
             case "stream_event":
-                return self._stream(_dict(frame.get("event"))) or [Activity(kind)]
+                return self._stream(_dict(frame.get("event")), frame.get("abandoned_blocks")) or [Activity(kind)]
             case "assistant":
                 return self._assistant(frame)
             case "user":
@@ -102,41 +107,55 @@ class TurnReader:
             return [SessionSeen(str(frame["session_id"]), subtype)]
         return [Activity(subtype)]
 
-    def _stream(self, event: JSON) -> list[CliEvent]:
+    def _stream(self, event: JSON, abandoned: object) -> list[CliEvent]:
+        """`abandoned` stands at the `message_stop` that CLI 2.1 makes of a cut: from which block on they are void."""
         match event.get("type"):
             case "message_start":
-                # A call that is repeated after a cut leaves its blocks open: they end here.
-                events = self._close_all()
+                events = self._cut_short()
                 message = _dict(event.get("message"))
                 self._streaming = str(message.get("id"))
+                self._blocks = {}
                 self._calls.message(self._streaming)
                 self._using = _dict(message.get("usage"))
                 return events
             case "content_block_start":
+                if self._streaming is not None:
+                    self._streamed.add(self._streaming)
                 block = _dict(event.get("content_block"))
-                self._mark_streamed()
-                if block.get("type") == "tool_use":
-                    self._held[_index(event)] = str(block.get("id"))
-                    block = self._calls.begins(block) or {}
-                if block.get("type") not in ANSWER_BLOCKS | {"tool_use"}:
+                if block.get("type") not in ANSWER_BLOCKS:
                     return []
-                self._held.pop(_index(event), None)
-                index = self._open[_index(event)] = self._number()
+                index = self._blocks[_index(event)] = self._number()
+                self._open.add(_index(event))
                 return [BlockStart(index, block)]
             case "content_block_delta" if _index(event) in self._open:
-                return [BlockDelta(self._open[_index(event)], _dict(event.get("delta")))]
+                return [BlockDelta(self._blocks[_index(event)], _dict(event.get("delta")))]
             case "content_block_stop" if _index(event) in self._open:
-                return [BlockStop(self._open.pop(_index(event)))]
-            case "content_block_stop" if _index(event) in self._held:
-                call = self._calls.decided(self._held.pop(_index(event)))
-                return self._made((call,)) if call else []
+                self._open.remove(_index(event))
+                return [BlockStop(self._blocks[_index(event)])]
             case "message_delta":
                 self._using = {**self._using, **_dict(event.get("usage"))}
             case "message_stop":
                 self._streaming = None
                 self._used = self._used.plus(_usage(self._using))
-                return self._called()
+                if not isinstance(abandoned, dict):
+                    return self._called()
+                first = _count(abandoned.get("from_block_index"))
+                return [*self._abandon(at for at in self._blocks if at >= first), *self._called()]
         return []
+
+    def _cut_short(self) -> list[CliEvent]:
+        """Something else begins. A stream that is still without its end was cut: what it left open stays so.
+
+        CLI 1.0.120 says nothing at a cut, asks without a stream and gives that answer as another message.
+        """
+        if self._streaming is None:
+            return []
+        self._streaming = None
+        return self._abandon(self._open)
+
+    def _abandon(self, blocks: Iterable[int]) -> list[CliEvent]:
+        void = frozenset(self._blocks[at] for at in blocks)
+        return [*self._close_all(), Abandoned(void)]
 
     def _called(self) -> list[CliEvent]:
         """The message is complete: its calls, if it makes any of the client's."""
@@ -144,16 +163,11 @@ class TurnReader:
         if not calls:
             return []
         used, self._told = self._used.minus(self._told), self._used
-        return [*self._close_all(), Called(calls, used)]
-
-    def _mark_streamed(self) -> None:
-        if self._streaming is not None:
-            self._streamed.add(self._streaming)
+        return [*self._made(calls), Called(calls, used)]
 
     def _close_all(self) -> list[CliEvent]:
-        events: list[CliEvent] = [BlockStop(index) for index in self._open.values()]
+        events: list[CliEvent] = [BlockStop(self._blocks[at]) for at in sorted(self._open)]
         self._open.clear()
-        self._held.clear()
         return events
 
     def _number(self) -> int:
@@ -165,13 +179,16 @@ class TurnReader:
         model = message.get("model")
         if model == SYNTHETIC_MODEL or frame.get("is_api_error_message") or frame.get("isApiErrorMessage"):
             return [Activity("synthetic")]
-        self._calls.message(_text(message.get("id")))
+        message_id = str(message.get("id"))
+        cut = self._cut_short() if message_id != self._streaming else []
+        self._calls.message(message_id)
         verdicts = [self._calls.decide(block) for block in _blocks(message) if block.get("type") == "tool_use"]
         refused = [verdict for verdict in verdicts if isinstance(verdict, Refused)]
         blocks = tuple(block for block in map(self._answered, _blocks(message)) if block is not None)
-        events: list[CliEvent] = [] if str(message.get("id")) in self._streamed else self._made(blocks)
+        words = tuple(block for block in blocks if block.get("type") != "tool_use")
+        events = [] if message_id in self._streamed else self._made(words)
         said = AssistantMessage(_text(frame.get("uuid")), _text(message.get("id")), _text(model), blocks)
-        return [*events, said, *refused, *self._own_tools(frame)]
+        return [*cut, *events, said, *refused, *self._own_tools(frame)]
 
     def _answered(self, block: Block) -> Block | None:
         """The block as it belongs to the answer; None where it does not."""
@@ -201,6 +218,9 @@ class TurnReader:
         ours = frame.get(_TAG)
         if self._uuid is not None and (self._tagged if ours is None else self._uuid not in ours):
             return [Activity("result_of_another_frame")]
+        cut = self._cut_short()
+        # 1.0.120 calls it a success where a block was finished before the cut, and gives that block as the answer.
+        half = bool(cut) and frame.get("subtype") == "success" and not frame.get("is_error")
         session_id = str(frame.get("session_id", ""))
         status = frame.get("api_error_status")
         cost = frame.get("total_cost_usd")
@@ -210,9 +230,9 @@ class TurnReader:
         result = Result(
             session_id=session_id,
             # 1.0.120 calls an answer that broke off `error_during_execution`, and `is_error` false.
-            is_error=bool(frame.get("is_error")) or str(frame.get("subtype")).startswith("error"),
+            is_error=half or bool(frame.get("is_error")) or str(frame.get("subtype")).startswith("error"),
             subtype=str(frame.get("subtype", "")),
-            text=_text(frame.get("result")) or "",
+            text=HALF_AN_ANSWER if half else _text(frame.get("result")) or "",
             stop_reason=_text(frame.get("stop_reason")),
             terminal_reason=_text(frame.get("terminal_reason")),
             api_error_status=status if isinstance(status, int) else None,
@@ -222,7 +242,7 @@ class TurnReader:
             detail=detail,
         )
         seen = [SessionSeen(session_id, "result")] if session_id else []
-        return [*self._close_all(), *seen, result]
+        return [*cut, *self._close_all(), *seen, result]
 
 
 def _dict(value: object) -> JSON:

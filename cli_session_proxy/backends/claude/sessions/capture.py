@@ -17,7 +17,7 @@ from .. import transcript
 from ..events import WrongTranscript
 from ..process.process import ClaudeProcess
 from ..transcript import Entry, Parsed, Reader, Scribe
-from . import stopping
+from . import partials, stopping
 from .exchanges import is_prompt
 from .reopening import SYNTHETIC_MODEL
 
@@ -36,7 +36,8 @@ FLUSH_POLL = 0.02
 class Said:
     """How the CLI's side of a turn ended, as far as it concerns the session.
 
-    `calls` are the client's that wait for results; `stopped`: the answer was cut at a stop sequence.
+    `calls` are the client's that wait for results; `stopped`: the answer was cut at a stop sequence. `partial`: which
+    blocks of `output` the CLI does not know, because the provider cut them off after a client had been given words.
     """
 
     frame_uuid: str
@@ -45,6 +46,12 @@ class Said:
     cost_total: float | None = None
     calls: frozenset[str] = frozenset()
     stopped: bool = False
+    partial: frozenset[int] = frozenset()
+
+    @property
+    def finished(self) -> tuple[Block, ...]:
+        """The answer as the CLI knows it."""
+        return tuple(block for at, block in enumerate(self.output) if at not in self.partial)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,15 +214,26 @@ class Captures:
         scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
         if any(entry.kind == "user" for entry in added) or (added and ready.quiet):
             unseen = ready.process.launch.capability.takes_tools
-            records = stopping.cut(added, said.output, scribe, turn.model, unseen=unseen)
+            records = stopping.cut(added, said.finished, scribe, turn.model, unseen=unseen)
         elif await asyncio.to_thread(_goes_on, path, ready, known, said):
             records = _made(ready, turn, said)
         else:
             return Taken([], None, "the transcript does not continue the path")
+        mark = await self._written(ready, path, said.session_id, records)
+        return Taken(records, mark, "cut at a stop sequence")
+
+    async def completed(self, ready: Ready, turn: Turn, path: Path, said: Said, taken: Taken) -> Taken:
+        """The same with the words that a client was given of a stream that was cut. Its process is dead."""
+        missing = partials.words(said.output, said.partial)
+        scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
+        records = await asyncio.to_thread(partials.placed, taken.records, missing, said.calls, scribe, turn.model)
+        mark = await self._written(ready, path, said.session_id, records)
+        return replace(taken, records=records, mark=mark, more=False)
+
+    async def _written(self, ready: Ready, path: Path, session_id: str, records: Sequence[Record]) -> FileMark:
         path_records = [*await self._path(ready), *records]
         strict = not ready.process.launch.capability.keeps_session_id
-        mark = await asyncio.to_thread(transcript.write, path, path_records, said.session_id, strict_order=strict)
-        return Taken(records, mark, "cut at a stop sequence")
+        return await asyncio.to_thread(transcript.write, path, path_records, session_id, strict_order=strict)
 
 
 def _made(ready: Ready, turn: Turn, said: Said) -> list[Record]:
@@ -224,7 +242,7 @@ def _made(ready: Ready, turn: Turn, said: Said) -> list[Record]:
     if ready.lead:  # the results are there already
         content = tuple(block for block in content if block.get("type") != "tool_result")
     asked = [scribe.record(Message("user", content), turn.model, record_uuid=said.frame_uuid)] if content else []
-    return [*asked, scribe.record(Message("assistant", client_tools.as_cli(said.output)), turn.model)]
+    return [*asked, scribe.record(Message("assistant", client_tools.as_cli(said.finished)), turn.model)]
 
 
 def behind(entries: Sequence[Entry], leaf: str | None) -> list[Entry]:

@@ -33,7 +33,7 @@ from ..process.capability import Capability
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
 from ..transcript import Scribe
-from . import reopening
+from . import partials, reopening
 from .capture import Captures, Ready, Said
 from .repair import Foreign, Now, Prepared, Repairs
 
@@ -286,6 +286,12 @@ class Sessions:
             for ended in {before.id, session_id}:
                 await self._end(ended)
         taken = await self.captures.taken(ready, turn, path, said)
+        if partials.words(said.output, said.partial):
+            if said.calls:
+                ready.process.kill()  # asked to end, it would answer the calls by itself
+            for ended in {before.id, session_id}:
+                await self._end(ended)
+            taken = await self.captures.completed(ready, turn, path, said, taken)
         records = [*ready.lead, *taken.records]
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
         if transcript.beside(path).is_dir():

@@ -11,15 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_session_proxy.backends.claude.events import (
+    Abandoned,
     Activity,
     ApiRetry,
     AssistantMessage,
+    Called,
     CliEvent,
     Compacted,
     Result,
     SessionSeen,
     ToolActivity,
 )
+from cli_session_proxy.backends.claude.failures import error_for
 from cli_session_proxy.backends.claude.process.capability import Capability
 from cli_session_proxy.backends.claude.process.frames import (
     LineSplitter,
@@ -31,7 +34,8 @@ from cli_session_proxy.backends.claude.process.frames import (
     user_frame,
 )
 from cli_session_proxy.backends.claude.process.turn_reader import TurnReader
-from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, Usage
+from cli_session_proxy.domain.client_tools import Judge, Offers
+from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, Tool, ToolChoice, Usage
 
 from .helpers import recorded, result
 
@@ -211,14 +215,79 @@ def test_sub_agents_are_never_part_of_the_answer() -> None:
     assert reader.feed(inner) == [Activity("sub_agent")]
 
 
-def test_a_call_repeated_after_a_cut_ends_the_block_that_was_open() -> None:
+def told(events: list[CliEvent]) -> list[tuple[Any, ...]]:
+    """What concerns the answer, in order: texts by block, ends, what was given up and what was said for good."""
+    out: list[tuple[Any, ...]] = []
+    for event in events:
+        match event:
+            case BlockDelta():
+                out.append(("says", event.index, event.delta["text"]))
+            case BlockStop():
+                out.append(("ends", event.index))
+            case Abandoned():
+                out.append(("abandons", *sorted(event.blocks)))
+            case AssistantMessage():
+                out.append(("said", *(block["text"] for block in event.blocks)))
+    return out
+
+
+def test_what_a_cut_left_unfinished_is_abandoned() -> None:
+    assert told(read("cut_in_first_2.1.330")) == [
+        ("says", 0, "words th"), ("says", 0, "at are n"), ("ends", 0), ("abandons", 0),
+        ("says", 1, "the answ"), ("says", 1, "er"), ("said", "the answer"), ("ends", 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", ["2.1.330", "1.0.120"])
+def test_what_was_finished_before_a_cut_stays(version: str) -> None:
+    events = [event for event in told(read(f"cut_in_later_{version}")) if event[0] != "says"]
+    assert [event for event in events if event[0] != "ends"] == [
+        ("said", "First."), ("abandons", 1), ("said", "the answer"),
+    ]  # fmt: skip
+    assert events.index(("ends", 1)) < events.index(("abandons", 1))
+    assert [event[1] for event in events if event[0] == "ends"] == [0, 1, 2]
+
+
+def test_half_an_answer_is_a_failure_whatever_the_cli_calls_it() -> None:
+    events = read("half_1.0.120")
+    assert ("abandons", 1) in told(events)
+    end = result(events)
+    assert (end.is_error, end.subtype) == (True, "success")
+    assert "stream was cut" in error_for(end).message
+
+
+def test_a_message_that_begins_before_the_one_before_has_ended_was_cut() -> None:
     reader = TurnReader(FRAME)
     start = {"type": "stream_event", "event": {"type": "message_start", "message": {"id": "m1"}}}
     begin = {"type": "stream_event", "event": {"type": "content_block_start", "index": 0, "content_block": text("")}}
     reader.feed(start)
     assert reader.feed(begin) == [BlockStart(0, text(""))]
-    assert reader.feed(start) == [BlockStop(0)]
+    assert reader.feed(start) == [BlockStop(0), Abandoned(frozenset({0}))]
     assert reader.feed(begin) == [BlockStart(1, text(""))]
+
+
+CALL = {"type": "tool_use", "id": "t1", "name": "mcp__client__look", "input": {"at": 1}}
+
+
+def test_a_call_comes_when_its_message_is_complete() -> None:
+    reader = TurnReader(FRAME, Judge(Offers.of([Tool("look")]), ToolChoice()))
+
+    def stream(kind: str, **fields: Any) -> list[CliEvent]:
+        return blocks(reader.feed({"type": "stream_event", "event": {"type": kind, **fields}}))
+
+    stream("message_start", message={"id": "m1"})
+    assert not stream("content_block_start", index=0, content_block={**CALL, "input": {}})
+    assert not stream("content_block_delta", index=0, delta={"type": "input_json_delta", "partial_json": '{"at": 1}'})
+    assert not blocks(reader.feed({"type": "assistant", "message": {"id": "m1", "content": [CALL]}}))
+    assert not stream("content_block_stop", index=0)
+    *made, end = reader.feed({"type": "stream_event", "event": {"type": "message_stop"}})
+    call = {**CALL, "name": "look"}
+    assert made == [
+        BlockStart(0, {**call, "input": {}}),
+        BlockDelta(0, {"type": "input_json_delta", "partial_json": '{"at": 1}'}),
+        BlockStop(0),
+    ]
+    assert end == Called((call,), Usage())
 
 
 def test_resets_compaction_and_garbage_are_told() -> None:
