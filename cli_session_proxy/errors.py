@@ -12,7 +12,7 @@
     ├── RequestTooLarge       413 request_too_large
     ├── QueueFull             429 queue_full               `retry_after` in seconds
     ├── RateLimited           429 rate_limited             `retry_after` in seconds: the provider's real reset
-    ├── TurnCancelled         499 turn_cancelled
+    ├── TurnCancelled         499 turn_cancelled           `detail.by` says by whom
     ├── UpstreamError         502 upstream_error
     ├── ClaudeUnavailable     503 claude_unavailable
     ├── StoreUnavailable      503 store_unavailable

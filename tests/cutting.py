@@ -12,6 +12,8 @@ from cli_session_proxy.domain.models import BlockDelta
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.testing.script import Cut
 
+from .talking import claude
+
 
 @asynccontextmanager
 async def let_go(*cuts: Cut, engine: Engine, stream: bool) -> AsyncIterator[None]:
@@ -20,7 +22,7 @@ async def let_go(*cuts: Cut, engine: Engine, stream: bool) -> AsyncIterator[None
     async def drop() -> None:
         for cut in cuts:
             await cut.reached.wait()
-            await quiet([process.pid for process in engine._pool._places.all()])
+            await quiet([process.pid for process in claude(engine).pool._places.all()])
             while not any(_heard(engine, given=stream)):  # noqa: ASYNC110 - a live turn tells nobody how far it is
                 await asyncio.sleep(0.01)
             cut.open()

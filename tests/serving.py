@@ -1,15 +1,24 @@
-"""The HTTP door on a loopback port, in a task of the test."""
+"""The HTTP door on a loopback port: in a task of the test, or a real `serve` in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from cli_session_proxy.http.server import Server, bind, create_app
 from cli_session_proxy.settings import Settings
+
+# Seconds in which a process of ours starts, or ends.
+START = 30.0
 
 
 @asynccontextmanager
@@ -24,3 +33,28 @@ async def serving(engine: Any, settings: Settings) -> AsyncIterator[str]:
         finally:
             server.should_exit = True
             await task
+
+
+@asynccontextmanager
+async def serve(settings: Settings, cwd: Path) -> AsyncIterator[tuple[str, Process]]:
+    """`cli-session-proxy serve` in the built-up environment of the test, and its address. SIGTERM at the end."""
+    named = {
+        "port": settings.port, "var": settings.var, "claude_bin": settings.claude_bin,
+        "claude_config_dir": settings.claude_config_dir, "claude_env": json.dumps(settings.claude_env),
+        "drain_timeout": settings.drain_timeout, "turn_timeout": settings.turn_timeout,
+    }  # fmt: skip
+    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
+    env |= {f"CLI_SESSION_PROXY_{name.upper()}": str(value) for name, value in named.items()}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cli_session_proxy", "serve", env=env, cwd=cwd, stdout=PIPE, stderr=STDOUT
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(START):
+            while b"listening on" not in (line := await process.stdout.readline()):
+                assert line, "serve ended before it listened"
+        yield line.decode().split("listening on ")[1].split()[0], process
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.communicate(), START)

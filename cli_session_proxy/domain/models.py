@@ -18,11 +18,11 @@ Role = Literal["user", "assistant"]
 Status = Literal["queued", "running", "completed", "requires_action", "failed", "cancelled"]
 Continuity = Literal["started", "warm", "resumed", "rebuilt", "branched"]
 LinkReason = Literal["started", "forked_by_cli", "rebuilt", "branched", "reset_by_cli", "moved", "adopted"]
+# Who ended a turn from outside: its client; that every client has `left`; the deletion of its agent; the proxy that was
+# `stopping`; or another proxy, which was granted the agent.
+CancelledBy = Literal["client", "left", "deletion", "stopping", "takeover"]
 # Did the answer reach its client? `pending` until the acknowledgement; `uncertain` after a crash in between.
 Delivery = Literal["pending", "delivered", "undelivered", "uncertain"]
-
-# How the message of a `turn_cancelled` begins where its client asked for it; others lost their client or their proxy.
-CANCELLED_BY_CLIENT = "cancelled by the client"
 
 # Blocks of thinking: signed by the provider for one conversation, and never matched in a history.
 THINKING = frozenset({"thinking", "redacted_thinking"})

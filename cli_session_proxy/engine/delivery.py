@@ -87,4 +87,4 @@ class Deliveries:
                 log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
         if live.abandoned and not waited_for:
             self._elsewhere.discard(turn_id)
-            live.cancel("every client has left")
+            live.cancel("left")

@@ -26,11 +26,9 @@ from ..errors import (
     ConfigError,
     Interrupted,
     InvalidRequest,
-    LeaseLost,
     NotFound,
     ProxyError,
     StoreUnavailable,
-    TurnCancelled,
     UpstreamError,
 )
 from ..sandbox import Sandboxes
@@ -42,7 +40,7 @@ from .delivery import Deliveries
 from .executor import Executor, Observer, adopt, not_run
 from .failing import Ends
 from .lanes import Lanes, Place, Slots
-from .live import Answer, LiveTurn, kept, or_left, replay
+from .live import Answer, LiveTurn, cancelled, kept, or_left, replay
 from .ownership import Instances, Ownership
 from .placement import HOUR, Placement, new_turn
 from .recovery import Recovery
@@ -114,7 +112,7 @@ class Engine:
         if running:
             await asyncio.wait(running, timeout=self.settings.drain_timeout)
         for live in list(self._live.values()):
-            live.cancel("the proxy is shutting down")
+            live.cancel("stopping")
         await self._tasks.stop()
         await self.backend.close()
         try:
@@ -145,8 +143,7 @@ class Engine:
         """Another proxy was granted this agent's lease: what runs here is not heard any more."""
         for live in list(self._live.values()):
             if live.turn.agent_key == agent_key and live.lease is not None:
-                live.fenced = LeaseLost("another proxy has taken this agent over: send it again", retry_after=1.0)
-                live.cancel(live.fenced.message)
+                live.cancel("takeover")
 
     async def _is_gone(self, instance: str | None) -> bool:
         """This proxy has ended, or does not respond."""
@@ -279,7 +276,7 @@ class Engine:
             else:
                 raise errors.from_dict(turn.error or {})
         except asyncio.CancelledError:
-            live.fail(TurnCancelled(live.cancelled_because or "the proxy is shutting down"))
+            live.fail(cancelled(live.cancelled_by or "stopping"))
         except ProxyError as exc:
             live.fail(exc)
         finally:
@@ -321,13 +318,12 @@ class Engine:
     async def _run(self, live: LiveTurn, agent: Agent, place: Place) -> None:
         live.begun = True
         try:
-            if live.cancelled_because is not None:
+            if live.cancelled_by is not None:
                 raise asyncio.CancelledError
             async with self._lanes.turn(place):
                 await self._in_turn(live, agent)
         except asyncio.CancelledError:
-            why = live.cancelled_because or "the proxy is shutting down"
-            await self._ends.failed(live, live.fenced or TurnCancelled(f"{why}; nothing of this turn was kept"))
+            await self._ends.failed(live, cancelled(live.cancelled_by or "stopping"))
         except ProxyError as exc:
             await self._ends.failed(live, exc)
         except Exception:
@@ -351,7 +347,7 @@ class Engine:
                 except StoreUnavailable as exc:
                     raise not_run(exc) from exc
             if now is None:
-                raise TurnCancelled("the agent was deleted while this request was queued")
+                raise cancelled("deletion")
             self._running += 1
             try:
                 await self._executor.execute(live, now, at_head=at_head, deadline=deadline)
@@ -367,7 +363,7 @@ class Engine:
             return False
         running = [live for live in self._live.values() if live.turn.agent_key == agent.key]
         for live in running:
-            live.cancel("the agent was deleted")
+            live.cancel("deletion")
         tasks = [live.task for live in running if live.task is not None]
         if tasks:
             await asyncio.wait(tasks)

@@ -46,11 +46,11 @@ from ..domain.models import (
     Turn,
 )
 from ..domain.stop_sequences import Cutter
-from ..errors import StoreUnavailable, TurnCancelled, UpstreamError
+from ..errors import StoreUnavailable, UpstreamError
 from ..settings import Settings
 from ..stores.base import Begun, Commit, Lease, PathChanged, Standing, Store
 from ..tasks import limited, limited_by_life, uninterrupted
-from .live import LiveTurn, said
+from .live import LiveTurn, cancelled, said
 from .ownership import Instances, Ownership
 
 log = structlog.get_logger(__name__)
@@ -167,7 +167,7 @@ class Executor:
         fault: str | None = None
         number, again = 1, False
         while True:
-            if live.cancelled_because is not None:  # while what the attempt before left was put away
+            if live.cancelled_by is not None:  # while what the attempt before left was put away
                 raise asyncio.CancelledError
             live.at("queued")
             attempt = Attempt(live, lease, standing.agent, number, at_head, fault)
@@ -250,7 +250,7 @@ class Executor:
     async def _standing(self, lease: Lease, parent_id: str | None, *, at_head: bool) -> Standing:
         standing = await self.store.standing(lease.agent_key, parent_id, at_head=at_head)
         if standing is None:
-            raise TurnCancelled("the agent was deleted while this request ran")
+            raise cancelled("deletion")
         return standing
 
     async def _arrived(self, attempt: Attempt, standing: Standing) -> Standing:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from ..domain.models import JSON, ON_PATH, Status
-from ..errors import LeaseLost, NotFound, ProxyError, StoreUnavailable, TurnCancelled
+from ..errors import Interrupted, LeaseLost, NotFound, ProxyError, StoreUnavailable, TurnCancelled
 from ..stores.base import Lease, Store
 from ..tasks import Tasks
 from .executor import Observer
@@ -51,7 +51,7 @@ class Ends:
 
     async def failed(self, live: LiveTurn, error: ProxyError) -> None:
         """Store it and tell the clients. Never raises."""
-        status: Status = "cancelled" if isinstance(error, TurnCancelled) else "failed"
+        status: Status = "cancelled" if isinstance(error, TurnCancelled | Interrupted) else "failed"
         log.warning("turn_failed", turn_id=live.turn.id, code=error.code)
         now = time.time()
         live.attempt_ended({"ended_at": now, "status": status, "code": error.code})

@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 
 from .. import errors
 from ..domain.models import (
-    CANCELLED_BY_CLIENT,
     JSON,
     Block,
     BlockDelta,
     BlockStart,
     BlockStop,
+    CancelledBy,
     Finished,
     Started,
     Turn,
     TurnEvent,
 )
-from ..errors import LeaseLost, ProxyError, TurnTimeout
+from ..errors import Interrupted, LeaseLost, ProxyError, TurnCancelled, TurnTimeout
 from ..stores.base import Lease
 
 
@@ -49,9 +49,8 @@ class LiveTurn:
         self._steps: dict[str, float] = {}
         self._accepted = time.time()
         self.agent_id = agent_id
-        self.cancelled_because: str | None = None
+        self.cancelled_by: CancelledBy | None = None
         self.lease: Lease | None = None  # under which it runs
-        self.fenced: LeaseLost | None = None  # why it has to stop, where another proxy was granted the lease
         self.task: asyncio.Task[None] | None = None
         self.begun = False  # a task cancelled before its first step would never run its own clean-up
         self._events: list[TurnEvent] = []
@@ -123,11 +122,11 @@ class LiveTurn:
     def done(self) -> bool:
         return self._done
 
-    def cancel(self, why: str) -> None:
-        """End the turn: whoever runs it sees the cancellation, with this reason for the dump."""
-        if self._done or self.cancelled_because is not None:
+    def cancel(self, by: CancelledBy) -> None:
+        """End the turn: its task is cancelled, and fails with `cancelled(by)`."""
+        if self._done or self.cancelled_by is not None:
             return
-        self.cancelled_because = why
+        self.cancelled_by = by
         if self.task is not None and self.begun:
             self.task.cancel()
 
@@ -292,7 +291,26 @@ class Answer:
 
     def cancel(self) -> None:
         """End the turn now: a queued one is removed from its lane, a running one is interrupted."""
-        self._live.cancel(CANCELLED_BY_CLIENT)
+        self._live.cancel("client")
+
+
+# Seconds after which a proxy that was stopped to be started again answers, with some to spare.
+RESTART = 5.0
+_WHY: Mapping[CancelledBy, str] = {
+    "client": "cancelled by the client",
+    "left": "every client has left",
+    "deletion": "the agent was deleted",
+}
+
+
+def cancelled(by: CancelledBy) -> ProxyError:
+    """The error of a turn that was ended from outside. Clients send again what was not their own doing."""
+    if by == "stopping":
+        why = "the proxy stopped before this turn was finished, and nothing of it was kept: send it again"
+        return Interrupted(why, retry_after=RESTART)
+    if by == "takeover":
+        return LeaseLost("another proxy has taken this agent over: send it again", retry_after=1.0)
+    return TurnCancelled(f"{_WHY[by]}; nothing of this turn was kept", detail={"by": by})
 
 
 def replay(live: LiveTurn) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from .. import redact
 from ..domain import lineage
-from ..domain.models import CANCELLED_BY_CLIENT, JSON, Block, Status, Turn
+from ..domain.models import JSON, Block, Status, Turn
 from ..errors import InvalidRequest, ProxyError
 from ..sandbox import AGENT_ID_LIMIT, LOCAL_OWNER
 
@@ -202,9 +202,9 @@ def answer_text(blocks: Iterable[Block], kind: str = "text") -> str:
 def status_of(turn: Turn, names: Mapping[Status, str]) -> str:
     """A turn's state in the words of a wire that knows incomplete answers.
 
-    A turn that ended for another reason than its client's wish, such as a restart of the proxy, has failed.
+    A turn that was ended by anybody but its client, such as a proxy that stopped, has failed.
     """
-    if turn.status == "cancelled" and not str((turn.error or {}).get("message")).startswith(CANCELLED_BY_CLIENT):
+    if turn.status == "cancelled" and ((turn.error or {}).get("detail") or {}).get("by") != "client":
         return "failed"
     if turn.status == "completed" and turn.stop_reason in INCOMPLETE:
         return "incomplete"

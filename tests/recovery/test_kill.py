@@ -193,7 +193,7 @@ async def test_the_drain_is_bounded_and_ends_turns_with_a_reason(
         await other.tell("two", wait=False)
         await queued(settings, 1)
         assert await other.end(signal.SIGTERM) == 0
-        assert [(await other.heard() or {}).get("error") for _ in range(2)] == ["turn_cancelled"] * 2
+        assert [(await other.heard() or {}).get("error") for _ in range(2)] == ["interrupted"] * 2
     async with running(settings) as engine:
         assert [turn.status for turn in await turns_of(engine)] == ["cancelled"] * 2
         await ask(engine, "three")

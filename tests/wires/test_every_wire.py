@@ -13,8 +13,8 @@ from anthropic import APIStatusError, AsyncAnthropic
 from google.genai.errors import APIError as GoogleError
 from openai import APIError, AsyncOpenAI
 
-from cli_session_proxy.domain.models import CANCELLED_BY_CLIENT
-from cli_session_proxy.errors import Overloaded, ProxyError, TurnCancelled
+from cli_session_proxy.engine.live import cancelled
+from cli_session_proxy.errors import Overloaded, ProxyError
 from cli_session_proxy.settings import Settings
 
 from ..every_wire import google_client
@@ -114,7 +114,7 @@ async def test_an_error_in_mid_stream_is_in_the_wires_shape(
     assert assert_error(last, path, 500, "internal_error", answer.headers["x-request-id"]) == "it broke"
 
 
-@pytest.mark.parametrize("error", [Overloaded("it broke"), TurnCancelled(CANCELLED_BY_CLIENT)])
+@pytest.mark.parametrize("error", [Overloaded("it broke"), cancelled("client"), cancelled("stopping")])
 async def test_the_vendors_clients_are_told_of_an_error_in_mid_stream(
     door: tuple[FakeEngine, httpx.AsyncClient], error: ProxyError
 ) -> None:
@@ -129,6 +129,8 @@ async def test_the_vendors_clients_are_told_of_an_error_in_mid_stream(
     failed = (await drawn(await openai.responses.create(model="sonnet", input="hello", stream=True)))[-1]
     assert failed.type == "response.failed"
     assert failed.response.status == ("cancelled" if error.code == "turn_cancelled" else "failed")
+    told = failed.response.error
+    assert told is None if error.code == "turn_cancelled" else (told.code, told.message) == (error.code, error.message)
     async with AsyncAnthropic(base_url=root, api_key="k", max_retries=0) as anthropic:
         with pytest.raises(APIStatusError, match=error.message):
             await drawn(await anthropic.messages.create(model="sonnet", max_tokens=1, messages=said, stream=True))
@@ -140,7 +142,7 @@ async def test_the_vendors_clients_are_told_of_an_error_in_mid_stream(
         if error.code == "turn_cancelled":
             assert last.status == "cancelled"
         else:
-            assert last.error.message == error.message
+            assert (last.error.code, last.error.message) == (error.code, error.message)
 
 
 async def drawn(stream: AsyncIterator[Any]) -> list[Any]:

@@ -19,13 +19,13 @@ from ...errors import (
     ClaudeNotLoggedIn,
     ClaudeUnavailable,
     ContextTooLong,
+    Interrupted,
     InvalidRequest,
     Overloaded,
     ProxyError,
     RateLimited,
     RequestTooLarge,
     SessionBusy,
-    TurnCancelled,
     TurnTimeout,
     UpstreamError,
 )
@@ -135,7 +135,8 @@ def _bad_request(facts: _Facts) -> ProxyError:
 _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], ...] = (
     (
         lambda f: f.terminal.startswith("aborted"),
-        lambda f: TurnCancelled("the turn was interrupted", detail=f.detail),
+        # Not by us: a turn that is cancelled here waits for no result.
+        lambda f: Interrupted("the CLI was interrupted in this turn: send it again", retry_after=1.0, detail=f.detail),
     ),
     (
         lambda f: f.terminal == "prompt_too_long" or (f.status in {None, 400} and _CONTEXT.search(f.text) is not None),

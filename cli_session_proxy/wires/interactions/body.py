@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from ... import redact
 from ...domain.models import JSON, Status, Turn, TurnRequest, Usage
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest
@@ -204,7 +205,8 @@ def interaction(turn: Turn, *, include_input: bool = False) -> JSON:
         shown["input"] = interactions_steps.input_steps(turn)
     if status == "failed":
         error = turn.error or {}
-        shown["errors"] = [{"code": error.get("code", "upstream_error"), "message": error.get("message", "failed")}]
+        message = redact.text(str(error.get("message", "the turn failed")))
+        shown["errors"] = [{"code": error.get("code", "upstream_error"), "message": message}]
     return shown
 
 

@@ -6,7 +6,6 @@
 
 `event_id` is a place, not a number of an event: each event counts one, a delta each of its characters. So a stream
 that was cut can be read on from `last_event_id`, long after the turn, however the answer is cut into deltas then.
-(Where the CLI repeated a cut API call in between, the live stream also had the first attempt's blocks.)
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ... import redact
 from ...domain.models import JSON, Message, Status, Tool, ToolChoice, Turn, Usage
 from ...domain.structured import read_format
 from ...errors import InvalidRequest
@@ -260,10 +261,10 @@ def _shown_format(format: JSON) -> JSON:
 
 
 def _error(error: JSON | None) -> JSON:
-    """OpenAI's types know a closed list of codes here: ours stands in the message."""
-    error = error or {"code": "upstream_error", "message": "the turn failed"}
-    code = "rate_limit_exceeded" if error.get("code") in ("rate_limited", "queue_full") else "server_error"
-    return {"code": code, "message": f"{error.get('code')}: {error.get('message')}"}
+    """With our own code, as on every wire: OpenAI's clients take any, though their types name a closed list."""
+    error = error or {}
+    message = str(error.get("message", "the turn failed"))
+    return {"code": error.get("code", "upstream_error"), "message": redact.text(message)}
 
 
 def usage(used: Usage) -> JSON:

@@ -2,7 +2,6 @@
 
 The events of a turn are a function of its blocks: a text is cut into deltas by place, not by arrival. So a
 stream that was cut can be read on from `starting_after`, long after the turn, with the same `sequence_number`s.
-(Where the CLI repeated a cut API call in between, the live stream also had the first attempt's blocks.)
 
     created  [queued]  in_progress
     each block: output_item.added, content_part.added, output_text.delta × n, output_text.done,

@@ -12,7 +12,6 @@ from google.genai._gaos.types.interactions.interactionsseevent import Interactio
 from pydantic import TypeAdapter
 
 from cli_session_proxy.domain.models import (
-    CANCELLED_BY_CLIENT,
     BlockDelta,
     BlockStart,
     BlockStop,
@@ -20,8 +19,8 @@ from cli_session_proxy.domain.models import (
     Turn,
     TurnEvent,
 )
-from cli_session_proxy.engine.live import said
-from cli_session_proxy.errors import TurnCancelled, UpstreamError
+from cli_session_proxy.engine.live import cancelled, said
+from cli_session_proxy.errors import UpstreamError
 from cli_session_proxy.wires.interactions import body as interactions
 from cli_session_proxy.wires.interactions.stream import EventWriter
 
@@ -116,11 +115,7 @@ def test_calls_are_handed_over_when_the_turn_waits_for_them() -> None:
     ("error", "status", "last"),
     [
         (UpstreamError("it broke"), "failed", "error"),
-        (
-            TurnCancelled(f"{CANCELLED_BY_CLIENT}; nothing of this turn was kept"),
-            "cancelled",
-            "interaction.status_update",
-        ),
+        (cancelled("client"), "cancelled", "interaction.status_update"),
     ],
 )
 def test_a_failure_is_told_live_and_later(error: Any, status: str, last: str) -> None:

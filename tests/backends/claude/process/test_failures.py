@@ -109,9 +109,7 @@ def test_no_key_is_ever_told() -> None:
 
 
 def test_interrupts_timeouts_and_the_rest() -> None:
-    assert (
-        error_for(made(terminal_reason="aborted_streaming", subtype="error_during_execution")).code == "turn_cancelled"
-    )
+    assert error_for(made(terminal_reason="aborted_streaming", subtype="error_during_execution")).code == "interrupted"
     assert error_for(made("API Error: Request timed out")).code == "turn_timeout"
     assert error_for(made("", subtype="error_max_turns")).code == "upstream_error"
     assert "something" in error_for(made(errors=["something broke"])).message

@@ -161,7 +161,7 @@ async def test_an_interrupt_ends_the_turn_and_says_so(
     async with asyncio.timeout(10):
         end = result(await turn)
     assert end.is_error
-    assert error_for(end).code == "turn_cancelled"
+    assert error_for(end).code == "interrupted"
 
 
 @pytest.mark.parametrize(
