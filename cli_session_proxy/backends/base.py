@@ -263,8 +263,8 @@ class Backend(Protocol):
     async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
         """The whole answer of a turn that ran when its proxy ended; None where it is not there. Only looks."""
 
-    async def end_strays(self, strays: Sequence[tuple[int, str]]) -> None:
-        """End these processes of other proxies, by pid and start time, and wait for it."""
+    async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
+        """End these processes of other proxies, by pid and start time, and wait for it. False where one lives on."""
 
     def imported(
         self, agent: Agent, above: Turn | None, known: Sequence[Record], history: Sequence[Past], model: str

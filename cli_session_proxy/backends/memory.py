@@ -66,8 +66,8 @@ class MemoryBackend:
     async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
         return self.left.get(turn.id)
 
-    async def end_strays(self, strays: Sequence[tuple[int, str]]) -> None:
-        assert not strays, "this backend starts no processes"
+    async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
+        return not strays
 
     def imported(
         self,

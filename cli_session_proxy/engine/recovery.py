@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 
 import structlog
 
@@ -59,7 +60,11 @@ class Recovery:
         cwd = self._sandboxes.path(agent.dir)
         # First of all: nobody may write a transcript while it is read.
         strays = [stray for other in self._instances.others() for stray in self._instances.children(other, cwd)]
-        await self._backend.end_strays(strays)
+        if not await self._backend.end_strays(strays):
+            # A process that cannot be ended may go on writing its session: the next turn is told in a new one.
+            chain = await self._store.chain(agent.key)
+            for session in chain.sessions if chain else ():
+                await self._store.save_session(replace(session, tip_turn_id=None, mark=None))
         for turn in await self._store.waiting(agent.key):
             if turn.instance == self._instances.id:
                 continue

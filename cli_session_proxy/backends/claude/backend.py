@@ -19,7 +19,7 @@ from ...stores.base import Standing, Store
 from .. import base
 from ..base import Adoptable, Answered, Counts, Event, Exchange, Job, Kept, Lost, Settled
 from . import events, failures
-from .process.child import end_stray
+from .process.child import end_left
 from .process.pool import Pool
 from .process.restarts import Restarts
 from .sessions import adoption, history, settling
@@ -89,8 +89,12 @@ class ClaudeBackend:
     async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
         return await settling.settled(self._store, self.sessions.transcript_of, agent, turn)
 
-    async def end_strays(self, strays: Sequence[tuple[int, str]]) -> None:
-        await asyncio.gather(*(end_stray(pid, started, self._settings.stop_grace) for pid, started in strays))
+    async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
+        ended = await asyncio.gather(*(asyncio.to_thread(end_left, pid, started) for pid, started in strays))
+        for (pid, _), dead in zip(strays, ended, strict=True):
+            if not dead:
+                log.warning("orphan_left", pid=pid)
+        return all(ended)
 
     # --- its end
 

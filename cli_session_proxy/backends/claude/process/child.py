@@ -29,7 +29,6 @@ from .proc import start_time
 log = structlog.get_logger(__name__)
 
 KILL_WAIT = 10.0  # seconds the kernel gets to end a killed process
-STRAY_POLL = 0.02  # seconds; a stray is not our child, so nobody tells us when it ends
 GROUP_POLL = 0.005  # how often a killed group is looked at: its members are not our children, so nobody tells us
 
 
@@ -132,7 +131,9 @@ class Child:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KILL_WAIT):
-                while _exists(self.pid) and await asyncio.to_thread(_lives, self.pid):  # noqa: ASYNC110 - see GROUP_POLL
+                while _exists(self.pid):
+                    if not await asyncio.to_thread(_members, self.pid):
+                        break  # zombies only
                     await asyncio.sleep(GROUP_POLL)
                 self.gone = True
         if self._launch.profile.tools:  # the shells of its Bash tool are not in its group
@@ -152,6 +153,29 @@ class Child:
             await asyncio.wait_for(self._process.wait(), timeout)
 
 
+def end_left(pid: int, started: str) -> bool:
+    """End a CLI that another proxy has left, with all that it started. Blocks. True when nothing of it lives.
+
+    `pid` and `started` are what that proxy knew of it. Its first process may be gone while others of its group live.
+    """
+    if start_time(pid) not in (None, started):
+        return True  # another process has that pid: the whole group is gone
+    members = _members(pid)
+    marks = set()
+    for member in members:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            marks.add(member.environ().get(MARK_VARIABLE, ""))
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    give_up = time.monotonic() + KILL_WAIT
+    while members and time.monotonic() < give_up:
+        time.sleep(GROUP_POLL)
+        members = _members(pid)
+    for mark in marks - {""}:
+        sweep(mark)
+    return not members
+
+
 def _exists(group: int) -> bool:
     """Has this group a member, be it a zombie? Costs a system call."""
     try:
@@ -163,13 +187,14 @@ def _exists(group: int) -> bool:
     return True
 
 
-def _lives(group: int) -> bool:
-    """Has this group a member that is no zombie? Looks at every process. In a container nobody may reap zombies."""
+def _members(group: int) -> list[psutil.Process]:
+    """The processes of a group, without zombies: in a container nobody may reap them. Looks at every process."""
+    found = []
     for process in psutil.process_iter(["status"]):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
-                return True
-    return False
+                found.append(process)
+    return found
 
 
 def write_prompt(launch: Launch) -> Path:
@@ -202,18 +227,3 @@ def _cannot_start(launch: Launch, exc: OSError | ValueError) -> ProxyError:
     if not launch.cwd.is_dir():
         return SandboxError(f"the sandbox {launch.cwd} is not a directory")
     return ClaudeUnavailable(f"{launch.capability.path} cannot be started ({exc.strerror}): see `doctor`")
-
-
-async def end_stray(pid: int, started: str, grace: float) -> None:
-    """TERM, wait, KILL the group of another proxy's CLI, while the pid is still the process that was started then."""
-    for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, KILL_WAIT)):
-        if start_time(pid) != started:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, number)
-        log.info("orphan_ended", pid=pid, signal=number.name)
-        until = time.monotonic() + patience
-        while start_time(pid) == started and time.monotonic() < until:  # noqa: ASYNC110 - nobody signals it
-            await asyncio.sleep(STRAY_POLL)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)  # what it had started, in its group

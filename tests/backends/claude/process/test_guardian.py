@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.claude.process import guardian as module
+from cli_session_proxy.backends.claude.process.child import end_left
 from cli_session_proxy.backends.claude.process.guardian import Guardian
 from cli_session_proxy.backends.claude.process.guardian_program import MARK_VARIABLE, status, sweep
 from cli_session_proxy.backends.claude.process.proc import start_time
@@ -124,6 +125,24 @@ async def test_one_cli_s_strays_are_told_from_another_s(guardian: Guardian) -> N
     finally:
         for stray in strays:
             stray.end()
+
+
+async def test_what_another_proxy_left_is_ended_with_all_that_it_started(guardian: Guardian) -> None:
+    mark = {MARK_VARIABLE: guardian.mark()}
+    left, stray = Sleeper(["sh", "-c", "sleep 3600 >&2 & echo $!; read ended"], mark), Sleeper(env=mark)
+    try:
+        known = start_time(left.pid)
+        assert known is not None
+        assert await asyncio.to_thread(end_left, left.pid, str(int(known) - 1))  # that pid is another process's now
+        assert len(group(left.pid)) == 2
+        os.kill(left.pid, signal.SIGKILL)  # its first process is gone, and not reaped: its proxy is paused
+        await until(lambda: start_time(left.pid) is None)
+        assert await asyncio.to_thread(end_left, left.pid, known)
+        assert group(left.pid) == []
+        assert is_gone(stray.pid)
+    finally:
+        left.end()
+        stray.end()
 
 
 async def test_a_guarded_one_does_not_see_the_end_of_its_input_while_there_is_a_guardian(

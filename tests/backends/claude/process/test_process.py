@@ -130,7 +130,7 @@ async def test_the_end_of_a_cli_behind_a_script_is_over_when_the_cli_itself_is_d
     await ask(process)
     alive = True
     monkeypatch.setattr(child, "_exists", lambda _group: alive)
-    monkeypatch.setattr(child, "_lives", lambda _group: alive)
+    monkeypatch.setattr(child, "_members", lambda _group: alive)
     closing = asyncio.create_task(process.close())
     await until(lambda: process.returncode is not None)  # of the script
     for _ in range(20):
