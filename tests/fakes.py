@@ -32,6 +32,8 @@ from cli_session_proxy.stores.base import Store, TurnOutline
 # An event of a script: something to tell, an error to raise, or something to wait for.
 Step = TurnEvent | Exception | asyncio.Event
 
+SESSION = "5e551011-0000-4000-8000-000000000001"
+OTHER_SESSION = "5e552022-0000-4000-8000-000000000002"
 AGENT = Agent(1, "local", "a", "a", True, "turn_1", 1_790_000_000.0)
 TURN = Turn(
     id="turn_1",
@@ -44,7 +46,7 @@ TURN = Turn(
     created_at=1_790_000_000.0,
     output=({"type": "text", "text": "Hello there."},),
     stop_reason="end_turn",
-    session_id="s1",
+    session_id=SESSION,
     continuity="warm",
     usage=Usage(input_tokens=3, output_tokens=2),
     cost_usd=0.01,
@@ -52,7 +54,7 @@ TURN = Turn(
 
 
 def started(agent_id: str = "a") -> Started:
-    return Started(agent_id, "turn_1", "s1", "warm")
+    return Started(agent_id, "turn_1", SESSION, "warm")
 
 
 def text(*pieces: str) -> list[Step]:

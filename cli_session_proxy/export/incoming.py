@@ -1,4 +1,7 @@
-"""An exported chain (see `portable`) on its way into a store: checked whole first, then read piece by piece."""
+"""An exported chain (see `portable`) on its way into a store: checked whole first, then read piece by piece.
+
+The file may be anybody's: its sum says only that it is as somebody wrote it. Every line is checked (`shapes`).
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from ..stores.base import ChainPart, NewChain, Store, WholeTurn
 from ..stores.images import restore
 from ..wires.conversations.body import conversation_id
 from .portable import MAX_LINE, READ, SCHEMA, Moved, Progress, as_text
+from .shapes import check_header, check_line, check_record
 
 T = TypeVar("T")
 
@@ -36,6 +40,7 @@ async def bring_in(
 ) -> Moved:
     """Take an exported chain in, whole or not at all. Raises `InvalidRequest`, `NotFound`."""
     checked = await asyncio.to_thread(_check, path)
+    check_header(f"{path} line 1", checked.head)
     said = checked.head["agent"]
     named = bool(said["named"]) or agent_id is not None
     agent_id = agent_id or str(said["agent_id"])
@@ -89,28 +94,49 @@ def _checked(path: Path, file: IO[bytes]) -> _Checked:
     while raw := file.readline(MAX_LINE):
         if raw.startswith(b'{"end":') and raw.endswith(b"\n"):
             counted = {"lines": lines, "turns": turns, "records": records, "sha256": digest.hexdigest()}
-            if json.loads(raw)["end"] != counted or file.read(1):
+            if _parsed(path, lines + 1, raw)["end"] != counted or file.read(1):
                 raise InvalidRequest(f"{path} was changed since its export: its sum is another; copy it again")
             return _Checked(path, at, head, turns, records, first, tuple(sessions), images)
         digest.update(raw)
-        if raw.startswith(b'{"image":'):
-            images[str(json.loads(raw)["image"])] = at
-        elif raw.startswith(b'{"session":'):
-            sessions.append(str(json.loads(raw)["session"]["id"]))
-        elif raw.startswith(b'{"turn":'):
-            turns += 1
-            first = first or str(json.loads(raw)["turn"]["id"])
-        records += raw.startswith(b'{"record":')
         lines += 1
+        if raw.startswith((b'{"image":', b'{"session":', b'{"turn":')):
+            line = _parsed(path, lines, raw)
+            kind = check_line(f"{path} line {lines}", line)
+            if kind == "image":
+                images[line["image"]] = at
+            elif kind == "session":
+                sessions.append(line["session"]["id"])
+            else:
+                turns += 1
+                first = first or line["turn"]["id"]
+        records += raw.startswith(b'{"record":')
         at += len(raw)
     raise InvalidRequest(f"{path} is cut: its last line is missing; copy it again, or export it again")
 
 
+def _parsed(path: Path, number: int, raw: bytes) -> JSON:
+    """One line. Raises `InvalidRequest`."""
+    try:
+        line = json.loads(raw, parse_constant=_no_number)
+    except RecursionError:
+        raise InvalidRequest(f"{path} line {number} is nested too deep: it was not made by this program") from None
+    except ValueError as exc:
+        raise InvalidRequest(f"{path} line {number} is no JSON: it was not made by this program") from exc
+    kind = next(iter(line), "") if isinstance(line, dict) else ""
+    if not raw.startswith(f'{{"{kind}":'.encode()):  # so that every reader takes the line for the same thing
+        raise InvalidRequest(f"{path} line {number} is no line of an export: it was not made by this program")
+    return dict(line)
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
 def _header(path: Path, raw: bytes) -> JSON:
     try:
-        head = dict(json.loads(raw))
-        schema = head["schema"]
-    except (ValueError, TypeError, KeyError):
+        head = _parsed(path, 1, raw)
+        schema = str(head["schema"])
+    except (InvalidRequest, KeyError):
         raise InvalidRequest(f"{path} is not an export of cli-session-proxy: its first line is no header") from None
     if schema not in READ:
         raise InvalidRequest(f"{path} is a {schema}, this program reads {SCHEMA}: upgrade cli-session-proxy")
@@ -161,25 +187,33 @@ class _Reading:
         turn: Turn | None = None
         records: list[Record] = []
         with self.checked.path.open("rb") as file, self.checked.path.open("rb") as aside:
+            number = 0
             while file.tell() < self.checked.size:
-                line = json.loads(file.readline(MAX_LINE))
-                if "record" in line:
-                    records.append(self._record(line, aside))
+                number += 1
+                where = f"{self.checked.path} line {number}"
+                line = _parsed(self.checked.path, number, file.readline(MAX_LINE))
+                if number == 1:
                     continue
-                if turn is not None and "image" not in line:
+                kind = check_line(where, line)
+                if kind == "record":
+                    records.append(self._record(line, aside))
+                    check_record(where, records[-1])
+                    continue
+                if turn is not None and kind != "image":
                     yield WholeTurn(turn, tuple(records))
                     turn, records = None, []
                     self.progress(file.tell(), self.checked.size)
-                if "turn" in line:
-                    turn = self._turn(line, aside)
-                elif "session" in line:
-                    yield self._session(line["session"])
-                elif "link" in line:
-                    yield self._link(line["link"])
-                elif "conversation" in line:
-                    yield self._conversation(line["conversation"])
-                elif "item" in line:
-                    yield self._item(line["item"])
+                match kind:
+                    case "turn":
+                        turn = self._turn(line, aside)
+                    case "session":
+                        yield self._session(line["session"])
+                    case "link":
+                        yield self._link(line["link"])
+                    case "conversation":
+                        yield self._conversation(line["conversation"])
+                    case "item":
+                        yield self._item(line["item"])
         if turn is not None:
             yield WholeTurn(turn, tuple(records))
         self.progress(self.checked.size, self.checked.size)
@@ -201,6 +235,9 @@ class _Reading:
         data |= {
             "seq": 0,
             "agent_key": 0,
+            # What recognises a client's retry, and who ran it, is this store's own.
+            "fingerprint": "",
+            "instance": None,
             "id": self.turn_id(data["id"]),
             "parent_id": self.turn_id(data["parent_id"]),
             "session_id": self.session_id(data["session_id"]),
@@ -212,7 +249,7 @@ class _Reading:
 
     def _session(self, data: JSON) -> Session:
         own = {"id": self.session_id(data["id"]), "tip_turn_id": self.turn_id(data["tip_turn_id"])}
-        return _made(Session, data | own | {"agent_key": 0, "transcript": ""})
+        return _made(Session, data | own | {"agent_key": 0, "transcript": "", "mark": None, "cost_total_usd": 0.0})
 
     def _link(self, data: JSON) -> Link:
         own = {name: self.session_id(data[name]) for name in ("from_session", "to_session")}

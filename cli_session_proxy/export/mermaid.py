@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from typing import get_args
 
-from ..domain.models import ON_PATH, Agent, LinkReason
+from ..domain.models import ON_PATH, Agent, LinkReason, Status
 from ..stores.base import Store
 from .outline import Node, Outline, outline
 from .telling import REPAIRS
 
 # mermaid's default `maxEdges` is 500 and its `maxTextSize` 50,000 characters (its documentation, "Config").
 MOST_BOXES = 250
+
+_REASONS, _STATUSES = frozenset(get_args(LinkReason)), frozenset(get_args(Status))
+_UNKNOWN = "unknown"
 
 # CLI 1.x answers every turn with a new id: that alone is not worth a box.
 _QUIET: frozenset[LinkReason] = frozenset({"forked_by_cli"})
@@ -35,7 +39,7 @@ class _Box:
     number: int
     nodes: list[Node]
     above: _Box | None
-    why: list[LinkReason] = field(default_factory=list)
+    why: list[str] = field(default_factory=list)
     sessions: list[str] = field(default_factory=list)
 
 
@@ -58,7 +62,9 @@ def _boxes(shape: Outline) -> list[_Box]:
     boxes: list[_Box] = []
     holds: dict[str, _Box] = {}
     for node in shape.nodes.values():
-        why = [link.reason for link in shape.links.get(node.id, ()) if link.reason not in _QUIET]
+        # A chain may have been brought by an earlier version that did not look: an unknown word is no syntax here.
+        reasons = [link.reason for link in shape.links.get(node.id, ()) if link.reason not in _QUIET]
+        why = [reason if reason in _REASONS else _UNKNOWN for reason in reasons]
         above = holds.get(node.parent or "")
         fits = above is not None and not why and above.nodes[-1].id == node.parent
         if above is None or not fits or shape.nodes[above.nodes[-1].id].children > 1 or node.status not in ON_PATH:
@@ -76,7 +82,7 @@ def _lines(box: _Box, drawn: set[int], head: str | None) -> Iterator[str]:
     span = f"turn {first.number}" if first is last else f"turns {first.number} to {last.number}"
     parts = [span, _sessions(box.sessions)]
     if last.status != "completed":
-        parts.append(last.status)
+        parts.append(last.status if last.status in _STATUSES else _UNKNOWN)
     if last.id == head:
         parts.append("head")
     yield f'b{box.number}["{"<br/>".join(part for part in parts if part)}"]'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 from collections.abc import Sequence
 from typing import Any, cast
@@ -113,7 +112,7 @@ def _without_images(value: Any) -> Any:
 def _image(source: dict[str, Any]) -> Block:
     try:
         raw = base64.b64decode(source["data"])
-    except binascii.Error:  # a model's or a file's image that is none: hashed as it stands
+    except ValueError:  # a model's or a file's image that is none: hashed as it stands
         raw = source["data"].encode("utf-8", "surrogatepass")
     digest = hashlib.sha256(raw).hexdigest()
     return {"type": "image", "sha256": digest, "media_type": source.get("media_type"), "bytes": len(raw)}

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, bindparam, select, update
 
+from ..domain.identifiers import is_session_id
 from ..domain.models import FINISHED, Agent, Conversation, Item, Link, Session
 from ..errors import InvalidRequest, NotFound
 from ..locks import FileLock
@@ -114,6 +115,7 @@ def _refuse_taken(conn: Connection, new: NewChain) -> Agent | None:
 
 def _turn(conn: Connection, agent: Agent, part: WholeTurn, later: list[tuple[str, str]]) -> None:
     turn = replace(part.turn, agent_key=agent.key)
+    _sound(turn.session_id)
     if turn.status not in FINISHED:
         raise _unsound(f"turn {turn.id} is not finished")
     if _exists(conn, turn.id):
@@ -142,10 +144,13 @@ def _explain(
             raise _unsound(f"item {part.id} is in this store already")
         conversing.put_item(conn, agent.key, part)
     elif isinstance(part, Session):
+        _sound(part.id)
         if conn.scalar(select(sessions.c.id).where(sessions.c.id == part.id)) is not None:
             raise _unsound(f"session {part.id} is in this store already")
         writing.save_session(conn, replace(part, agent_key=agent.key), [])
     else:
+        _sound(part.from_session)
+        _sound(part.to_session)
         writing.save_links(conn, agent.key, [part])
 
 
@@ -155,6 +160,12 @@ def _hang(conn: Connection, later: list[tuple[str, str]]) -> None:
             raise _unsound(f"turn {turn_id} continues {parent_id}, which is not there")
         conn.execute(update(turns).where(turns.c.id == turn_id).values(parent_id=parent_id))
     later.clear()
+
+
+def _sound(session_id: str | None) -> None:
+    """The last look before it is kept, whoever brought it: paths are made of it later."""
+    if session_id is not None and not is_session_id(session_id):
+        raise _unsound(f"{session_id[:80]!r} is no session id")
 
 
 def _exists(conn: Connection, turn_id: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from .. import redact
 from ..domain import lineage
+from ..domain.identifiers import is_model
 from ..domain.models import JSON, Block, Status, Turn
 from ..errors import InvalidRequest, ProxyError
 from ..sandbox import AGENT_ID_LIMIT, LOCAL_OWNER
@@ -26,9 +26,6 @@ MODEL_PREFIXES = ("claude-cli/", "openai/")
 
 # Why an answer is not whole.
 INCOMPLETE = ("max_tokens", "model_context_window_exceeded", "refusal")
-
-# A model's name becomes an argument of the CLI: it must not look like a flag.
-_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@\[\]-]{0,255}")
 
 _ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
                 405: "invalid_request_error", 409: "conflict_error", 413: "invalid_request_error",
@@ -163,7 +160,7 @@ def model_name(value: object) -> str:
         raise wrong_type("model", "a string")
     for prefix in MODEL_PREFIXES:
         value = value.removeprefix(prefix)
-    if not _MODEL.fullmatch(value):
+    if not is_model(value):
         raise InvalidRequest("model must be sonnet, opus, haiku, default or a name that the CLI takes", param="model")
     return value
 

@@ -27,6 +27,7 @@ from cli_session_proxy.stores.sql import store_for
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..fakes import SESSION
 from ..talking import ask, heard, running
 
 # A whole one: the CLI looks at its pixels. Longer than its own hash, so that it is kept apart.
@@ -58,7 +59,7 @@ def turn(number: int, **more: Any) -> WholeTurn:
     made = Turn(
         id=f"turn_{number}", seq=0, agent_key=0, parent_id=f"turn_{number - 1}" if number > 1 else None,
         status="completed", model="sonnet", input=(asked(f"ask {number}"),),
-        created_at=100.0 + number, output=({"type": "text", "text": "half \ud83d"},), session_id="s1",
+        created_at=100.0 + number, output=({"type": "text", "text": "half \ud83d"},), session_id=SESSION,
         usage=Usage(1, 2, 3, 4, 5), cost_usd=0.1, timings={"result": 1.5}, tools=({"type": "tool_use", "id": "t"},),
         delivery="delivered", frame_uuid=f"f{number}", path_hash=f"h{number}", depth=number, finished_at=101.0 + number,
         fingerprint="same",
@@ -73,8 +74,8 @@ async def fill(settings: Settings, *turns: WholeTurn, name: str = "a") -> None:
         new = NewChain(
             "local", name, directory_name("local", name), True, 100.0, time.time(), lambda: turns[-1].turn.id
         )
-        parts: list[ChainPart] = [*turns, Session("s1", 0, turns[-1].turn.id, "/x", "2.1.329", 100.0)]
-        await store.import_chain(new, [*parts, Link(None, "s1", turns[0].turn.id, "started", {"x": 1}, 100.0)])
+        parts: list[ChainPart] = [*turns, Session(SESSION, 0, turns[-1].turn.id, "/x", "2.1.329", 100.0)]
+        await store.import_chain(new, [*parts, Link(None, SESSION, turns[0].turn.id, "started", {"x": 1}, 100.0)])
 
 
 async def whole(settings: Settings, name: str = "a") -> tuple[list[Turn], list[list[Record]], Any]:
@@ -113,7 +114,7 @@ async def test_what_goes_out_comes_in_byte_for_byte(here: Settings, there: Setti
     assert [record.line for record in same[0]] == list(LINES)
     assert moved_chain.links == chain.links
     assert moved_chain.agent.head == "turn_3"
-    assert [session.id for session in moved_chain.sessions] == ["s1"]
+    assert [session.id for session in moved_chain.sessions] == [SESSION]
     # once as an image, and where a record's line has it in another field
     assert (tmp_path / "x.jsonl").read_text().count(PICTURE) == 1 + 3
 

@@ -9,11 +9,13 @@ import pytest
 
 from cli_session_proxy.backends.claude.transcript.files import gather, is_file, put_back
 from cli_session_proxy.domain.models import Record
+from cli_session_proxy.errors import SandboxError
 from cli_session_proxy.settings import Profile
 from cli_session_proxy.testing.script import ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..fakes import SESSION
 from .talk import EngineTalk, talking
 
 TOOLS = Profile(tools=("Bash(seq *)", "Task(general-purpose)"))
@@ -68,7 +70,7 @@ async def test_a_moved_session_takes_them_along(
 
 
 def test_only_what_is_newer_is_gathered_and_comes_back_as_it_was(tmp_path: Path) -> None:
-    transcript = tmp_path / "project" / "session.jsonl"
+    transcript = tmp_path / "project" / f"{SESSION}.jsonl"
     folder = transcript.with_suffix("") / "tool-results"
     folder.mkdir(parents=True)
     (folder / "old.txt").write_text("old")
@@ -79,14 +81,15 @@ def test_only_what_is_newer_is_gathered_and_comes_back_as_it_was(tmp_path: Path)
     assert [is_file(record) for record in records] == [True, True]
     elsewhere = tmp_path / "elsewhere"
     assert put_back(elsewhere, records) == 2
-    assert (elsewhere / "session" / "tool-results" / "new.bin").read_bytes() == data
+    assert (elsewhere / SESSION / "tool-results" / "new.bin").read_bytes() == data
     assert put_back(elsewhere, records) == 0
     assert gather(tmp_path / "project" / "none.jsonl", None) == []
 
 
-@pytest.mark.parametrize("name", ["../outside/x", "/etc/x", "session/../../x", "top-level.jsonl"])
+@pytest.mark.parametrize("name", ["../outside/x", "/etc/x", f"{SESSION}/../../x", "top-level.jsonl"])
 def test_a_name_never_leaves_the_folder_of_a_session(tmp_path: Path, name: str) -> None:
     record = Record(f'{{"type":"cli-session-proxy/file","name":"{name}","data":"eA=="}}')
-    assert put_back(tmp_path / "project", [record]) == 0
+    with pytest.raises(SandboxError, match="no file's place"):
+        put_back(tmp_path / "project", [record])
     assert not (tmp_path / "project").exists()
     assert not list(tmp_path.rglob("x"))

@@ -14,7 +14,7 @@ from cli_session_proxy.export import FORMATS
 from cli_session_proxy.export.mermaid import MOST_BOXES
 
 from ..conftest import ROOT, required
-from ..fakes import AGENT, FakeStore, block, turn
+from ..fakes import AGENT, OTHER_SESSION, SESSION, FakeStore, block, turn
 from .test_dumps import store_of
 
 HOSTILE = (
@@ -22,23 +22,25 @@ HOSTILE = (
     "</style></pre></details><style>body{display:none}</style><a href=\"javascript:document.title='owned'\">x</a>"
     "\x1b[31m\x00]]>--><svg onload=document.title='owned'>&lt;b&gt;'\""
 )
-MENDED = Link("s1", "s1", "turn_2", "rebuilt", {"why": "no transcript at /x"}, 2.0)
+MENDED = Link(SESSION, SESSION, "turn_2", "rebuilt", {"why": "no transcript at /x"}, 2.0)
 
 
 def branched() -> FakeStore:
     """1 - 2 (rebuilt) - 3, and 4 after 1, failed; the head is 3."""
     links = (
-        Link(None, "s1", "turn_1", "started", {}, 1.0), MENDED, Link("s1", "s2", "turn_4", "branched", {}, 4.0),
-    )  # fmt: skip
+        Link(None, SESSION, "turn_1", "started", {}, 1.0),
+        MENDED,
+        Link(SESSION, OTHER_SESSION, "turn_4", "branched", {}, 4.0),
+    )
     rows = (
         turn(1), turn(2, continuity="rebuilt"), turn(3, output=(block(HOSTILE),)),
-        turn(4, parent_id="turn_1", status="failed", error={"code": "x", "message": HOSTILE}, session_id="s2"),
+        turn(4, parent_id="turn_1", status="failed", error={"code": "x", "message": HOSTILE}, session_id=OTHER_SESSION),
     )  # fmt: skip
     store = store_of(*rows, links=links)
     store.agents["a"] = store.agents["a"].__class__(
         AGENT.key, AGENT.owner, HOSTILE, AGENT.dir, AGENT.named, "turn_3", AGENT.created_at
     )
-    store.sessions.append(Session("s2", 1, "turn_4", "/t/s2.jsonl", "2.1.329", 4.0))
+    store.sessions.append(Session(OTHER_SESSION, 1, "turn_4", "/t/s2.jsonl", "2.1.329", 4.0))
     return store
 
 
@@ -143,10 +145,10 @@ async def test_only_what_was_said_is_shown_without_redaction() -> None:
 
 
 async def test_a_graph_has_a_box_for_each_run_and_names_its_repairs() -> None:
-    links = (Link(None, "s1", "turn_1", "started", {}, 1.0), Link("s1", "s1", "turn_4", "rebuilt", {}, 2.0))
+    links = (Link(None, SESSION, "turn_1", "started", {}, 1.0), Link(SESSION, SESSION, "turn_4", "rebuilt", {}, 2.0))
     text = await text_of(store_of(*(turn(number) for number in range(1, 7)), links=links), "mermaid")
-    assert 'b1["turns 1 to 3<br/>session s1"]' in text
-    assert 'b2["turns 4 to 6<br/>session s1"]' in text
+    assert 'b1["turns 1 to 3<br/>session 5e551011"]' in text
+    assert 'b2["turns 4 to 6<br/>session 5e551011"]' in text
     assert "b1 -->|rebuilt| b2" in text
     assert "b3" not in text
 
@@ -159,7 +161,7 @@ async def test_new_ids_of_an_old_cli_are_no_boxes() -> None:
 
 
 async def test_a_graph_of_a_long_chain_stays_drawable() -> None:
-    links = tuple(Link("s1", "s1", f"turn_{n}", "rebuilt", {}, 1.0) for n in range(1, 1001))
+    links = tuple(Link(SESSION, SESSION, f"turn_{n}", "rebuilt", {}, 1.0) for n in range(1, 1001))
     text = await text_of(store_of(*(turn(number) for number in range(1, 1001)), links=links), "mermaid")
     assert text.count("-->") <= MOST_BOXES + 1
     assert "750 earlier boxes left out" in text
@@ -182,7 +184,7 @@ async def test_mermaid_draws_the_graph(browser: Browser, tmp_path: Path, mermaid
     labels = await page.locator("#out .nodeLabel").all_text_contents()
     assert any(label.startswith("agent <script>document.title") for label in labels)
     assert [label for label in labels if label.startswith("turn")] == [
-        "turn 1session s1", "turns 2 to 3session s1head", "turn 4session s2failed",
+        "turn 1session 5e551011", "turns 2 to 3session 5e551011head", "turn 4session 5e552022failed",
     ]  # fmt: skip
     assert await page.locator("#out .edgeLabel").all_text_contents() != []
     assert await page.title() == "graph"

@@ -15,7 +15,7 @@ from cli_session_proxy.export import FORMATS
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 
-from ..fakes import block, turn
+from ..fakes import SESSION, block, turn
 from ..serving import serving
 from ..talking import running
 
@@ -26,7 +26,7 @@ ROW = turn(
     error={"code": "x", "message": NEVER}, reason={"sandbox": NEVER},
     attempts=({"n": 1, "status": "failed", "why": NEVER}, {"n": 2}), tools=({"input": {"x": SAID}},),
 )  # fmt: skip
-LINK = Link("s1", "s1", "turn_1", "rebuilt", {"found": "missing", "why": NEVER}, 1.0)
+LINK = Link(SESSION, SESSION, "turn_1", "rebuilt", {"found": "missing", "why": NEVER}, 1.0)
 VIEWS = ("/a/turns", "/a/turns/turn_1", "/a/turns/turn_1/transcript", "/a/repairs")
 
 
@@ -34,7 +34,11 @@ VIEWS = ("/a/turns", "/a/turns/turn_1", "/a/turns/turn_1/transcript", "/a/repair
 async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     settings = Settings(var=tmp_path / "var", port=0, claude_config_dir=tmp_path / "config")
     async with running(settings) as engine, serving(engine, settings) as url:
-        parts: list[ChainPart] = [WholeTurn(ROW, (Record("{}"),)), Session("s1", 0, "turn_1", "", "2.1.329", 1.0), LINK]
+        parts: list[ChainPart] = [
+            WholeTurn(ROW, (Record("{}"),)),
+            Session(SESSION, 0, "turn_1", "", "2.1.329", 1.0),
+            LINK,
+        ]
         await engine.store.import_chain(NewChain("local", "a", "a", True, 1.0, time.time(), lambda: None), parts)
         async with httpx.AsyncClient(base_url=f"{url}/chains", trust_env=False) as client:
             yield client

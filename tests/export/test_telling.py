@@ -22,7 +22,7 @@ from cli_session_proxy.export import FORMATS, live, telling
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 from cli_session_proxy.stores.sql import SqlStore
 
-from ..fakes import FakeStore, turn
+from ..fakes import SESSION, FakeStore, turn
 from .test_drawn import text_of
 from .test_dumps import chain, store_of
 from .told import CASES, every_repair
@@ -59,7 +59,7 @@ async def test_the_page_marks_what_only_the_turn_itself_tells_out_of_a_real_stor
     await store.open()
     try:
         parts: list[ChainPart] = [WholeTurn(row, ()) for row in rows]
-        parts += [Session("s1", 0, rows[-1].id, "", "2.1.329", 1.0), *links]
+        parts += [Session(SESSION, 0, rows[-1].id, "", "2.1.329", 1.0), *links]
         agent = await store.import_chain(NewChain("local", "a", "a", True, 1.0, 1.0, lambda: rows[-1].id), parts)
         html = "".join([piece async for piece in FORMATS["html"].write(store, agent, sandbox="/x")])
     finally:

@@ -10,8 +10,11 @@ from typing import Any
 
 from cli_session_proxy.domain.models import JSON, Link, LinkReason, Turn
 
-from ..fakes import turn
+from ..fakes import SESSION, turn
 
+OLDER = "aaaaaaaa-0000-4000-8000-000000000001"
+ANOTHER = "5e550000-0000-4000-8000-000000000000"
+ELSEWHERE = "99999999-0000-4000-8000-000000000009"
 PATH = "/c/projects/-v-sandbox-agents-a/s1.jsonl"
 KEPT = "/v/salvage/s1-1.jsonl"
 DONE: JSON = {"done": "written again from the chain's records", "records": 22}
@@ -27,7 +30,7 @@ class Case:
     says: str
     reason: LinkReason | None = None
     detail: JSON = field(default_factory=dict)
-    source: str | None = "s1"
+    source: str | None = SESSION
     fields: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -40,8 +43,8 @@ def rebuilt(found: str, why: str, **more: Any) -> dict[str, Any]:
 
 
 def attempts(why: str) -> tuple[JSON, ...]:
-    first = {"n": 1, "session_id": "s1", "frame_uuid": "f1", "status": "failed", "why": why}
-    return (first, {"n": 2, "session_id": "s1", "frame_uuid": "f2", "status": "completed"})
+    first = {"n": 1, "session_id": SESSION, "frame_uuid": "f1", "status": "failed", "why": why}
+    return (first, {"n": 2, "session_id": SESSION, "frame_uuid": "f2", "status": "completed"})
 
 
 CASES = (
@@ -136,35 +139,35 @@ CASES = (
     ),
     Case(
         "adopted whole",
-        "Session elsewher was adopted from /home/x/e.jsonl and 3 files beside it: 40 turns of it begin this chain, "
-        "which goes on as session s1. 2 lines are not JSON and were left out.",
+        "Session 99999999 was adopted from /home/x/e.jsonl and 3 files beside it: 40 turns of it begin this chain, "
+        "which goes on as session 5e551011. 2 lines are not JSON and were left out.",
         "adopted",
         {"source": "/home/x/e.jsonl", "turns": 40, "records": 99, "files": 3,
          "notes": ["2 lines are not JSON and were left out"]},
-        "elsewhere-id",
+        ELSEWHERE,
         {"origin": "adopted", "continuity": None},
     ),
     Case(
         "another id",
-        "CLI 1.0.120 was asked to resume session aaaaaaaa and answered as a new one, s1: the conversation goes on "
-        "there.",
-        "forked_by_cli", {"asked": "aaaaaaaa-1", "answered": "s1", "cli": "1.0.120"}, "aaaaaaaa-1",
+        "CLI 1.0.120 was asked to resume session aaaaaaaa and answered as a new one, 5e551011: the conversation "
+        "goes on there.",
+        "forked_by_cli", {"asked": OLDER, "answered": SESSION, "cli": "1.0.120"}, OLDER,
     ),
     Case(
         "a branch",
-        "This turn continues an earlier one, turn_2: the path to it was written as a new session, s1 (8 lines), and "
-        "session s0 was left as it is.",
-        "branched", {"why": "the path leaves the session's", "from_turn": "turn_2", "records": 8}, "s0",
+        "This turn continues an earlier one, turn_2: the path to it was written as a new session, 5e551011 (8 lines), "
+        "and session 5e550000 was left as it is.",
+        "branched", {"why": "the path leaves the session's", "from_turn": "turn_2", "records": 8}, ANOTHER,
     ),
     Case(
         "a branch, settled after a crash",
-        "This turn continues an earlier one, turn_2: the path to it was written as a new session, s1 (8 lines). The "
-        "proxy died in this turn: the next one to start found that out from the transcript.",
+        "This turn continues an earlier one, turn_2: the path to it was written as a new session, 5e551011 (8 lines). "
+        "The proxy died in this turn: the next one to start found that out from the transcript.",
         "branched", {"from_turn": "turn_2", "records": 8, "settled": "after a crash"}, None,
     ),
     Case(
-        "/clear", "The CLI left session s0 for a new one, s1 (/clear): the chain goes on as before.",
-        "reset_by_cli", {}, "s0",
+        "/clear", "The CLI left session 5e550000 for a new one, 5e551011 (/clear): the chain goes on as before.",
+        "reset_by_cli", {}, ANOTHER,
     ),
     Case(
         "a process that was killed",
@@ -268,5 +271,5 @@ def every_repair() -> tuple[list[Turn], list[Link]]:
     for number, case in enumerate(CASES, 1):
         rows.append(replace(turn(number), **case.fields))
         if case.reason is not None:
-            links.append(Link(case.source, "s1", f"turn_{number}", case.reason, case.detail, float(number)))
+            links.append(Link(case.source, SESSION, f"turn_{number}", case.reason, case.detail, float(number)))
     return rows, links

@@ -21,7 +21,7 @@ from cli_session_proxy.domain.models import Finished
 from cli_session_proxy.http.server import Server, bind, create_app
 from cli_session_proxy.settings import Settings
 
-from ..fakes import AGENT, TURN, FakeEngine, Step, hello, started, text, turn
+from ..fakes import AGENT, SESSION, TURN, FakeEngine, Step, hello, started, text, turn
 
 SOON = 10.0
 HELLO: dict[str, Any] = {"model": "sonnet", "messages": [{"role": "user", "content": "hello"}]}
@@ -106,7 +106,7 @@ async def test_the_openai_client_gets_an_answer(serving: Serving) -> None:
         assert completion.usage is not None
         assert completion.usage.total_tokens == 5
         named = {name: raw.headers[name] for name in ("x-agent-id", "x-turn-id", "x-session-id", "x-continuity")}
-        assert named == {"x-agent-id": "a%2Fb", "x-turn-id": "turn_1", "x-session-id": "s1", "x-continuity": "warm"}
+        assert named == {"x-agent-id": "a%2Fb", "x-turn-id": "turn_1", "x-session-id": SESSION, "x-continuity": "warm"}
         assert raw.headers["x-ignored-params"] == "temperature, max_tokens"
         assert raw.headers["x-request-id"] == door.engine.requests[0].request_id
         assert door.engine.requests[0].agent_id == "a/b"
@@ -124,7 +124,7 @@ async def test_the_openai_client_streams_an_answer(serving: Serving) -> None:
         assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello there."
         assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
         assert chunks[-1].usage is not None
-        assert (headers["x-session-id"], headers["x-continuity"], headers["x-turn-id"]) == ("s1", "warm", "turn_1")
+        assert (headers["x-session-id"], headers["x-continuity"], headers["x-turn-id"]) == (SESSION, "warm", "turn_1")
         assert headers["content-type"].startswith("text/event-stream")
         assert (await finished(door)).acknowledged
 
@@ -389,7 +389,7 @@ async def test_silence_is_filled_with_comments_that_clients_skip(serving: Servin
     async with serving(lambda _: [started(), gate, *hello()[1:]], keepalive=0.05) as door:
         reader, writer = await door.ask({**HELLO, "stream": True})
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SOON)
-        assert b"x-session-id: s1" in head
+        assert b"x-session-id: " + SESSION.encode() in head
         for _ in range(3):
             await asyncio.wait_for(reader.readuntil(b": keep-alive\n\n"), SOON)
         gate.set()

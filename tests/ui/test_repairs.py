@@ -18,7 +18,7 @@ from ..conftest import MakeSettings
 from ..continuity.misbehaving import MisbehavingCli
 from ..continuity.talk import EngineTalk
 from ..export.told import CASES, every_repair
-from ..fakes import turn
+from ..fakes import SESSION, turn
 from ..serving import serving
 from ..talking import running
 from .conftest import page_of, store_only
@@ -34,7 +34,7 @@ async def test_every_repair_is_told_at_its_turn_and_on_the_timeline(browser: Bro
     rows, links = every_repair()
     async with running(settings) as engine, serving(engine, settings) as url:
         parts: list[ChainPart] = [WholeTurn(row, (Record("{}"),)) for row in rows]
-        await stored(engine, [*parts, Session("s1", 0, rows[-1].id, "", "2.1.329", 1.0), *links], rows[-1].id)
+        await stored(engine, [*parts, Session(SESSION, 0, rows[-1].id, "", "2.1.329", 1.0), *links], rows[-1].id)
         async with page_of(browser, url) as page:
             await page.locator("#chains .row").click()
             await expect(page.locator("#chain .row")).to_have_count(len(CASES))

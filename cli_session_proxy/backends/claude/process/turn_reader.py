@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 
 from ....domain.client_tools import Judge
+from ....domain.identifiers import is_session_id
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
 from ..events import (
     Abandoned,
@@ -92,7 +93,7 @@ class TurnReader:
             case "system":
                 return self._system(frame)
             case "conversation_reset":
-                return [SessionSeen(str(frame.get("session_id", "")), kind)]
+                return [_seen(frame, kind)]
             case "rate_limit_event":
                 self._rate_limit = _dict(frame.get("rate_limit_info"))
         return [Activity(kind)]
@@ -103,9 +104,7 @@ class TurnReader:
             return [ApiRetry(_without_ids(frame))]
         if subtype == "compact_boundary":
             return [Compacted(_without_ids(frame))]
-        if subtype in {"init", "conversation_reset"} and frame.get("session_id"):
-            return [SessionSeen(str(frame["session_id"]), subtype)]
-        return [Activity(subtype)]
+        return [_seen(frame, subtype) if subtype in {"init", "conversation_reset"} else Activity(subtype)]
 
     def _stream(self, event: JSON, abandoned: object) -> list[CliEvent]:
         """`abandoned` stands at the `message_stop` that CLI 2.1 makes of a cut: from which block on they are void."""
@@ -221,7 +220,7 @@ class TurnReader:
         cut = self._cut_short()
         # 1.0.120 calls it a success where a block was finished before the cut, and gives that block as the answer.
         half = bool(cut) and frame.get("subtype") == "success" and not frame.get("is_error")
-        session_id = str(frame.get("session_id", ""))
+        session_id = _session_id(frame)
         status = frame.get("api_error_status")
         cost = frame.get("total_cost_usd")
         detail = {name: frame[name] for name in _RESULT_DETAIL if frame.get(name) not in (None, [], {})}
@@ -243,6 +242,17 @@ class TurnReader:
         )
         seen = [SessionSeen(session_id, "result")] if session_id else []
         return [*cut, *self._close_all(), *seen, result]
+
+
+def _session_id(frame: JSON) -> str:
+    """The session that a frame names. What is no session id is as good as none: it would become a path."""
+    named = frame.get("session_id")
+    return named if is_session_id(named) else ""
+
+
+def _seen(frame: JSON, cause: str) -> CliEvent:
+    named = _session_id(frame)
+    return SessionSeen(named, cause) if named else Activity(cause)
 
 
 def _dict(value: object) -> JSON:

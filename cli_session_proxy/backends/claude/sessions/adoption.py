@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ....domain import lineage
+from ....domain.identifiers import is_model, is_session_id
 from ....domain.models import JSON, Agent, Link, Session, Turn
 from ....errors import InvalidRequest, NotFound
 from ....sandbox import Sandboxes, directory_name
@@ -46,7 +46,7 @@ class Adopter:
         compacted = exchange.compacted
         if compacted is not None:
             reason["compacted"] = compacted
-        self.model = exchange.model or self.model
+        self.model = exchange.model if is_model(exchange.model) else self.model
         asked, said = exchange.input, exchange.output
         turn = ImportedTurn(
             id=f"turn_{uuid.uuid4().hex}",
@@ -110,7 +110,7 @@ async def adopt_session(
     directory = directory_name(owner, agent_id)
     session_id = str(uuid.uuid4())
     place = transcript.path_of(config_dir, Sandboxes(settings).path(directory), session_id)
-    files = await asyncio.to_thread(_copy_files, source, place)
+    files = await asyncio.to_thread(transcript.copy_beside, source, place)
     bringing = _Bringing(history, session_id, files, progress)
     created = history.started or time.time()
     new = NewChain(owner, agent_id, directory, True, created, time.time(), lambda: bringing.head)
@@ -130,7 +130,7 @@ def find_source(config_dir: Path, wanted: str) -> Path:
             raise NotFound(f"there is no file {path}: give a session id or the path of its .jsonl file")
         return path.resolve()
     projects = config_dir / "projects"
-    found = sorted(projects.glob(f"*/{wanted}.jsonl")) if _is_id(wanted) else []
+    found = sorted(projects.glob(f"*/{wanted}.jsonl")) if is_session_id(wanted) else []
     if len(found) > 1:
         listed = ", ".join(map(str, found))
         raise InvalidRequest(f"session {wanted} has several files: name the one to adopt ({listed})")
@@ -140,13 +140,6 @@ def find_source(config_dir: Path, wanted: str) -> Path:
             "directory of the CLI with --claude-config-dir"
         )
     return found[0].resolve()
-
-
-def _is_id(text: str) -> bool:
-    try:
-        return str(uuid.UUID(text)) == text.lower()
-    except ValueError:
-        return False
 
 
 async def _refuse_known(store: Store, owner: str, agent_id: str, history: ForeignFile) -> None:
@@ -165,16 +158,6 @@ async def _refuse_known(store: Store, owner: str, agent_id: str, history: Foreig
         raise InvalidRequest(
             f"agent {agent_id!r} has turns already: choose another --agent-id, or `delete` it first", param="agent_id"
         )
-
-
-def _copy_files(source: Path, place: Path) -> int:
-    """What lies beside the transcript (large tool results, sub-agents' own transcripts) goes beside the new one."""
-    beside = source.with_suffix("")
-    if not beside.is_dir():
-        return 0
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    shutil.copytree(beside, place.with_suffix(""), symlinks=True)
-    return sum(1 for path in place.with_suffix("").rglob("*") if path.is_file())
 
 
 @dataclass(slots=True)

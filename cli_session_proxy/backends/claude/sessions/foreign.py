@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ....domain.identifiers import is_session_id, is_version
 from ....errors import InvalidRequest
 from .. import transcript
 from ..transcript import Entry
@@ -51,8 +52,8 @@ class ForeignFile:
         """The path's records with sub-agents' and notes between them, in the order of the file."""
         for entry, done in _lines(self.path, self.size):
             progress(done, self.size)
-            if entry is None or (entry.on_path and entry.uuid not in self.kept):
-                continue
+            if entry is None or (entry.on_path and entry.uuid not in self.kept) or transcript.is_file(entry.record()):
+                continue  # a line in our own form for files beside a transcript is none of the CLI's
             yield self._mended(entry)
 
     def _mended(self, entry: Entry) -> Entry:
@@ -82,6 +83,10 @@ def survey(path: Path) -> ForeignFile:
             f"{path} is not a transcript of the Claude CLI: none of its {scan.lines} lines is a message "
             f"({scan.broken} are not JSON)"
         )
+    if scan.session_id is None:
+        raise InvalidRequest(
+            f"{path} names no session: neither its records nor its name hold a UUID; rename it to <UUID>.jsonl"
+        )
     return scan.found()
 
 
@@ -91,7 +96,8 @@ class _Scan:
         self.size = path.stat().st_size
         self.nodes: dict[str, _Node] = {}
         self.last: str | None = None
-        self.session_id = path.stem
+        # A stranger's file: what it says becomes part of paths, and of arguments of a command line.
+        self.session_id = path.stem if is_session_id(path.stem) else None
         self.version = ""
         self.started: float | None = None
         self.lines = self.broken = self.spoken = 0
@@ -111,8 +117,10 @@ class _Scan:
         message = entry.data.get("message")
         if entry.kind in ("user", "assistant") and isinstance(message, dict):
             self.spoken += 1
-        self.session_id = str(entry.data.get("sessionId") or self.session_id)
-        self.version = str(entry.data.get("version") or self.version)
+        if is_session_id(entry.data.get("sessionId")):
+            self.session_id = entry.data["sessionId"]
+        if is_version(entry.data.get("version")):
+            self.version = entry.data["version"]
         self.started = self.started or began(entry)
         parent = entry.parent
         if parent is None and is_compaction(entry):
@@ -130,6 +138,7 @@ class _Scan:
             if beside:
                 kept.add(uuid)
         dropped = len(self.nodes) - len(kept)
+        assert self.session_id is not None  # `survey` has looked
         return ForeignFile(
             self.path, self.session_id, self.version, self.started, self.size, self.broken, dropped,
             frozenset(kept), mended,

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ....domain import client_tools
 from ....domain.client_tools import Answers, Wants
+from ....domain.identifiers import is_session_id
 from ....domain.models import JSON, Agent, Block, Link, Record, Session, Turn
 from ....errors import InvalidRequest, SessionBusy
 from ....sandbox import Sandboxes
@@ -249,7 +250,7 @@ class Sessions:
     async def _verify(self, now: Now, parent: Turn, session: Session) -> Prepared:
         """Is the transcript what the CLI must load? By all of its content, unless a warm process need not load it."""
         project = self._path(now.cwd)
-        path = project / f"{session.id}.jsonl"
+        path = transcript.in_folder(project, session.id)
         session = now.session(session.id, project, session.mark, session)
         warm = self._pool.peek(session.id)
         if self._in_step.get(session.id) != parent.id:
@@ -281,7 +282,7 @@ class Sessions:
         """Take over what the turn added to the transcript. What cannot be read is made from the frames."""
         before, session_id = ready.session, said.session_id
         forked = session_id != before.id
-        path = Path(before.transcript).with_name(f"{session_id}.jsonl") if forked else Path(before.transcript)
+        path = transcript.in_folder(Path(before.transcript).parent, session_id)
         if said.stopped:
             for ended in {before.id, session_id}:
                 await self._end(ended)
@@ -335,7 +336,7 @@ class Sessions:
         if ready.continuity in ("started", "branched"):
             await asyncio.to_thread(transcript.remove, Path(ready.session.transcript))
         if answered is not None and answered != ready.session.id:
-            fork = Path(ready.session.transcript).with_name(f"{answered}.jsonl")
+            fork = transcript.in_folder(Path(ready.session.transcript).parent, answered)
             await asyncio.to_thread(transcript.remove, fork)
 
     async def _end(self, session_id: str) -> None:
@@ -352,9 +353,12 @@ class Sessions:
                 await self._end(one.session_id)
 
     async def forget(self, agent: Agent, session_ids: Sequence[str]) -> None:
-        """End the agent's processes and remove its transcripts and what lies beside them."""
+        """End the agent's processes and remove its transcripts and what lies beside them.
+
+        What an earlier version took in under something that is no session id has no files of ours.
+        """
         cwd = self._sandboxes.path(agent.dir)
-        for session_id in session_ids:
+        for session_id in filter(is_session_id, session_ids):
             await self._end(session_id)
             path = transcript.path_of(self._config_dir, cwd, session_id)
             await asyncio.to_thread(transcript.remove, path)

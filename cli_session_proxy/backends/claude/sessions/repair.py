@@ -71,7 +71,7 @@ class Now:
             id=session_id,
             agent_key=self.agent.key,
             tip_turn_id=self.parent.id if self.parent else None,
-            transcript=str(folder / f"{session_id}.jsonl"),
+            transcript=str(transcript.in_folder(folder, session_id)),
             cli_version=self.capability.version,
             created_at=was.created_at if was else time.time(),
             mark=mark,
@@ -259,8 +259,6 @@ def _age(path: Path) -> float:
 def _move(place: Path, path: Path) -> None:
     """The transcript and what lies beside it, to where the CLI looks."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    files = transcript.beside(place)
-    if files.is_dir():
-        shutil.copytree(files, transcript.beside(path), symlinks=True, dirs_exist_ok=True)
-        shutil.rmtree(files)
+    if transcript.copy_beside(place, path):
+        shutil.rmtree(transcript.beside(place))
     os.replace(place, path)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ....domain.identifiers import is_session_id
 from ....domain.models import Agent, Link, LinkReason, Session, Turn
 from ....stores.base import Store
 from ...base import Settled
@@ -27,7 +28,7 @@ async def settled(
     if found is None:
         others: list[_Found] = []
         for path in await asyncio.to_thread(_since, asked.parent, turn.started_at or 0.0):
-            if path != asked and await store.session(path.stem) is None:
+            if path != asked and is_session_id(path.stem) and await store.session(path.stem) is None:
                 one = await asyncio.to_thread(_read, path, turn, known)
                 others += [one] if one else []
         if len(others) != 1:  # CLI 1.x: a copy under a new id; two would be a guess

@@ -7,10 +7,10 @@ belong to sub-agents. Source: facts measured on 1.0.120 and 2.1.329, section "Tr
 
 from .comparing import Found, Pair, Verdict, check
 from .entries import Entry, Parsed, copied_up_to, has_ended, is_complete, parse, parse_records, unbroken
-from .files import gather
+from .files import gather, is_file, is_sound
 from .following import Changed, Reader, reread, total_cost
 from .marks import is_unchanged
-from .places import beside, find_elsewhere, path_of, project_dir, remove
+from .places import beside, copy_beside, find_elsewhere, in_folder, path_of, project_dir, remove
 from .writing import NO_CONTENT, OPENED_BY_ASSISTANT, Scribe, in_strict_order, timestamp, with_session_id, write
 
 __all__ = [
@@ -27,11 +27,15 @@ __all__ = [
     "beside",
     "check",
     "copied_up_to",
+    "copy_beside",
     "find_elsewhere",
     "gather",
     "has_ended",
+    "in_folder",
     "in_strict_order",
     "is_complete",
+    "is_file",
+    "is_sound",
     "is_unchanged",
     "parse",
     "parse_records",

@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterable, Iterator
-from pathlib import Path, PurePosixPath
+import stat
+from collections.abc import Iterable
+from pathlib import Path
 
 from ....domain.models import Record
-from .places import beside
+from .places import files_beside, is_place, write_below
 
 KIND = "cli-session-proxy/file"
 _OPENING = f'{{"type":"{KIND}"'
@@ -27,17 +28,16 @@ def gather(path: Path, after: int | None) -> list[Record]:
 
     A file that vanishes or cannot be read while we look is left out: it is the CLI's to remove.
     """
-    folder = beside(path)
-    if not folder.is_dir():
-        return []
     records: list[Record] = []
-    for file in sorted(folder.rglob("*")):
+    for file in files_beside(path):
         try:
-            stat = file.lstat()
-            new = after is None or stat.st_mtime_ns > after
-            if not file.is_file() or file.is_symlink() or not new or stat.st_size > MAX_FILE:
-                continue
-            data = base64.b64encode(file.read_bytes()).decode("ascii")
+            opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(opened, "rb") as source:
+                state = os.fstat(opened)
+                new = after is None or state.st_mtime_ns > after
+                if not stat.S_ISREG(state.st_mode) or not new or state.st_size > MAX_FILE:
+                    continue
+                data = base64.b64encode(source.read(MAX_FILE)).decode("ascii")
         except OSError:
             continue
         name = file.relative_to(path.parent).as_posix()
@@ -49,27 +49,18 @@ def is_file(record: Record) -> bool:
     return record.line.startswith(_OPENING)
 
 
-def put_back(project: Path, records: Iterable[Record]) -> int:
-    """Write the kept files that are not there as they were. Returns how many."""
-    latest = dict(_files(records))
-    written = 0
-    for name, data in latest.items():
-        place = project.joinpath(*PurePosixPath(name).parts)
-        if place.is_file() and place.stat().st_size == len(data):
-            continue
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = place.with_name(f".{place.name}.{os.getpid()}")
-        fresh.write_bytes(data)
-        os.replace(fresh, place)
-        written += 1
-    return written
-
-
-def _files(records: Iterable[Record]) -> Iterator[tuple[str, bytes]]:
-    for record in records:
-        if not is_file(record):
-            continue
+def is_sound(record: Record) -> bool:
+    """Whether a kept file of a stranger's is one that we could have kept: its place, and its content."""
+    try:
         kept = json.loads(record.line)
-        parts = PurePosixPath(kept["name"]).parts
-        if len(parts) > 1 and ".." not in parts and not PurePosixPath(kept["name"]).is_absolute():
-            yield kept["name"], base64.b64decode(kept["data"])
+        base64.b64decode(kept["data"], validate=True)
+        return is_place(kept["name"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def put_back(project: Path, records: Iterable[Record]) -> int:
+    """Write the kept files that are not there as they were. Returns how many. Raises `SandboxError`, OSError."""
+    kept = (json.loads(record.line) for record in records if is_file(record))
+    latest = {file["name"]: file["data"] for file in kept}
+    return sum(write_below(project, name, base64.b64decode(data)) for name, data in latest.items())

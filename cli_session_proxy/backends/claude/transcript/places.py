@@ -1,11 +1,27 @@
-"""Where the CLI keeps a session's file."""
+"""Where the CLI keeps a session's file, and what lies beside it.
+
+    <config>/projects/<folder of the working directory>/<session id>.jsonl      the transcript
+                                                        /<session id>/…         large tool results, sub-agents
+
+A path is only ever made of a session id (`domain.identifiers`), and nothing is written through a link below a folder
+of a session: what an import or a stored chain says can neither leave this layout nor be led out of it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
-from pathlib import Path
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from ....domain.identifiers import is_session_id
+from ....errors import SandboxError
+
+SUFFIX = ".jsonl"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def project_dir(config_dir: Path, cwd: Path) -> Path:
@@ -14,13 +30,29 @@ def project_dir(config_dir: Path, cwd: Path) -> Path:
 
 
 def path_of(config_dir: Path, cwd: Path, session_id: str) -> Path:
-    return project_dir(config_dir, cwd) / f"{session_id}.jsonl"
+    return in_folder(project_dir(config_dir, cwd), session_id)
+
+
+def in_folder(project: Path, session_id: str) -> Path:
+    """The session's transcript in this folder. Raises `SandboxError` for what is no session id."""
+    if not is_session_id(session_id):
+        raise SandboxError(
+            f"{session_id[:80]!r} is no session id: no path is made of it; `delete` the agent that has it"
+        )
+    return project / f"{session_id}{SUFFIX}"
+
+
+def checked(path: Path) -> Path:
+    """The path, if it is a transcript's. Raises `SandboxError`."""
+    if path != in_folder(path.parent, path.name.removesuffix(SUFFIX)):
+        raise SandboxError(f"{path} is no session's transcript: left alone")
+    return path
 
 
 def find_elsewhere(config_dir: Path, session_id: str, expected: Path) -> list[Path]:
     """The same session's file under other working directories' folders (moved sandbox, doubled prefix)."""
-    found = (config_dir / "projects").glob(f"*/{session_id}.jsonl")
-    return sorted(path for path in found if path != expected)
+    found = (config_dir / "projects").glob(f"*/{in_folder(config_dir, session_id).name}")
+    return sorted(path for path in found if path != expected and _is_plain(path))
 
 
 def beside(path: Path) -> Path:
@@ -28,7 +60,87 @@ def beside(path: Path) -> Path:
     return path.with_suffix("")
 
 
+def files_beside(path: Path) -> Iterator[Path]:
+    """The regular files in that folder, in order; no link is followed."""
+    folder = beside(path)
+    if folder.is_symlink():
+        return
+    for above, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            file = Path(above, name)
+            if _is_plain(file):
+                yield file
+
+
+def _is_plain(path: Path) -> bool:
+    """A regular file itself, and no link to one; False where it is gone."""
+    return path.is_file() and not path.is_symlink()
+
+
+def copy_beside(source: Path, target: Path) -> int:
+    """Copy the files beside one transcript to beside another. Returns how many."""
+    copied = 0
+    for file in files_beside(source):
+        place = beside(checked(target)) / file.relative_to(beside(source))
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copy2(file, place, follow_symlinks=False)
+        copied += 1
+    return copied
+
+
 def remove(path: Path) -> None:
     """Remove a transcript and the folder beside it."""
-    path.unlink(missing_ok=True)
+    checked(path).unlink(missing_ok=True)
     shutil.rmtree(beside(path), ignore_errors=True)
+
+
+def is_place(name: object) -> bool:
+    """Whether a kept file's name is one below a session's own folder: `<session id>/…`, each part a plain name."""
+    if not isinstance(name, str) or "\0" in name:
+        return False
+    parts = name.split("/")
+    return len(parts) > 1 and is_session_id(parts[0]) and not {"", ".", ".."} & set(parts)
+
+
+def write_below(project: Path, name: str, data: bytes) -> bool:
+    """Write a kept file where its name says, unless one of its size is there. False when it is there.
+
+    Raises `SandboxError` where a link lies in the way: each folder is opened from the one above it.
+    """
+    if not is_place(name):
+        raise SandboxError(f"{name[:200]!r} is no file's place below a session's folder: nothing is written there")
+    *folders, last = PurePosixPath(name).parts
+    project.mkdir(mode=0o700, parents=True, exist_ok=True)
+    held = [os.open(project, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+    try:
+        for folder in folders:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o700, dir_fd=held[-1])
+            try:
+                held.append(os.open(folder, _DIRECTORY, dir_fd=held[-1]))
+            except OSError as exc:
+                raise SandboxError(
+                    f"{project / name}: {folder!r} is a link or a file where a folder belongs: move it away"
+                ) from exc
+        return _write_in(held[-1], last, data)
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
+def _write_in(folder: int, name: str, data: bytes) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        there = os.lstat(name, dir_fd=folder)
+        if stat.S_ISREG(there.st_mode) and there.st_size == len(data):
+            return False
+    fresh = f".{os.getpid()}-{os.urandom(8).hex()}"
+    created = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+    try:
+        with open(created, "wb") as file:
+            file.write(data)
+        os.replace(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        os.unlink(fresh, dir_fd=folder)
+        raise
+    return True

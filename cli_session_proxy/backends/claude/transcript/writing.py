@@ -17,6 +17,7 @@ from typing import Any
 from ....domain.models import FileMark, Message, Record
 from .files import is_file, put_back
 from .marks import mark_of
+from .places import checked
 
 # The API wants a user message first; a history that opens with the assistant gets this one before it.
 OPENED_BY_ASSISTANT = "[The assistant opened the conversation.]"
@@ -59,7 +60,7 @@ def write(path: Path, records: Sequence[Record], session_id: str, *, strict_orde
 
     Nobody may have it open.
     """
-    put_back(path.parent, records)
+    put_back(checked(path).parent, records)
     lines = [with_session_id(record.line, session_id) for record in records if not is_file(record)]
     if strict_order:
         lines = in_strict_order(lines)

@@ -292,14 +292,25 @@ def test_a_call_comes_when_its_message_is_complete() -> None:
 
 def test_resets_compaction_and_garbage_are_told() -> None:
     reader = TurnReader(FRAME)
-    assert reader.feed({"type": "conversation_reset", "session_id": "old"}) == [
-        SessionSeen("old", "conversation_reset")
-    ]
+    old = "5e551011-0000-4000-8000-000000000001"
+    assert reader.feed({"type": "conversation_reset", "session_id": old}) == [SessionSeen(old, "conversation_reset")]
     compacted = {"type": "system", "subtype": "compact_boundary", "compact_metadata": {"trigger": "auto"}}
     assert reader.feed(compacted) == [Compacted({"compact_metadata": {"trigger": "auto"}})]
     assert reader.feed(None) == [Activity("garbage")]
     assert reader.feed({"no": "type"}) == [Activity("None")]
     assert reader.garbage == 1
+
+
+@pytest.mark.parametrize("named", ["../../../x", "", None, 5, "s1", "5e551011-0000-4000-8000-000000000001/.."])
+def test_what_is_no_session_id_is_not_taken_from_a_frame(named: object) -> None:
+    """It would become a path: a CLI behind a wrapper may say anything."""
+    reader = TurnReader(FRAME)
+    init = reader.feed({"type": "system", "subtype": "init", "session_id": named})
+    reset = reader.feed({"type": "conversation_reset", "session_id": named})
+    *_, end = reader.feed({"type": "result", "user_message_uuids": [FRAME], "session_id": named})
+    assert [init, reset] == [[Activity("init")], [Activity("conversation_reset")]]
+    assert isinstance(end, Result)
+    assert end.session_id == ""
 
 
 KEYS = st.sampled_from(["type", "event", "message", "content", "subtype", "index", "usage", "session_id"])

@@ -1,0 +1,384 @@
+"""A file that somebody gave us: nothing in it names a path, a status or a reason that we would not have made ourselves.
+
+Each proof first: the files below, taken in, made a turn or a `delete` write and remove outside the agent's folders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_session_proxy.backends.claude import environment
+from cli_session_proxy.commands import upkeep
+from cli_session_proxy.domain.models import Link, Message, Record, Session, Turn
+from cli_session_proxy.errors import InvalidRequest, ProxyError, SandboxError
+from cli_session_proxy.export import FORMATS
+from cli_session_proxy.sandbox import Sandboxes, make_private
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
+from cli_session_proxy.stores.sql import FILE, SqlStore
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..conftest import MakeSettings
+from ..fakes import turn
+from ..talking import ask, running
+from .test_dumps import store_of
+
+SESSION = "5e551011-0000-4000-8000-000000000001"
+TURN_1 = "turn_" + "1" * 32
+# From `<config>/projects/<folder>/` up to a file beside the configuration.
+CLIMBS = "../../../victim"
+HEADER: dict[str, Any] = {
+    "schema": "cli-session-proxy/export/2", "exported_at": 1.0, "head": TURN_1, "sandbox": "/x",
+    "agent": {"agent_id": "a", "named": True, "created_at": 1.0},
+}  # fmt: skip
+
+
+def turn_line(**more: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "id": TURN_1, "parent_id": None, "status": "completed", "model": "sonnet", "created_at": 1.0,
+        "input": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}], "system": None, "effort": None,
+        "profile": None, "output": [{"type": "text", "text": "Hi."}], "stop_reason": "end_turn",
+        "session_id": SESSION, "continuity": "started", "reason": {}, "usage": {}, "cost_usd": None, "error": None,
+        "attempts": [], "timings": {}, "tools": [], "delivery": "delivered", "origin": "chat", "frame_uuid": None,
+        "path_hash": "ab", "depth": 1, "started_at": 1.0, "finished_at": 2.0, "call": None,
+    }  # fmt: skip
+    return {"turn": made | more}
+
+
+def session_line(**more: Any) -> dict[str, Any]:
+    made = {"id": SESSION, "tip_turn_id": TURN_1, "cli_version": "2.1.329", "created_at": 1.0, "cost_total_usd": 0.0}
+    return {"session": made | more}
+
+
+def link_line(**more: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "from_session": None,
+        "to_session": SESSION,
+        "turn_id": TURN_1,
+        "reason": "started",
+        "detail": {},
+        "at": 1.0,
+    }
+    return {"link": made | more}
+
+
+def record_line(line: str = "{}", **more: Any) -> dict[str, Any]:
+    return {"record": line, "uuid": None, "synthetic": False} | more
+
+
+def file_line(name: str, data: bytes = b"owned\n") -> dict[str, Any]:
+    kept = {"type": "cli-session-proxy/file", "name": name, "data": base64.b64encode(data).decode()}
+    return record_line(json.dumps(kept, separators=(",", ":")))
+
+
+def sealed(path: Path, *lines: dict[str, Any], **header: Any) -> Path:
+    """An export whose sum is right, as anybody can make one."""
+    every = [HEADER | header, *lines]
+    body = b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in every)
+    counts = {"lines": len(every)} | {f"{kind}s": sum(kind in line for line in every) for kind in ("turn", "record")}
+    end = {"end": counts | {"sha256": hashlib.sha256(body).hexdigest()}}
+    path.write_bytes(body + json.dumps(end, separators=(",", ":")).encode() + b"\n")
+    return path
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Callable[[], bool]:
+    """Whether a file and a folder outside everything of the agent's are still as they were."""
+    file, folder = tmp_path / "victim.jsonl", tmp_path / "victim"
+    file.write_text("mine")
+    folder.mkdir()
+    (folder / "key").write_text("mine")
+    return lambda: file.read_text() == "mine" and (folder / "key").read_text() == "mine"
+
+
+async def refused(settings: Settings, path: Path, match: str) -> None:
+    with pytest.raises(InvalidRequest, match=match):
+        await upkeep.import_(settings, "local", path, None)
+    assert await upkeep.verify(settings, None, None) == []
+
+
+# --- ids that climb out
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (turn_line(session_id=CLIMBS), session_line()),
+        (turn_line(), session_line(id=CLIMBS)),
+        (turn_line(), session_line(), link_line(to_session=CLIMBS)),
+        (turn_line(), session_line(), link_line(from_session=CLIMBS)),
+    ],
+    ids=["turn", "session", "link to", "link from"],
+)
+async def test_a_session_id_that_climbs_out_is_refused_wherever_it_stands(
+    settings: Settings, tmp_path: Path, lines: tuple[dict[str, Any], ...]
+) -> None:
+    await refused(settings, sealed(tmp_path / "x.jsonl", *lines), "session")
+
+
+async def test_nothing_outside_is_removed_with_an_agent_that_was_brought(
+    settings: Settings, tmp_path: Path, victim: Callable[[], bool]
+) -> None:
+    """The proof: import, then delete. It removed `victim.jsonl` and the folder `victim`."""
+    path = sealed(tmp_path / "x.jsonl", turn_line(session_id=CLIMBS), session_line())
+    with contextlib.suppress(InvalidRequest):
+        await upkeep.import_(settings, "local", path, None)
+    async with running(settings) as engine:
+        # the folder that the climbing starts from
+        project(settings, "a").mkdir(parents=True)
+        await engine.delete("local", "a")
+    assert victim()
+
+
+def project(settings: Settings, directory: str) -> Path:
+    from cli_session_proxy.backends.claude import transcript  # noqa: PLC0415 - the one test that needs it
+
+    return transcript.project_dir(environment.config_dir(settings), Sandboxes(settings).path(directory))
+
+
+async def brought_earlier(settings: Settings, session_id: str) -> None:
+    """A chain as an earlier version took it in: its session has this id."""
+    make_private(settings.var)
+    store = SqlStore(settings.var / FILE)
+    await store.open()
+    row = Turn(TURN_1, 0, 0, None, "completed", "sonnet", (Message.user("hello"),), 1.0, session_id=SESSION)
+    parts: list[ChainPart] = [WholeTurn(row, (Record("{}"),)), Session(SESSION, 0, TURN_1, "", "2.1.329", 1.0)]
+    await store.import_chain(NewChain("local", "a", "a", True, 1.0, 2.0, lambda: TURN_1), parts)
+    await store.close()
+    with sqlite3.connect(settings.var / FILE) as conn:
+        conn.execute("UPDATE sessions SET id = ?", (session_id,))
+        conn.execute("UPDATE turns SET session_id = ?", (session_id,))
+    conn.close()
+
+
+async def test_a_chain_that_an_earlier_version_took_in_can_be_deleted_and_nothing_else_goes(
+    settings: Settings, victim: Callable[[], bool]
+) -> None:
+    await brought_earlier(settings, CLIMBS)
+    project(settings, "a").mkdir(parents=True)
+    async with running(settings) as engine:
+        assert await engine.delete("local", "a")
+        assert await engine.store.agent("local", "a") is None
+    assert victim()
+
+
+async def test_a_turn_on_such_a_chain_writes_nothing_outside(
+    claude_2: Path, make_settings: MakeSettings, tmp_path: Path, upstream: Upstream, victim: Callable[[], bool]
+) -> None:
+    """The proof: one turn replaced `victim.jsonl` (a home's `.ssh/authorized_keys` in the review)."""
+    settings = make_settings(claude_bin=claude_2, claude_config_dir=tmp_path / "config")
+    await brought_earlier(settings, CLIMBS)
+    project(settings, "a").mkdir(parents=True)
+    async with running(settings) as engine:
+        with pytest.raises(SandboxError, match="no session id"):
+            await ask(engine, "hello again")
+    assert victim()
+    assert upstream.requests == []
+
+
+async def test_the_store_takes_no_such_chain_by_another_way_either(settings: Settings) -> None:
+    make_private(settings.var)
+    store = SqlStore(settings.var / FILE)
+    await store.open()
+    row = Turn(TURN_1, 0, 0, None, "completed", "sonnet", (Message.user("hello"),), 1.0)
+    bad: list[list[ChainPart]] = [
+        [WholeTurn(Turn(TURN_1, 0, 0, None, "completed", "s", row.input, 1.0, session_id=CLIMBS), ())],
+        [WholeTurn(row, ()), Session(CLIMBS, 0, TURN_1, "", "", 1.0)],
+        [WholeTurn(row, ()), Link(None, CLIMBS, TURN_1, "started", {}, 1.0)],
+        [WholeTurn(row, ()), Link(CLIMBS, SESSION, TURN_1, "started", {}, 1.0)],
+    ]
+    for parts in bad:
+        with pytest.raises(InvalidRequest, match="nothing was changed"):
+            await store.import_chain(NewChain("local", "a", "a", True, 1.0, 2.0, lambda: TURN_1), parts)
+    assert await store.agent("local", "a") is None
+    await store.close()
+
+
+# --- names of files
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../../victim/key", "/etc/x", f"{SESSION}/../../x", f"{SESSION}/../{SESSION}/x", "top-level.jsonl",
+        f"{SESSION}.jsonl", "memory/MEMORY.md", f"{SESSION}//x", f"{SESSION}/./x", f"{SESSION}/", "", f"{SESSION}/a\0b",
+    ],
+)  # fmt: skip
+async def test_a_file_of_an_export_has_its_place_below_a_sessions_own_folder(
+    settings: Settings, tmp_path: Path, name: str
+) -> None:
+    await refused(settings, sealed(tmp_path / "x.jsonl", turn_line(), file_line(name), session_line()), "file")
+
+
+@pytest.mark.parametrize("line", ["{}\n{}", "{}\r"])
+async def test_a_record_is_one_line(settings: Settings, tmp_path: Path, line: str) -> None:
+    await refused(settings, sealed(tmp_path / "x.jsonl", turn_line(), record_line(line), session_line()), "record")
+
+
+# --- values that only we give
+
+BAD_TURNS: dict[str, Any] = {
+    "id": "<b>", "parent_id": "x' onclick='y", "status": 'x"];click b1 href "javascript:alert(1)"',
+    "model": "--dangerously-skip-permissions", "continuity": "<b>", "delivery": "<b>", "origin": "a b",
+    "effort": "--x", "stop_reason": "<b>", "profile": 7, "depth": -1, "created_at": "now", "finished_at": 1e300,
+    "usage": {"input_tokens": 2**70}, "cost_usd": "1", "input": [{"role": "system", "content": []}],
+    "output": [{"type": "text", "text": 5}], "attempts": [7], "reason": {"repaired": "x"}, "error": {"message": 5},
+    "tools": ["x"], "timings": {"total": "x"}, "frame_uuid": "../x", "path_hash": 5, "system": 5, "call": {"shown": 5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", BAD_TURNS)
+async def test_a_turn_of_an_export_has_only_values_of_ours(settings: Settings, tmp_path: Path, field: str) -> None:
+    path = sealed(tmp_path / "x.jsonl", turn_line(**{field: BAD_TURNS[field]}), session_line())
+    await refused(settings, path, f"line 2: turn.{field}")
+
+
+BAD_LINKS: dict[str, Any] = {
+    "reason": 'rebuilt|b1\nclick b1 href "javascript:alert(1)"', "detail": {"also_at": [5]}, "at": None,
+    "turn_id": "click", "to_session": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", BAD_LINKS)
+async def test_a_link_of_an_export_has_only_values_of_ours(settings: Settings, tmp_path: Path, field: str) -> None:
+    path = sealed(tmp_path / "x.jsonl", turn_line(), session_line(), link_line(**{field: BAD_LINKS[field]}))
+    await refused(settings, path, f"line 4: link.{field}")
+
+
+@pytest.mark.parametrize(
+    ("line", "where"),
+    [
+        (session_line(cli_version="<b>"), "session.cli_version"),
+        (session_line(created_at=-1), "session.created_at"),
+        (record_line(uuid=5), "record.uuid"),
+        ({"conversation": {"metadata": [], "removed": []}}, "conversation.metadata"),
+        ({"item": {"id": "<b>", "data": {}, "turn_id": None}}, "item.id"),
+        ({"image": "x", "data": "AAAA"}, "image"),
+        ({"something": 1}, "something"),
+    ],
+)
+async def test_every_other_line_too(settings: Settings, tmp_path: Path, line: dict[str, Any], where: str) -> None:
+    await refused(settings, sealed(tmp_path / "x.jsonl", turn_line(), line, session_line()), f"line 3: {where}")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"agent": {"agent_id": 5, "named": True, "created_at": 1.0}}, {"agent": None}, {"head": "nobody"},
+        {"agent": {"agent_id": "x" * 257, "named": True, "created_at": 1.0}},
+        {"agent": {"agent_id": "a", "named": True, "created_at": float("nan")}},
+    ],
+)  # fmt: skip
+async def test_its_head_too(settings: Settings, tmp_path: Path, header: dict[str, Any]) -> None:
+    await refused(settings, sealed(tmp_path / "x.jsonl", turn_line(), session_line(), **header), "line 1|header")
+
+
+async def test_a_line_nested_without_end_is_refused(settings: Settings, tmp_path: Path) -> None:
+    path = sealed(tmp_path / "x.jsonl", turn_line(), {"item": "DEEP"}, session_line())
+    raw = path.read_bytes().replace(b'"DEEP"', b"[" * 100_000 + b"]" * 100_000)
+    body, _, end = raw.rpartition(b'{"end"')
+    sums = json.loads(b'{"end"' + end)
+    sums["end"]["sha256"] = hashlib.sha256(body).hexdigest()
+    path.write_bytes(body + json.dumps(sums, separators=(",", ":")).encode() + b"\n")
+    await refused(settings, path, "nested")
+
+
+async def test_a_sound_file_comes_in(settings: Settings, tmp_path: Path) -> None:
+    lines = (
+        turn_line(),
+        record_line('{"a":1}'),
+        file_line(f"{SESSION}/tool-results/x.txt"),
+        session_line(),
+        link_line(),
+    )
+    done = await upkeep.import_(settings, "local", sealed(tmp_path / "x.jsonl", *lines), None)
+    assert (done.turns, done.records) == (1, 2)
+
+
+async def test_a_graph_is_never_syntax_of_a_strangers() -> None:
+    """An earlier version may have taken such a chain in: mermaid took `click … javascript:` out of a reason."""
+    hostile: Any = 'x|b1\n  click b1 href "javascript:alert(1)"\n  b1 -->|y'
+    links = (Link(SESSION, SESSION, "turn_2", hostile, {}, 1.0),)
+    rows = (turn(1), turn(2, status=hostile))
+    (agent,) = (store := store_of(*rows, links=links)).agents.values()
+    drawn = "".join([part async for part in FORMATS["mermaid"].write(store, agent, sandbox="x")])  # type: ignore[arg-type]
+    assert not [line for line in drawn.splitlines() if line.strip().startswith("click")]
+    assert "javascript:" not in drawn
+
+
+# --- a transcript to adopt
+
+
+def transcript_of(path: Path, session_id: str) -> Path:
+    base = {"sessionId": session_id, "version": "2.1.329", "timestamp": "2026-11-20T10:00:00.000Z"}
+    asked = {"type": "user", "uuid": "u1", "parentUuid": None, "message": {"role": "user", "content": "one"}}
+    said = {
+        "type": "assistant", "uuid": "a1", "parentUuid": "u1",
+        "message": {"role": "assistant", "id": "m1", "model": "m", "content": [{"type": "text", "text": "x"}]},
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(base | line) + "\n" for line in (asked, said)))
+    return path
+
+
+async def test_an_adopted_transcript_names_no_path(
+    settings: Settings, tmp_path: Path, victim: Callable[[], bool]
+) -> None:
+    """The proof: its records said `sessionId: ../../../victim`, and `delete` removed that."""
+    source = transcript_of(tmp_path / "given" / f"{SESSION}.jsonl", CLIMBS)
+    done = await upkeep.adopt(settings, "local", str(source), "a")
+    assert done.from_session == SESSION
+    project(settings, "a").mkdir(parents=True, exist_ok=True)
+    async with running(settings) as engine:
+        assert await engine.delete("local", "a")
+    assert victim()
+
+
+async def test_a_transcript_without_any_session_id_is_refused(settings: Settings, tmp_path: Path) -> None:
+    source = transcript_of(tmp_path / "given" / "notes.jsonl", CLIMBS)
+    with pytest.raises(ProxyError, match="rename"):
+        await upkeep.adopt(settings, "local", str(source), "a")
+
+
+async def test_only_files_are_copied_from_beside_an_adopted_transcript(
+    settings: Settings, tmp_path: Path, victim: Callable[[], bool]
+) -> None:
+    """The proof: a link beside it was copied as it was, and files put back later were written where it led."""
+    source = transcript_of(tmp_path / "given" / f"{SESSION}.jsonl", SESSION)
+    beside = source.with_suffix("")
+    (beside / "subagents").mkdir(parents=True)
+    (beside / "subagents" / "agent-1.jsonl").write_text("{}")
+    (beside / "tool-results").symlink_to(tmp_path / "victim")
+    (beside / "subagents" / "link.txt").symlink_to(tmp_path / "victim" / "key")
+    os.mkfifo(beside / "subagents" / "pipe")
+    done = await asyncio.wait_for(upkeep.adopt(settings, "local", str(source), "a"), 30)
+    new = project(settings, "a") / done.session_id
+    assert [str(path.relative_to(new)) for path in new.rglob("*") if not path.is_dir()] == ["subagents/agent-1.jsonl"]
+    assert done.files == 1
+    assert not [path for path in new.rglob("*") if path.is_symlink()]
+
+
+async def test_a_folder_beside_a_transcript_that_is_a_link_is_not_followed(settings: Settings, tmp_path: Path) -> None:
+    source = transcript_of(tmp_path / "given" / f"{SESSION}.jsonl", SESSION)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "key").write_text("secret")
+    source.with_suffix("").symlink_to(tmp_path / "secret")
+    done = await upkeep.adopt(settings, "local", str(source), "a")
+    assert done.files == 0
+    assert not list((tmp_path / "config").rglob("key"))
