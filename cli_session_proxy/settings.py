@@ -19,6 +19,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from .domain.identifiers import origin
 from .errors import ConfigError
 from .machine import cores, half_of_memory
 
@@ -68,6 +69,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8787, ge=0, le=65535)
     var: Path = Path("var")
+    allowed_origins: tuple[str, ...] = ()  # other pages that may ask: scheme://host[:port], exactly
     # the CLI
     claude_bin: Path | None = None
     claude_config_dir: Path | None = None
@@ -106,6 +108,12 @@ class Settings(BaseSettings):
     idempotency_hours: float = Field(default=24.0, gt=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
+    @field_validator("allowed_origins", mode="after")
+    @classmethod
+    def _exact(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """One origin each, as a browser writes it."""
+        return tuple(_origin(text) for text in value)
+
     @field_validator("var", "claude_bin", "claude_config_dir", "keys_file", mode="after")
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
@@ -131,6 +139,16 @@ class Settings(BaseSettings):
             known = ", ".join(sorted(self.profiles)) or "none"
             raise ConfigError(f"unknown profile {name!r}: add [profiles.{name}] to {CONFIG_FILE} (known: {known})")
         return self.profiles[name]
+
+
+def _origin(text: str) -> str:
+    named = origin(text)
+    if named is None:
+        raise ValueError(f"{text!r} is not one origin: give scheme://host or scheme://host:port, without * or a path")
+    scheme, name, port = named
+    host = f"[{name}]" if ":" in name else name
+    is_usual = port is None or origin(f"{scheme}://{host}") == named
+    return f"{scheme}://{host}" if is_usual else f"{scheme}://{host}:{port}"
 
 
 def load(**flags: Any) -> Settings:

@@ -6,6 +6,7 @@ ids again where a path is made of one.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import TypeGuard
 
@@ -29,3 +30,39 @@ def is_model(value: object) -> TypeGuard[str]:
 
 def is_version(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and _VERSION.fullmatch(value) is not None
+
+
+# --- names of machines and pages, as HTTP writes them
+
+_NAME = r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::(?P<port>[0-9]{1,5}))?"
+_HOST = re.compile(_NAME)
+_ORIGIN = re.compile(rf"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://{_NAME}")
+_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+
+
+def host_and_port(netloc: str) -> tuple[str, int | None] | None:
+    """What a Host header names, in lower case and without an address's brackets; None where it is not well-formed."""
+    found = _HOST.fullmatch(netloc)
+    return None if found is None else _named(found)
+
+
+def origin(text: str) -> tuple[str, str, int | None] | None:
+    """Scheme, name and port of an Origin header; a scheme's usual port counts as named. None: none, or not one."""
+    found = _ORIGIN.fullmatch(text)
+    named = None if found is None else _named(found)
+    if found is None or named is None:
+        return None
+    scheme = found["scheme"].lower()
+    return scheme, named[0], _PORTS.get(scheme) if named[1] is None else named[1]
+
+
+def _named(found: re.Match[str]) -> tuple[str, int | None] | None:
+    name, port = found["name"].lower(), None if found["port"] is None else int(found["port"])
+    if port is not None and port > 65535:
+        return None
+    if not name.startswith("["):
+        return name, port
+    try:
+        return str(ipaddress.IPv6Address(name[1:-1])), port
+    except ValueError:
+        return None

@@ -1,4 +1,4 @@
-"""The first and last thing a request meets: its id, its Host, its agent's path prefix, and any error left over.
+"""The first and last thing a request meets: its id, who may ask, its agent's path prefix, and any error left over.
 
 One ASGI layer around the whole app, so that every route has the same rules and every wire the same prefix
 `/agents/{agent_id}/v1/…` (or `/v1beta/…`), which is cut off before the routes see the path.
@@ -6,24 +6,24 @@ One ASGI layer around the whole app, so that every route has the same rules and 
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 import secrets
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .. import logs
+from .. import logs, redact
 from ..domain.models import JSON
-from ..errors import InvalidRequest, ProxyError
+from ..errors import InvalidRequest, NotFound, ProxyError
 from ..sandbox import LOCAL_OWNER
 from ..wires.common import decoded_agent_id, retry_after
 from ..wires.failures import SHAPES, wire_of
 from .keys import Keys
+from .origins import Origins, check_body, is_preflight, permitted, readable_by
 
 log = logs.get(__name__)
 
@@ -31,7 +31,16 @@ REQUEST_ID = "X-Request-Id"
 # Answered without a key: is it there, can it serve, and the files of the page (what they show needs the key).
 OPEN = frozenset({"/healthz", "/readyz", "/ui"})
 OPEN_BELOW = "/ui/"
-EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
+# An address ends up in logs and histories: a key stands there only for Google's clients, who know no other way.
+_KEY_IN_ADDRESS = frozenset({"google", "interactions"})
+# Nobody frames an answer, guesses its type or embeds it in a page of their own.
+_PROTECTION = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"content-security-policy", b"frame-ancestors 'none'"),
+)
+# RFC 6455: the code of a refusal, and how long its reason may be in bytes.
+POLICY_VIOLATION, LONGEST_REASON = 1008, 123
 # A client's id goes into logs and a header: plain characters, and no longer than common tracing ids need.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 CHAINS = b"/v1/chains/"
@@ -39,81 +48,112 @@ _AGENT_PREFIX = re.compile(rb"/agents/(.*?)(/v1(?:beta)?/.*)", re.S)
 
 
 class Gate:
-    """`host` is the name or address the proxy was told to listen on; loopback names are always right.
+    """Every scope of the server passes here; what is neither HTTP nor a WebSocket is no way in.
 
     With keys, a request's owner is known before any route sees it (`state["owner"]`); without one it is a 401.
     """
 
-    def __init__(self, app: ASGIApp, *, host: str, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, *, origins: Origins, keys: Keys) -> None:
         self._app = app
-        self._host = host.lower()
+        self._origins = origins
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":  # the server's own: nobody asks for anything
             await self._app(scope, receive, send)
             return
+        if scope["type"] not in ("http", "websocket"):
+            raise RuntimeError(f"no way in for {scope['type']}: the proxy speaks HTTP")
+        is_socket = scope["type"] == "websocket"
         headers = headers_of(scope)
         request_id = _request_id(headers.get("x-request-id"))
         agent, inner = _inside(scope, headers, request_id)
+        added = {"x-request-id": request_id}
         started = False
 
-        async def with_id(message: Message) -> None:
+        answer = _to_socket(scope, send) if is_socket else send
+
+        async def out(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
-            await send(message)
+                message["headers"] = [*_protected(message.get("headers", ())), *encoded(added)]
+            await answer(message)
 
         with logs.bound(request_id=request_id):
             try:
-                self._check_host(headers)
+                _refuse_doubled(scope)
+                called = self._origins.check_host(headers)
+                scheme = scope["scheme"].replace("ws", "http", 1)
+                reader = self._origins.check_page(headers, scheme, called, inner["path"])
+                if reader is not None:
+                    if not is_socket and is_preflight(scope["method"], headers):
+                        await _answer_preflight(out, permitted(reader, headers))
+                        return
+                    added |= readable_by(reader)
+                check_body(headers)
                 if not _is_open(inner["path"]):
                     query = scope.get("query_string", b"").decode("latin-1")
-                    inner["state"]["owner"] = self._keys.owner_of(headers, query)
+                    google = inner["state"]["wire"] in _KEY_IN_ADDRESS
+                    inner["state"]["owner"] = self._keys.owner_of(headers, query if google else "")
                 if agent is not None:
                     inner["state"]["agent_id"] = decoded_agent_id(agent)
-                await self._app(inner, receive, with_id)
+                if is_socket:
+                    raise NotFound("nothing here speaks WebSocket: send the same as a POST, with stream for events")
+                await self._app(inner, receive, out)
             except Exception as exc:  # noqa: BLE001 - the last place: whatever it is, the client gets an answer
                 error = as_proxy_error(exc)
                 if started:
                     # A body that is not ended makes the server close the connection: the client sees a cut.
                     log.warning("answer cut", code=error.code)
                 else:
-                    await send_error(with_id, inner, error)
+                    await send_error(out, inner, error)
 
-    def _check_host(self, headers: Mapping[str, str]) -> None:
-        """Refuse what a browser was tricked into: a foreign name that resolves to us, or a foreign page's request."""
-        if not self._is_ours(headers.get("host", "")):
-            raise InvalidRequest(
-                "the Host header names another machine: call http://127.0.0.1 or http://localhost", param="Host"
-            )
-        origin = headers.get("origin")
-        if origin is not None and not self._is_ours(origin.partition("://")[2]):
-            raise InvalidRequest("requests from pages of other origins are not served", param="Origin")
 
-    def _is_ours(self, netloc: str) -> bool:
-        # Only the name is compared: tunnels and port maps change the port, a rebinding attack has to bring a name.
-        try:
-            name = (urlsplit(f"//{netloc}").hostname or "").lower()
-        except ValueError:
-            return False
-        if name in {"localhost", self._host} or _is_loopback(name):
-            return True
-        # A machine that listens on every address has more names than we know. There the key is the lock: a foreign
-        # page has none.
-        return bool(self._keys) and self._host in EVERY_ADDRESS
+def _refuse_doubled(scope: Scope) -> None:
+    """Of two equal headers another reader may take the other one (RFC 9112, 3.2)."""
+    for name in (b"host", b"origin"):
+        if sum(given == name for given, _ in scope["headers"]) > 1:
+            raise InvalidRequest(f"the {name.decode()} header stands twice: send it once", param=name.decode().title())
+
+
+def _protected(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers with those that they lack of what keeps a browser from framing, guessing or embedding an answer."""
+    given = list(headers)
+    named = {name for name, _ in given}
+    return [*given, *(pair for pair in _PROTECTION if pair[0] not in named)]
+
+
+async def _answer_preflight(send: Send, headers: Mapping[str, str]) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": encoded(headers)})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _to_socket(scope: Scope, send: Send) -> Send:
+    """An HTTP answer to a WebSocket handshake, where the server can send one; else a close that says why."""
+    can_answer = "websocket.http.response" in (scope.get("extensions") or {})
+
+    async def answer(message: Message) -> None:
+        if can_answer:
+            await send({**message, "type": f"websocket.{message['type']}"})
+        elif message["type"] == "http.response.body":
+            why = redact.text(str(_said(json.loads(message["body"]))))
+            await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": _cut(why, LONGEST_REASON)})
+
+    return answer
+
+
+def _said(body: JSON) -> object:
+    error = body.get("error")
+    return error.get("message", "refused") if isinstance(error, dict) else "refused"
+
+
+def _cut(text: str, limit: int) -> str:
+    return text.encode()[:limit].decode("utf-8", "ignore")
 
 
 def _is_open(path: str) -> bool:
     return path in OPEN or path.startswith(OPEN_BELOW)
-
-
-def _is_loopback(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def headers_of(scope: Scope) -> dict[str, str]:

@@ -33,6 +33,8 @@ EVENTS = b"/events"
 # Each open stream asks the store twice a second.
 EVENT_STREAMS = 64
 SEQ_DIGITS = 19  # a seq is a 64-bit number
+# A dump that a browser shows is of no origin: whatever were in it could not ask the proxy for anything.
+DUMP_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 PIECE = 64 * 1024  # bytes of a dump that are sent at once, at least
 
 MODELS = ("sonnet", "opus", "haiku", "default")
@@ -112,7 +114,8 @@ class Routes:
         agent = await self._agent(request)
         written = FORMATS[name]
         text = written.write(self._engine.store, agent, sandbox=str(self._sandboxes.path(agent.dir)), verbatim=verbatim)
-        return StreamingResponse(_utf8(text), media_type=written.media_type)
+        headers = {"Content-Security-Policy": DUMP_POLICY} if name == "html" else {}
+        return StreamingResponse(_utf8(text), media_type=written.media_type, headers=headers)
 
     async def events(self, request: Request) -> Response:
         """Server-sent events: `turn` for each that began or ended, from `Last-Event-ID` (a seq) or from now on."""

@@ -31,6 +31,7 @@ from .keys import Keys
 from .listening import Listening
 from .metrics import MetricsRoute
 from .openapi import OpenApiRoute
+from .origins import Origins
 from .repair_lines import RepairLines
 from .routes import Routes
 from .served import announced, url_of
@@ -60,7 +61,9 @@ def create_app(engine: Engine, settings: Settings) -> Starlette:
     dialogues = Dialogues(engine)
     ResponsesRoutes(engine, settings, dialogues).add_to(app)
     ConversationsRoutes(settings, dialogues).add_to(app)
-    app.add_middleware(Gate, host=settings.host, keys=Keys(settings))
+    keys = Keys(settings)
+    origins = Origins(settings.host, settings.allowed_origins, locked=bool(keys))
+    app.add_middleware(Gate, origins=origins, keys=keys)
     return app
 
 

@@ -1,0 +1,135 @@
+"""Who may ask at all: by the name that a request calls us, and by the page that a browser sends it for. Pure.
+
+A page of another site can send requests to loopback addresses. What it cannot do is to lie in Host, Origin and the
+Sec-Fetch headers, or to send JSON without asking first (a preflight).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection, Mapping
+
+from ..domain.identifiers import host_and_port, origin
+from ..errors import InvalidRequest
+
+Headers = Mapping[str, str]
+EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
+# Sites by which a browser names our own pages, or a person who typed the address.
+OWN_SITES = frozenset({"same-origin", "none"})
+# Where a link of another site may lead a person: the page, which shows nothing by itself.
+PAGES = frozenset({"/", "/ui", "/ui/"})
+# Header names that a preflight asks for; longer lists are nobody's.
+_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?: *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
+_MOST_NAMES = 2048
+
+METHODS = "GET, POST, DELETE"
+# What a page may read of an answer, beside its body.
+EXPOSED = (
+    "X-Agent-Id, X-Turn-Id, X-Session-Id, X-Continuity, X-Continuity-Note, X-Request-Id, X-Backend, X-Model, "
+    "X-Ignored-Params, X-Estimated, X-Should-Retry, Retry-After"
+)
+PREFLIGHT_SECONDS = "600"
+
+
+class Origins:
+    """`host` is the name or address that the proxy listens on; `allowed` are other pages' origins, exactly.
+
+    `locked`: every request needs a key. Where the machine listens on all its addresses we do not know its names, and
+    any name will do then: a foreign page has no key.
+    """
+
+    def __init__(self, host: str, allowed: Collection[str], *, locked: bool) -> None:
+        self._host = host.lower().strip("[]")
+        self._allowed = {found: text for text in allowed if (found := origin(text)) is not None}
+        self._any_name = locked and self._host in EVERY_ADDRESS
+
+    def check_host(self, headers: Headers) -> tuple[str, int | None]:
+        """The name and port that we were called by. Raises `InvalidRequest` for a foreign one."""
+        named = host_and_port(headers.get("host", ""))
+        if named is None or not self._is_ours(named[0]):
+            raise InvalidRequest(
+                "the Host header names another machine: call http://127.0.0.1 or http://localhost", param="Host"
+            )
+        return named
+
+    def _is_ours(self, name: str) -> bool:
+        # Only the name is compared: tunnels and port maps change the port, a rebinding attack has to bring a name.
+        return self._any_name or name in ("localhost", self._host) or _is_loopback(name)
+
+    def check_page(self, headers: Headers, scheme: str, called: tuple[str, int | None], page: str) -> str | None:
+        """The origin that may read the answer, where an allowed one asks; None for our own page and for programs.
+
+        `page` is the path. Raises `InvalidRequest` for every other page.
+        """
+        given = headers.get("origin")
+        if given is not None:
+            named = origin(given)
+            if named in self._allowed:
+                return self._allowed[named]
+            own = origin(f"{scheme}://{_netloc(*called)}")
+            if named is None or named != own:
+                raise InvalidRequest(
+                    "requests from pages of other origins are not served: name this one in allowed_origins, exactly, "
+                    "if you trust it",
+                    param="Origin",
+                )
+        elif headers.get("sec-fetch-site", "none") not in OWN_SITES and not _is_visit(headers, page):
+            raise InvalidRequest(
+                "a page of another site asks for this: open the address yourself, or name that page's origin in "
+                "allowed_origins and fetch it as CORS",
+                param="Origin",
+            )
+        return None
+
+
+def check_body(headers: Headers) -> None:
+    """A browser sends anybody's form anywhere, JSON only where it may. Raises `InvalidRequest`."""
+    if "origin" not in headers and "sec-fetch-site" not in headers:
+        return  # a program: `curl -d` calls everything a form
+    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+        return
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise InvalidRequest(
+            "a body from a page must be JSON: send Content-Type: application/json", param="Content-Type"
+        )
+
+
+def is_preflight(method: str, headers: Headers) -> bool:
+    return method == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
+
+
+def readable_by(allowed: str) -> dict[str, str]:
+    """The headers by which a browser lets this origin read an answer."""
+    return {"Access-Control-Allow-Origin": allowed, "Vary": "Origin", "Access-Control-Expose-Headers": EXPOSED}
+
+
+def permitted(allowed: str, headers: Headers) -> dict[str, str]:
+    """The headers of the answer to a preflight of this origin."""
+    said = {
+        "Access-Control-Allow-Origin": allowed, "Vary": "Origin", "Access-Control-Allow-Methods": METHODS,
+        "Access-Control-Max-Age": PREFLIGHT_SECONDS,
+    }  # fmt: skip
+    names = headers.get("access-control-request-headers", "")
+    if len(names) <= _MOST_NAMES and _NAMES.fullmatch(names):
+        said["Access-Control-Allow-Headers"] = names
+    if headers.get("access-control-request-private-network") == "true":
+        said["Access-Control-Allow-Private-Network"] = "true"
+    return said
+
+
+def _is_visit(headers: Headers, page: str) -> bool:
+    return page in PAGES and headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+
+
+def _netloc(name: str, port: int | None) -> str:
+    host = f"[{name}]" if ":" in name else name
+    return host if port is None else f"{host}:{port}"
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
