@@ -31,6 +31,9 @@ ClaudeBin = Annotated[
 ConfigDir = Annotated[
     Path | None, typer.Option(help="The CLI's own directory (login, transcripts).", show_default="the user's own")
 ]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="Your file of settings.", show_default="cli_session_proxy.toml here")
+]
 AgentId = Annotated[str, typer.Argument(metavar="AGENT_ID")]
 Owner = Annotated[str, typer.Option(help="The name of the key that the agent's client came with.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -38,10 +41,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 @app.command()
 def serve(
-    host: Annotated[
-        str | None, typer.Option(help="Others than loopback need [keys].", show_default="127.0.0.1")
-    ] = None,
+    host: Annotated[str | None, typer.Option(help="Others than loopback need keys.", show_default="127.0.0.1")] = None,
     port: Annotated[int | None, typer.Option(help="0 takes a free one.", show_default="8787")] = None,
+    uds: Annotated[
+        Path | None, typer.Option(help="A unix socket (0600) instead of host and port: for this user alone.")
+    ] = None,
+    make_key: Annotated[
+        bool | None, typer.Option("--make-key", help="Ask for a key, made at the first start: <var>/key (0600).")
+    ] = None,
+    allowed_origins: Annotated[
+        list[str] | None, typer.Option("--allowed-origin", help="Another page that may ask: scheme://host[:port].")
+    ] = None,
+    config: Config = None,
     var: Var = None,
     claude_bin: ClaudeBin = None,
     claude_config_dir: ConfigDir = None,
@@ -69,6 +80,7 @@ def chains(
     search: Annotated[str | None, typer.Option(help="Only names that hold this text, case aside.")] = None,
     since: Annotated[str | None, typer.Option(help="Only active since: 30m, 12h, 7d, or a date (UTC).")] = None,
     status: Annotated[str | None, typer.Option(help="Only where the last turn is so: completed, failed, …")] = None,
+    config: Config = None,
     var: Var = None,
     as_json: AsJson = False,
 ) -> None:
@@ -76,7 +88,7 @@ def chains(
     from .commands import showing as commands
 
     wanted = commands.Wanted.parse(search, since, status)
-    rows = asyncio.run(commands.chains(load(var=var), wanted))
+    rows = asyncio.run(commands.chains(load(config=config, var=var), wanted))
     if as_json:
         _say(json.dumps(rows, indent=1))
     else:
@@ -91,6 +103,7 @@ def dump(
         bool, typer.Option("--follow", "-f", help="Print what happens from now on, until Ctrl-C.")
     ] = False,
     redact: Annotated[bool, typer.Option(help="Hide keys and tokens in what was said, too.")] = True,
+    config: Config = None,
     var: Var = None,
     owner: Owner = "local",
 ) -> None:
@@ -99,19 +112,20 @@ def dump(
 
     chosen = commands.Shown(format, verbatim=not redact)
     work = commands.follow if follow else commands.dump
-    asyncio.run(work(load(var=var), owner, agent_id, chosen, _write))
+    asyncio.run(work(load(config=config, var=var), owner, agent_id, chosen, _write))
 
 
 @app.command()
 def delete(
     agent_id: AgentId,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    config: Config = None,
     var: Var = None,
     claude_config_dir: ConfigDir = None,
     owner: Owner = "local",
 ) -> None:
     """Remove an agent for good: chain, transcripts, sandbox and keys."""
-    settings = load(var=var, claude_config_dir=claude_config_dir)
+    settings = load(config=config, var=var, claude_config_dir=claude_config_dir)
     if not yes:
         typer.confirm(f"Remove agent {agent_id!r} with all its turns and files?", abort=True)
     from .commands import showing as commands
@@ -123,6 +137,7 @@ def delete(
 @app.command()
 def verify(
     agent_id: Annotated[str | None, typer.Argument(metavar="[AGENT_ID]")] = None,
+    config: Config = None,
     var: Var = None,
     claude_config_dir: ConfigDir = None,
     owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
@@ -131,7 +146,9 @@ def verify(
     """Compare chains with the CLI's transcripts; exit 1 when one differs."""
     from .commands import upkeep
 
-    found = asyncio.run(upkeep.verify(load(var=var, claude_config_dir=claude_config_dir), owner, agent_id))
+    found = asyncio.run(
+        upkeep.verify(load(config=config, var=var, claude_config_dir=claude_config_dir), owner, agent_id)
+    )
     if as_json:
         _say(json.dumps([one.as_json() for one in found], indent=1))
     else:
@@ -144,6 +161,7 @@ def verify(
 def adopt(
     session: Annotated[str, typer.Argument(metavar="SESSION_ID|FILE")],
     agent_id: Annotated[str | None, typer.Option(help="The new agent.", show_default="the session's id")] = None,
+    config: Config = None,
     var: Var = None,
     claude_config_dir: ConfigDir = None,
     owner: Owner = "local",
@@ -152,7 +170,7 @@ def adopt(
     """Bring an existing Claude session with its whole history into a new agent's chain."""
     from .commands import upkeep
 
-    settings = load(var=var, claude_config_dir=claude_config_dir)
+    settings = load(config=config, var=var, claude_config_dir=claude_config_dir)
     done = asyncio.run(upkeep.adopt(settings, owner, session, agent_id))
     _say(_json_of(done) if as_json else "\n".join(upkeep.print_adopted(done)))
 
@@ -163,6 +181,7 @@ def export(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The new file (0600).", show_default="<dir>.export.jsonl")
     ] = None,
+    config: Config = None,
     var: Var = None,
     owner: Owner = "local",
     as_json: AsJson = False,
@@ -170,7 +189,7 @@ def export(
     """Write an agent's chain with all its records into one file. It holds the conversation in clear text."""
     from .commands import upkeep
 
-    done = asyncio.run(upkeep.export(load(var=var), owner, agent_id, output))
+    done = asyncio.run(upkeep.export(load(config=config, var=var), owner, agent_id, output))
     _say(_json_of(done) if as_json else f"wrote {done.turns} turns ({done.records} records) to {done.path}")
 
 
@@ -178,6 +197,7 @@ def export(
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE")],
     agent_id: Annotated[str | None, typer.Option(help="Another name for it.", show_default="as exported")] = None,
+    config: Config = None,
     var: Var = None,
     claude_config_dir: ConfigDir = None,
     owner: Owner = "local",
@@ -186,7 +206,7 @@ def import_(
     """Take a chain in that `export` wrote, here or on another machine."""
     from .commands import upkeep
 
-    settings = load(var=var, claude_config_dir=claude_config_dir)
+    settings = load(config=config, var=var, claude_config_dir=claude_config_dir)
     done = asyncio.run(upkeep.import_(settings, owner, file, agent_id))
     _say(_json_of(done) if as_json else f"took in agent {done.agent_id}: {done.turns} turns ({done.records} records)")
 
@@ -195,6 +215,7 @@ def import_(
 def doctor(
     host: Annotated[str | None, typer.Option(help="Where `serve` would listen.", show_default="127.0.0.1")] = None,
     port: Annotated[int | None, typer.Option(help="Where `serve` would listen.", show_default="8787")] = None,
+    config: Config = None,
     var: Var = None,
     claude_bin: ClaudeBin = None,
     claude_config_dir: ConfigDir = None,
@@ -212,6 +233,7 @@ def doctor(
 def chat(
     agent_id: Annotated[str, typer.Option(help="Whose conversation it is.")] = "chat",
     model: Annotated[str | None, typer.Option(help="sonnet, opus, haiku, …", show_default="default_model")] = None,
+    config: Config = None,
     var: Var = None,
     claude_bin: ClaudeBin = None,
     claude_config_dir: ConfigDir = None,
@@ -219,18 +241,18 @@ def chat(
     owner: Owner = "local",
 ) -> None:
     """Talk to an agent in the terminal; run it again and it goes on. Ctrl-C cancels a turn, Ctrl-D leaves."""
-    settings = load(var=var, claude_bin=claude_bin, claude_config_dir=claude_config_dir, profile=profile)
+    settings = load(config=config, var=var, claude_bin=claude_bin, claude_config_dir=claude_config_dir, profile=profile)
     from .commands import chatting
 
     asyncio.run(chatting.chat(settings, owner, agent_id, model, _write))
 
 
 @app.command()
-def demo(claude_bin: ClaudeBin = None) -> None:
+def demo(config: Config = None, claude_bin: ClaudeBin = None) -> None:
     """Show a repair, offline: a scripted model, the real CLI, and a session file that is deleted half-way."""
     from .commands.demo import demo as run
 
-    if not asyncio.run(run(load(claude_bin=claude_bin).claude_bin, _say)):
+    if not asyncio.run(run(load(config=config, claude_bin=claude_bin).claude_bin, _say)):
         raise typer.Exit(1)
 
 

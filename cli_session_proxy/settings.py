@@ -1,4 +1,7 @@
-"""Settings: flags over environment (`CLI_SESSION_PROXY_*`) over `cli_session_proxy.toml`. Read here only.
+"""Settings: flags over environment (`CLI_SESSION_PROXY_*`) over a file. Read here only.
+
+The file is the one that `--config` names, else `cli_session_proxy.toml` in the working directory. The latter may be
+anybody's (a repository that was just cloned): it names no program, environment, link or way in.
 
 `Settings` is resolved once at start-up and passed down. A broken file or value is a `ConfigError` that
 names the place and says what to do.
@@ -8,15 +11,18 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Mapping
+from contextvars import ContextVar
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
 from .domain.identifiers import origin
@@ -24,6 +30,20 @@ from .errors import ConfigError
 from .machine import cores, half_of_memory
 
 CONFIG_FILE = "cli_session_proxy.toml"
+PREFIX = "CLI_SESSION_PROXY_"
+
+# What the file gave to the settings that are being made.
+_file: ContextVar[Mapping[str, Any]] = ContextVar("settings_file", default=MappingProxyType({}))
+
+# What a file that merely lies in the working directory may not set, because it runs something, changes what is run,
+# leads to other files, or lets others in. Of profiles, each one's.
+_TRUSTED = {
+    "claude_bin": "a program", "claude_config_dir": "a program's settings", "claude_env": "a program's environment",
+    "host": "who can come in", "allowed_origins": "who can come in",
+}  # fmt: skip
+_TRUSTED_OF_PROFILES = {
+    "mcp_config": "programs", "tools": "programs", "setting_sources": "programs", "add_dirs": "other directories",
+}  # fmt: skip
 
 # What a client without a system prompt gets when no tools are on; one sentence, so that it costs next to nothing.
 NEUTRAL_SYSTEM_PROMPT = "You are a helpful assistant."
@@ -48,6 +68,7 @@ class Profile(BaseModel):
     add_dirs: tuple[Path, ...] = ()
     mcp_config: Path | None = None
     setting_sources: tuple[Literal["user", "project", "local"], ...] = ()
+    confined: bool = False  # the CLI runs under bubblewrap: see `backends.claude.process.confine`
 
 
 class SandboxSettings(BaseModel):
@@ -61,13 +82,13 @@ class SandboxSettings(BaseModel):
 class Settings(BaseSettings):
     """Every option of the proxy. Times in seconds, sizes in bytes."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="CLI_SESSION_PROXY_", env_nested_delimiter="__", extra="forbid", toml_file=CONFIG_FILE
-    )
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid")
 
-    # where it listens, what it keeps
+    # where these come from, where it listens, what it keeps
+    config: Path | None = None
     host: str = "127.0.0.1"
     port: int = Field(default=8787, ge=0, le=65535)
+    uds: Path | None = None  # a unix socket of this user's alone, instead of host and port
     var: Path = Path("var")
     allowed_origins: tuple[str, ...] = ()  # other pages that may ask: scheme://host[:port], exactly
     # the CLI
@@ -82,6 +103,7 @@ class Settings(BaseSettings):
     # who may ask: a name for each secret (see `keys`); none: everybody on this machine
     keys: dict[str, SecretStr] = Field(default_factory=dict, repr=False)
     keys_file: Path | None = None
+    make_key: bool = False  # a key of `local` in <var>/key, made where there is none (see `keys`)
     # bounds
     turn_timeout: float = Field(default=1800.0, gt=0)
     idle_timeout: float = Field(default=300.0, gt=0)
@@ -114,7 +136,7 @@ class Settings(BaseSettings):
         """One origin each, as a browser writes it."""
         return tuple(_origin(text) for text in value)
 
-    @field_validator("var", "claude_bin", "claude_config_dir", "keys_file", mode="after")
+    @field_validator("config", "var", "uds", "claude_bin", "claude_config_dir", "keys_file", mode="after")
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         return None if value is None else Path(os.path.abspath(value.expanduser()))
@@ -128,7 +150,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=dict(_file.get()))
 
     def profile_for(self, name: str | None) -> Profile:
         """The named profile, the default one, or one without tools. Unknown: `ConfigError`."""
@@ -154,17 +176,53 @@ def _origin(text: str) -> str:
 def load(**flags: Any) -> Settings:
     """Settings from the flags that were given (None means: not given), the environment and the file."""
     given = {name: value for name, value in flags.items() if value is not None}
+    named = given.get("config") or os.environ.get(f"{PREFIX}CONFIG")
+    path = Path(named or CONFIG_FILE).expanduser()
+    data = _read(path, must=named is not None)
+    if named is None:
+        _refuse_strangers(data)
+    used = _file.set(data)
     try:
         return Settings(**given)
     except ValidationError as exc:
         first = exc.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "settings"
-        raise ConfigError(
-            f"setting {where}: {first['msg']} (from a flag, CLI_SESSION_PROXY_* or {CONFIG_FILE})"
-        ) from exc
-    except tomllib.TOMLDecodeError as exc:
-        raise ConfigError(f"{CONFIG_FILE} is not valid TOML: {exc}; mend that line or move the file away") from exc
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{CONFIG_FILE} cannot be read: {exc}; mend it or move the file away") from exc
+        raise ConfigError(f"setting {where}: {first['msg']} (from a flag, {PREFIX}* or {path})") from exc
     except ValueError as exc:  # pydantic-settings: a complex value in the environment that is not JSON
-        raise ConfigError(f"a CLI_SESSION_PROXY_* variable cannot be read: {exc}") from exc
+        raise ConfigError(f"a {PREFIX}* variable cannot be read: {exc}") from exc
+    finally:
+        _file.reset(used)
+
+
+def _read(path: Path, *, must: bool) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode())
+    except FileNotFoundError as exc:
+        if must:
+            raise ConfigError(f"there is no {path}: give --config the file of your settings") from exc
+        return {}
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"{path} is not valid TOML: {exc}; mend that line or move the file away") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} cannot be read: {exc}; mend it or move the file away") from exc
+
+
+def _refuse_strangers(data: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a setting that only a file which the user named may hold."""
+    profiles = data.get("profiles")
+    sandbox = data.get("sandbox")
+    found = [(name, what) for name, what in _TRUSTED.items() if data.get(name)]
+    found += [
+        (f"profiles.{profile}.{name}", what)
+        for profile, values in (profiles.items() if isinstance(profiles, dict) else ())
+        for name, what in _TRUSTED_OF_PROFILES.items()
+        if isinstance(values, dict) and values.get(name)
+    ]
+    if isinstance(sandbox, dict) and sandbox.get("links"):
+        found.append(("sandbox.links", "links to other files"))
+    if found:
+        name, what = found[0]
+        raise ConfigError(
+            f"{CONFIG_FILE} in this directory sets {name} ({what}), and the file may be anybody's: if it is yours, say "
+            f"--config {CONFIG_FILE}, or set {PREFIX}CONFIG"
+        )

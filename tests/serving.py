@@ -14,7 +14,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from cli_session_proxy.http.server import Server, bind, create_app
+from cli_session_proxy.http.binding import bind
+from cli_session_proxy.http.server import Server, create_app
 from cli_session_proxy.settings import Settings
 
 # Seconds in which a process of ours starts, or ends.

@@ -137,6 +137,17 @@ def test_broken_settings_are_one_line(
     assert "log_level" in error_of(capsys, 2, "serve", "--log-level", "loud")
 
 
+def test_serve_takes_no_program_from_a_file_that_merely_lies_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("cli_session_proxy.toml").write_text(f'claude_bin = "{tmp_path}/claude"')
+    for command in (("serve",), ("doctor",), ("chat",), ("chains",)):
+        line = error_of(capsys, 2, *command)
+        assert "claude_bin" in line
+        assert "--config" in line
+    done("chains", "--var", tmp_path, "--config", "cli_session_proxy.toml")
+
+
 def test_a_taken_port_and_an_open_host_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_tables_come_from_the_file_and_parts_of_them_from_the_environment(monkey
         """
     )
     monkeypatch.setenv("CLI_SESSION_PROXY_PROFILES__CODER__MODEL", "opus")
-    settings = load()
+    settings = load(config=Path(CONFIG_FILE))
     assert settings.profile_for(None) == Profile(tools=("Read", "Edit"), setting_sources=("project",), model="opus")
     assert settings.sandbox.links == {"CLAUDE.md": Path("/shared/CLAUDE.md")}
 
@@ -107,3 +108,55 @@ def test_an_unknown_profile_says_which_are_known() -> None:
     file("[profiles.coder]\n[profiles.writer]")
     with pytest.raises(ConfigError, match=r"'painter'.*coder, writer"):
         load().profile_for("painter")
+
+
+# --- a file that merely lies there
+
+NOT_FROM_THERE = (
+    ('claude_bin = "./claude"', "claude_bin"),
+    ('claude_config_dir = "."', "claude_config_dir"),
+    ('[claude_env]\nNODE_OPTIONS = "--require ./x.js"', "claude_env"),
+    ('[profiles.a]\nmcp_config = "servers.json"', "profiles.a.mcp_config"),
+    ('[profiles.a]\ntools = ["Bash"]', "profiles.a.tools"),
+    ('[profiles.a]\nadd_dirs = ["/"]', "profiles.a.add_dirs"),
+    ('[profiles.a]\nsetting_sources = ["project"]', "profiles.a.setting_sources"),
+    ('[sandbox.links]\nkeys = "/home/ada/.ssh"', "sandbox.links"),
+    ('allowed_origins = ["http://evil.example"]', "allowed_origins"),
+    ('host = "0.0.0.0"', "host"),
+)
+
+
+@pytest.mark.parametrize(("text", "setting"), NOT_FROM_THERE)
+def test_a_file_in_the_working_directory_names_no_program_environment_or_link(text: str, setting: str) -> None:
+    """Whoever cloned a repository and types `serve` in it would run what its author wants."""
+    file(text)
+    with pytest.raises(ConfigError, match=rf"{re.escape(setting)}\b.*--config {CONFIG_FILE}") as caught:
+        load()
+    assert "\n" not in str(caught.value)
+    load(config=Path(CONFIG_FILE))
+
+
+@pytest.mark.parametrize("text", [text for text, _ in NOT_FROM_THERE])
+def test_a_file_that_was_named_by_the_environment_may(
+    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    monkeypatch.setenv("CLI_SESSION_PROXY_CONFIG", "mine.toml")
+    assert load().config == tmp_path / "mine.toml"
+
+
+def test_a_file_that_was_named_is_read_instead_of_the_one_that_lies_there(tmp_path: Path) -> None:
+    file('port = 1\nclaude_bin = "./claude"')
+    (tmp_path / "mine.toml").write_text("lane_limit = 2")
+    settings = load(config=Path("mine.toml"))
+    assert (settings.port, settings.lane_limit, settings.claude_bin) == (8787, 2, None)
+
+
+def test_what_is_empty_there_does_no_harm() -> None:
+    file("[claude_env]\n[sandbox.links]\n[profiles.a]\ntools = []")
+    assert load().claude_env == {}
+
+
+def test_a_named_file_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"missing\.toml"):
+        load(config=Path("missing.toml"))

@@ -30,7 +30,7 @@ from ..http.served import served_at
 from ..http.ui import views
 from ..settings import Settings
 from ..wires.common import encoded_agent_id
-from .showing import alive, key_of
+from .showing import alive, client_of, key_of
 
 Write = Callable[[str], None]
 
@@ -114,13 +114,11 @@ def printable(text: str) -> str:
 
 @asynccontextmanager
 async def _talk(settings: Settings, owner: str, agent_id: str, model: str) -> AsyncIterator[tuple[Talk, str]]:
-    url = served_at(settings.var)
-    if url is not None and await alive(url):
+    served = served_at(settings.var)
+    if served is not None and await alive(served):
         timeout = httpx.Timeout(settings.turn_timeout, connect=10)
-        async with httpx.AsyncClient(
-            base_url=url, headers=key_of(settings, owner), timeout=timeout, trust_env=False
-        ) as http:
-            yield There(http, agent_id, model), url
+        async with client_of(served, timeout, key_of(settings, owner)) as http:
+            yield There(http, agent_id, model), str(served)
         return
     engine = Engine(settings)
     try:

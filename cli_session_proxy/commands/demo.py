@@ -21,7 +21,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from .. import logs
 from ..engine.engine import Engine
-from ..http.served import url_of
+from ..http.served import place_of
 from ..http.server import Server, create_app
 from ..settings import Settings
 from ..testing.upstream import Upstream
@@ -127,7 +127,9 @@ async def _door(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             try:
                 await server.ready.wait()
-                async with httpx.AsyncClient(base_url=url_of(listener), trust_env=False, timeout=TURN_TIMEOUT) as http:
+                async with httpx.AsyncClient(
+                    base_url=place_of(listener).url, trust_env=False, timeout=TURN_TIMEOUT
+                ) as http:
                     yield http
             finally:
                 server.should_exit = True

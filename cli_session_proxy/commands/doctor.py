@@ -27,12 +27,14 @@ from ..backends.claude.process.memory import FIRST_GUESS
 from ..backends.claude.process.proc import start_time
 from ..engine.ownership import Instances
 from ..errors import ClaudeUnavailable
-from ..http.served import served_at
+from ..http.binding import answers
+from ..http.served import OVER_SOCKET, Served, served_at
 from ..sandbox import Sandboxes
 from ..settings import Settings
 from ..stores.migrations import MIGRATIONS
 from ..stores.sql import FILE
 from .login import missing_login
+from .showing import client_of
 
 Level = Literal["ok", "warning", "error"]
 
@@ -265,17 +267,27 @@ async def _strays(var: Path) -> Finding:
 
 
 async def _port(settings: Settings) -> Finding:
+    if settings.uds is not None:
+        return await _socket(settings.uds)
     host, port = settings.host, settings.port
     if port == 0 or await asyncio.to_thread(_is_free, host, port):
         return Finding("port", "ok", f"{host}:{port} is free" if port else "a free one is taken at start")
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    if not await _answers(url):
+    if not await _answers(Served(url)):
         mend = f"stop it (ss -ltnp 'sport = :{port}' names it), or choose another with --port"
         return Finding("port", "error", f"{host}:{port} is taken by another program", mend)
-    if served_at(settings.var) == url:
+    if served_at(settings.var) == Served(url):
         return Finding("port", "ok", f"{url} is served on this var")
     says = f"{url} is served by a proxy on another var"
     return Finding("port", "warning", says, "choose another with --port, or the same --var")
+
+
+async def _socket(path: Path) -> Finding:
+    if not await asyncio.to_thread(answers, path):
+        return Finding("port", "ok", f"unix:{path} is free")
+    if await _answers(Served(OVER_SOCKET, str(path))):
+        return Finding("port", "ok", f"unix:{path} is served")
+    return Finding("port", "error", f"unix:{path} is taken by another program", "choose another with --uds")
 
 
 def _is_free(host: str, port: int) -> bool:
@@ -287,11 +299,11 @@ def _is_free(host: str, port: int) -> bool:
         return False
 
 
-async def _answers(url: str) -> bool:
+async def _answers(place: Served) -> bool:
     """Is it a proxy of ours that listens there?"""
     try:
-        async with httpx.AsyncClient(trust_env=False, timeout=LOCAL_TIMEOUT) as client:
-            answer = await client.get(f"{url}/healthz")
+        async with client_of(place, LOCAL_TIMEOUT) as client:
+            answer = await client.get("/healthz")
             return answer.status_code == 200 and answer.json() == {"status": "ok"}
     except (httpx.HTTPError, ValueError):
         return False

@@ -22,7 +22,7 @@ from ..errors import ConfigError, InvalidRequest, NotFound, UpstreamError, from_
 from ..export import FORMATS, live
 from ..export.summaries import summary_json
 from ..http.keys import Keys
-from ..http.served import served_at
+from ..http.served import Served, served_at
 from ..sandbox import LOCAL_OWNER, Sandboxes
 from ..settings import Settings
 from ..stores.base import Store
@@ -179,9 +179,9 @@ async def _agent(settings: Settings, store: Store | None, owner: str, agent_id: 
 
 async def delete(settings: Settings, agent_id: str, owner: str = LOCAL_OWNER) -> None:
     """Remove the agent: through the server that runs on this `var`, else here. Raises `NotFound`."""
-    url = served_at(settings.var)
-    if url is not None and await alive(url):
-        await _delete_there(url, agent_id, key_of(settings, owner))
+    served = served_at(settings.var)
+    if served is not None and await alive(served):
+        await _delete_there(served, agent_id, key_of(settings, owner))
         return
     async with opened(settings) as store:
         known = store is not None and await store.agent(owner, agent_id) is not None
@@ -189,10 +189,20 @@ async def delete(settings: Settings, agent_id: str, owner: str = LOCAL_OWNER) ->
         raise NotFound(f"there is no agent {agent_id!r} in {settings.var}: see `chains`")
 
 
-async def alive(url: str) -> bool:
+def client_of(
+    served: Served, timeout: float | httpx.Timeout, headers: dict[str, str] | None = None
+) -> httpx.AsyncClient:
+    """A client of the server at this place, over its unix socket where it has one."""
+    transport = None if served.uds is None else httpx.AsyncHTTPTransport(uds=served.uds)
+    return httpx.AsyncClient(
+        transport=transport, base_url=served.url, trust_env=False, timeout=timeout, headers=headers or {}
+    )
+
+
+async def alive(served: Served) -> bool:
     try:
-        async with httpx.AsyncClient(trust_env=False, timeout=HEALTH_TIMEOUT) as client:
-            return (await client.get(f"{url}/healthz")).status_code == 200
+        async with client_of(served, HEALTH_TIMEOUT) as client:
+            return (await client.get("/healthz")).status_code == 200
     except httpx.HTTPError:
         return False
 
@@ -206,13 +216,15 @@ def key_of(settings: Settings, owner: str) -> dict[str, str]:
     return {} if secret is None else {"Authorization": f"Bearer {secret}"}
 
 
-async def _delete_there(url: str, agent_id: str, key: dict[str, str]) -> None:
-    async with httpx.AsyncClient(trust_env=False, timeout=ANSWER_TIMEOUT, headers=key) as client:
+async def _delete_there(served: Served, agent_id: str, key: dict[str, str]) -> None:
+    async with client_of(served, ANSWER_TIMEOUT, key) as client:
         try:
-            answer = await client.delete(f"{url}/v1/chains/{encoded_agent_id(agent_id)}")
+            answer = await client.delete(f"/v1/chains/{encoded_agent_id(agent_id)}")
             error = None if answer.status_code == 200 else answer.json()["error"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as exc:
-            raise UpstreamError(f"{url} (from serve.json in --var) does not answer as a server of ours does") from exc
+            raise UpstreamError(
+                f"{served} (from serve.json in --var) does not answer as a server of ours does"
+            ) from exc
     if error is not None:
         raise from_dict(error)
 

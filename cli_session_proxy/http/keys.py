@@ -1,25 +1,36 @@
-"""Who asks: a request's key names its owner. Pure but for the keys file, which is read once.
+"""Who asks: a request's key names its owner. Pure but for the files of keys, which are read once.
 
     [keys]                       cli_session_proxy.toml, or CLI_SESSION_PROXY_KEYS__ALICE=…
     alice = "a secret"
 
-`keys_file` is a TOML file of such lines. Without any key everybody is `local`, and what they present is ignored.
+`keys_file` is a TOML file of such lines. `serve --make-key` puts a key of the owner `local` into `<var>/key`; while
+that file is there, every server and command of this `var` uses it. Without any key everybody is `local`, and what they
+present is ignored.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
+import secrets
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import parse_qs
 
-from ..errors import ConfigError, Unauthorized
-from ..sandbox import LOCAL_OWNER
+from .. import redact
+from ..errors import ConfigError, SandboxError, Unauthorized
+from ..sandbox import LOCAL_OWNER, make_private
 from ..settings import Settings
 
+# The file in `var` that `serve --make-key` writes, what its keys begin with, and more than it can hold (bytes).
+MADE_KEY = "key"
+PREFIX = "csp-"
+LONGEST = 4096
+_ANOTHER = "remove it, then `serve --make-key` makes another"
 # Shorter ones can be guessed over a network; what `openssl rand -hex 16` gives has 32.
 MIN_LENGTH = 16
 
@@ -38,10 +49,20 @@ class Keys:
         self._owners = {_digest(secret): name for name, secret in given.items()}
         if len(self._owners) < len(given):
             raise ConfigError("two [keys] have the same secret: give each name its own")
+        made = _made(settings.var / MADE_KEY)
+        if made is not None:
+            _check(str(settings.var / MADE_KEY), made, named=False)
+            self._owners[_digest(made)] = LOCAL_OWNER
+            given.setdefault(LOCAL_OWNER, made)
         self._secrets = given
+        redact.know([*given.values(), *([made] if made else [])])
 
     def __bool__(self) -> bool:
         return bool(self._owners)
+
+    @property
+    def owners(self) -> frozenset[str]:
+        return frozenset(self._owners.values())
 
     def secret_of(self, owner: str) -> str | None:
         """For our own commands that talk to a running server."""
@@ -95,8 +116,42 @@ def _read(path: Path) -> dict[str, str]:
     return data
 
 
-def _check(name: str, secret: str) -> None:
-    if not _NAME.fullmatch(name):
+def make(var: Path) -> Path:
+    """The file of this `var`'s own key, made now where there is none. Raises `ConfigError`."""
+    path = var / MADE_KEY
+    try:
+        make_private(var)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        return path  # made earlier, or by another proxy just now
+    except (OSError, SandboxError) as exc:
+        raise ConfigError(f"the key {path} cannot be made ({exc}): make --var writable for this user") from exc
+    with open(handle, "w") as file:
+        file.write(f"{PREFIX}{secrets.token_urlsafe(32)}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return path
+
+
+def _made(path: Path) -> str | None:
+    """The key in the file; None where there is no file. One that others could have read or written is refused."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as exc:
+        raise ConfigError(f"the key {path} cannot be read ({exc.strerror}): {_ANOTHER}") from exc
+    try:
+        state = os.fstat(handle)
+        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o077:
+            raise ConfigError(f"the key {path} must be a file of yours with mode 0600: {_ANOTHER}")
+        return os.read(handle, LONGEST).decode("ascii", "replace").strip()
+    finally:
+        os.close(handle)
+
+
+def _check(name: str, secret: str, *, named: bool = True) -> None:
+    if named and not _NAME.fullmatch(name):
         raise ConfigError(f"key name {name!r}: use up to 64 letters, digits and . _ @ -")
     if len(secret) < MIN_LENGTH or not secret.isascii() or any(char.isspace() for char in secret):
         raise ConfigError(f"key {name}: its secret must have at least {MIN_LENGTH} characters, ASCII without spaces")

@@ -1,4 +1,4 @@
-"""Where a running server listens, said in `var`, so that the commands find it whatever its port."""
+"""Where a running server listens, said in `var`, so that the commands find it whatever its port or socket."""
 
 from __future__ import annotations
 
@@ -7,17 +7,32 @@ import json
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 SERVED = "serve.json"
+# A unix socket has no address of its own; this name passes the gate.
+OVER_SOCKET = "http://localhost"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """`url` is asked at the unix socket `uds` where there is one."""
+
+    url: str
+    uds: str | None = None
+
+    def __str__(self) -> str:
+        return self.url if self.uds is None else f"unix:{self.uds}"
 
 
 @contextlib.contextmanager
 def announced(var: Path, listener: socket.socket) -> Iterator[None]:
     """The file is there while the body runs. One that another server has replaced meanwhile is left alone."""
     path = var / SERVED
+    where = place_of(listener)
     fresh = path.with_suffix(f".{os.getpid()}")
-    fresh.write_text(json.dumps({"url": url_of(listener), "pid": os.getpid()}))
+    fresh.write_text(json.dumps({"url": where.url, "uds": where.uds, "pid": os.getpid()}))
     fresh.replace(path)
     try:
         yield
@@ -26,10 +41,11 @@ def announced(var: Path, listener: socket.socket) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def served_at(var: Path) -> str | None:
-    """The URL of a server that serves this `var`. It may be dead since: ask its /healthz."""
-    url = _read(var / SERVED).get("url")
-    return url if isinstance(url, str) else None
+def served_at(var: Path) -> Served | None:
+    """The place of a server that serves this `var`. It may be dead since: ask its /healthz."""
+    said = _read(var / SERVED)
+    url, uds = said.get("url"), said.get("uds")
+    return Served(url, uds if isinstance(uds, str) else None) if isinstance(url, str) else None
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -40,6 +56,8 @@ def _read(path: Path) -> dict[str, object]:
     return said if isinstance(said, dict) else {}
 
 
-def url_of(listener: socket.socket) -> str:
+def place_of(listener: socket.socket) -> Served:
+    if listener.family == socket.AF_UNIX:
+        return Served(OVER_SOCKET, str(listener.getsockname()))
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return Served(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
-import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -17,24 +15,25 @@ from starlette.applications import Starlette
 from .. import logs
 from ..commands.login import report
 from ..engine.engine import Engine
-from ..errors import ConfigError
-from ..settings import CONFIG_FILE, Settings
+from ..settings import Settings
 from ..wires.conversations.routes import ConversationsRoutes
 from ..wires.generate.routes import GenerateRoutes
 from ..wires.interactions.routes import InteractionsRoutes
 from ..wires.messages.routes import MessagesRoutes
 from ..wires.responses.routes import ResponsesRoutes
+from .binding import bound
 from .connection import Connection
 from .dialogues import Dialogues
 from .gate import Gate
-from .keys import Keys
+from .keys import Keys, make
 from .listening import Listening
 from .metrics import MetricsRoute
+from .notices import listening, notices
 from .openapi import OpenApiRoute
 from .origins import Origins
 from .repair_lines import RepairLines
 from .routes import Routes
-from .served import announced, url_of
+from .served import announced, place_of
 from .ui.routes import Ui
 
 # Longer than clients keep an idle connection in their pools (httpx: 5 s, requests and browsers: about 60 s), so that
@@ -69,7 +68,9 @@ def create_app(engine: Engine, settings: Settings) -> Starlette:
 
 async def serve(settings: Settings, say: Say = print) -> None:
     """Listen until SIGTERM or SIGINT, then let running turns end (bounded). Raises `ConfigError` before listening."""
-    with contextlib.closing(bind(settings)) as listener:
+    if settings.make_key:
+        make(settings.var)
+    with bound(settings) as listener:
         engine = Engine(settings)
         repairs = RepairLines(engine.store, say)
         engine.observers.append(repairs)
@@ -110,10 +111,11 @@ def _collect_less() -> None:
 
 async def _tell(server: Server, settings: Settings, listener: socket.socket, repairs: RepairLines, say: Say) -> None:
     await server.ready.wait()
-    url = url_of(listener)
     try:
-        say(f"listening on {url}  (OpenAI clients: base_url={url}/v1)")
+        say(listening(place_of(listener)))
         async for line in report(settings):
+            say(line)
+        for line in notices(settings, Keys(settings)):
             say(line)
         await repairs.run()
     except OSError as exc:  # the terminal is gone; the server is not
@@ -144,28 +146,3 @@ def _on_signals(do: Callable[[], None]) -> Iterator[None]:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-
-
-def bind(settings: Settings) -> socket.socket:
-    """A listening socket; on an address that others can reach only with keys. Raises `ConfigError`."""
-    host, port = settings.host, settings.port
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as exc:
-        raise ConfigError(f"host {host!r} cannot be resolved: choose another with --host") from exc
-    if not Keys(settings) and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        raise ConfigError(
-            f"host {host!r} can be reached by others and there are no keys: use --host 127.0.0.1, or name keys in "
-            f'[keys] of {CONFIG_FILE}, such as alice = "a secret of 16 characters or more"'
-        )
-    try:
-        listener = socket.create_server((str(address[0]), port), family=family, backlog=2048)
-    except OSError as exc:
-        if exc.errno == errno.EADDRINUSE:
-            why = "is taken by another program: stop that one or choose another port with --port"
-        else:
-            why = f"cannot be used ({exc.strerror}): choose another with --port"
-        raise ConfigError(f"port {port} on {host} {why}") from exc
-    # Made again from its number it knows that it is TCP. asyncio switches Nagle's delay off only then; with it, an
-    # answer of two writes waits 40 ms for the client's delayed acknowledgement.
-    return socket.socket(fileno=listener.detach())

@@ -16,8 +16,9 @@ from pathlib import Path
 import httpx
 
 from cli_session_proxy.commands.chatting import Interrupts, There, _turn, printable
+from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.served import announced
-from cli_session_proxy.http.server import Server, bind, create_app
+from cli_session_proxy.http.server import Server, create_app
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Fail, Gate, Reply
 from cli_session_proxy.testing.upstream import Upstream

@@ -15,8 +15,8 @@ import pytest
 
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ConfigError, Unauthorized
+from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.keys import Keys
-from cli_session_proxy.http.server import bind
 from cli_session_proxy.settings import Settings, load
 
 from ..conftest import MakeSettings

@@ -178,7 +178,8 @@ async def test_a_repair_that_a_stopping_proxy_makes_is_told(engines: list[Draini
         server.serve(Settings(port=0, var=tmp_path / "var", claude_bin=tmp_path / "none"), say), SOON
     )
     assert [line.partition(" ")[0] for line in said[:2]] == ["listening", "claude:"]
-    assert said[2].endswith(f"turn_2: {SAID}")
+    assert said[2].startswith("no key: ")
+    assert said[3].endswith(f"turn_2: {SAID}")
 
 
 async def test_without_a_terminal_the_proxy_serves_all_the_same(engines: list[Draining], tmp_path: Path) -> None:
@@ -188,10 +189,10 @@ async def test_without_a_terminal_the_proxy_serves_all_the_same(engines: list[Dr
     tmp_path.joinpath("var").mkdir()
     serving = asyncio.create_task(server.serve(Settings(port=0, var=tmp_path / "var"), say))
     async with asyncio.timeout(SOON):
-        while (url := served_at(tmp_path / "var")) is None:  # noqa: ASYNC110 - a file tells nobody
+        while (where := served_at(tmp_path / "var")) is None:  # noqa: ASYNC110 - a file tells nobody
             await asyncio.sleep(0.01)
         async with httpx.AsyncClient(trust_env=False) as http:
-            assert (await http.get(f"{url}/healthz")).status_code == 200
+            assert (await http.get(f"{where.url}/healthz")).status_code == 200
         engines[0].told.set()
         os.kill(os.getpid(), signal.SIGTERM)
         await serving
@@ -275,6 +276,7 @@ async def test_serve_prints_where_it_listens_and_a_line_for_each_repair(
         first = (await lines.readline()).decode()
         assert first.startswith("listening on http://127.0.0.1:")
         assert (await lines.readline()).startswith(b"claude 2.1.")
+        assert (await lines.readline()).startswith(b"no key: ")
         async with httpx.AsyncClient(base_url=first.split()[2], trust_env=False, timeout=SOON) as http:
             await say(http, "one")
             [path] = settings.claude_config_dir.glob("projects/*/*.jsonl")

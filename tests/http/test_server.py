@@ -18,7 +18,8 @@ import pytest
 
 from cli_session_proxy import errors, logs
 from cli_session_proxy.domain.models import Finished
-from cli_session_proxy.http.server import Server, bind, create_app
+from cli_session_proxy.http.binding import bind
+from cli_session_proxy.http.server import Server, create_app
 from cli_session_proxy.settings import Settings
 
 from ..fakes import AGENT, SESSION, TURN, FakeEngine, Step, hello, started, text, turn

@@ -1,0 +1,116 @@
+"""The socket that `serve` listens on: a TCP port, or a unix socket that only this user can open."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import ConfigError
+from ..settings import CONFIG_FILE, Settings
+from .keys import Keys
+
+BACKLOG = 2048
+# A program that listens on a unix socket takes a connection at once, or is stuck: seconds.
+ANSWERS_WITHIN = 1.0
+
+
+@contextlib.contextmanager
+def bound(settings: Settings) -> Iterator[socket.socket]:
+    """A listening socket while the body runs; the file of a unix socket is removed after it."""
+    listener = bind(settings)
+    mine = None if settings.uds is None else _identity(settings.uds)
+    try:
+        yield listener
+    finally:
+        listener.close()
+        if settings.uds is not None and _identity(settings.uds) == mine:
+            settings.uds.unlink(missing_ok=True)
+
+
+def bind(settings: Settings) -> socket.socket:
+    """A listening socket; on an address that others can reach only with keys. Raises `ConfigError`."""
+    return _tcp(settings) if settings.uds is None else _unix(settings.uds)
+
+
+def _tcp(settings: Settings) -> socket.socket:
+    host, port = settings.host, settings.port
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as exc:
+        raise ConfigError(f"host {host!r} cannot be resolved: choose another with --host") from exc
+    if not Keys(settings) and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        raise ConfigError(
+            f"host {host!r} can be reached by others and there are no keys: use --host 127.0.0.1, or --make-key, or "
+            f'name keys in [keys] of {CONFIG_FILE}, such as alice = "a secret of 16 characters or more"'
+        )
+    try:
+        listener = socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
+    except OSError as exc:
+        if exc.errno == errno.EADDRINUSE:
+            why = "is taken by another program: stop that one or choose another port with --port"
+        else:
+            why = f"cannot be used ({exc.strerror}): choose another with --port"
+        raise ConfigError(f"port {port} on {host} {why}") from exc
+    # Made again from its number it knows that it is TCP. asyncio switches Nagle's delay off only then; with it, an
+    # answer of two writes waits 40 ms for the client's delayed acknowledgement.
+    return socket.socket(fileno=listener.detach())
+
+
+def _unix(path: Path) -> socket.socket:
+    """Mode 0600 from its first moment on. A socket that nobody answers on any more is replaced."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _clear(path)
+        mask = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(mask)
+        listener.listen(BACKLOG)
+    except OSError as exc:
+        listener.close()
+        why = exc.strerror or str(exc)
+        raise ConfigError(f"--uds {path} cannot be used ({why}): choose a short path in a directory of yours") from exc
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _clear(path: Path) -> None:
+    try:
+        there = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(there.st_mode):
+        raise ConfigError(f"--uds {path} is there already and no socket: left alone, choose another path")
+    if answers(path):
+        raise ConfigError(f"--uds {path} is taken by another program: stop that one or choose another path")
+    path.unlink()
+
+
+def answers(path: Path) -> bool:
+    """Whether a program listens on this unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
+        knocking.settimeout(ANSWERS_WITHIN)
+        try:
+            knocking.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:  # its queue is full, or it is somebody else's: there is one
+            return True
+        return True
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        there = path.lstat()
+    except OSError:
+        return None
+    return there.st_dev, there.st_ino

@@ -1,0 +1,49 @@
+"""What `serve` says of its own standing: where it listens, who can come in, and what its settings mean for others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..backends.claude import environment
+from ..settings import Settings
+from .keys import MADE_KEY, Keys
+from .served import Served
+
+# Anthropic's own page; it changes, so it is linked and never quoted as law.
+TERMS = "https://code.claude.com/docs/en/legal-and-compliance"
+# A login by one of these is billed by use, and is not a person's subscription.
+BY_USE = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+PROVIDER = "CLAUDE_CODE_USE_"
+
+
+def listening(place: Served) -> str:
+    if place.uds is not None:
+        return f"listening on {place}  (curl --unix-socket {place.uds} {place.url}/v1/models)"
+    return f"listening on {place.url}  (OpenAI clients: base_url={place.url}/v1)"
+
+
+def notices(settings: Settings, keys: Keys) -> Iterator[str]:
+    """A line for each thing that the person who starts it should know. Reads no credential, only names."""
+    if not keys and settings.uds is None:
+        yield (
+            "no key: every user and every program of this machine can use this proxy and read its chains; start it "
+            "with --make-key to ask for a key, or with --uds PATH to be alone"
+        )
+    elif (made := settings.var / MADE_KEY).exists():
+        yield f"the key is in {made}: send it as Authorization: Bearer; our own commands use it by themselves"
+    if len(keys.owners) > 1 and not _billed_by_use(settings):
+        yield (
+            f"{len(keys.owners)} keys over one Claude login: a subscription is for the person who bought it; several "
+            f"people need an API key, or each their own login and proxy (Anthropic's terms: {TERMS})"
+        )
+    for name, profile in sorted(settings.profiles.items()):
+        if profile.tools and not profile.confined:
+            yield (
+                f"profile {name}: the CLI's tools run with all of your rights; an agent's sandbox is a directory, "
+                "not a boundary (confined = true makes one, with bubblewrap)"
+            )
+
+
+def _billed_by_use(settings: Settings) -> bool:
+    env = environment.inherited(settings)
+    return any(env.get(name) for name in BY_USE) or any(name.startswith(PROVIDER) and env[name] for name in env)

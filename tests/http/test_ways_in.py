@@ -1,0 +1,250 @@
+"""Who can reach the proxy at all: a unix socket for one user, a key made at the first start, and what `serve` says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cli_session_proxy.commands import showing
+from cli_session_proxy.commands.showing import alive, client_of, key_of
+from cli_session_proxy.errors import ConfigError
+from cli_session_proxy.http.binding import bound
+from cli_session_proxy.http.keys import PREFIX, Keys, make
+from cli_session_proxy.http.notices import TERMS, notices
+from cli_session_proxy.http.served import Served, served_at
+from cli_session_proxy.settings import Profile, Settings
+
+from ..conftest import FAKE_KEY
+from ..no_cli import NoCli
+from ..serving import serving
+from ..test_cli import fill
+
+SOON = 30
+BOTH = {"alice": "alices-secret-0123456789", "bob": "bobs-secret-0123456789"}
+
+
+@contextmanager
+def served(var: Path, *options: str | Path, lines: int = 1) -> Iterator[list[str]]:
+    """`serve` as a program, until the body ends, and the first lines that it says: where, the CLI, its standing."""
+    args = [
+        sys.executable,
+        "-m",
+        "cli_session_proxy",
+        "serve",
+        "--var",
+        str(var),
+        "--claude-bin",
+        str(var / "no-claude"),
+    ]
+    with subprocess.Popen([*args, *map(str, options)], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield [server.stdout.readline() for _ in range(lines)]
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(SOON) == 0
+        finally:
+            server.kill()
+
+
+# --- a unix socket
+
+
+async def test_a_unix_socket_is_this_users_alone_and_our_commands_find_it(short_tmp: Path) -> None:
+    var, path = short_tmp / "var", short_tmp / "proxy.sock"
+    await asyncio.to_thread(fill, var, "ada")
+    with served(var, "--uds", path) as said:
+        assert f"listening on unix:{path}" in said[0]
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert served_at(var) == Served("http://localhost", str(path))
+        where = served_at(var)
+        assert where is not None
+        assert await alive(where)
+        async with client_of(where, SOON) as http:
+            assert [row["agent_id"] for row in (await http.get("/v1/chains")).json()["data"]] == ["ada"]
+            assert (await http.get("/v1/chains", headers={"Host": "evil.example"})).status_code == 400
+        await showing.delete(Settings(var=var), "ada")  # through the server: it holds the store
+        async with client_of(where, SOON) as http:
+            assert (await http.get("/v1/chains")).json()["data"] == []
+    assert not path.exists()
+    assert served_at(var) is None
+
+
+def listening_on(path: Path) -> socket.socket:
+    one = socket.socket(socket.AF_UNIX)
+    one.bind(str(path))
+    one.listen()
+    return one
+
+
+def test_a_socket_that_nobody_answers_on_is_replaced_and_nothing_else_is(short_tmp: Path) -> None:
+    path = short_tmp / "proxy.sock"
+    settings = Settings(var=short_tmp / "var", uds=path)
+    listening_on(path).close()
+    before = os.umask(0)
+    try:
+        with bound(settings):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            with pytest.raises(ConfigError, match=r"--uds .* is taken"), bound(settings):
+                pass
+            assert path.exists()
+    finally:
+        assert os.umask(before) == 0
+    assert not path.exists()
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="no socket: left alone"), bound(settings):
+        pass
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("path", ["/nowhere/x.sock", "/tmp/" + "x" * 200, "/proc/x.sock"])
+def test_a_socket_that_cannot_be_made_is_one_line(path: str) -> None:
+    with pytest.raises(ConfigError, match="--uds"), bound(Settings(uds=Path(path))):
+        pass
+
+
+def test_a_socket_of_another_server_is_left_alone_at_the_end(short_tmp: Path) -> None:
+    path = short_tmp / "proxy.sock"
+    with bound(Settings(var=short_tmp / "var", uds=path)):
+        path.unlink()
+        other = listening_on(path)
+    assert path.exists()
+    other.close()
+
+
+# --- a key made at the first start
+
+
+def test_the_first_start_makes_a_key_that_nobody_else_can_read(tmp_path: Path) -> None:
+    var = tmp_path / "var"
+    with served(var, "--port", "0", "--make-key", lines=3) as said:
+        path = var / "key"
+        assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(var.stat().st_mode)) == (0o600, 0o700)
+        secret = path.read_text().strip()
+        assert secret.startswith(PREFIX)
+        assert len(secret) > 40
+        assert str(path) in said[-1]
+        assert secret not in "".join(said)
+        where = served_at(var)
+        assert where is not None
+        with httpx.Client(base_url=where.url, trust_env=False) as http:
+            assert http.get("/healthz").status_code == 200
+            assert http.get("/v1/chains").status_code == 401
+            assert http.get("/v1/chains", headers={"Authorization": f"Bearer {secret}"}).status_code == 200
+    with served(var, "--port", "0", "--make-key"):
+        assert (var / "key").read_text().strip() == secret
+    with served(var, "--port", "0"):  # once made it is asked for, whatever the flags are
+        where = served_at(var)
+        assert where is not None
+        assert httpx.get(f"{where.url}/v1/chains", trust_env=False).status_code == 401
+
+
+@asynccontextmanager
+async def locked(var: Path) -> AsyncIterator[str]:
+    settings = Settings(var=var, port=0, claude_config_dir=var.with_name("config"))
+    make(var)
+    engine = NoCli(settings)
+    await engine.start()
+    try:
+        async with serving(engine, settings) as url:
+            yield url
+    finally:
+        await engine.stop()
+
+
+async def test_our_own_commands_use_it_by_themselves(tmp_path: Path) -> None:
+    var = tmp_path / "var"
+    await asyncio.to_thread(fill, var, "ada")
+    with served(var, "--port", "0", "--make-key"):
+        done = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-m", "cli_session_proxy", "delete", "ada", "--yes", "--var", str(var)],
+            check=False, capture_output=True, text=True, timeout=SOON,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, "deleted ada\n")
+
+
+async def test_its_owner_is_local_so_that_what_was_there_before_stays_in_sight(tmp_path: Path) -> None:
+    var = tmp_path / "var"
+    await asyncio.to_thread(fill, var, "ada")
+    async with locked(var) as url:
+        settings = Settings(var=var)
+        async with httpx.AsyncClient(trust_env=False, headers=key_of(settings, "local")) as http:
+            listed = (await http.get(f"{url}/chains")).json()["data"]
+            assert [(row["agent_id"], row["owner"]) for row in listed] == [("ada", "local")]
+    assert Keys(settings).owners == {"local"}
+
+
+@pytest.mark.parametrize("wrong", ["readable", "link", "folder", "short"])
+def test_a_key_that_others_may_know_is_refused(tmp_path: Path, wrong: str) -> None:
+    var = tmp_path / "var"
+    path = make(var)
+    if wrong == "readable":
+        path.chmod(0o640)
+    elif wrong == "short":
+        path.write_text("x\n")
+    else:
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere") if wrong == "link" else path.mkdir()
+    with pytest.raises(ConfigError, match="key") as caught:
+        Keys(Settings(var=var))
+    assert str(path) in caught.value.message
+
+
+def test_a_made_key_lets_serve_listen_on_other_addresses(tmp_path: Path) -> None:
+    settings = Settings(var=tmp_path / "var", host="0.0.0.0", port=0)
+    with pytest.raises(ConfigError, match="--make-key"), bound(settings):
+        pass
+    make(settings.var)
+    with bound(settings):
+        pass
+
+
+# --- what serve says
+
+
+def told(settings: Settings) -> str:
+    return "\n".join(notices(settings, Keys(settings)))
+
+
+def test_loopback_without_a_key_is_said_to_be_open_to_everybody_here(tmp_path: Path) -> None:
+    settings = Settings(var=tmp_path / "var")
+    assert "every user and every program of this machine can use this proxy and read its chains" in told(settings)
+    assert told(Settings(var=tmp_path / "var", uds=tmp_path / "s")) == ""
+    make(settings.var)
+    assert "every user" not in told(settings)
+
+
+def test_several_keys_over_one_subscription_are_said_to_be_against_its_terms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = Settings(var=tmp_path / "var", keys=BOTH)  # type: ignore[arg-type]  # pydantic makes them SecretStr
+    assert "2 keys over one Claude login" in told(several)
+    assert TERMS in told(several)
+    monkeypatch.setenv("CLAUDE_CODE_OAUTH_TOKEN", FAKE_KEY)
+    assert TERMS in told(several)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", FAKE_KEY)
+    assert TERMS not in told(several)
+    monkeypatch.delenv("ANTHROPIC_API_KEY")
+    monkeypatch.setenv("CLAUDE_CODE_USE_BEDROCK", "1")
+    assert TERMS not in told(several)
+    monkeypatch.delenv("CLAUDE_CODE_USE_BEDROCK")
+    assert TERMS not in told(Settings(var=tmp_path / "var", keys={"alice": BOTH["alice"]}))  # type: ignore[dict-item]
+
+
+def test_a_sandbox_is_said_to_be_no_boundary(tmp_path: Path) -> None:
+    profiles = {"talker": Profile(), "coder": Profile(tools=("Read",)), "safe": Profile(tools=("Bash",), confined=True)}
+    said = told(Settings(var=tmp_path / "var", profiles=profiles))
+    assert "profile coder" in said
+    assert "not a boundary" in said
+    assert "talker" not in said
+    assert "safe" not in said
