@@ -51,9 +51,16 @@ NEUTRAL_SYSTEM_PROMPT = "You are a helpful assistant."
 # The allow-list of DESIGN.md: nothing else of the proxy's environment reaches the CLI. A trailing * is a prefix.
 ENVIRONMENT_ALLOWED = (
     "PATH", "HOME", "LANG", "LC_*", "TZ", "ANTHROPIC_*", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_USE_*",
-    "AWS_*", "GOOGLE_*", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy",
-    "all_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE",
+    "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy",
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE",
 )  # fmt: skip
+# A cloud's credentials are for all of its services: they reach the CLI only where it is told to use that cloud
+# (names in 2.1.329).
+_AWS, _GOOGLE = ("AWS_*",), ("GOOGLE_*", "CLOUD_ML_REGION", "VERTEX_REGION_*")
+ENVIRONMENT_OF_PROVIDERS = {
+    "CLAUDE_CODE_USE_BEDROCK": _AWS, "CLAUDE_CODE_USE_MANTLE": _AWS, "CLAUDE_CODE_USE_ANTHROPIC_AWS": _AWS,
+    "CLAUDE_CODE_USE_VERTEX": _GOOGLE, "CLAUDE_CODE_USE_ANTHROPIC_GOOGLE_CLOUD": _GOOGLE,
+}  # fmt: skip
 
 
 class Profile(BaseModel):

@@ -6,9 +6,11 @@ Besides `settings` this is the only place that reads the proxy's own environment
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
-from ...settings import ENVIRONMENT_ALLOWED, Settings
+from ... import redact
+from ...settings import ENVIRONMENT_ALLOWED, ENVIRONMENT_OF_PROVIDERS, Settings
 
 TMPDIR = "TMPDIR"
 CONFIG_DIR = "CLAUDE_CONFIG_DIR"
@@ -24,15 +26,25 @@ TOOL_DEFAULTS = {
 }
 
 
-def _allowed(name: str) -> bool:
-    return any(
-        name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern for pattern in ENVIRONMENT_ALLOWED
-    )
+# What a switch of the CLI's holds where it is off (its own reading, 2.1.329).
+_OFF = frozenset({"", "0", "false", "no", "off"})
+# Values that are hidden wherever they turn up: a CLI's last words on stderr may quote them.
+_SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$")
 
 
 def inherited(settings: Settings) -> dict[str, str]:
     """What of the proxy's environment may reach the CLI, and what the settings add to it."""
-    return {name: value for name, value in os.environ.items() if _allowed(name)} | settings.claude_env
+    switches = {**os.environ, **settings.claude_env}
+    patterns = list(ENVIRONMENT_ALLOWED)
+    for switch, own in ENVIRONMENT_OF_PROVIDERS.items():
+        if switches.get(switch, "").strip().lower() not in _OFF:
+            patterns += own
+    exact = {pattern for pattern in patterns if not pattern.endswith("*")}
+    prefixes = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
+    passed = {name: value for name, value in os.environ.items() if name in exact or name.startswith(prefixes)}
+    env = passed | settings.claude_env
+    redact.know(value for name, value in env.items() if _SECRET_NAME.search(name))
+    return env
 
 
 def _default_config_dir(settings: Settings) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_session_proxy import redact
 from cli_session_proxy.backends.claude import environment
 from cli_session_proxy.backends.claude.process.capability import Capability, find, heard, probe
 from cli_session_proxy.backends.claude.process.launch import Launch
@@ -155,6 +156,41 @@ def test_nothing_but_the_allowed_reaches_the_cli(tmp_path: Path, monkeypatch: py
     assert (env["ANTHROPIC_API_KEY"], env["LC_TIME"], env["MORE"]) == ("sk-ant-fake", "C", "1")
     assert (env["TMPDIR"], env["CLAUDE_CODE_MAX_RETRIES"]) == (str(tmp_path), "3")
     assert env["CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS"] == "3750"
+
+
+CLOUDS = {
+    "AWS_SECRET_ACCESS_KEY": "a-secret-of-aws", "AWS_PROFILE": "work", "GOOGLE_APPLICATION_CREDENTIALS": "/g.json",
+    "CLOUD_ML_REGION": "global",
+}  # fmt: skip
+AWS, GOOGLE = {"AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"}, {"GOOGLE_APPLICATION_CREDENTIALS", "CLOUD_ML_REGION"}
+
+
+@pytest.mark.parametrize(
+    ("switch", "passed"),
+    [
+        (None, set()), ("CLAUDE_CODE_USE_BEDROCK", AWS), ("CLAUDE_CODE_USE_MANTLE", AWS),
+        ("CLAUDE_CODE_USE_VERTEX", GOOGLE),
+        ("CLAUDE_CODE_USE_FOUNDRY", set()),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("where", ["environment", "settings"])
+def test_a_clouds_credentials_reach_the_cli_only_when_it_uses_that_cloud(
+    switch: str | None, passed: set[str], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CLOUDS.items():
+        monkeypatch.setenv(name, value)
+    settings = Settings(claude_env={switch: "1"} if switch and where == "settings" else {})
+    if switch and where == "environment":
+        monkeypatch.setenv(switch, "1")
+    assert set(CLOUDS) & set(environment.inherited(settings)) == passed
+    if switch:
+        monkeypatch.setenv(switch, "0")
+        assert not set(CLOUDS) & set(environment.inherited(Settings()))
+
+
+def test_a_secret_of_the_environment_is_hidden_wherever_it_turns_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment.inherited(Settings(claude_env={"AWS_SECRET_ACCESS_KEY": "of no form at all"}))
+    assert redact.text("it said: of no form at all") == "it said: [redacted]"
 
 
 def test_the_config_dir_is_the_setting_then_the_variable_then_the_users_own(
