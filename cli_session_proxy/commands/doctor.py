@@ -21,7 +21,7 @@ from typing import Literal
 import httpx
 
 from ..backends.claude import environment
-from ..backends.claude.process import capability
+from ..backends.claude.process import capability, confine
 from ..backends.claude.process.capability import Capability
 from ..backends.claude.process.memory import FIRST_GUESS
 from ..backends.claude.process.proc import start_time
@@ -74,6 +74,8 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
     yield await _looked("config dir", lambda: _writable("config dir", config_dir, "--claude-config-dir"))
     yield await _looked("var", lambda: _writable("var", settings.var, "--var"))
     yield await _looked("sandbox", lambda: _sandbox(settings))
+    if any(profile.confined for profile in settings.profiles.values()):
+        yield await _boundary()
     yield await _looked("disk", lambda: _disk(settings.var))
     yield _memory(settings)
     health, last_at = await asyncio.to_thread(_store, settings.var / FILE)
@@ -122,6 +124,14 @@ async def _login(cli: Capability, env: dict[str, str]) -> Finding:
 
 
 # --- directories and disk
+
+
+async def _boundary() -> Finding:
+    why = await confine.missing()
+    if why is None:
+        return Finding("boundary", "ok", "bubblewrap can confine a CLI")
+    says, _, mend = why.partition(": ")
+    return Finding("boundary", "error", says, mend)
 
 
 async def _looked(check: str, look: Callable[[], Finding]) -> Finding:

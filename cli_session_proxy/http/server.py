@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from .. import logs
 from ..commands.login import report
 from ..engine.engine import Engine
+from ..errors import ConfigError
 from ..settings import Settings
 from ..wires.conversations.routes import ConversationsRoutes
 from ..wires.generate.routes import GenerateRoutes
@@ -70,6 +71,7 @@ async def serve(settings: Settings, say: Say = print) -> None:
     """Listen until SIGTERM or SIGINT, then let running turns end (bounded). Raises `ConfigError` before listening."""
     if settings.make_key:
         make(settings.var)
+    _refuse_open_backs(settings)
     with bound(settings) as listener:
         engine = Engine(settings)
         repairs = RepairLines(engine.store, say)
@@ -101,6 +103,16 @@ async def _run(engine: Engine, settings: Settings, listener: socket.socket, say:
             telling.cancel()
             await asyncio.gather(asked, telling, return_exceptions=True)
             await serving
+
+
+def _refuse_open_backs(settings: Settings) -> None:
+    """An agent that is confined but may ask the proxy for everybody's chains is not. Raises `ConfigError`."""
+    confined = sorted(name for name, profile in settings.profiles.items() if profile.confined)
+    if confined and settings.uds is None and not Keys(settings):
+        raise ConfigError(
+            f"profile {confined[0]} is confined, but its agents could ask this proxy for every chain over loopback: "
+            "add --make-key (they do not see the key), or --uds PATH"
+        )
 
 
 def _collect_less() -> None:

@@ -39,7 +39,8 @@ class Launch:
     `profile.tools`: plain names become available, rules such as `Bash(git *)` or `mcp__…` are allowed as well;
     everything else is up to `permission_mode`. `settings` is merged into --settings. `env` is everything.
     `offers` are the client's own tools: given to the running process, which can be given others later.
-    `ahead`: it has no session's directory yet and waits for one (`ClaudeProcess.claim`).
+    `ahead`: it has no session's directory yet and waits for one (`ClaudeProcess.claim`). `wrapper` is the beginning of
+    the command line of a confined one (`confine`).
     """
 
     capability: Capability
@@ -55,11 +56,12 @@ class Launch:
     settings: JSON = field(default_factory=dict, compare=False)
     offers: Offers = field(default_factory=Offers, compare=False)
     ahead: bool = field(default=False, compare=False)
+    wrapper: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def argv(self, prompt_file: Path | None = None) -> list[str]:
         """The command line. With `prompt_file` the system prompt is read from there (see `wants_prompt_file`)."""
         session = f"--resume={self.session_id}" if self.resume else f"--session-id={self.session_id}"
-        return [str(self.capability.path), *self._fixed(), session, *self._choices(prompt_file)]
+        return [*self.wrapper, str(self.capability.path), *self._fixed(), session, *self._choices(prompt_file)]
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -79,7 +81,7 @@ class Launch:
         to a running process, it would be told to the model as a `/model` command of the user (run on 2.1.329).
         """
         profile = self.profile
-        own = profile.tools or profile.add_dirs or profile.mcp_config or profile.setting_sources
+        own = profile.tools or profile.add_dirs or profile.mcp_config or profile.setting_sources or profile.confined
         if not self.capability.takes_claim or self.resume or own or self.append_system_prompt is not None:
             return None
         if not self.ahead and not (self.system_prompt or "").strip():

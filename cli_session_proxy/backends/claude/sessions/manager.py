@@ -29,7 +29,7 @@ from ....stores.base import Standing, Store
 from .. import environment, transcript
 from ..events import ProcessDied, WrongTranscript
 from ..process import capability as cli
-from ..process import frames
+from ..process import confine, frames
 from ..process.capability import Capability
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
@@ -97,7 +97,9 @@ class Sessions:
         env = self._env | {environment.TMPDIR: str(self._sandboxes.tmpdir(agent.dir))}
         capability = await cli.probe(cli.find(self._settings), env, cwd)
         _refuse_what_it_cannot(capability, plan)
-        now = Now(agent, parent, turn_id, cwd, capability, adopt)
+        place = confine.Place(cwd, self._sandboxes.tmpdir(agent.dir), self._config_dir)
+        wrapper = await confine.wrapper(self._settings, plan.profile, capability.path, place, env)
+        now = Now(agent, parent, turn_id, cwd, capability, adopt, wrapper)
         evidence: JSON = {"sandbox": str(cwd)} if gone else {}
         wrong: list[str] = []
         while len(wrong) < LOADS:
@@ -391,6 +393,7 @@ def _launch(now: Now, plan: Plan, env: Mapping[str, str], session_id: str, *, re
         profile=plan.profile,
         env=tuple(sorted(env.items())),
         offers=plan.wants.offers,
+        wrapper=now.wrapper,
     )
 
 

@@ -62,6 +62,7 @@ class Now:
     cwd: Path
     capability: Capability
     adopt: bool
+    wrapper: tuple[str, ...] = ()
 
     def session(
         self, session_id: str, project: Path | str, mark: FileMark | None, was: Session | None = None

@@ -1,0 +1,203 @@
+"""A boundary around a CLI and all that its tools start: bubblewrap (Linux), for profiles with `confined = true`.
+
+Inside there is the system's own software, read-only, and of everything else:
+
+    the agent's sandbox, its TMPDIR, `add_dirs`           to read and write
+    its transcripts (projects/<folder>), the CLI's login   to read and write, for the CLI itself
+    the targets of links, `mcp_config`, the CLI, node      to read
+
+Not there: the proxy's `var` (the store, other agents, logs, the key), the home directory, other sessions' transcripts
+and the user's settings, other processes. What stays open: the network, and with it whatever listens on loopback. The
+CLI's own login is in its environment or its file, and so within reach of a shell that it starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ....errors import SandboxError
+from ....settings import Profile, Settings
+from ..transcript import project_dir
+from .ending import signal_group
+
+PROGRAM = "bwrap"
+ALLOW = "allow unprivileged user namespaces, or set confined = false"
+INSTALL = "install bubblewrap (apt install bubblewrap), or set confined = false for this profile"
+
+# Namespaces of its own for all but the network, no capabilities, and an end together with the proxy.
+BOUNDARY = (
+    "--die-with-parent", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
+    "--cap-drop", "ALL",
+)  # fmt: skip
+TRIAL = 10.0  # seconds for a program that does nothing
+
+# Top-level folders of software and its configuration; a link among them (/bin → usr/bin) is made again as one.
+SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix", "snap")
+# Files that variables of the CLI's environment name: certificates, a cloud's credentials.
+NAMED_FILES = (
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "GOOGLE_APPLICATION_CREDENTIALS",
+    "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_CA_BUNDLE", "AWS_WEB_IDENTITY_TOKEN_FILE",
+)  # fmt: skip
+# Where a cloud's tools keep a login, if the CLI was told to use that cloud (else its variables are not passed on).
+CLOUD_FOLDERS = {"AWS_": ".aws", "CLAUDE_CODE_USE_BEDROCK": ".aws", "CLAUDE_CODE_USE_VERTEX": ".config/gcloud"}
+LOGIN = ".credentials.json"
+# Of the user's own directory of the CLI, for profiles that load the user's settings.
+USER_SETTINGS = ("settings.json", "CLAUDE.md", "agents", "commands", "skills", "plugins", "output-styles", "rules")
+# The CLI's own directory is the agent's private one, in its TMPDIR. What a CLI names by its pid, which is small and
+# alike behind each boundary, is its own alone: its socket, and its entry in the register of running CLIs.
+PRIVATE_CONFIG = "claude"
+SOCKETS, REGISTER = "cc-socks", "sessions"
+
+
+_works = False  # it was tried on this machine, and nothing was in its way
+
+
+async def missing() -> str | None:
+    """Why nothing can be confined on this machine; None where it can. Tried once, by confining a program."""
+    global _works  # noqa: PLW0603 - what a machine can do is one thing for the whole process
+    if _works:
+        return None
+    if not sys.platform.startswith("linux"):
+        return "confined profiles need Linux: bubblewrap is not there for this system; set confined = false"
+    if shutil.which(PROGRAM) is None:
+        return f"a confined profile needs bubblewrap, which is not installed: {INSTALL}"
+    child = await asyncio.create_subprocess_exec(
+        PROGRAM, *BOUNDARY, "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true", start_new_session=True,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(TRIAL):
+            _, said = await child.communicate()
+    except TimeoutError:
+        return f"bubblewrap did not end within {TRIAL:.0f} s: {INSTALL}"
+    finally:
+        if child.returncode is None:
+            signal_group(child.pid, signal.SIGKILL)
+            await child.wait()
+    if child.returncode != 0:
+        why = said.decode(errors="replace").strip()[-200:]
+        return f"bubblewrap cannot make a boundary here ({why}): {ALLOW}"
+    _works = True
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What one agent's CLI works with."""
+
+    cwd: Path
+    tmpdir: Path
+    config_dir: Path
+
+
+async def wrapper(
+    settings: Settings, profile: Profile, program: Path, place: Place, env: Mapping[str, str]
+) -> tuple[str, ...]:
+    """The beginning of the command line of a CLI of this profile; empty where it is not confined.
+
+    Makes the directories that it binds. Raises `SandboxError` where it cannot be.
+    """
+    if not profile.confined:
+        return ()
+    why = await missing()
+    if why is not None:
+        raise SandboxError(why)
+    return await asyncio.to_thread(_wrapper, settings, profile, program, place, env)
+
+
+def _wrapper(
+    settings: Settings, profile: Profile, program: Path, place: Place, env: Mapping[str, str]
+) -> tuple[str, ...]:
+    try:
+        mounts = list(_mounts(settings, profile, program, place, env))
+    except OSError as exc:
+        raise SandboxError(
+            f"a confined CLI cannot be prepared ({exc}): make --var and the config dir writable"
+        ) from exc
+    # From the top downwards: what is hidden first, then what of it is shown again.
+    mounts.sort(key=lambda mount: len(mount.at.parts))
+    base = (PROGRAM, *BOUNDARY, *_system(), "--proc", "/proc", "--dev", "/dev")
+    return (*base, *(word for mount in mounts for word in mount.words()), "--chdir", str(place.cwd), "--")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    """`how` is bwrap's option; a `source` of None is an empty directory."""
+
+    how: str
+    at: Path
+    source: Path | None = None
+
+    def words(self) -> Sequence[str]:
+        return (self.how, *([] if self.source is None else [str(self.source)]), str(self.at))
+
+
+def _system() -> Iterator[str]:
+    for name in SYSTEM:
+        path = Path("/", name)
+        if path.is_symlink():
+            yield from ("--symlink", os.readlink(path), str(path))
+        elif path.is_dir():
+            yield from ("--ro-bind", str(path), str(path))
+
+
+def _mounts(
+    settings: Settings, profile: Profile, program: Path, place: Place, env: Mapping[str, str]
+) -> Iterator[_Mount]:
+    home = Path(env.get("HOME") or Path.home())
+    for hidden in (Path("/tmp"), home, settings.var):  # noqa: S108 - an empty one of its own
+        yield _Mount("--tmpfs", hidden)
+    private = place.tmpdir / PRIVATE_CONFIG
+    project = project_dir(place.config_dir, place.cwd)
+    for made in (private, project):
+        made.mkdir(mode=0o700, parents=True, exist_ok=True)
+    yield _Mount("--bind", place.cwd, place.cwd)
+    yield _Mount("--bind", place.tmpdir, place.tmpdir)
+    yield _Mount("--tmpfs", place.tmpdir / SOCKETS)
+    yield _Mount("--bind", place.config_dir, private)
+    yield _Mount("--tmpfs", place.config_dir / REGISTER)
+    yield _Mount("--bind", project, project)
+    if (login := place.config_dir / LOGIN).is_file():
+        yield _Mount("--bind", login, login)
+    if "user" in profile.setting_sources:
+        for name in USER_SETTINGS:
+            yield from _read_only(place.config_dir / name)
+    for folder in profile.add_dirs:
+        yield _Mount("--bind", Path(os.path.abspath(folder)), Path(os.path.abspath(folder)))
+    shown = [*_software(program, env, (home, settings.var)), *settings.sandbox.links.values(), Path("/etc/resolv.conf")]
+    shown += [Path(env[name]) for name in NAMED_FILES if env.get(name)]
+    shown += [home / folder for start, folder in CLOUD_FOLDERS.items() if any(name.startswith(start) for name in env)]
+    shown += [] if profile.mcp_config is None else [profile.mcp_config]
+    for path in dict.fromkeys(shown):
+        yield from _read_only(path.expanduser())
+
+
+def _read_only(path: Path) -> Iterator[_Mount]:
+    """The file or folder where it is named and where it really lies; nothing where it is not there."""
+    for at in dict.fromkeys((Path(os.path.abspath(path)), Path(os.path.realpath(path)))):
+        if at.exists() and not at.is_symlink() and not _is_system(at):
+            yield _Mount("--ro-bind", at, at)
+
+
+def _is_system(path: Path) -> bool:
+    return len(path.parts) > 1 and path.parts[1] in SYSTEM
+
+
+def _software(program: Path, env: Mapping[str, str], hidden: Sequence[Path]) -> Iterator[Path]:
+    """The CLI, its modules where it is a script, and the interpreter of one: no folder around what is hidden."""
+    yield program
+    above = [parent for parent in Path(os.path.realpath(program)).parents if parent.name == "node_modules"]
+    if above:
+        yield above[-1]
+    if (node := shutil.which("node", path=env.get("PATH"))) is not None:
+        yield Path(node)
+        prefix = Path(os.path.realpath(node)).parent.parent
+        if not any(place.is_relative_to(prefix) for place in hidden):
+            yield prefix

@@ -1,0 +1,205 @@
+"""A confined profile: what an agent's shell can reach, seen with the real CLI and a model that calls its shell.
+
+The same commands without the boundary show that each check can fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.backends.claude.process import confine
+from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.errors import ConfigError, SandboxError
+from cli_session_proxy.http.keys import make
+from cli_session_proxy.http.server import serve
+from cli_session_proxy.settings import Profile, SandboxSettings, Settings
+from cli_session_proxy.stores.sql import FILE
+from cli_session_proxy.testing.script import ToolUse
+from cli_session_proxy.testing.upstream import Upstream
+
+from ...conftest import MakeSettings, required
+from ...talking import ask, heard, running, text
+
+FREE = Profile(tools=("Bash",), permission_mode="bypassPermissions")
+CONFINED = Profile(tools=("Bash",), permission_mode="bypassPermissions", confined=True)
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bubblewrap is Linux's")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bubblewrap() -> None:
+    found = shutil.which(confine.PROGRAM)
+    required(Path(found) if found else None, "apt install bubblewrap", what="bubblewrap")
+
+
+class Shells:
+    """Settings with a profile of each kind, and what a shell of an agent prints."""
+
+    def __init__(self, make_settings: MakeSettings, claude: Path, tmp_path: Path, upstream: Upstream) -> None:
+        self.upstream = upstream
+        self.shared = tmp_path / "shared"
+        self.shared.mkdir()
+        (self.shared / "rules.md").write_text("be kind")
+        self.home = tmp_path / "home"
+        (self.home / "private").write_text("the secret of a home")
+        links = SandboxSettings(links={"rules": self.shared})
+        # bypassPermissions is refused to root but in a sandbox; the CLI is told that it is in one
+        env = make_settings().claude_env | {"IS_SANDBOX": "1"}
+        profiles = {"free": FREE, "confined": CONFINED}
+        self.settings = make_settings(claude_bin=claude, claude_env=env, profiles=profiles, sandbox=links)
+        self.number = 0
+
+    async def run(self, engine: Engine, profile: str, command: str) -> str:
+        self.number += 1
+        key = f"run number {self.number}"
+        self.upstream.when(key, ToolUse([("Bash", {"command": command})]))
+        return text(await ask(engine, key, agent=profile, profile=profile))
+
+
+@pytest.fixture
+def shells(make_settings: MakeSettings, claude_2: Path, tmp_path: Path, upstream: Upstream) -> Shells:
+    return Shells(make_settings, claude_2, tmp_path, upstream)
+
+
+async def test_a_confined_shell_sees_neither_the_store_nor_a_home_nor_other_agents(shells: Shells) -> None:
+    settings = shells.settings
+    make(settings.var)
+    async with running(settings) as engine:
+        await ask(engine, "remember the word is marmalade", agent="other")
+        [transcript] = (settings.claude_config_dir or Path()).glob("projects/*-other/*.jsonl")
+        for path, words in (
+            (settings.var / FILE, "marmalade"), (settings.var / "key", "csp-"), (transcript, "marmalade"),
+            (shells.home / "private", "the secret of a home"),
+        ):  # fmt: skip
+            command = f"grep -a -o -m1 -e {words.split()[0]} {path} {path}-wal 2>/dev/null; echo looked"
+            assert words.split()[0] in await shells.run(engine, "free", command)
+            said = await shells.run(engine, "confined", command)
+            assert words.split()[0] not in said
+            assert "looked" in said
+        listed = await shells.run(engine, "confined", f"ls -A {settings.var} {settings.var}/sandbox/agents; ls -A ~")
+        assert "other" not in listed
+        assert FILE not in listed
+        assert "private" not in listed
+
+
+async def test_a_confined_shell_sees_and_ends_no_process_of_others(shells: Shells) -> None:
+    async with running(shells.settings) as engine:
+        command = f"cat /proc/{os.getpid()}/comm; kill -0 {os.getpid()} && echo could"
+        assert "could" in await shells.run(engine, "free", command)
+        said = await shells.run(engine, "confined", command)
+        assert "could" not in said.replace("could not", "")
+        assert "No such" in said
+
+
+COMMAND = "cat rules/rules.md; echo worse > rules/rules.md; echo mine > note; cat note"
+
+
+async def test_the_targets_of_links_are_read_only_and_the_sandbox_is_not(shells: Shells) -> None:
+    async with running(shells.settings) as engine:
+        said = await shells.run(engine, "confined", COMMAND)
+        assert "be kind" in said
+        assert "Read-only file system" in said
+        assert "mine" in said
+        assert (shells.shared / "rules.md").read_text() == "be kind"
+        assert (shells.settings.var / "sandbox" / "agents" / "confined" / "note").read_text() == "mine\n"
+        for place in ("/usr/x", "/etc/x", str(shells.settings.claude_bin)):
+            assert "Read-only" in await shells.run(engine, "confined", f"echo x > {place}")
+        await shells.run(engine, "free", "echo worse > rules/rules.md")
+        assert (shells.shared / "rules.md").read_text() == "worse\n"
+
+
+async def test_a_confined_shell_cannot_plant_settings_for_the_users_own_cli(shells: Shells) -> None:
+    config = shells.settings.claude_config_dir
+    assert config is not None
+    async with running(shells.settings) as engine:
+        said = await shells.run(engine, "confined", f"echo '{{}}' > {config}/settings.json && echo planted")
+        assert "planted" in said
+    assert not (config / "settings.json").exists()
+    assert [path.name for path in config.iterdir()] == ["projects"]
+
+
+async def test_a_confined_agent_remembers_warm_resumed_and_rebuilt(shells: Shells) -> None:
+    settings, upstream = shells.settings, shells.upstream
+    profile = {"agent": "confined", "profile": "confined"}
+    async with running(settings) as engine:
+        await ask(engine, "remember a = 1", **profile)
+        warm = await ask(engine, "remember b = 2", **profile)
+        assert warm.continuity == "warm"
+    async with running(settings) as engine:
+        resumed = await ask(engine, "recall", **profile)
+        assert (resumed.continuity, text(resumed)) == ("resumed", "I remember: a is 1; b is 2.")
+    for path in (settings.claude_config_dir or Path()).glob("projects/*/*.jsonl"):
+        path.unlink()
+    before = upstream.requests[-1]
+    async with running(settings) as engine:
+        rebuilt = await ask(engine, "recall", **profile)
+        assert (rebuilt.continuity, text(rebuilt)) == ("rebuilt", "I remember: a is 1; b is 2.")
+        assert heard(upstream) == ["remember a = 1", "remember b = 2", "recall", "recall"]
+        assert upstream.requests[-1].prefix_kept(before) == 1.0
+
+
+async def test_what_a_confined_shell_left_running_ends_with_its_cli(shells: Shells) -> None:
+    mark = "86399.125"
+    async with running(shells.settings) as engine:
+        await shells.run(engine, "confined", f"nohup setsid sleep {mark} >/dev/null 2>&1 & echo left")
+        assert mark in await asyncio.to_thread(command_lines)
+    assert mark not in await asyncio.to_thread(command_lines)
+
+
+def command_lines() -> str:
+    return subprocess.run(["ps", "-eo", "args"], check=True, capture_output=True, text=True).stdout
+
+
+async def test_the_old_cli_can_be_confined_too(
+    make_settings: MakeSettings, claude_1: Path, tmp_path: Path, upstream: Upstream
+) -> None:
+    shells = Shells(make_settings, claude_1, tmp_path, upstream)
+    async with running(shells.settings) as engine:
+        said = await shells.run(engine, "confined", f"ls -A {shells.settings.var}; cat rules/rules.md")
+        assert "be kind" in said
+        assert FILE not in said
+        await ask(engine, "remember a = 1", agent="confined", profile="confined")
+        assert text(await ask(engine, "recall", agent="confined", profile="confined")) == "I remember: a is 1."
+
+
+# --- where it cannot be
+
+
+async def test_without_bubblewrap_a_confined_turn_is_refused_in_words(
+    shells: Shells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confine, "_works", False)
+    monkeypatch.setattr(shutil, "which", lambda *_args, **_more: None)
+    async with running(shells.settings) as engine:
+        with pytest.raises(SandboxError, match="apt install bubblewrap"):
+            await shells.run(engine, "confined", "true")
+    assert shells.upstream.requests == []
+
+
+async def test_a_boundary_that_the_machine_does_not_allow_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "bin" / confine.PROGRAM
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(confine, "_works", False)
+    monkeypatch.setenv("PATH", f"{broken.parent}:{os.environ['PATH']}")
+    why = await confine.missing()
+    assert why is not None
+    assert "No permissions to create new namespace" in why
+    assert "unprivileged user namespaces" in why
+
+
+async def test_serve_lets_no_confined_agent_ask_it_for_every_chain(tmp_path: Path) -> None:
+    """The network stays open: without a key an agent's shell would read all chains over loopback."""
+    settings = Settings(var=tmp_path / "var", port=0, profiles={"coder": CONFINED})
+    with pytest.raises(ConfigError, match="--make-key"):
+        await asyncio.wait_for(serve(settings, lambda _line: None), 30)
