@@ -1,5 +1,9 @@
 """Logs: JSON lines in `<var>/logs/proxy.log`, rotated; warnings and errors also on stderr, for a human.
 
+A host that embeds the engine calls no `configure`: there an event is one readable line of the standard `logging`,
+which the host shows where and as it likes. structlog's own configuration, which is the host's too, is never touched.
+No traceback shows local variables: they hold prompts and keys.
+
 What an event carries is the caller's choice, but never a prompt, a key or an environment: `_drop_secrets` is the
 second line behind that rule. Bind the request's id once (`bind(request_id=…)`), and every line of its task has it.
 """
@@ -39,14 +43,48 @@ _NEVER = frozenset(
 # Names of secrets: broader than those that `redact` hides in a dump, where content is to be read.
 _SECRET_NAME = re.compile(r"(^|_)(key|token|secret|password|cookie|credentials?|authorization)$")
 
+
+def _console(*, colors: bool) -> structlog.dev.ConsoleRenderer:
+    return structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
+
+
+_CONSOLE = _console(colors=False)
+
 bind = bind_contextvars
 bound = bound_contextvars
 clear = clear_contextvars
 
 
+class _Event(dict[str, Any]):
+    """The message of a record. Formatters that know no structlog show it as one line, with its traceback below."""
+
+    def __str__(self) -> str:
+        event: MutableMapping[str, Any] = structlog.processors.format_exc_info(None, "", self.copy())
+        for name in ("level", "timestamp"):  # the host's formatter has its own
+            event.pop(name, None)
+        line: str = _CONSOLE(None, "", _drop_secrets(None, "", event))
+        return line
+
+
+def _as_record(logger: Any, method: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any], dict[str, Any]]:
+    """What `logging` is called with. The traceback stays in the event, where secrets are hidden."""
+    wrapped, extra = structlog.stdlib.ProcessorFormatter.wrap_for_formatter(logger, method, _Event(event))
+    return wrapped, {**extra, "exc_info": False}
+
+
 def get(name: str = NAME) -> structlog.stdlib.BoundLogger:
-    """A logger. Safe at import: it takes its configuration at first use."""
-    logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
+    """A logger. Safe at import: it looks at what is configured when something is logged."""
+    logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
+        logging.getLogger(name),
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *_shared(),
+            _as_record,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        context_class=dict,
+        cache_logger_on_first_use=False,
+    )
     return logger
 
 
@@ -65,26 +103,13 @@ def configure(settings: Settings) -> None:
     to_file.setFormatter(_formatter(structlog.processors.JSONRenderer(ensure_ascii=False)))
     to_stderr = logging.StreamHandler(sys.stderr)
     to_stderr.setLevel(logging.WARNING)
-    console = structlog.dev.ConsoleRenderer(
-        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-    )
-    to_stderr.setFormatter(_formatter(console))
+    to_stderr.setFormatter(_formatter(_console(colors=sys.stderr.isatty())))
 
     shut_down()
     logger = logging.getLogger(NAME)
     logger.handlers = [to_file, to_stderr]
     logger.setLevel(settings.log_level.upper())
     logger.propagate = False
-    structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *_shared(),
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=False,
-    )
 
 
 def shut_down() -> None:
@@ -93,6 +118,7 @@ def shut_down() -> None:
     for handler in logger.handlers:
         handler.close()
     logger.handlers = []
+    logger.propagate = True
 
 
 def _shared() -> list[Any]:

@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-import structlog
-
+from . import logs
 from .errors import ProxyError, TurnTimeout
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 T = TypeVar("T")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,3 +121,32 @@ def test_plain_logging_of_our_modules_is_kept_too(settings: Settings) -> None:
 
 def test_the_folder_is_private(settings: Settings) -> None:
     assert stat.S_IMODE(logs.file_of(settings).parent.stat().st_mode) == 0o700
+
+
+IN_A_HOST = """
+import logging, sys
+import structlog
+from cli_session_proxy import logs
+{host}
+try:
+    api_key = "kept in a " + "local variable"
+    raise ValueError("bad key sk-ant-api03-SECRETSECRET")
+except ValueError:
+    logs.get().exception("it_failed", prompt="SECRET", turn_id="turn_1")
+structlog.get_logger().info("the host's own")
+"""
+
+
+@pytest.mark.parametrize("host", ["", "logging.basicConfig(format='%(levelname)s %(name)s %(message)s')"])
+def test_a_host_gets_one_line_through_its_own_logging(host: str) -> None:
+    """A library prints nothing on stdout, shows no local variable, and leaves the host's structlog alone."""
+    code = IN_A_HOST.format(host=host)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "it_failed" in done.stderr
+    assert "turn_1" in done.stderr
+    assert "ValueError: bad key" in done.stderr
+    assert ("ERROR cli_session_proxy" in done.stderr) == bool(host)
+    for hidden in ("SECRET", "local variable"):
+        assert hidden not in done.stderr
+    assert "it_failed" not in done.stdout
+    assert "the host's own" in done.stdout  # structlog's default for whoever configures nothing

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-import structlog
-
+from .. import logs
 from ..domain.models import Turn
 from ..errors import StoreUnavailable
 from ..stores.base import Store
@@ -13,7 +12,7 @@ from ..tasks import Tasks
 from .live import LiveTurn
 from .ownership import Instances
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 
 class Deliveries:

@@ -15,9 +15,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
 
-import structlog
-
-from .. import errors
+from .. import errors, logs
 from ..backends.auto import backend_for
 from ..backends.base import Backend, Counts
 from ..domain.models import FINISHED, ON_PATH, Agent, Turn, TurnRequest
@@ -47,7 +45,7 @@ from .recovery import Recovery
 
 __all__ = ["Answer", "Engine"]
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 
 class Engine:

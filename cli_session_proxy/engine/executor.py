@@ -14,8 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-import structlog
-
+from .. import logs
 from ..backends.base import (
     Abandoned,
     Adoptable,
@@ -53,7 +52,7 @@ from ..tasks import limited, limited_by_life, uninterrupted
 from .live import LiveTurn, cancelled, said
 from .ownership import Instances, Ownership
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 # A turn whose exchange is lost before it said anything is run once more by itself; more would hide a broken backend.
 ATTEMPTS = 2

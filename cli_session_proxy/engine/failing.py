@@ -7,8 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import structlog
-
+from .. import logs
 from ..domain.models import JSON, ON_PATH, Status
 from ..errors import Interrupted, LeaseLost, NotFound, ProxyError, StoreUnavailable, TurnCancelled
 from ..stores.base import Lease, Store
@@ -17,7 +16,7 @@ from .executor import Observer
 from .live import LiveTurn
 from .ownership import Instances
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 # How often the end of a turn that could not be stored is tried again. Seconds.
 AGAIN = 1.0

@@ -27,14 +27,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
+from .. import logs
 from ..domain.models import Agent, Turn
 from ..errors import LeaseLost, ProxyError, StoreUnavailable
 from ..locks import SUFFIX
 from ..stores.base import Held, Lease, Proxy, Store
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 # A heartbeat is due when this share of the lease has passed: two may be missed before it expires.
 HEARTBEAT = 0.3

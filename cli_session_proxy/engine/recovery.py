@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
-import structlog
-
+from .. import logs
 from ..backends.base import Backend, Settled
 from ..domain import lineage
 from ..domain.models import FINISHED, Agent, Turn
@@ -26,7 +25,7 @@ from .executor import Observer
 from .live import with_end
 from .ownership import Instances
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 # Gives an agent's lease: waited for, or None where it is in use.
 Hold = Callable[[Agent], AbstractAsyncContextManager[Lease]]

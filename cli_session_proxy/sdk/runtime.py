@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures.thread  # noqa: F401 - registers its exit hook before ours: see `_close_at_exit`
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
@@ -20,8 +21,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import httpx
-import structlog
 
+from .. import logs
 from ..errors import ClaudeUnavailable, ProxyError
 from ..settings import Settings, load
 
@@ -39,7 +40,7 @@ JOIN_SLACK = 5.0
 
 _END: Final = object()
 _CLOSED = "the proxy's engine in this process was closed: make the call again"
-_log = structlog.get_logger(__name__)
+_log = logs.get(__name__)
 
 
 class Runtime:
@@ -262,7 +263,8 @@ def close() -> None:
 def _close_at_exit() -> None:
     if _process.closes_at_exit:
         return
-    # `threading`'s own hook runs while threads can still be used; `atexit` comes after the executors are shut
-    # down, too late for an engine that needs them to end its children. concurrent.futures uses the same hook.
+    # `threading`'s own hooks run while threads can still be used, the newest first. concurrent.futures.thread, at its
+    # import, registers the one that shuts the executors down: ours must be newer, because an engine needs executors
+    # to end its children. `atexit` would come after all of them.
     getattr(threading, "_register_atexit", atexit.register)(close)
     _process.closes_at_exit = True

@@ -27,13 +27,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-import structlog
 from sqlalchemy import Connection, Engine
 
+from .. import logs
 from ..errors import InvalidRequest, ProxyError, StoreUnavailable
 from . import sqlite
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import structlog
 from sqlalchemy import Connection
 
+from .. import logs
 from ..domain.models import (
     JSON,
     Agent,
@@ -56,7 +56,7 @@ from .base import (
 from .database import Database, Urgency
 from .migrations import MIGRATIONS, Migration
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 T = TypeVar("T")
 

@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-import structlog
-
+from ... import logs
 from ...domain.client_tools import Judge, as_cli
 from ...domain.lineage import Past
 from ...domain.models import JSON, Agent, BlockDelta, BlockStart, BlockStop, Continuity, Link, Record, Turn
@@ -27,7 +26,7 @@ from .sessions.capture import Ready, Said
 from .sessions.manager import Foreign, Plan, Sessions
 from .sessions.watcher import Watcher
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 
 class ClaudeBackend:

@@ -18,12 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
+from .... import logs
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 # --help answers in 0.2 s (2.1.329) to 0.9 s (1.0.120) on two cores; a loaded machine gets a lot more.
 PROBE_TIMEOUT = 30.0

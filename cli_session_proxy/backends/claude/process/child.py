@@ -17,8 +17,8 @@ from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from pathlib import Path
 
 import psutil
-import structlog
 
+from .... import logs
 from ....errors import ClaudeUnavailable, InvalidRequest, ProxyError, SandboxError
 from .capability import SYSTEM_PROMPT_FILE, newer
 from .guardian import Guardian
@@ -26,7 +26,7 @@ from .guardian_program import MARK_VARIABLE, sweep
 from .launch import Launch, printable
 from .proc import start_time
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 KILL_WAIT = 10.0  # seconds the kernel gets to end a killed process
 GROUP_POLL = 0.005  # how often a killed group is looked at: its members are not our children, so nobody tells us

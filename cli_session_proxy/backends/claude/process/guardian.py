@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-import structlog
 
+from .... import logs
 from . import guardian_program
 from .guardian_program import GUARD, RECORD, RELEASE
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 # A guardian that has run for so long is started again at once; one that ends sooner, ever later. Seconds.
 STABLE = 5.0

@@ -16,8 +16,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-import structlog
-
+from .... import logs
 from ....domain.estimates import Average
 from ....errors import ClaudeUnavailable, QueueFull
 from ....settings import Settings
@@ -25,7 +24,7 @@ from .guardian import Guardian
 from .memory import Memory
 from .process import ClaudeProcess, Launch
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 T = TypeVar("T")
 

@@ -14,8 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
-
+from .... import logs
 from ....errors import ProxyError, SessionBusy
 from ....settings import Settings
 from ...base import Counts
@@ -23,7 +22,7 @@ from ..events import ProcessDied
 from .places import START_TIME, Born, Places
 from .process import ClaudeProcess, Launch
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 
 # The start of a spare takes a core from the first turn of the session that took the one before: after so many seconds

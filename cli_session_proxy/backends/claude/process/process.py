@@ -19,8 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import replace
 from pathlib import Path
 
-import structlog
-
+from .... import logs
 from ....domain.client_tools import Judge, Offers, refused
 from ....domain.models import JSON, Block
 from ....errors import ClaudeUnavailable
@@ -38,7 +37,7 @@ NO_CONVERSATION = "No conversation found"
 
 __all__ = ["ClaudeProcess", "Launch"]
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 
 class ClaudeProcess:

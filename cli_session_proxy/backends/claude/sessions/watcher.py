@@ -10,15 +10,15 @@ import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-import structlog
 from watchfiles import Change, awatch
 
+from .... import logs
 from ....sandbox import Sandboxes
 from ....settings import Settings
 from .. import environment, transcript
 from .manager import Sessions
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 # The CLI writes in batches about 100 ms apart. Changes are looked at so often, and collected for so long, in ms.
 STEP = 400
