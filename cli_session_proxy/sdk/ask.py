@@ -2,34 +2,45 @@
 
     episode, output = await ask("Remember: the colour is teal.")
     episode, output = await ask("What is the colour?", episode=episode)
+    episode, city = await ask("The largest city of Italy?", schema=City)        # a City
+    episode, output = await ask("Do I need an umbrella?", tools=[weather])      # runs weather() for the model
 
 An `Episode` is where a conversation stands. Asking twice from one branches; writing it down (`to_json`) and going
 on from it in another process, or with the other strategy, is the same conversation as long as it is the same `var`:
 
 - without `base_url` the engine of this process runs the CLI (settings from environment and file);
 - with one, a running `serve` does.
+
+With `tools` an answer may need several turns: the model calls, the functions run here, on the caller's loop, and
+their results are the next turn. `timeout` and `max_rounds` bound the whole of it, and cancelling `ask` ends it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, fields
-from typing import Any
-from urllib.parse import unquote
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar, overload
 
-import httpx
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
 
-from ..domain.models import JSON, Message, Turn, TurnRequest
-from ..errors import ClaudeUnavailable, InvalidRequest, NotFound, PreviousNotFound, UpstreamError, from_dict
-from ..wires.common import answer_text, checked_agent_id, encoded_agent_id, fingerprint, model_name
-from ..wires.responses.body import response_id, turn_id_of
-from . import runtime
+from ..domain.models import JSON
+from ..domain.structured import checked_schema
+from ..errors import InvalidRequest, TurnTimeout, UpstreamError
+from ..wires.common import checked_agent_id
+from . import runtime, ways
+from .tools import Function, Toolbox, faults
+from .ways import Heard, Saying
 
-WIRE = "episode"
+T = TypeVar("T")
 
 # Longer than `serve`'s own default `turn_timeout` (1800 s), so that it is serve that says why.
 TIMEOUT = 1830.0
+# How often the model may call tools before it has to have answered. A loop that needs more has usually lost its way.
+MAX_ROUNDS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +64,12 @@ class Episode:
         return Episode(**known)  # type: ignore[arg-type]  # checked above
 
 
+@overload
 async def ask(
     prompt: str,
     *,
+    schema: None = None,
+    tools: Sequence[Function] = (),
     episode: Episode | None = None,
     model: str | None = None,
     system: str | None = None,
@@ -63,115 +77,144 @@ async def ask(
     base_url: str | None = None,
     api_key: str | None = None,
     timeout: float = TIMEOUT,
-) -> tuple[Episode, str]:
-    """Say `prompt`; where the conversation then stands, and the answer's text. Raises `ProxyError`.
+    max_rounds: int = MAX_ROUNDS,
+) -> tuple[Episode, str]: ...
+@overload
+async def ask(
+    prompt: str,
+    *,
+    schema: type[T],
+    tools: Sequence[Function] = (),
+    episode: Episode | None = None,
+    model: str | None = None,
+    system: str | None = None,
+    agent_id: str | None = None,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    timeout: float = TIMEOUT,
+    max_rounds: int = MAX_ROUNDS,
+) -> tuple[Episode, T]: ...
+@overload
+async def ask(
+    prompt: str,
+    *,
+    schema: Mapping[str, Any],
+    tools: Sequence[Function] = (),
+    episode: Episode | None = None,
+    model: str | None = None,
+    system: str | None = None,
+    agent_id: str | None = None,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    timeout: float = TIMEOUT,
+    max_rounds: int = MAX_ROUNDS,
+) -> tuple[Episode, Any]: ...
+async def ask(
+    prompt: str,
+    *,
+    schema: type[Any] | Mapping[str, Any] | None = None,
+    tools: Sequence[Function] = (),
+    episode: Episode | None = None,
+    model: str | None = None,
+    system: str | None = None,
+    agent_id: str | None = None,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    timeout: float = TIMEOUT,
+    max_rounds: int = MAX_ROUNDS,
+) -> tuple[Episode, Any]:
+    """Say `prompt`; where the conversation then stands, and the answer. Raises `ProxyError`.
 
     With `episode` it goes on from there (`agent_id` then is the episode's); without, a new conversation begins, or
     `agent_id`'s goes on. `system` holds from this turn on. `api_key` is what the `serve` at `base_url` asks for.
+
+    The answer is a text; with `schema` it is an instance of that type (a pydantic model, a dataclass, …), or the
+    data that validates against that JSON Schema. `tools` are functions that the model may call: their docstrings
+    and signatures tell it how, and what they return or raise goes back to it. `TurnTimeout` ends a loop of calls
+    after `timeout` seconds or `max_rounds` rounds; its `detail["episode"]` is where the conversation then stands.
     """
     if not prompt.strip():
         raise InvalidRequest("the prompt is empty", param="prompt")
     if agent_id is not None:
         checked_agent_id(agent_id)
-    asked = _Asked(
-        prompt=prompt,
-        episode=episode,
+    toolbox = Toolbox(tools)
+    typed = _Typed.of(schema)
+    saying = Saying(
+        said=prompt,
         model=model or (episode.model if episode else "default"),
-        system=system,
+        timeout=timeout,
+        continues=episode.turn if episode else None,
         agent_id=None if episode else agent_id,
+        system=system,
+        schema=typed.schema,
+        tools=toolbox.tools,
         base_url=base_url or (episode.base_url if episode else None),
         api_key=api_key,
-        timeout=timeout,
     )
-    way = _embedded if asked.base_url is None else _served
-    async with aclosing(runtime.current().aitems(lambda here: way(here, asked))) as answers:
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + timeout
+    for round_ in range(max_rounds + 1):
+        heard = await _turn(saying)
+        stands = Episode(heard.turn, heard.agent_id, saying.model, saying.base_url)
+        if not heard.calls:
+            return stands, typed.read(heard.text)
+        if round_ == max_rounds:
+            break
+        try:
+            async with asyncio.timeout_at(deadline):
+                returned = await toolbox.run(heard.calls)
+        except TimeoutError as exc:
+            raise _unfinished(stands, f"the tools took longer than the {timeout:g} s of this ask") from exc
+        # The system prompt holds already; the agent is the turn's.
+        saying = replace(
+            saying, said=tuple(returned), continues=heard.turn, agent_id=None, system=None, timeout=deadline - clock()
+        )
+    raise _unfinished(stands, f"the model called tools {max_rounds} times without an answer")
+
+
+async def _turn(saying: Saying) -> Heard:
+    way = ways.embedded if saying.base_url is None else ways.served
+    async with aclosing(runtime.current().aitems(lambda here: way(here, saying))) as answers:
         async for answer in answers:  # one; then to the end, where the turn is acknowledged
-            said = answer
-    return said
+            heard = answer
+    return heard
+
+
+def _unfinished(stands: Episode, why: str) -> TurnTimeout:
+    return TurnTimeout(
+        f'{why}: ask on with episode=Episode.from_json(error.detail["episode"]), or raise the bound',
+        detail={"episode": stands.to_json()},
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    prompt: str
-    episode: Episode | None
-    model: str
-    system: str | None
-    agent_id: str | None
-    base_url: str | None
-    api_key: str | None
-    timeout: float
+class _Typed:
+    """How the answer's text is read. `schema` is what the model is held to."""
 
+    schema: JSON | None = None
+    adapter: TypeAdapter[Any] | None = None
+    name: str = ""
 
-async def _embedded(here: runtime.Runtime, asked: _Asked) -> AsyncGenerator[tuple[Episode, str], None]:
-    engine = await here.engine()
-    continues = asked.episode.turn if asked.episode else None
-    body: JSON = {"prompt": asked.prompt, "model": asked.model, "system": asked.system, "continues": continues}
-    request = TurnRequest(
-        model=model_name(asked.model),
-        messages=(Message.user(asked.prompt),),
-        fingerprint=fingerprint("local", asked.agent_id, WIRE, body),
-        agent_id=asked.agent_id,
-        system=asked.system,
-        continues=continues,
-        wire=WIRE,
-        timeout=asked.timeout,
-    )
-    answer = await engine.submit(request)
-    try:
-        turn: Turn = await answer.turn()
-        yield Episode(turn.id, answer.agent_id, asked.model), answer_text(turn.output)
-        answer.acknowledge()
-    finally:
-        answer.leave()
+    @staticmethod
+    def of(schema: type[Any] | Mapping[str, Any] | None) -> _Typed:
+        if schema is None:
+            return _Typed()
+        if isinstance(schema, Mapping):
+            return _Typed(checked_schema(dict(schema), "schema"))
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(schema)
+            return _Typed(adapter.json_schema(), adapter, getattr(schema, "__name__", str(schema)))
+        except (PydanticUserError, NameError, TypeError) as exc:
+            why = str(exc).partition("\n")[0]
+            raise InvalidRequest(
+                f"schema must be a pydantic model, another type of data, or a JSON Schema ({why})", param="schema"
+            ) from exc
 
-
-async def _served(here: runtime.Runtime, asked: _Asked) -> AsyncGenerator[tuple[Episode, str], None]:
-    assert asked.base_url is not None
-    said: list[JSON] = [{"role": "user", "content": asked.prompt}]
-    if asked.system is not None:
-        said.insert(0, {"role": "system", "content": asked.system})
-    body: JSON = {"model": asked.model, "input": said}
-    if asked.episode is not None:
-        body["previous_response_id"] = response_id(asked.episode.turn)
-    headers = {} if asked.api_key is None else {"Authorization": f"Bearer {asked.api_key}"}
-    if asked.agent_id is not None:
-        headers["X-Agent-Id"] = encoded_agent_id(asked.agent_id)
-    try:
-        answer = await here.client().post(
-            f"{_root(asked.base_url)}/responses", json=body, headers=headers, timeout=asked.timeout
-        )
-        data = answer.json()
-    except httpx.TransportError as exc:
-        raise ClaudeUnavailable(f"{asked.base_url} does not answer ({type(exc).__name__}): is `serve` there?") from exc
-    except ValueError as exc:
-        raise UpstreamError(f"{asked.base_url} does not answer as a server of ours does") from exc
-    if answer.status_code != 200:
-        raise _refused(data)
-    turn = turn_id_of(str(data.get("id")))
-    if turn is None:
-        raise UpstreamError(f"{asked.base_url} does not answer as a server of ours does")
-    agent = unquote(answer.headers.get("x-agent-id", ""))
-    yield Episode(turn, agent, asked.model, asked.base_url), _text(data)
-
-
-def _refused(data: Any) -> Exception:
-    error = data.get("error") if isinstance(data, dict) else None
-    refused = from_dict(error if isinstance(error, dict) else {})
-    # In this process an unknown episode is a NotFound: the same for both strategies.
-    return NotFound(refused.message) if isinstance(refused, PreviousNotFound) else refused
-
-
-def _root(base_url: str) -> str:
-    root = base_url.rstrip("/")
-    return root if root.endswith("/v1") else f"{root}/v1"
-
-
-def _text(data: JSON) -> str:
-    blocks = [
-        {"type": "text", "text": part["text"]}
-        for item in data["output"]
-        if item["type"] == "message"
-        for part in item["content"]
-        if part["type"] == "output_text"
-    ]
-    return answer_text(blocks)
+    def read(self, text: str) -> Any:
+        """Raises `UpstreamError` where a validator of the type's own refuses what its JSON Schema allows."""
+        if self.adapter is None:
+            return text if self.schema is None else json.loads(text)
+        try:
+            return self.adapter.validate_json(text)
+        except ValidationError as exc:
+            raise UpstreamError(f"the answer is no {self.name}: {faults(exc)}; ask again") from exc

@@ -26,7 +26,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from cli_session_proxy.domain.client_tools import cli_name
 from cli_session_proxy.settings import load
+from cli_session_proxy.testing.script import Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import FAKE_KEY, ROOT, required
@@ -132,6 +134,9 @@ async def place(claude_2: Path, tmp_path_factory: pytest.TempPathFactory) -> Asy
     for name, target in ((".venv", Path(sys.prefix)), ("docs", ROOT / "docs")):
         (folder / name).symlink_to(target)
     async with Upstream() as upstream:
+        # What a real model would say where the scripted one has no words for it.
+        upstream.when('"title":"City"', Reply('{"name": "Oslo", "people": 717710}'), times=None)
+        upstream.when("umbrella", ToolUse([(cli_name("weather"), {"city": "Oslo"})]), times=None)
         env = _environment(folder, claude_2, upstream.url)
         server = await asyncio.create_subprocess_exec(
             "cli-session-proxy", "serve", "--port", "0", stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, cwd=folder, env=env
