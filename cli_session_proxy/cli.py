@@ -230,6 +230,23 @@ def doctor(
 
 
 @app.command()
+def login(
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- OPTIONS]", help="For the CLI's own login, such as -- --console or -- --sso."),
+    ] = None,
+    claude_bin: ClaudeBin = None,
+    claude_config_dir: ConfigDir = None,
+) -> None:
+    """Log the Claude CLI in, by its own login, where `serve` looks for it. This program sees no credential."""
+    settings = load(claude_bin=claude_bin, claude_config_dir=claude_config_dir)
+    from .commands.login import login as run
+
+    if not asyncio.run(run(settings, options or (), _say)):
+        raise typer.Exit(1)
+
+
+@app.command()
 def chat(
     agent_id: Annotated[str, typer.Option(help="Whose conversation it is.")] = "chat",
     model: Annotated[str | None, typer.Option(help="sonnet, opus, haiku, …", show_default="default_model")] = None,

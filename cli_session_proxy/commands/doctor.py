@@ -70,7 +70,7 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
         yield found
         if cli is not None:
             yield _abilities(cli)
-            yield await _login(cli, env)
+            yield await _login(settings, cli, env)
     yield await _looked("config dir", lambda: _writable("config dir", config_dir, "--claude-config-dir"))
     yield await _looked("var", lambda: _writable("var", settings.var, "--var"))
     yield await _looked("sandbox", lambda: _sandbox(settings))
@@ -115,8 +115,8 @@ def _abilities(cli: Capability) -> Finding:
     return Finding("capabilities", "warning", says, capability.UPGRADE)
 
 
-async def _login(cli: Capability, env: dict[str, str]) -> Finding:
-    advice = await missing_login(cli.path, env)
+async def _login(settings: Settings, cli: Capability, env: dict[str, str]) -> Finding:
+    advice = await missing_login(settings, cli.path, env)
     if advice is None:
         return Finding("login", "ok", "the CLI is logged in, or a key is set")
     says, _, mend = advice.partition(": ")

@@ -1,6 +1,7 @@
-"""What `serve` says of the CLI at its start: which one it is, and what is missing for it to be logged in.
+"""The CLI's login: what is missing of it, said at the start of `serve` and by `doctor`, and `login`, which makes it.
 
-No credential is read here: the environment is asked for names, the CLI itself for its login.
+No credential is read here: the environment is asked for names, the CLI itself for its login, and the CLI's own login
+talks to the person at the terminal.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..backends.claude import environment
@@ -26,14 +27,19 @@ LOGIN_PREFIX = "CLAUDE_CODE_USE_"  # Bedrock, Vertex, Foundry: their own credent
 STATUS_TIMEOUT = 20.0
 STATUS_OUTPUT = 64 * 1024
 
+# What the CLI's own login gets to end after a signal, before it is killed (s).
+LOGIN_GRACE = 5.0
+
 MISSING = (
-    "no Claude login: run `{claude} auth login`, or set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN and start again; "
+    "no Claude login: run `{command}`, or set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN and start again; "
     "until then turns fail with 401 claude_not_logged_in"
 )
 UNKNOWN = (
-    "this CLI cannot tell whether it is logged in: if turns fail with 401, run `{claude}` and /login, "
-    "or set ANTHROPIC_API_KEY"
+    "this CLI cannot tell whether it is logged in: if turns fail with 401, run `{command}`, "
+    "or set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN and start again"
 )
+
+Say = Callable[[str], None]
 
 
 async def report(settings: Settings) -> AsyncIterator[str]:
@@ -47,24 +53,70 @@ async def report(settings: Settings) -> AsyncIterator[str]:
             yield f"claude: {exc.message}"
             return
         yield f"claude {claude.version} at {claude.path}"
-        advice = await missing_login(claude.path, env)
+        advice = await missing_login(settings, claude.path, env)
         if advice is not None:
             yield advice
 
 
-async def missing_login(claude: Path, env: Mapping[str, str]) -> str | None:
+async def missing_login(settings: Settings, claude: Path, env: Mapping[str, str]) -> str | None:
     """What to do about the login; None where there is one."""
     if any(env.get(name) for name in LOGIN_VARIABLES) or any(name.startswith(LOGIN_PREFIX) for name in env):
         return None
-    # Asked for its help first: a CLI without this command would take the words for a prompt.
-    if "claude auth" not in await _ask(claude, env, "auth", "--help"):
-        return UNKNOWN.format(claude=claude)
+    command = environment.login_command(settings)
+    if not await _has_auth(claude, env):
+        return UNKNOWN.format(command=command)
     try:
         status = json.loads(await _ask(claude, env, "auth", "status"))
     except ValueError:
-        return UNKNOWN.format(claude=claude)
+        return UNKNOWN.format(command=command)
     logged_in = isinstance(status, dict) and status.get("loggedIn") is True
-    return None if logged_in else MISSING.format(claude=claude)
+    return None if logged_in else MISSING.format(command=command)
+
+
+async def login(settings: Settings, options: Sequence[str], say: Say) -> bool:
+    """Run the CLI's own login in this terminal, for the directory and in the environment that `serve` gives it.
+
+    `options` are the CLI's own. False when it did not end well. Raises `ClaudeUnavailable`.
+    """
+    claude = capability.find(settings)
+    with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
+        env = environment.interactive(settings, tmpdir=Path(tmpdir))
+        # CLIs before `auth` have the login as a command of their conversation.
+        words = ("auth", "login", *options) if await _has_auth(claude, env) else ("/login", *options)
+        say(f"running {claude} {' '.join(words)}; its login is kept in {environment.config_dir(settings)}")
+        code = await _in_terminal(claude, words, env, tmpdir)
+        if code != 0:
+            say(f"the CLI's login ended with exit code {code}: run this again, or see `doctor`")
+            return False
+        advice = await missing_login(settings, claude, env)
+        say(advice or "logged in: `serve` needs nothing more")
+        return advice is None or words[0] != "auth"
+
+
+async def _in_terminal(claude: Path, words: Sequence[str], env: Mapping[str, str], cwd: str) -> int:
+    """Exit code of a CLI that has this process's terminal. Ctrl-C is the CLI's own: it reaches both of us."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, lambda: None)
+    process = None
+    try:
+        process = await asyncio.create_subprocess_exec(claude, *words, env=dict(env), cwd=cwd)
+        return await process.wait()
+    except OSError as exc:
+        raise ClaudeUnavailable(f"{claude} cannot be started ({exc.strerror}): {capability.INSTALL}") from exc
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        if process is not None and process.returncode is None:
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), LOGIN_GRACE)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+
+async def _has_auth(claude: Path, env: Mapping[str, str]) -> bool:
+    """Asked by its help: a CLI without `auth` would take the word for a prompt."""
+    return "claude auth" in await _ask(claude, env, "auth", "--help")
 
 
 async def _ask(claude: Path, env: Mapping[str, str], *arguments: str) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy import cli
+from cli_session_proxy.backends.claude.environment import login_command
 from cli_session_proxy.backends.claude.process.proc import start_time
 from cli_session_proxy.commands import doctor
 from cli_session_proxy.commands.doctor import Finding, examine
@@ -78,7 +79,7 @@ async def test_2_a_program_that_is_no_cli(settings: Settings, tmp_path: Path) ->
 
 async def test_3_no_login(settings: Settings, claude_2: Path) -> None:
     one = await fault(changed(settings, claude_env={"HOME": settings.claude_env["HOME"]}), "login")
-    assert f"{claude_2} auth login" in one.mend
+    assert login_command(changed(settings, claude_bin=claude_2)) in one.mend
 
 
 async def test_4_an_old_cli(settings: Settings, claude_1: Path) -> None:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
+import sys
 from pathlib import Path
 
 from ... import redact
@@ -30,6 +33,13 @@ TOOL_DEFAULTS = {
 _OFF = frozenset({"", "0", "false", "no", "off"})
 # Values that are hidden wherever they turn up: a CLI's last words on stderr may quote them.
 _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$")
+# What a CLI that talks to a person needs besides: a terminal, a way to open a browser, and whose keychain it is.
+INTERACTIVE = (
+    "TERM", "COLORTERM", "USER", "LOGNAME", "BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR",
+    "DBUS_SESSION_BUS_ADDRESS", "SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "WSL_DISTRO_NAME", "WSL_INTEROP",
+)  # fmt: skip
+
+PROGRAM = "cli-session-proxy"
 
 
 def inherited(settings: Settings) -> dict[str, str]:
@@ -86,3 +96,25 @@ def common(settings: Settings, config_dir: Path) -> dict[str, str]:
     if settings.on_context_full == "error":
         ours["DISABLE_AUTO_COMPACT"] = "1"
     return TOOL_DEFAULTS | inherited(settings) | ours
+
+
+def interactive(settings: Settings, *, tmpdir: Path) -> dict[str, str]:
+    """The environment of a CLI that a person uses in this terminal, such as for its login."""
+    there = {name: os.environ[name] for name in INTERACTIVE if name in os.environ}
+    return there | build(settings, tmpdir=tmpdir, config_dir=config_dir(settings))
+
+
+def login_command(settings: Settings) -> str:
+    """What somebody at this machine types to log in the CLI of these settings: the program as it was started here."""
+    started = sys.argv[0]
+    words = [PROGRAM]
+    if Path(started).parts[-2:] == ("cli_session_proxy", "__main__.py"):
+        words = [sys.executable, "-m", "cli_session_proxy"]
+    elif Path(started).name == PROGRAM and os.path.abspath(shutil.which(PROGRAM) or "") != os.path.abspath(started):
+        words = [started]
+    words.append("login")
+    if settings.claude_bin is not None:
+        words += ["--claude-bin", str(settings.claude_bin)]
+    if settings.claude_config_dir is not None:
+        words += ["--claude-config-dir", str(settings.claude_config_dir)]
+    return shlex.join(words)

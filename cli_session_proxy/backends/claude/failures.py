@@ -39,6 +39,7 @@ _BODY = re.compile(r"\{.*\}", re.DOTALL)
 _LOGIN = re.compile(
     r"/login\b|not logged in|invalid (?:x-)?api[ -]key|failed to authenticate|oauth token", re.IGNORECASE
 )
+_OWN_ADVICE = re.compile(r"[\s·.]*please run /login[\s·.]*", re.IGNORECASE)  # a command of its terminal, not of ours
 _BILLING = re.compile(r"credit balance", re.IGNORECASE)
 _LIMIT = re.compile(r"limit reached|hit your .{0,40}limit|rate limit", re.IGNORECASE)
 _CONTEXT = re.compile(r"prompt is too long|exceeds? (?:the )?context|context (?:window|length|limit)", re.IGNORECASE)
@@ -46,7 +47,8 @@ _TIMEOUT = re.compile(r"timed?[ -]?out\b", re.IGNORECASE)
 # A 400 about something that only the transcript can hold: our fault, not the client's.
 _HISTORY = re.compile(r"signature|`?thinking`?|tool_use|tool_result|cache_control|roles must alternate", re.IGNORECASE)
 
-NOT_LOGGED_IN = "log the CLI in (run `claude` and /login), or set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN"
+# The same instruction as in `commands.login`, without this machine's paths: a client may read it.
+NOT_LOGGED_IN = "run `cli-session-proxy login`, or set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN and start again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,8 @@ def _clean(text: str) -> str:
 
 
 def _not_logged_in(facts: _Facts) -> ProxyError:
-    return ClaudeNotLoggedIn(f"{facts.text}: {NOT_LOGGED_IN}", detail=facts.detail)
+    said = _OWN_ADVICE.sub("", facts.text)
+    return ClaudeNotLoggedIn(f"{said}: {NOT_LOGGED_IN}", detail=facts.detail)
 
 
 def _limited(facts: _Facts) -> ProxyError:

@@ -14,6 +14,7 @@ CLI's own login is in its environment or its file, and so within reach of a shel
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -25,7 +26,6 @@ from pathlib import Path
 from ....errors import SandboxError
 from ....settings import Profile, Settings
 from ..transcript import project_dir
-from .ending import signal_group
 
 PROGRAM = "bwrap"
 ALLOW = "allow unprivileged user namespaces, or set confined = false"
@@ -79,7 +79,8 @@ async def missing() -> str | None:
         return f"bubblewrap did not end within {TRIAL:.0f} s: {INSTALL}"
     finally:
         if child.returncode is None:
-            signal_group(child.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
             await child.wait()
     if child.returncode != 0:
         why = said.decode(errors="replace").strip()[-200:]

@@ -103,6 +103,15 @@ def test_a_bad_request_about_history_is_not_the_clients_fault() -> None:
     assert error_for(made(text)).code == "upstream_error"
 
 
+@pytest.mark.parametrize("text", ["Invalid API key · Please run /login", "Not logged in · Please run /login"])
+def test_a_missing_login_has_one_instruction_and_it_is_ours(text: str) -> None:
+    error = error_for(made(text))
+    assert error.code == "claude_not_logged_in"
+    assert "run `cli-session-proxy login`" in error.message
+    assert error.message.startswith(text.partition(" · ")[0])
+    assert "/login" not in error.message
+
+
 def test_no_key_is_ever_told() -> None:
     error = error_for(made("API Error: 500 key sk-ant-api03-abcdefghijkl is bad"))
     assert "abcdefgh" not in error.message
