@@ -28,8 +28,9 @@ from .origins import Origins, check_body, is_preflight, permitted, readable_by
 log = logs.get(__name__)
 
 REQUEST_ID = "X-Request-Id"
-# Answered without a key: is it there, can it serve, and the files of the page (what they show needs the key).
-OPEN = frozenset({"/healthz", "/readyz", "/ui"})
+# Answered without a key: what is this, is it there, can it serve, and the files of the page (what they show needs the
+# key).
+OPEN = frozenset({"/", "/healthz", "/readyz", "/ui"})
 OPEN_BELOW = "/ui/"
 # An address ends up in logs and histories: a key stands there only for Google's clients, who know no other way.
 _KEY_IN_ADDRESS = frozenset({"google", "interactions"})

@@ -16,10 +16,18 @@ BY_USE = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
 PROVIDER = "CLAUDE_CODE_USE_"
 
 
-def listening(place: Served) -> str:
-    if place.uds is not None:
-        return f"listening on {place}  (curl --unix-socket {place.uds} {place.url}/v1/models)"
-    return f"listening on {place.url}  (OpenAI clients: base_url={place.url}/v1)"
+def banner(place: Served, *, needs_key: bool) -> Iterator[str]:
+    """Where it listens, the page, and a line to paste. What the CLI lacks is said after them, by `login.report`."""
+    key = " -H 'Authorization: Bearer YOUR-KEY'" if needs_key else ""
+    body = '{"model": "default", "messages": [{"role": "user", "content": "Hello"}]}'
+    over = ""
+    if place.uds is None:
+        yield f"listening on {place.url}  (OpenAI clients: base_url={place.url}/v1)"
+        yield f"page: {place.url}/ui"
+    else:
+        yield f"listening on {place}"
+        over = f"--unix-socket {place.uds} "
+    yield f"try: curl -s {over}{place.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
 
 
 def notices(settings: Settings, keys: Keys) -> Iterator[str]:

@@ -172,6 +172,8 @@ def _responses(path: str, known: str, method: str) -> JSON:
         "200": {"description": "done", "content": {one: _shape(one) for one in media}},
         "default": {"description": "an error", "content": {"application/json": {"schema": errors}}},
     }
+    if path == "/":
+        responses["303"] = {"description": "a browser is led to the page"}
     if path == "/readyz":
         responses["503"] = {"description": "it drains", "content": {"application/json": _shape("application/json")}}
     return responses

@@ -10,7 +10,7 @@ from types import ModuleType
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 
 from ..domain.models import JSON, Agent
 from ..engine.engine import Engine
@@ -39,6 +39,16 @@ PIECE = 64 * 1024  # bytes of a dump that are sent at once, at least
 
 MODELS = ("sonnet", "opus", "haiku", "default")
 
+# What somebody needs who has only the address. No key is asked for it: nothing in it is this machine's own.
+OVERVIEW: JSON = {
+    "name": "cli-session-proxy",
+    "what": "a local proxy that gives the Claude CLI a memory you can rely on",
+    "base_url": {"openai": "/v1", "anthropic": "/", "google": "/", "one agent": "/agents/{agent_id}/v1"},
+    "page": "/ui",
+    "routes": "/openapi.json",
+    "health": "/healthz",
+}
+
 
 class Routes:
     """The handlers of one app. `add_to` is the table of all that the proxy answers."""
@@ -52,6 +62,8 @@ class Routes:
 
     def add_to(self, app: Starlette) -> None:
         for method, path, handler in (
+            ("GET", "/", self.root),
+            ("HEAD", "/", self.root),
             ("POST", "/v1/chat/completions", self.chat_completions),
             ("GET", "/v1/models", self.models),
             ("GET", "/v1/models/{model:path}", self.model),
@@ -83,6 +95,13 @@ class Routes:
     async def model(self, request: Request, model: str) -> JSON:
         shown: JSON = _models_of(request).model_info(model_name(model), self._since)
         return shown
+
+    async def root(self, request: Request) -> Response:
+        """What there is here; a browser is led to the page."""
+        headers = {"Vary": "Accept"}
+        if "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse("/ui", 303, headers)
+        return JSONResponse(OVERVIEW, headers=headers)
 
     # administration
 
@@ -193,7 +212,7 @@ async def no_such_route(request: Request, exc: Exception) -> Response:
         headers = {"Allow": ", ".join(sorted(methods_of(request.app, request.scope)))}
         error = MethodNotAllowed(f"{path} does not take {method}: use {headers['Allow']}")
     elif status == 404:
-        error = NotFound(f"{method} {path} does not exist: try POST /v1/chat/completions or GET /v1/models")
+        error = NotFound(f"{method} {path} does not exist: GET / says what there is, such as POST /v1/chat/completions")
     else:
         error = InvalidRequest("the request cannot be served")
     return JSONResponse(error_body(request.scope, error), error.status, headers=headers)

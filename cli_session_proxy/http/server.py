@@ -29,7 +29,7 @@ from .gate import Gate
 from .keys import Keys, make
 from .listening import Listening
 from .metrics import MetricsRoute
-from .notices import listening, notices
+from .notices import banner, notices
 from .openapi import OpenApiRoute
 from .origins import Origins
 from .repair_lines import RepairLines
@@ -124,7 +124,8 @@ def _collect_less() -> None:
 async def _tell(server: Server, settings: Settings, listener: socket.socket, repairs: RepairLines, say: Say) -> None:
     await server.ready.wait()
     try:
-        say(listening(place_of(listener)))
+        for line in banner(place_of(listener), needs_key=bool(Keys(settings))):
+            say(line)
         async for line in report(settings):
             say(line)
         for line in notices(settings, Keys(settings)):
