@@ -29,6 +29,8 @@ No error text ever holds a key, an environment or a prompt.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 
@@ -180,3 +182,19 @@ def from_dict(data: dict[str, Any]) -> ProxyError:
         retry_after=data.get("retry_after"),
         detail=data.get("detail"),
     )
+
+
+# How alike two names are that mean the same: `prot` and `port` are at 0.75, `name` and `names` at 0.89.
+ALIKE = 0.7
+
+
+def likely(given: str, known: Iterable[str], alike: float = ALIKE) -> str | None:
+    """The known name that a misspelt one probably means."""
+    found = difflib.get_close_matches(given.casefold(), known, n=1, cutoff=alike)
+    return found[0] if found else None
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """`: did you mean `x`?`, or nothing where no known name is like it."""
+    meant = likely(given, known)
+    return "" if meant is None else f": did you mean `{meant}`?"

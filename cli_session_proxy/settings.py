@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
@@ -26,11 +26,15 @@ from pydantic_settings import (
 )
 
 from .domain.identifiers import origin
-from .errors import ConfigError
+from .errors import ConfigError, did_you_mean, likely
 from .machine import cores, half_of_memory
 
 CONFIG_FILE = "cli_session_proxy.toml"
 PREFIX = "CLI_SESSION_PROXY_"
+DELIMITER = "__"
+
+# Names that the CLI maps to its newest models; `default` is `default_model`. It takes any other name too.
+MODELS = ("sonnet", "opus", "haiku", "default")
 
 # What the file gave to the settings that are being made.
 _file: ContextVar[Mapping[str, Any]] = ContextVar("settings_file", default=MappingProxyType({}))
@@ -89,7 +93,7 @@ class SandboxSettings(BaseModel):
 class Settings(BaseSettings):
     """Every option of the proxy. Times in seconds, sizes in bytes."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter=DELIMITER, extra="forbid")
 
     # where these come from, where it listens, what it keeps
     config: Path | None = None
@@ -102,7 +106,7 @@ class Settings(BaseSettings):
     claude_bin: Path | None = None
     claude_config_dir: Path | None = None
     claude_env: dict[str, str] = Field(default_factory=dict)
-    default_model: str = "default"  # what `default` runs as; "default" leaves it to the CLI
+    default_model: str = "default"  # what the model `default`, or none, runs as; "default": the CLI's own choice
     system_prompt: str = NEUTRAL_SYSTEM_PROMPT
     profile: str | None = None
     profiles: dict[str, Profile] = Field(default_factory=dict)
@@ -166,7 +170,10 @@ class Settings(BaseSettings):
             return Profile()
         if name not in self.profiles:
             known = ", ".join(sorted(self.profiles)) or "none"
-            raise ConfigError(f"unknown profile {name!r}: add [profiles.{name}] to {CONFIG_FILE} (known: {known})")
+            meant = did_you_mean(name, self.profiles)
+            raise ConfigError(
+                f"unknown profile {name!r}{meant or ':'} add [profiles.{name}] to {CONFIG_FILE} (known: {known})"
+            )
         return self.profiles[name]
 
 
@@ -183,6 +190,7 @@ def _origin(text: str) -> str:
 def load(**flags: Any) -> Settings:
     """Settings from the flags that were given (None means: not given), the environment and the file."""
     given = {name: value for name, value in flags.items() if value is not None}
+    _check_environment()
     named = given.get("config") or os.environ.get(f"{PREFIX}CONFIG")
     path = Path(named or CONFIG_FILE).expanduser()
     data = _read(path, must=named is not None)
@@ -190,15 +198,21 @@ def load(**flags: Any) -> Settings:
         _refuse_strangers(data)
     used = _file.set(data)
     try:
-        return Settings(**given)
+        settings = Settings(**given)
     except ValidationError as exc:
         first = exc.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "settings"
-        raise ConfigError(f"setting {where}: {first['msg']} (from a flag, {PREFIX}* or {path})") from exc
+        said = first["msg"]
+        if first["type"] == "extra_forbidden":
+            *above, last = first["loc"]
+            said = f"there is no such setting{did_you_mean(str(last), _fields_at(above))}"
+        raise ConfigError(f"setting {where}: {said} (from a flag, {PREFIX}* or {path})") from exc
     except ValueError as exc:  # pydantic-settings: a complex value in the environment that is not JSON
         raise ConfigError(f"a {PREFIX}* variable cannot be read: {exc}") from exc
     finally:
         _file.reset(used)
+    settings.profile_for(None)
+    return settings
 
 
 def _read(path: Path, *, must: bool) -> dict[str, Any]:
@@ -233,3 +247,31 @@ def _refuse_strangers(data: Mapping[str, Any]) -> None:
             f"{CONFIG_FILE} in this directory sets {name} ({what}), and the file may be anybody's: if it is yours, say "
             f"--config {CONFIG_FILE}, or set {PREFIX}CONFIG"
         )
+
+
+def _check_environment() -> None:
+    """Refuse a variable of ours that names no setting: pydantic-settings leaves it unread without a word."""
+    fields = Settings.model_fields
+    tables = [name for name, field in fields.items() if field.default_factory in (dict, SandboxSettings)]
+    for variable in os.environ:
+        name, _, inner = variable.upper().removeprefix(PREFIX).lower().partition(DELIMITER)
+        if not variable.upper().startswith(PREFIX) or name in (tables if inner else fields):
+            continue
+        table = next((table for table in tables if name.startswith(f"{table}_")), None)
+        if table is not None:  # one underscore where two belong
+            meant: str | None = f"{table}{DELIMITER}{name.removeprefix(f'{table}_')}"
+        else:
+            meant = likely(name, tables if inner else fields)
+        advice = "unset it"
+        if meant is not None:
+            advice = f"did you mean `{PREFIX}{DELIMITER.join(filter(None, (meant, inner))).upper()}`?"
+        raise ConfigError(f"{variable} is no setting of this program: {advice}")
+
+
+def _fields_at(place: Sequence[int | str]) -> Iterable[str]:
+    """The settings that there are at a place of the file, down through tables."""
+    kind: Any = Settings
+    for part in place:
+        inside = getattr(kind, "model_fields", None)
+        kind = inside[part].annotation if inside else (get_args(kind) or (None,))[-1]
+    return getattr(kind, "model_fields", {})

@@ -93,7 +93,6 @@ def test_dump_prints_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["turns"][0]["output"] == list(TURN.output)
     done("dump", "a/b", "--var", tmp_path, "--format", "markdown")
     assert "Hello there." in capsys.readouterr().out
-    assert "--format" in error_of(capsys, 1, "dump", "a/b", "--var", tmp_path, "--format", "pdf")
     assert "no agent" in error_of(capsys, 1, "dump", "a/b", "--var", tmp_path, "--owner", "other")
 
 
@@ -146,6 +145,30 @@ def test_serve_takes_no_program_from_a_file_that_merely_lies_there(
         assert "claude_bin" in line
         assert "--config" in line
     done("chains", "--var", tmp_path, "--config", "cli_session_proxy.toml")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("dump", "ada", "--format", "markdwn"), "did you mean `markdown`?"),
+        (("dump", "ada", "--follow", "--format", "html"), "--follow takes --format json or markdown"),
+        (("chains", "--since", "yesterday"), "use 30m, 12h, 7d, or a date"),
+        (("chains", "--status", "complete"), "did you mean `completed`?"),
+        (("chat", "--profile", "codr"), "unknown profile 'codr'"),
+    ],
+)
+def test_a_wrong_use_is_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], says: str
+) -> None:
+    assert says in error_of(capsys, 2, *args, "--var", tmp_path)
+
+
+@pytest.mark.parametrize("args", [("serv",), ("serve", "--prot", "1"), ("dump",), ("serve", "--port", "many")])
+def test_what_the_parser_refuses_is_exit_code_2_too(capsys: pytest.CaptureFixture[str], args: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(*args)
+    assert caught.value.code == 2
+    assert "--help" in capsys.readouterr().err
 
 
 def test_a_taken_port_and_an_open_host_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,3 +160,54 @@ def test_what_is_empty_there_does_no_harm() -> None:
 def test_a_named_file_that_is_not_there_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"missing\.toml"):
         load(config=Path("missing.toml"))
+
+
+# --- typos
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("prot = 1", "port"),
+        ("Claude_Bin_ = '/x'", "claude_bin"),
+        ("[profiles.coder]\ntool = []", "tools"),
+        ("[profiles.coder]\npermision_mode = 'plan'", "permission_mode"),
+        ("[sandbox]\nlink = 1", "links"),
+    ],
+)
+def test_an_unknown_setting_names_the_one_that_is_probably_meant(text: str, meant: str) -> None:
+    file(text)
+    with pytest.raises(ConfigError, match=rf"there is no such setting: did you mean `{meant}`\?"):
+        load()
+
+
+def test_a_setting_that_is_like_no_other_is_refused_without_a_guess() -> None:
+    file("flavour = 'vanilla'")
+    with pytest.raises(ConfigError, match=r"setting flavour: there is no such setting \(from"):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("CLI_SESSION_PROXY_PROT", "CLI_SESSION_PROXY_PORT"),
+        ("CLI_SESSION_PROXY_KEYSFILE", "CLI_SESSION_PROXY_KEYS_FILE"),
+        ("CLI_SESSION_PROXY_KEYS_ALICE", "CLI_SESSION_PROXY_KEYS__ALICE"),
+        ("CLI_SESSION_PROXY_PROFILE__CODER__MODEL", "CLI_SESSION_PROXY_PROFILES__CODER__MODEL"),
+        ("CLI_SESSION_PROXY_PROFLES__CODER__MODEL", "CLI_SESSION_PROXY_PROFILES__CODER__MODEL"),
+        ("CLI_SESSION_PROXY_FLAVOUR", None),
+        ("cli_session_proxy_prot", "CLI_SESSION_PROXY_PORT"),
+    ],
+)
+def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch, variable: str, meant: str | None) -> None:
+    """Left unread without a word, it would be a proxy without the key that somebody believes in."""
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ConfigError) as caught:
+        load()
+    assert (f"did you mean `{meant}`?" in str(caught.value)) == (meant is not None)
+
+
+def test_a_misspelt_profile_stops_the_start() -> None:
+    file('profile = "codr"\n[profiles.coder]\n[profiles.writer]')
+    with pytest.raises(ConfigError, match=r"unknown profile 'codr': did you mean `coder`\? add \[profiles.codr\]"):
+        load()

@@ -16,9 +16,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..backends.claude import environment
+from ..backends.claude.failures import likely_model
 from ..backends.claude.process import capability
 from ..errors import ClaudeUnavailable
-from ..settings import Settings
+from ..settings import MODELS, Settings
 
 # Any of these logs the CLI in by itself (its documentation, "Authentication").
 LOGIN_VARIABLES = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN")
@@ -53,6 +54,9 @@ async def report(settings: Settings) -> AsyncIterator[str]:
             yield f"claude: {exc.message}"
             return
         yield f"claude {claude.version} at {claude.path}"
+        model = settings.default_model
+        if not any(known in model for known in MODELS) and (meant := likely_model(model)):
+            yield f"default_model is {model!r}{meant}"
         advice = await missing_login(settings, claude.path, env)
         if advice is not None:
             yield advice

@@ -18,7 +18,7 @@ from rich.text import Text
 from ..domain.models import JSON, Agent, ChainSummary, Status
 from ..engine.engine import Engine
 from ..engine.subscription import Follower
-from ..errors import ConfigError, InvalidRequest, NotFound, UpstreamError, from_dict
+from ..errors import ConfigError, NotFound, UpstreamError, did_you_mean, from_dict
 from ..export import FORMATS, live
 from ..export.summaries import summary_json
 from ..http.keys import Keys
@@ -77,10 +77,10 @@ class Wanted:
 
     @staticmethod
     def parse(search: str | None, since: str | None, status: str | None) -> Wanted:
-        """Raises `InvalidRequest` for a time or a status that there is not."""
+        """Raises `ConfigError` for a time or a status that there is not."""
         known = get_args(Status)
         if status is not None and status not in known:
-            raise InvalidRequest(f"--status must be one of {', '.join(known)}", param="status")
+            raise ConfigError(f"--status must be one of {', '.join(known)}{did_you_mean(status, known)}")
         return Wanted((search or "").casefold(), _since(since), status)
 
     def holds(self, row: ChainSummary) -> bool:
@@ -97,9 +97,7 @@ def _since(text: str | None) -> float:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidRequest(
-            f"--since {text!r}: use 30m, 12h, 7d, or a date such as 2026-11-20", param="since"
-        ) from None
+        raise ConfigError(f"--since {text!r}: use 30m, 12h, 7d, or a date such as 2026-11-20") from None
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
@@ -148,9 +146,9 @@ class Shown:
 
 
 async def dump(settings: Settings, owner: str, agent_id: str, shown: Shown, write: Write) -> None:
-    """Write the agent's chain piece by piece. Raises `NotFound`, `InvalidRequest`."""
+    """Write the agent's chain piece by piece. Raises `NotFound`, `ConfigError`."""
     if shown.format not in FORMATS:
-        raise InvalidRequest(f"--format must be one of {', '.join(FORMATS)}", param="format")
+        raise ConfigError(f"--format must be one of {', '.join(FORMATS)}{did_you_mean(shown.format, FORMATS)}")
     async with opened(settings) as there:
         store, agent = await _agent(settings, there, owner, agent_id)
         sandbox = str(Sandboxes(settings).path(agent.dir))
@@ -162,7 +160,7 @@ async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, wr
     """Write each turn and repair as it happens, whoever runs it; ends when the agent is deleted."""
     forms = {"json": live.json_line, "markdown": live.lines}
     if shown.format not in forms:
-        raise InvalidRequest(f"--follow takes --format {' or '.join(forms)}", param="format")
+        raise ConfigError(f"--follow takes --format {' or '.join(forms)}")
     async with opened(settings) as there:
         store, agent = await _agent(settings, there, owner, agent_id)
         async for happened in Follower(store, agent).follow():

@@ -19,7 +19,7 @@ from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError, Que
 from ..export import FORMATS, live
 from ..export.summaries import summary_json
 from ..sandbox import Sandboxes
-from ..settings import Settings
+from ..settings import MODELS, Settings
 from ..wires.chat import body as chat
 from ..wires.common import decoded_agent_id, model_name
 from ..wires.generate import body as generate
@@ -36,8 +36,6 @@ SEQ_DIGITS = 19  # a seq is a 64-bit number
 # A dump that a browser shows is of no origin: whatever were in it could not ask the proxy for anything.
 DUMP_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 PIECE = 64 * 1024  # bytes of a dump that are sent at once, at least
-
-MODELS = ("sonnet", "opus", "haiku", "default")
 
 # What somebody needs who has only the address. No key is asked for it: nothing in it is this machine's own.
 OVERVIEW: JSON = {

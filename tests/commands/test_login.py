@@ -82,6 +82,18 @@ async def test_a_login_by_the_environment_is_enough(tmp_path: Path, claude_2: Pa
     assert line.startswith("claude 2.1.")
 
 
+@pytest.mark.parametrize(("model", "meant"), [("sonet", "`sonnet`"), ("claude-sonnet-4-5", None), ("my-own", None)])
+async def test_a_misspelt_default_model_is_told_at_the_start(
+    tmp_path: Path, claude_2: Path, model: str, meant: str | None
+) -> None:
+    settings = Settings(
+        var=tmp_path / "var", claude_bin=claude_2, claude_config_dir=tmp_path / "config", default_model=model,
+        claude_env={"ANTHROPIC_API_KEY": "sk-ant-fake"},
+    )  # fmt: skip
+    told = [line async for line in report(settings) if "default_model" in line]
+    assert told == ([] if meant is None else [f"default_model is {model!r}: did you mean {meant}?"])
+
+
 async def test_a_missing_cli_is_a_line_not_an_error(tmp_path: Path) -> None:
     (line,) = await said(tmp_path, tmp_path / "nothing")
     assert "--claude-bin" in line

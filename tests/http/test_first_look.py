@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli_session_proxy.http.server import banner
+from cli_session_proxy.http.notices import banner
+from cli_session_proxy.http.served import Served
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -50,8 +51,8 @@ async def test_the_banner_shows_the_page_and_a_line_that_works_when_pasted(
 
 
 def test_with_keys_the_line_has_a_place_for_one_and_shows_none() -> None:
-    assert "Bearer YOUR-KEY" in "\n".join(banner("http://127.0.0.1:1", needs_key=True))
-    assert "Bearer" not in "\n".join(banner("http://127.0.0.1:1", needs_key=False))
+    assert "Bearer YOUR-KEY" in "\n".join(banner(Served("http://127.0.0.1:1"), needs_key=True))
+    assert "Bearer" not in "\n".join(banner(Served("http://127.0.0.1:1"), needs_key=False))
 
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"

@@ -170,7 +170,7 @@ class _Exchange:
                             return
                         case events.Result():
                             if event.is_error and not self._interrupted:
-                                raise failures.error_for(event, retries=retries)
+                                raise failures.error_for(event, retries=retries, model=job.model)
                             yield self._completed(event)
                             return
                         case _:

@@ -28,7 +28,9 @@ from ...errors import (
     SessionBusy,
     TurnTimeout,
     UpstreamError,
+    likely,
 )
+from ...settings import MODELS
 from .events import ProcessDied, Result, WrongTranscript
 from .resets import seconds_until
 
@@ -60,6 +62,7 @@ class _Facts:
     text: str
     terminal: str
     wait: float | None
+    model: str
 
     @property
     def detail(self) -> JSON:
@@ -67,19 +70,20 @@ class _Facts:
         return {name: value for name, value in named.items() if value is not None}
 
 
-def error_for(result: Result, *, retries: Sequence[JSON] = (), now: float | None = None) -> ProxyError:
+def error_for(result: Result, *, retries: Sequence[JSON] = (), model: str = "", now: float | None = None) -> ProxyError:
     """The error of a turn whose `Result` says so. `retries` are the details of its `ApiRetry` events.
 
-    `retry_after` is only set from what the provider said: its reset, or the delay the CLI took over from it.
+    `model` is the one that was asked for. `retry_after` is only set from what the provider said: its reset, or the
+    delay the CLI took over from it.
     """
-    facts = _facts(result, retries, time.time() if now is None else now)
+    facts = _facts(result, retries, model, time.time() if now is None else now)
     for applies, make in _CASES:
         if applies(facts):
             return make(facts)
     return UpstreamError(facts.text or f"the Claude CLI failed ({result.subtype})", detail=facts.detail)
 
 
-def _facts(result: Result, retries: Sequence[JSON], now: float) -> _Facts:
+def _facts(result: Result, retries: Sequence[JSON], model: str, now: float) -> _Facts:
     errors = result.detail.get("errors")
     said = result.text
     if not said and isinstance(errors, list):
@@ -89,7 +93,7 @@ def _facts(result: Result, retries: Sequence[JSON], now: float) -> _Facts:
     status = result.api_error_status or (int(match[1]) if match else None)
     kind = str(result.detail.get("api_error_type") or body.get("type") or "")
     text = str(body.get("message") or said)
-    return _Facts(status, kind, _clean(text), result.terminal_reason or "", _wait(result, said, retries, now))
+    return _Facts(status, kind, _clean(text), result.terminal_reason or "", _wait(result, said, retries, now), model)
 
 
 def _provider_error(said: str) -> JSON:
@@ -123,6 +127,12 @@ def _clean(text: str) -> str:
 def _not_logged_in(facts: _Facts) -> ProxyError:
     said = _OWN_ADVICE.sub("", facts.text)
     return ClaudeNotLoggedIn(f"{said}: {NOT_LOGGED_IN}", detail=facts.detail)
+
+
+def likely_model(model: str) -> str:
+    """What is probably meant by a model's name that nobody knows, by the words that it is made of."""
+    meant = [likely(word, MODELS) for word in re.split(r"[^A-Za-z]+", model) if word]
+    return next((f": did you mean `{one}`?" for one in meant if one is not None and one != model), "")
 
 
 def _limited(facts: _Facts) -> ProxyError:
@@ -162,7 +172,11 @@ _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], .
     (lambda f: f.status == 413, lambda f: RequestTooLarge(f.text, detail=f.detail)),
     (
         lambda f: f.status == 404 or f.kind == "not_found_error",
-        lambda f: InvalidRequest(f"{f.text} (the provider does not know this model)", param="model", detail=f.detail),
+        lambda f: InvalidRequest(
+            f"{f.text} (the provider does not know the model {f.model!r}{likely_model(f.model)})",
+            param="model",
+            detail=f.detail,
+        ),
     ),
     (lambda f: f.status in {400, 422}, _bad_request),
     (

@@ -112,6 +112,21 @@ def test_a_missing_login_has_one_instruction_and_it_is_ours(text: str) -> None:
     assert "/login" not in error.message
 
 
+@pytest.mark.parametrize(
+    ("model", "meant"),
+    [("sonet", "sonnet"), ("claude-opuss-4-1", "opus"), ("Haiku", "haiku"), ("claude-sonnet-99", "sonnet")],
+)
+def test_an_unknown_model_names_the_one_that_is_probably_meant(model: str, meant: str) -> None:
+    text = 'API Error: 404 {"type":"error","error":{"type":"not_found_error","message":"model: x"}}'
+    error = error_for(made(text), model=model)
+    assert (error.code, error.param) == ("invalid_request", "model")
+    assert f"the provider does not know the model {model!r}: did you mean `{meant}`?" in error.message
+
+
+def test_a_model_that_is_like_no_other_gets_no_guess() -> None:
+    assert "did you mean" not in error_for(made("API Error: 404 not found"), model="gpt-5").message
+
+
 def test_no_key_is_ever_told() -> None:
     error = error_for(made("API Error: 500 key sk-ant-api03-abcdefghijkl is bad"))
     assert "abcdefgh" not in error.message
