@@ -189,9 +189,10 @@ ALIKE = 0.7
 
 
 def likely(given: str, known: Iterable[str], alike: float = ALIKE) -> str | None:
-    """The known name that a misspelt one probably means."""
-    found = difflib.get_close_matches(given.casefold(), known, n=1, cutoff=alike)
-    return found[0] if found else None
+    """The known name that a misspelt one probably means. Upper and lower case are alike."""
+    names = {name.casefold(): name for name in known}
+    found = difflib.get_close_matches(given.casefold(), names, n=1, cutoff=alike)
+    return names[found[0]] if found else None
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -250,7 +250,7 @@ def reply(
     answer: Answer, call: Call, keepalive: float, render: Callable[[Turn], JSON], writer: Callable[[], Writer]
 ) -> Response:
     """The answer as the call wants it: the whole that `render` makes of its turn, or the stream of a `writer`."""
-    headers = _ignored(call)
+    headers = ignored_header(call.ignored)
     if not call.stream:
         return JsonAnswer(answer, headers, render)
     return StreamAnswer(answer, headers, writer(), keepalive)
@@ -271,10 +271,11 @@ def kept_reply(
     if call.background:
         engine.keep(answer.another() if call.stream else answer)
         if not call.stream:
-            return JSONResponse(render(answer.accepted), headers={**named_by(answer), **_ignored(call)})
+            return JSONResponse(render(answer.accepted), headers={**named_by(answer), **ignored_header(call.ignored)})
     return reply(answer, call, keepalive, render, lambda: writer(answer.accepted))
 
 
-def _ignored(call: Call) -> dict[str, str]:
-    told = ", ".join(call.ignored)
+def ignored_header(names: Iterable[str]) -> dict[str, str]:
+    """Names of fields that had no effect, as the answer's headers tell them."""
+    told = ", ".join(names)
     return {"X-Ignored-Params": told} if told else {}

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
@@ -14,7 +15,7 @@ from .. import redact
 from ..domain import lineage
 from ..domain.identifiers import is_model
 from ..domain.models import JSON, Block, Status, Turn
-from ..errors import InvalidRequest, ProxyError
+from ..errors import InvalidRequest, ProxyError, likely
 from ..sandbox import AGENT_ID_LIMIT, LOCAL_OWNER
 
 T = TypeVar("T")
@@ -23,6 +24,14 @@ T = TypeVar("T")
 MAX_IDEMPOTENCY_KEY = 255
 # What LiteLLM puts in front of a model's name when it routes to an OpenAI-compatible endpoint or to us.
 MODEL_PREFIXES = ("claude-cli/", "openai/")
+
+# Vendors add fields all the time, so an unknown one is taken without a word unless it is this much like a known one:
+# `max_token` (0.95), `temprature` (0.95), but not `store` for `stop` (0.67).
+MISSPELT = 0.8
+# Comparing a name with all known ones takes about 0.2 ms; no client sends this many unknown fields.
+MAX_UNREAD = 16
+# A name goes into a header, so it is one that a vendor could have.
+_FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 # Why an answer is not whole.
 INCOMPLETE = ("max_tokens", "model_context_window_exceeded", "refusal")
@@ -163,6 +172,23 @@ def model_name(value: object) -> str:
     if not is_model(value):
         raise InvalidRequest("model must be sonnet, opus, haiku, default or a name that the CLI takes", param="model")
     return value
+
+
+class Fields(dict[str, Any]):
+    """An object of a body that notes which of its fields are asked for: one that nobody asks for has no effect."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        super().__init__(data)
+        self._asked: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._asked.add(name)
+        return super().get(name, default)
+
+    def misspelt(self, where: str = "") -> tuple[str, ...]:
+        """The fields without effect that look like one that was asked for. Call it when all has been read."""
+        unread = (name for name in self if name not in self._asked and _FIELD.fullmatch(name))
+        return tuple(f"{where}{name}" for name in islice(unread, MAX_UNREAD) if likely(name, self._asked, MISSPELT))
 
 
 def wrong_type(param: str, wanted: str) -> InvalidRequest:

@@ -3,7 +3,8 @@
     POST /v1/chat/completions  ─ read() ─▶ ChatCall ─▶ the engine ─▶ completion() or ChunkWriter
 
 Parameters that the CLI cannot honour are accepted and named (`ChatCall.ignored`); those whose silence would
-lie are refused. Fields that nobody here knows are left alone, as OpenAI's own clients add new ones often.
+lie are refused. Fields that nobody here knows are left alone, as OpenAI's own clients add new ones often; one that
+looks like a misspelt parameter is named too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,18 @@ from ...domain.lineage import TextJoin
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, Finished, Turn, TurnEvent, TurnRequest, Usage
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, ProxyError
-from ..common import SSE_DONE, Naming, answer_text, as_openai_error, fingerprint, model_name, optional, sse, wrong_type
+from ..common import (
+    SSE_DONE,
+    Fields,
+    Naming,
+    answer_text,
+    as_openai_error,
+    fingerprint,
+    model_name,
+    optional,
+    sse,
+    wrong_type,
+)
 from ..openai_tools import read_choice, read_tools
 from . import messages as chat_messages
 
@@ -59,6 +71,7 @@ class ChatCall:
 
 def read(body: JSON, naming: Naming) -> ChatCall:
     """The call that a body means. Raises `InvalidRequest`, which names the field."""
+    body = fields = Fields(body)
     _refuse_what_would_lie(body)
     _check_types(body)
     agent_id = naming.agent_id(body)
@@ -88,7 +101,7 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         request=request,
         stream=bool(optional(body, "stream", bool, "true or false")),
         include_usage=bool(optional(options, "include_usage", bool, "true or false", where="stream_options.")),
-        ignored=tuple(name for name in IGNORED if body.get(name) is not None),
+        ignored=(*(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
     )
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from starlette.applications import Starlette
 from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
-from ...domain.models import JSON, Item
+from ...domain.models import JSON
 from ...errors import NotFound
 from ...http.addresses import add
+from ...http.answers import ignored_header
 from ...http.bodies import named, read_call
 from ...http.dialogues import Dialogues, new_id
 from ...settings import Settings
-from ..common import Naming
+from ..common import Fields, Naming
 from ..responses import items as responses_items
 from ..responses.body import checked_metadata
 from . import body as conversations
-from .body import NewConversation
+
+T = TypeVar("T")
 
 ID = "/v1/conversations/{conversation_id}"
 ITEM = f"{ID}/items/{{item_id}}"
@@ -39,24 +45,26 @@ class ConversationsRoutes:
         ):
             add(app, method, path, handler)
 
-    async def create(self, request: Request) -> JSON:
-        new: NewConversation = await read_call(request, self._settings.max_body, _read_new)
-        return await self._dialogues.create(named(request).owner, new)
+    async def create(self, request: Request) -> Response:
+        new, headers = await self._read(request, lambda body: conversations.read(body, new_id))
+        return JSONResponse(await self._dialogues.create(named(request).owner, new), headers=headers)
 
     async def retrieve(self, request: Request, conversation_id: str) -> JSON:
         return await self._dialogues.conversation(named(request).owner, conversation_id)
 
-    async def update(self, request: Request, conversation_id: str) -> JSON:
-        metadata: JSON = await read_call(request, self._settings.max_body, _read_metadata)
-        return await self._dialogues.annotate(named(request).owner, conversation_id, metadata)
+    async def update(self, request: Request, conversation_id: str) -> Response:
+        metadata, headers = await self._read(request, lambda body: checked_metadata(body.get("metadata")))
+        noted = await self._dialogues.annotate(named(request).owner, conversation_id, metadata)
+        return JSONResponse(noted, headers=headers)
 
     async def delete(self, request: Request, conversation_id: str) -> JSON:
         await self._dialogues.delete(named(request).owner, conversation_id)
         return conversations.deleted(conversation_id)
 
-    async def add_items(self, request: Request, conversation_id: str) -> JSON:
-        new: tuple[Item, ...] = await read_call(request, self._settings.max_body, _read_items)
-        return responses_items.listed(await self._dialogues.add_items(named(request).owner, conversation_id, new))
+    async def add_items(self, request: Request, conversation_id: str) -> Response:
+        new, headers = await self._read(request, lambda body: conversations.read_items(body.get("items"), new_id))
+        added = await self._dialogues.add_items(named(request).owner, conversation_id, new)
+        return JSONResponse(responses_items.listed(added), headers=headers)
 
     async def items(self, request: Request, conversation_id: str) -> JSON:
         found = await self._dialogues.items(named(request).owner, conversation_id)
@@ -71,14 +79,12 @@ class ConversationsRoutes:
     async def delete_item(self, request: Request, conversation_id: str, item_id: str) -> JSON:
         return await self._dialogues.remove_item(named(request).owner, conversation_id, item_id)
 
+    async def _read(self, request: Request, read: Callable[[JSON], T]) -> tuple[T, dict[str, str]]:
+        """What the body means, and the headers of the answer: they name what looks misspelt."""
 
-def _read_new(body: JSON, naming: Naming) -> NewConversation:  # noqa: ARG001 - the shape of a wire's `read`
-    return conversations.read(body, new_id)
+        def noted(body: JSON, _naming: Naming) -> tuple[T, tuple[str, ...]]:
+            fields = Fields(body)
+            return read(fields), fields.misspelt()
 
-
-def _read_metadata(body: JSON, naming: Naming) -> JSON:  # noqa: ARG001 - as above
-    return checked_metadata(body.get("metadata"))
-
-
-def _read_items(body: JSON, naming: Naming) -> tuple[Item, ...]:  # noqa: ARG001 - as above
-    return conversations.read_items(body.get("items"), new_id)
+        meant, misspelt = await read_call(request, self._settings.max_body, noted)
+        return meant, ignored_header(misspelt)

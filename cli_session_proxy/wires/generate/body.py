@@ -16,7 +16,7 @@ from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
 from .. import failures
 from ..blocks import effort_of_budget, estimated_tokens
-from ..common import Naming, answer_text, fingerprint, model_name, sse, wrong_type
+from ..common import Fields, Naming, answer_text, fingerprint, model_name, sse, wrong_type
 from ..other_tools import google_choice, google_tools
 from . import content as generate_content
 from .content import either
@@ -50,7 +50,8 @@ class GenerateCall:
 
 def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> GenerateCall:
     """The call that a body means, `model` and `stream` from the path. Raises `InvalidRequest`, naming the field."""
-    config = either(body, _CONFIG, dict, "an object") or {}
+    body = fields = Fields(body)
+    config = Fields(either(body, _CONFIG, dict, "an object") or {})
     _check_types(config)
     _refuse_what_would_lie(body, config)
     agent_id = naming.agent_id(body)
@@ -80,7 +81,12 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
         request=request,
         stream=stream,
         thoughts=bool(either(thinking, "includeThoughts", bool, "true or false", where="thinkingConfig.")),
-        ignored=(*ignored, *(name for name in IGNORED_OUTSIDE if either(body, name) is not None)),
+        ignored=(
+            *ignored,
+            *(name for name in IGNORED_OUTSIDE if either(body, name) is not None),
+            *config.misspelt(f"{_CONFIG}."),
+            *fields.misspelt(),
+        ),
     )
 
 

@@ -18,7 +18,7 @@ from ...domain.models import JSON, Status, Turn, TurnRequest, Usage
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest
 from .. import common
-from ..common import Naming, fingerprint, optional, required, wrong_type
+from ..common import Fields, Naming, fingerprint, optional, required, wrong_type
 from ..generate.body import checked_model
 from ..other_tools import interactions_choice, interactions_tools
 from . import steps as interactions_steps
@@ -54,9 +54,10 @@ class InteractionCall:
 
 def read(body: JSON, naming: Naming) -> InteractionCall:
     """The call that a body means. Raises `InvalidRequest`, which names the field."""
+    body = fields = Fields(body)
     _check_types(body)
     _refuse_what_would_lie(body)
-    config = optional(body, "generation_config", dict, "an object") or {}
+    config = Fields(optional(body, "generation_config", dict, "an object") or {})
     agent_id = naming.agent_id(body)
     previous = body.get("previous_interaction_id")
     system = body.get("system_instruction") or None
@@ -90,6 +91,8 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
         ignored=(
             *(f"generation_config.{name}" for name in IGNORED if config.get(name) is not None),
             *(name for name in IGNORED_OUTSIDE if body.get(name) is not None),
+            *config.misspelt("generation_config."),
+            *fields.misspelt(),
         ),
     )
 

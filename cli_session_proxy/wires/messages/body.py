@@ -19,7 +19,7 @@ from ...domain.structured import read_format
 from ...errors import InvalidRequest, NotFound, ProxyError
 from .. import failures
 from ..blocks import effort_of_budget, estimated_tokens, opened
-from ..common import Naming, fingerprint, model_name, optional, required, sse_event, wrong_type
+from ..common import Fields, Naming, fingerprint, model_name, optional, required, sse_event, wrong_type
 from ..other_tools import messages_choice, messages_tools
 from . import content as messages_content
 
@@ -51,6 +51,7 @@ class MessagesCall:
 
 def read(body: JSON, naming: Naming) -> MessagesCall:
     """The call that a body means. Raises `InvalidRequest`, which names the field; `NotFound` for a thread."""
+    body = fields = Fields(body)
     _check_types(body)
     _refuse_what_would_lie(body)
     agent_id = naming.agent_id(body)
@@ -77,7 +78,7 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
     return MessagesCall(
         request=request,
         stream=bool(optional(body, "stream", bool, "true or false")),
-        ignored=tuple(name for name in IGNORED if body.get(name) is not None),
+        ignored=(*(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
     )
 
 

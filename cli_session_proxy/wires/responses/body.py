@@ -18,7 +18,7 @@ from ...domain.structured import read_format
 from ...errors import InvalidRequest
 from .. import common
 from ..chat.body import EFFORTS
-from ..common import Naming, fingerprint, model_name, optional, required, wrong_type
+from ..common import Fields, Naming, fingerprint, model_name, optional, required, wrong_type
 from ..openai_tools import read_choice, read_tools
 from . import items as responses_items
 
@@ -89,6 +89,7 @@ class ResponsesCall:
 
 def read(body: JSON, naming: Naming) -> ResponsesCall:
     """The call that a body means. Raises `InvalidRequest`, which names the field."""
+    body = fields = Fields(body)
     if body.get("prompt") is not None:
         raise InvalidRequest("prompt: templates are not kept here; send instructions and input", param="prompt")
     _check_types(body)
@@ -120,7 +121,7 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
         stream=bool(body.get("stream")),
         background=bool(body.get("background")),
         call=_call(body, wanted, said.system, conversation, tools),
-        ignored=tuple(name for name in IGNORED if body.get(name) is not None),
+        ignored=(*(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
     )
 
 
