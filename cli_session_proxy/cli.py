@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from .errors import ConfigError, ProxyError
+from .machine import check_system
 from .settings import load
 
 app = typer.Typer(
@@ -297,6 +298,7 @@ def main(args: list[str] | None = None) -> None:
     """The entry point: an error is one line that says what to do."""
     _utf8(sys.stdout)
     try:
+        check_system()
         app(args)
     except ProxyError as exc:
         print(f"error: {' '.join(exc.message.split())}", file=sys.stderr)

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from .errors import ConfigError
+
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+
+
+def check_system() -> None:
+    """Raises `ConfigError` where the engine cannot run: it needs flock, process groups and POSIX permissions."""
+    if sys.platform == "win32":
+        raise ConfigError(
+            "cli-session-proxy runs on Linux and macOS; on Windows run it inside WSL (`wsl --install`, then install it "
+            "there): programs of Windows reach it at the same address, http://127.0.0.1:8787"
+        )
 
 
 def memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:

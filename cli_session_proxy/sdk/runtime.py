@@ -14,6 +14,7 @@ import asyncio
 import atexit
 import concurrent.futures.thread  # noqa: F401 - registers its exit hook before ours: see `_close_at_exit`
 import os
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import CancelledError as CallCancelled
@@ -24,6 +25,7 @@ import httpx
 
 from .. import logs
 from ..errors import ClaudeUnavailable, ProxyError
+from ..machine import check_system
 from ..settings import Settings, load
 
 if TYPE_CHECKING:
@@ -170,6 +172,7 @@ class Runtime:
                 await self._client.aclose()
 
     async def _start(self) -> Engine:
+        check_system()
         if self._settings is None:
             self._settings = await asyncio.to_thread(load)
         engine = (self._factory or _engine_class())(self._settings)
@@ -232,8 +235,9 @@ class _Process:
 
 
 _process = _Process()
-# Threads do not survive a fork: a child starts its own.
-os.register_at_fork(after_in_child=_process.reset)
+if sys.platform != "win32":  # which has no fork
+    # Threads do not survive a fork: a child starts its own.
+    os.register_at_fork(after_in_child=_process.reset)
 
 
 def current() -> Runtime:
