@@ -40,6 +40,23 @@ Owner = Annotated[str, typer.Option(help="The name of the key that the agent's c
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        _say(f"cli-session-proxy {version('cli-session-proxy')}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the program itself; the commands follow."""
+
+
 @app.command()
 def serve(
     host: Annotated[str | None, typer.Option(help="Others than loopback need keys.", show_default="127.0.0.1")] = None,
