@@ -119,6 +119,15 @@ def test_the_instruction_can_be_typed_as_it_stands(
     assert login_command(Settings()) == expected.format(venv=tmp_path, python=sys.executable)
 
 
+def test_uvx_has_the_program_on_its_own_path_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "cli-session-proxy"
+    program.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("UV", "/usr/bin/uv")
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    assert login_command(Settings()) == f"{program} login"
+
+
 # --- the command
 
 

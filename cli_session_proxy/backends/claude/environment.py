@@ -110,8 +110,11 @@ def login_command(settings: Settings) -> str:
     words = [PROGRAM]
     if Path(started).parts[-2:] == ("cli_session_proxy", "__main__.py"):
         words = [sys.executable, "-m", "cli_session_proxy"]
-    elif Path(started).name == PROGRAM and os.path.abspath(shutil.which(PROGRAM) or "") != os.path.abspath(started):
-        words = [started]
+    elif Path(started).name == PROGRAM:
+        # uv (`uvx`) puts the program on the PATH of this process only; it sets UV there.
+        found = None if "UV" in os.environ else shutil.which(PROGRAM)
+        if os.path.abspath(found or "") != os.path.abspath(started):
+            words = [started]
     words.append("login")
     if settings.claude_bin is not None:
         words += ["--claude-bin", str(settings.claude_bin)]
