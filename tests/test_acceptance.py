@@ -161,7 +161,19 @@ async def test_no_login_is_told_apart_and_says_what_to_do(claude_2: Path, make_s
         with pytest.raises(openai.AuthenticationError) as refused:
             await say(client, "hello")
     assert refused.value.code == "claude_not_logged_in"
-    assert "login" in refused.value.message
+    assert "run `cli-session-proxy login`" in refused.value.message
+    assert "/login" not in refused.value.message
+
+
+async def test_a_model_that_nobody_knows_is_told_with_the_one_that_is_probably_meant(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    upstream.when("hello", Fail(404, message="model: sonet"), times=None)
+    async with door(make_settings(claude_bin=claude_2)) as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model="sonet", messages=[{"role": "user", "content": "hello"}])
+    assert refused.value.param == "model"
+    assert "'sonet': did you mean `sonnet`?" in refused.value.message
 
 
 async def test_a_missing_cli_is_503_and_the_chain_goes_on_when_it_is_back(

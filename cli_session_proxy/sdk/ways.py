@@ -78,6 +78,7 @@ async def embedded(here: Runtime, saying: Saying) -> AsyncGenerator[Heard, None]
         tools=saying.tools,
     )
     answer = await engine.submit(request)
+    taken = False
     try:
         turn: Turn = await answer.turn()
         calls = [block for block in turn.output if block.get("type") == "tool_use"]
@@ -90,7 +91,10 @@ async def embedded(here: Runtime, saying: Saying) -> AsyncGenerator[Heard, None]
             else (),
         )
         answer.acknowledge()
+        taken = True
     finally:
+        if not taken:
+            answer.cancel()  # its caller is in this process and does not come back: no time of grace for the turn
         answer.leave()
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from pathlib import Path
 
 import pytest
 
+from cli_session_proxy.commands.showing import opened
+from cli_session_proxy.domain.models import CANCELLED_BY_CLIENT
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.testing.script import Stall
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import FAKE_KEY, ROOT
@@ -26,9 +31,9 @@ def readme_lines() -> str:
 
 
 async def run(
-    tmp_path: Path, claude: Path, upstream: Upstream, code: str, **more: str
+    tmp_path: Path, claude: Path, upstream: Upstream, code: str, interrupted_at: str | None = None
 ) -> tuple[int | None, list[str], str]:
-    """Exit code, lines of stdout, stderr of a script over the real CLI."""
+    """Exit code, lines of stdout, stderr of a script over the real CLI; Ctrl-C comes when the model hears a text."""
     home = tmp_path / "home"
     for_claude = {
         "ANTHROPIC_API_KEY": FAKE_KEY, "ANTHROPIC_BASE_URL": upstream.url, "HOME": str(home),
@@ -40,7 +45,6 @@ async def run(
         "CLI_SESSION_PROXY_CLAUDE_BIN": str(claude),
         "CLI_SESSION_PROXY_CLAUDE_CONFIG_DIR": str(tmp_path / "claude-config"),
         "CLI_SESSION_PROXY_CLAUDE_ENV": json.dumps(for_claude),
-        **more,
     }  # fmt: skip
     script = tmp_path / "script.py"
     script.write_text(code)
@@ -48,6 +52,9 @@ async def run(
         sys.executable, script, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, cwd=tmp_path, env=env
     )
     try:
+        if interrupted_at is not None:
+            await upstream.arrived(text=interrupted_at)
+            child.send_signal(signal.SIGINT)
         said, complained = await asyncio.wait_for(child.communicate(), PATIENCE)
     finally:
         if child.returncode is None:
@@ -77,6 +84,28 @@ asyncio.run(main())
 """
     ended, said, complained = await run(tmp_path, claude_2, upstream, code)
     assert (ended, said, complained) == (3, ["Noted: colour is teal."], "")
+
+
+async def test_ctrl_c_cancels_the_turn_and_ends_the_script(tmp_path: Path, claude_2: Path, upstream: Upstream) -> None:
+    code = """
+import asyncio
+from cli_session_proxy import ask
+
+asyncio.run(ask("wait for me", agent_id="ada"))
+"""
+    upstream.when("wait", Stall(), times=None)
+    ended, said, complained = await run(tmp_path, claude_2, upstream, code, interrupted_at="wait")
+    assert (ended, said) == (-signal.SIGINT, [])
+    assert "KeyboardInterrupt" in complained
+    settings = Settings(var=tmp_path / "var")
+    async with opened(settings) as store:
+        assert store is not None
+        agent = await store.agent("local", "ada")
+        assert agent is not None
+        (turn,) = [turn async for turn in store.turns(agent.key)]
+    assert turn.status == "cancelled"
+    assert turn.error is not None
+    assert turn.error["message"].startswith(CANCELLED_BY_CLIENT)  # at once, not when the grace for a retry was over
 
 
 async def test_what_goes_wrong_inside_is_a_line_without_local_variables(
