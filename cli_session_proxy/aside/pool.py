@@ -1,0 +1,218 @@
+"""Work that must not hold the event loop.
+
+- `thread`: Python code over a request of middling size. It shares the interpreter with the event loop, which gets its
+  turn every few milliseconds; one long call into C (`json.loads` of a large body) would hold both.
+- `reading`, `checking`: helper processes, for what is large and for what may never end. One that takes more processor
+  time or memory than it may is killed, and the next call gets another.
+
+Nothing is started before it is needed, no more waits than is said here, and `close` leaves no process behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import structlog
+
+from ..errors import ClaudeUnavailable, QueueFull
+from ..tasks import Tasks
+from .process import Ended, Helper
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+# Threads compete with the event loop for the interpreter: each more makes it wait 5 ms longer for its turn.
+THREADS = 2
+# Calls that wait for a thread or a helper, each with its body in memory. Beyond it a request is told to come again.
+WAITING = 64
+# Helper processes of each kind: one that takes its whole time leaves the other to everybody else.
+PROCESSES = 2
+# Seconds of processor time. A body of 64 MiB takes about 2; JSON of a megabyte is checked against its schema in 0.05.
+READING_SECONDS = 10.0
+CHECKING_SECONDS = 1.0
+# Bytes of address space: an image of 48 MiB stands in memory about six times while its body is read.
+READING_MEMORY = 2 * 1024**3
+CHECKING_MEMORY = 1024**3
+# How much longer than its processor time a call may take on a loaded machine.
+PATIENCE = 20.0
+# Seconds after its last call that a helper is kept for the next one.
+IDLE = 60.0
+# A call of more bytes than this leaves a large process behind, which is ended instead.
+LARGE = 8 * 1024**2
+RETRY_AFTER = 1.0
+
+
+class OutOfBoundsError(Exception):
+    """The call took more than it may. The text says of what: "it takes more than …"."""
+
+
+class Helpers:
+    """Processes of one kind. A call's function is importable by its name; arguments and result can be pickled."""
+
+    def __init__(self, *, most: int, seconds: float, memory: int) -> None:
+        self._seconds = seconds
+        self._memory = memory
+        self._free = asyncio.Semaphore(most)
+        self._limit = most + WAITING
+        self._calls = 0
+        self._quiet = asyncio.Event()  # no call is under way
+        self._quiet.set()
+        self._idle: dict[Helper, asyncio.TimerHandle] = {}
+        self._busy: set[Helper] = set()
+        self._ahead: asyncio.Task[None] | None = None  # a start that nobody waits for yet
+        self._tasks = Tasks(expected=(OSError,))
+        self._closed = False
+
+    @property
+    def processes(self) -> int:
+        return len(self._idle) + len(self._busy)
+
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """The function's result, or what it raises. Raises `OutOfBoundsError`, `QueueFull`, `ClaudeUnavailable`."""
+        if self._calls >= self._limit:
+            raise QueueFull(
+                f"{self._calls} large requests are being read or checked already: send this one again later",
+                retry_after=RETRY_AFTER,
+            )
+        self._calls += 1
+        self._quiet.clear()
+        try:
+            given = pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL)
+            async with self._free:
+                result: T = self._result(await self._answer(given))
+                return result
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._quiet.set()
+
+    def expect(self) -> None:
+        """A call will come: its process starts now."""
+        starting = self._ahead is not None and not self._ahead.done()
+        if not (self.processes or starting or self._closed):
+            self._ahead = self._tasks.own(self._start_ahead())
+
+    async def _start_ahead(self) -> None:
+        self._keep(await Helper.start(self._memory))
+
+    async def _answer(self, given: bytes) -> bytes:
+        helper = await self._helper()
+        self._busy.add(helper)
+        fit = False
+        try:
+            async with asyncio.timeout(self._seconds * PATIENCE):
+                answer = await helper.call(given, self._seconds)
+            fit = len(given) + len(answer) <= LARGE
+            return answer
+        except TimeoutError as exc:
+            raise self._too_long() from exc
+        except Ended as exc:
+            if self._closed:
+                raise _closing() from exc
+            log.warning("helper_ended", by=exc.by)
+            why = self._too_long() if exc.took_too_long else OutOfBoundsError("it ends the process that does it")
+            raise why from exc
+        finally:
+            self._busy.discard(helper)
+            if fit:
+                self._keep(helper)
+            else:
+                self._tasks.own(helper.end())
+
+    async def _helper(self) -> Helper:
+        if self._ahead is not None and not self._idle:
+            await asyncio.wait([self._ahead])
+        while self._idle:
+            helper, timer = self._idle.popitem()
+            timer.cancel()
+            if helper.alive:
+                return helper
+            self._tasks.own(helper.end())
+        if self._closed:
+            raise _closing()
+        starting = self._tasks.own(Helper.start(self._memory))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(self._unclaimed)
+            raise
+        except OSError as exc:
+            raise ClaudeUnavailable(f"no helper process can be started ({exc.strerror})", retry_after=5.0) from exc
+
+    def _unclaimed(self, started: asyncio.Task[Helper]) -> None:
+        """Its caller has left while it was started: it is there for the next one."""
+        if not started.cancelled() and started.exception() is None:
+            self._keep(started.result())
+
+    def _keep(self, helper: Helper) -> None:
+        if self._closed:
+            self._tasks.own(helper.end())
+            return
+        self._idle[helper] = asyncio.get_running_loop().call_later(IDLE, self._retire, helper)
+
+    def _retire(self, helper: Helper) -> None:
+        if self._idle.pop(helper, None) is not None:
+            self._tasks.own(helper.end())
+
+    def _result(self, answer: bytes) -> Any:
+        done, result = pickle.loads(answer)  # noqa: S301 - our own helper wrote it
+        if done:
+            return result
+        if isinstance(result, MemoryError):
+            raise OutOfBoundsError(f"it takes more than {self._memory // 1024**2} MiB of memory") from result
+        raise result
+
+    def _too_long(self) -> OutOfBoundsError:
+        return OutOfBoundsError(f"it takes more than {self._seconds:g} s of processor time")
+
+    async def close(self) -> None:
+        """Kill them all and wait for it."""
+        self._closed = True
+        for helper in list(self._idle):
+            self._idle[helper].cancel()
+            self._retire(helper)
+        for helper in self._busy:
+            helper.kill()
+        await self._quiet.wait()  # those who called are told, and put theirs away
+        await self._tasks.stop()
+
+
+def _closing() -> ClaudeUnavailable:
+    return ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
+
+
+class Aside:
+    """One for each engine. Use it on one event loop."""
+
+    def __init__(self) -> None:
+        self.reading = Helpers(most=PROCESSES, seconds=READING_SECONDS, memory=READING_MEMORY)
+        self.checking = Helpers(most=PROCESSES, seconds=CHECKING_SECONDS, memory=CHECKING_MEMORY)
+        self._threads: ThreadPoolExecutor | None = None
+        self._in_threads = 0
+
+    async def thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """The function's result, or what it raises. Raises `QueueFull`."""
+        if self._in_threads >= THREADS + WAITING:
+            raise QueueFull(
+                f"{self._in_threads} requests are being read already: send this one again later",
+                retry_after=RETRY_AFTER,
+            )
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="aside")
+        self._in_threads += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*arguments))
+        finally:
+            self._in_threads -= 1
+
+    async def close(self) -> None:
+        """End what is done here. Idempotent."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
+        await asyncio.gather(self.reading.close(), self.checking.close())
