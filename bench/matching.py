@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from cli_session_proxy.aside.pool import Aside
 from cli_session_proxy.backends.base import Backend
 from cli_session_proxy.domain import lineage
 from cli_session_proxy.domain.models import Message, TurnRequest
@@ -114,9 +115,11 @@ async def run(rounds: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for stored in STORED:
         async with filled(stored) as store:
-            placement = Placement(store, cast(Backend, None), _nobody)  # placing a turn needs no backend
+            aside = Aside()
+            placement = Placement(store, cast(Backend, None), aside, _nobody)  # placing a turn needs no backend
             for name, messages in cases():
                 rows.append({"stored_turns": stored, "case": name, **await measure(placement, messages, rounds)})
+            await aside.close()
     return rows
 
 

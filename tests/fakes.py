@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from cli_session_proxy.aside.pool import Aside
 from cli_session_proxy.domain.models import (
     Agent,
     Block,
@@ -156,6 +157,7 @@ class FakeEngine:
         self.answers: list[FakeAnswer] = []
         self.deleted: list[str] = []
         self.ready = True
+        self.aside = Aside()
         self.fake_store = FakeStore()
         self.observers: list[object] = []
 

@@ -16,11 +16,11 @@ Not its business: the chain, clients and their delivery, time limits.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ..domain.client_tools import Answers, Wants
+from ..domain.client_tools import Answers, Check, Wants
 from ..domain.lineage import Past
 from ..domain.models import (
     JSON,
@@ -48,7 +48,9 @@ class Job:
     """One attempt of one turn. `session` is the one that ends at `parent`; None for both: a new root.
 
     `prompt` is what is said, beside the `answers` to the parent's calls. `frame_uuid` names this attempt for ever.
-    `adopt`: at the head of the chain, where what somebody else said in the session is taken into the chain first.
+    `check` holds
+    the arguments of calls of strict tools against their schemas. `adopt`: at the head of the chain, where what somebody
+    else said in the session is taken into the chain first.
     """
 
     agent: Agent
@@ -61,6 +63,7 @@ class Job:
     effort: str | None
     profile: Profile
     prompt: tuple[Block, ...]
+    check: Check
     wants: Wants = field(default_factory=Wants)
     answers: Answers = field(default_factory=Answers)
     adopt: bool = False
@@ -268,8 +271,8 @@ class Backend(Protocol):
 
     def imported(
         self, agent: Agent, above: Turn | None, known: Sequence[Record], history: Sequence[Past], model: str
-    ) -> list[tuple[Record, ...]]:
-        """The records of exchanges that a client brings along as its history, one tuple each.
+    ) -> Iterator[tuple[Record, ...]]:
+        """The records of exchanges that a client brings along as its history, one tuple each. Runs on a thread.
 
         `above` is the turn that they follow, `known` the records of the path to it.
         """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..domain.client_tools import calls_of
@@ -76,8 +76,9 @@ class MemoryBackend:
         known: Sequence[Record],
         history: Sequence[Past],
         model: str,
-    ) -> list[tuple[Record, ...]]:
-        return [(Record(json.dumps([one.as_json() for one in past.input])),) for past in history]
+    ) -> Iterator[tuple[Record, ...]]:
+        for past in history:
+            yield (Record(json.dumps([one.as_json() for one in past.input])),)
 
     async def changes(self) -> AsyncGenerator[str, None]:
         await asyncio.Event().wait()

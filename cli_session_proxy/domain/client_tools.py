@@ -8,14 +8,12 @@ client's can ever be one of the CLI's own tools: those have no such prefix.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from ..errors import InvalidRequest
-from . import structured
+from ..errors import InvalidRequest, UpstreamError
+from . import limits, structured
 from .models import JSON, Block, Message, Tool, ToolChoice, TurnRequest
 
 SERVER = "client"
@@ -62,21 +60,24 @@ def as_cli(blocks: Iterable[Block]) -> tuple[Block, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """The tools of one request. `entries` are those of MCP's tools/list, by short name."""
+    """The tools of one request. `entries` are those of MCP's tools/list, by short name; `names` are the CLI's."""
 
     tools: tuple[Tool, ...] = ()
     entries: Mapping[str, JSON] = field(default_factory=dict, compare=False)
+    names: Mapping[str, Tool] = field(default_factory=dict, compare=False)
 
     @staticmethod
     def of(tools: Sequence[Tool]) -> Offers:
-        return Offers(tuple(tools), {short_name(tool.name): _entry(tool) for tool in tools})
+        named = {short_name(tool.name): tool for tool in tools}
+        entries = {name: _entry(tool) for name, tool in named.items()}
+        return Offers(tuple(tools), entries, {PREFIX + name: tool for name, tool in named.items()})
 
     def __bool__(self) -> bool:
         return bool(self.tools)
 
     def called(self, name: str) -> Tool | None:
         """The client's tool behind a name of the CLI's; None for any other tool."""
-        return next((tool for tool in self.tools if cli_name(tool.name) == name), None)
+        return self.names.get(name)
 
 
 def _entry(tool: Tool) -> JSON:
@@ -96,6 +97,7 @@ def _entry(tool: Tool) -> JSON:
 
 def checked(tools: Sequence[Tool], where: str = "tools") -> tuple[Tool, ...]:
     """The tools, when each has a name of its own and a schema that is one. Raises `InvalidRequest`."""
+    limits.at_most(tools, limits.TOOLS, where)
     names: dict[str, int] = {}
     for at, tool in enumerate(tools):
         here = f"{where}[{at}]"
@@ -166,12 +168,18 @@ def instruction(choice: ToolChoice, names: Collection[str]) -> Block | None:
 # --- which calls come out ---------------------------------------------------------------------------------
 
 
+# Holds the arguments of a call against a tool's JSON Schema: what is wrong with them, None where nothing is.
+Check = Callable[[object, JSON], Awaitable[str | None]]
+
+
 class Judge:
     """Decides about the calls of one turn. A refused call is answered by the proxy, and the model tries again."""
 
-    def __init__(self, offers: Offers, choice: ToolChoice) -> None:
+    def __init__(self, offers: Offers, choice: ToolChoice, check: Check) -> None:
         self._offers = offers
         self._choice = choice
+        self._check = check
+        self._faults: dict[str, str | None] = {}  # of strict tools' calls
 
     def tool(self, name: str) -> Tool | None:
         """The client's tool of this name of the CLI's; None for a tool of the CLI's own, or none at all."""
@@ -187,15 +195,27 @@ class Judge:
             return "Only one tool may be called at a time: this call was not made. Make it again when you need it."
         return None
 
-    def fault(self, tool: Tool, arguments: object) -> str | None:
-        """Why these arguments do not come out; only a strict tool's are looked at."""
-        if not tool.strict:
-            return None
-        try:
-            structured.validate(arguments, tool.schema)
-        except (structured.InvalidOutput, InvalidRequest) as exc:
-            return f"The arguments are not valid: {getattr(exc, 'fault', exc)}. Call it again with valid ones."
-        return None
+    async def examine(self, calls: Iterable[Block]) -> None:
+        """Look at the arguments of these calls; only then `fault` may be asked.
+
+        Raises `UpstreamError` for arguments that no dump could show, `InvalidRequest` for a schema that cannot be used.
+        """
+        for block in calls:
+            call, tool = str(block.get("id")), self.tool(str(block.get("name")))
+            if tool is None or call in self._faults:
+                continue
+            if limits.is_deeper(block.get("input")):
+                raise UpstreamError(
+                    f"the model called {tool.name!r} with arguments nested deeper than {limits.DEPTH} levels: send it "
+                    "again"
+                )
+            if tool.strict:
+                self._faults[call] = await self._check(block.get("input"), tool.schema)
+
+    def fault(self, tool: Tool, call: str) -> str | None:
+        """Why these arguments do not come out; only a strict tool's are held against its schema."""
+        fault = self._faults[call] if tool.strict else None
+        return None if fault is None else f"The arguments are not valid: {fault}. Call it again with valid ones."
 
 
 # --- what answers them ------------------------------------------------------------------------------------
@@ -223,7 +243,7 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> Answers:
 
     With one result every call needs one; with none at all the calls stay without an answer.
     """
-    wanted = calls_of(output)
+    wanted = dict.fromkeys(calls_of(output))
     results: dict[str, Block] = {}
     rest: list[Block] = []
     for block in (block for message in new for block in message.content):
@@ -285,11 +305,3 @@ def mcp_result(block: Block) -> JSON | None:
 
 def refused(text: str) -> JSON:
     return {"content": [{"type": "text", "text": text}], "isError": True}
-
-
-def parsed_arguments(text: str) -> Any:
-    """The arguments of a call from its deltas; None where they are no JSON."""
-    try:
-        return json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return None

@@ -21,6 +21,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from .models import JSON, Block, Message, Turn
@@ -119,11 +121,11 @@ def _normal(role: str, blocks: Sequence[Block]) -> str:
     if role == "assistant":
         items.sort(key=lambda item: item[0] != "text")
     merged: list[tuple[str, str]] = []
-    for kind, says in items:
-        if kind == "text" and merged and merged[-1][0] == "text":
-            merged[-1] = ("text", f"{merged[-1][1]}{TEXT_JOIN}{says}")
+    for kind, some in groupby(items, itemgetter(0)):
+        if kind == "text":
+            merged.append(("text", TEXT_JOIN.join(says for _, says in some)))
         else:
-            merged.append((kind, says))
+            merged += some
     # with lengths, so that no text can pass for two items
     return "".join([f"{kind} {len(says)}:{says}" for kind, says in merged])
 
@@ -132,12 +134,12 @@ def runs(messages: Sequence[Message]) -> Iterator[tuple[str, tuple[Block, ...], 
     """(role, blocks, end) of consecutive messages of one role; `end` is the index after the last of them."""
     at, count = 0, len(messages)
     while at < count:
-        role, blocks = messages[at].role, messages[at].content
+        role, start = messages[at].role, at
         at += 1
         while at < count and messages[at].role == role:
-            blocks += messages[at].content
             at += 1
-        yield role, blocks, at
+        together = (message.content for message in messages[start:at])
+        yield role, messages[start].content if at == start + 1 else tuple(chain.from_iterable(together)), at
 
 
 class Ending(NamedTuple):

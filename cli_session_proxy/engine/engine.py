@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .. import errors, logs
+from ..aside.pool import Aside
 from ..backends.auto import backend_for
 from ..backends.base import Backend, Counts
 from ..domain.models import FINISHED, ON_PATH, Agent, Turn, TurnRequest
@@ -34,6 +35,7 @@ from ..settings import Profile, Settings
 from ..stores.base import Arrival, KeyTaken, Store
 from ..stores.sql import store_for
 from ..tasks import Tasks, limited
+from .checking import Checks
 from .delivery import Deliveries
 from .executor import Executor, Observer, adopt, not_run
 from .failing import Ends
@@ -55,6 +57,7 @@ class Engine:
         self.settings = settings
         self.store = store_for(settings) if store is None else store
         self.observers: list[Observer] = []
+        self.aside = Aside()
         self._live: dict[str, LiveTurn] = {}
         self._running = 0  # turns in a slot
         self._open = False
@@ -72,7 +75,7 @@ class Engine:
             reaped=self._instances.reaped,
             started=self._spawned,
         )
-        self._placement = Placement(self.store, self.backend, self._is_gone)
+        self._placement = Placement(self.store, self.backend, self.aside, self._is_gone)
         self._recovery = Recovery(self.store, self.backend, self._instances, self._sandboxes, self.observers)
         self._ownership = Ownership(
             self.store,
@@ -85,7 +88,14 @@ class Engine:
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
         self._deliveries = Deliveries(self.store, self._instances, self._tasks, settings.disconnect_grace)
         self._executor = Executor(
-            settings, self.store, self.backend, self._instances, self._ownership, self._tasks.own, self.observers
+            settings,
+            self.store,
+            self.backend,
+            self._instances,
+            self._ownership,
+            self._tasks.own,
+            self.observers,
+            Checks(self.aside.checking),
         )
 
     # --- life
@@ -112,7 +122,7 @@ class Engine:
         for live in list(self._live.values()):
             live.cancel("stopping")
         await self._tasks.stop()
-        await self.backend.close()
+        await asyncio.gather(self.backend.close(), self.aside.close())
         try:
             await self._ownership.stop()
         except StoreUnavailable as exc:

@@ -49,6 +49,7 @@ from ..errors import StoreUnavailable, UpstreamError
 from ..settings import Settings
 from ..stores.base import Begun, Commit, Lease, PathChanged, Standing, Store
 from ..tasks import limited, limited_by_life, uninterrupted
+from .checking import Checks
 from .live import LiveTurn, cancelled, said
 from .ownership import Instances, Ownership
 
@@ -146,6 +147,7 @@ class Executor:
         ownership: Ownership,
         own: Own,
         observers: Sequence[Observer],
+        checks: Checks,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -154,6 +156,7 @@ class Executor:
         self._ownership = ownership
         self._own = own
         self._observers = observers
+        self._checks = checks
 
     @property
     def too_long(self) -> str:
@@ -243,7 +246,7 @@ class Executor:
             raise not_run(exc) from exc
         end = await self._heard(attempt, exchange, deadline)
         if isinstance(end, Completed) and attempt.format is not None:
-            attempt.output = await asyncio.to_thread(structured.checked, attempt.format, attempt.output)
+            attempt.output = await self._checks.answer(attempt.format, attempt.output)
         return end
 
     async def _standing(self, lease: Lease, parent_id: str | None, *, at_head: bool) -> Standing:
@@ -273,6 +276,8 @@ class Executor:
         job = self._job(attempt, standing)
         attempt.uses_tools = bool(job.profile.tools)
         attempt.cutter = Cutter(job.wants.stop)
+        if attempt.format is not None or any(tool.strict for tool in job.wants.offers.tools):
+            self._checks.expect()  # the process that checks starts while the model thinks
         ready = await self._backend.prepare(job)
         if isinstance(ready, Adoptable):
             attempt.parent = await adopt(self.store, attempt.lease, ready, self._observers)
@@ -312,6 +317,7 @@ class Executor:
             prompt=prompt,
             wants=wants,
             answers=brought,
+            check=self._checks.arguments,
             adopt=attempt.at_head,
         )
 

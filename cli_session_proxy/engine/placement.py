@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from ..aside.pool import Aside
 from ..backends.base import Backend
 from ..domain import lineage
 from ..domain.client_tools import in_our_ids, wants
-from ..domain.lineage import Decision, Ending
-from ..domain.models import FINISHED, JSON, ON_PATH, THINKING, Agent, Turn, TurnRequest
+from ..domain.lineage import Decision, Ending, Past
+from ..domain.models import FINISHED, JSON, ON_PATH, THINKING, Agent, Message, Record, Turn, TurnRequest
 from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import Arrival, ImportedTurn, NewTurn, Store
@@ -23,6 +24,12 @@ RETRY_WINDOW = 90.0
 
 HOUR = 3600.0
 
+# Messages, and characters of their texts, that are hashed on the event loop (about 3 ms); more go to a thread.
+SHORT = 500
+SHORT_TEXT = 512 * 1024
+# Turns of a client's history that are made and stored at once: 20 ms of a thread, and of the store.
+PIECE = 100
+
 
 def new_id(kind: str) -> str:
     return f"{kind}_{uuid.uuid4().hex}"
@@ -31,9 +38,12 @@ def new_id(kind: str) -> str:
 class Placement:
     """Finds or makes the agent, and decides which turn a request continues."""
 
-    def __init__(self, store: Store, backend: Backend, is_gone: Callable[[str | None], Awaitable[bool]]) -> None:
+    def __init__(
+        self, store: Store, backend: Backend, aside: Aside, is_gone: Callable[[str | None], Awaitable[bool]]
+    ) -> None:
         self._store = store
         self._backend = backend
+        self._aside = aside
         self._is_gone = is_gone  # a proxy that has ended, or does not respond
 
     async def place(self, request: TurnRequest, agent: Agent | None = None) -> tuple[Agent, Decision]:
@@ -79,41 +89,31 @@ class Placement:
 
     async def match(self, request: TurnRequest, agent: Agent | None) -> tuple[Turn, Ending] | None:
         """The deepest turn whose path the history repeats; within the named agent, else among the unnamed."""
-        known = {ending.hash: ending for ending in lineage.endings(request.messages)}
+        if _is_short(request.messages):
+            found = lineage.endings(request.messages)
+        else:
+            found = await self._aside.thread(lineage.endings, request.messages)
+        known = {ending.hash: ending for ending in found}
         turn = await self._store.deepest(request.owner, list(known), agent.key if agent else None) if known else None
         return (turn, known[turn.path_hash]) if turn and turn.path_hash else None
 
     async def bring_in(self, agent: Agent, decision: Decision, model: str) -> str | None:
-        """Store the exchanges that the chain does not know; the turn that the new one continues, or None."""
+        """Store the exchanges that the chain does not know; the turn that the new one continues, or None.
+
+        In pieces, so that others' writes go on. What is stored of a history that is cut off is a path like any other:
+        the same request finds its deepest turn, and goes on from there.
+        """
         if not decision.imported:
             return decision.parent
         above = await self._store.turn(decision.parent) if decision.parent else None
-        path_hash = above.path_hash if above else None
-        depth = above.depth if above else 0
         known = await self._store.records(above.id) if above else []
-        imported: list[ImportedTurn] = []
-        parent = decision.parent
         found = lineage.past(decision.imported)
         made = self._backend.imported(agent, above, known, found, model)
-        for exchange, records in zip(found, made, strict=True):
-            path_hash = lineage.path_hash(path_hash, exchange.input, exchange.output)
-            depth += 1
-            turn = ImportedTurn(
-                id=new_id("turn"),
-                agent_key=agent.key,
-                parent_id=parent,
-                model=model,
-                input=exchange.input,
-                output=tuple(block for block in exchange.output if block.get("type") not in THINKING),
-                records=records,
-                created_at=time.time(),
-                path_hash=path_hash,
-                depth=depth,
-                reason={"rule": decision.rule, "why": "sent by the client as history"},
-            )
-            imported.append(turn)
-            parent = turn.id
-        await self._store.import_turns(imported)
+        coming = _imported(zip(found, made, strict=True), agent.key, above, decision.rule, model)
+        parent = decision.parent
+        while piece := await self._aside.thread(lambda: list(itertools.islice(coming, PIECE))):
+            await self._store.import_turns(piece)
+            parent = piece[-1].id
         return parent
 
     async def known(self, request: TurnRequest, now: float, abandoned: Callable[[str], bool]) -> Arrival:
@@ -148,6 +148,40 @@ class Placement:
         if (latest.error or {}).get("code") == Interrupted.code:
             return latest  # a crash left it open
         return latest if request.is_retry and now - (latest.finished_at or now) < RETRY_WINDOW else None
+
+
+def _is_short(messages: Sequence[Message]) -> bool:
+    """It is hashed on the event loop, in a few milliseconds."""
+    if len(messages) > SHORT:
+        return False
+    texts = (block.get("text", "") for message in messages for block in message.content)
+    images = any(block.get("type") == "image" for message in messages for block in message.content)
+    return not images and sum(len(str(text)) for text in texts) <= SHORT_TEXT
+
+
+def _imported(
+    history: Iterable[tuple[Past, tuple[Record, ...]]], agent_key: int, above: Turn | None, rule: str, model: str
+) -> Iterator[ImportedTurn]:
+    """Exchanges of a client's history as turns, each the child of the one before it."""
+    parent, path_hash, depth = (above.id, above.path_hash, above.depth) if above else (None, None, 0)
+    for exchange, records in history:
+        path_hash = lineage.path_hash(path_hash, exchange.input, exchange.output)
+        depth += 1
+        turn = ImportedTurn(
+            id=new_id("turn"),
+            agent_key=agent_key,
+            parent_id=parent,
+            model=model,
+            input=exchange.input,
+            output=tuple(block for block in exchange.output if block.get("type") not in THINKING),
+            records=records,
+            created_at=time.time(),
+            path_hash=path_hash,
+            depth=depth,
+            reason={"rule": rule, "why": "sent by the client as history"},
+        )
+        yield turn
+        parent = turn.id
 
 
 def new_turn(request: TurnRequest, agent: Agent, decision: Decision, parent: str | None, *, hours: float) -> NewTurn:

@@ -51,6 +51,7 @@ def create_app(engine: Engine, settings: Settings) -> Starlette:
     """The app on a started engine. The caller starts and stops the engine."""
     app = Starlette()
     app.router.redirect_slashes = False
+    app.state.aside = engine.aside
     OpenApiRoute().add_to(app)
     MetricsRoute(engine).add_to(app)
     Ui(engine, settings).add_to(app)

@@ -6,6 +6,7 @@ the answer, and only then the turn is acknowledged.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,7 +14,6 @@ from urllib.parse import unquote
 
 import httpx
 
-from ..domain.client_tools import parsed_arguments
 from ..domain.models import JSON, Block, Message, Tool, Turn, TurnRequest
 from ..errors import ClaudeUnavailable, NotFound, PreviousNotFound, UpstreamError, from_dict
 from ..wires.common import answer_text, encoded_agent_id, fingerprint, model_name
@@ -130,7 +130,7 @@ async def served(here: Runtime, saying: Saying) -> AsyncGenerator[Heard, None]:
         turn,
         unquote(answer.headers.get("x-agent-id", "")),
         answer_text(texts),
-        tuple(Call(item["call_id"], item["name"], parsed_arguments(item["arguments"]) or {}) for item in calls),
+        tuple(Call(item["call_id"], item["name"], _arguments(item["arguments"])) for item in calls),
     )
 
 
@@ -159,3 +159,12 @@ def _refused(data: Any) -> Exception:
     refused = from_dict(error if isinstance(error, dict) else {})
     # In this process an unknown episode is a NotFound: the same for both ways.
     return NotFound(refused.message) if isinstance(refused, PreviousNotFound) else refused
+
+
+def _arguments(text: str) -> JSON:
+    """The arguments of a call; none where they are no JSON object."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..domain import limits
 from ..domain.models import Block, Message
 from ..errors import InvalidRequest
 from .common import required, wrong_type
@@ -76,6 +77,16 @@ def checked_conversation(conversation: Sequence[tuple[str, Message]]) -> tuple[M
     if not any(block["type"] != "text" or block["text"].strip() for block in last.content):
         raise InvalidRequest(f"{where}.content is empty: send a text or an image", param=f"{where}.content")
     return tuple(message for _, message in conversation)
+
+
+def stop_texts(given: object, where: str) -> tuple[str, ...]:
+    """The texts before which the answer ends; empty ones say nothing. Raises `InvalidRequest`."""
+    if not isinstance(given, list) or not all(isinstance(stop, str) for stop in given):
+        raise wrong_type(where, "a list of strings")
+    limits.at_most(given, limits.STOPS, where)
+    if any(len(stop) > limits.STOP_LENGTH for stop in given):
+        raise InvalidRequest(f"{where}: a stop text has at most {limits.STOP_LENGTH} characters", param=where)
+    return tuple(stop for stop in given if stop)
 
 
 def effort_of_budget(tokens: int) -> str:

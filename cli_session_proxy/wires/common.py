@@ -6,14 +6,14 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 from .. import redact
-from ..domain import lineage
+from ..domain import limits, lineage
 from ..domain.identifiers import is_model
 from ..domain.models import JSON, Block, Status, Turn
 from ..errors import InvalidRequest, ProxyError, likely
@@ -126,19 +126,26 @@ def _is_retry(value: str | None) -> bool:
     return value is not None and value.isascii() and value.isdigit() and int(value[:9]) > 0
 
 
+def read_bytes(raw: bytes, about: Naming, read: Callable[[JSON, Naming], T]) -> T:
+    """What a wire's `read` makes of a body. Raises `InvalidRequest`."""
+    return read(parse_body(raw), about)
+
+
 def parse_body(raw: bytes) -> JSON:
-    """The request's JSON object. Raises `InvalidRequest` for all that is not one."""
+    """The request's JSON object. Raises `InvalidRequest` for all that is not one within the limits."""
     try:
-        body = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
+        body = limits.loads(raw.decode("utf-8"), constant=_no_constant)
     except UnicodeDecodeError as exc:
         raise InvalidRequest("the body must be JSON in UTF-8, not compressed") from exc
-    except RecursionError as exc:
-        raise InvalidRequest("the body's JSON is nested too deep") from exc
+    except limits.TooDeep as exc:
+        raise InvalidRequest(f"the body's JSON cannot be used: {exc}; send it flatter") from exc
     except ValueError as exc:
         # A JSONDecodeError's message holds a position and never the text.
         raise InvalidRequest(f"the body is not valid JSON: {exc}") from exc
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
+    if limits.holds_more(body, limits.VALUES):
+        raise InvalidRequest(f"the body has more than {limits.VALUES:,} JSON values: send less")
     return body
 
 
@@ -155,8 +162,6 @@ def fingerprint(owner: str, agent_id: str | None, wire: str, body: Mapping[str, 
         ).encode("utf-8")  # fmt: skip
     except UnicodeEncodeError as exc:
         raise InvalidRequest("the body holds half a surrogate pair, which is no text: send whole characters") from exc
-    except RecursionError as exc:
-        raise InvalidRequest("the body's JSON is nested too deep") from exc
     except ValueError as exc:  # 1e999 is read as infinity
         raise InvalidRequest("the body holds a number that JSON cannot carry") from exc
     return hashlib.sha256(canonical).hexdigest()

@@ -34,7 +34,7 @@ async def helpers() -> AsyncIterator[Helpers]:
 
 async def gone(pid: int) -> None:
     async def is_gone() -> bool:
-        return await start_time(pid) is None
+        return start_time(pid) is None
 
     await until(is_gone)
 
@@ -130,7 +130,7 @@ async def test_the_end_waits_for_nobody(helpers: Helpers, tmp_path: Path) -> Non
     calls = [asyncio.ensure_future(helpers.call(jobs.sleep, str(tmp_path / "begun"))) for _ in range(2)]
     await begun(tmp_path / "begun")
     await helpers.close()
-    assert await start_time(process) is None
+    assert start_time(process) is None
     told = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(one) for one in told] == [ClaudeUnavailable] * 2
     with pytest.raises(ClaudeUnavailable):

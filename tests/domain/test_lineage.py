@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -263,3 +264,14 @@ def test_the_match_is_the_deepest_true_ancestor_and_never_a_foreign_one(data: st
     assert {turn.id for turn in found} == {one.turn.id for one in true}
     if found:
         assert found[-1].id == max(true, key=lambda one: len(one.messages)).turn.id
+
+
+@pytest.mark.timeout(60)
+def test_very_many_messages_of_one_role_and_texts_of_one_message_are_hashed_in_linear_time() -> None:
+    many = [Message.user("a" * 50)] * 200_000
+    [ending] = lineage.endings([*many, Message.assistant("so")])
+    assert ending.end == len(many) + 1
+    [(role, blocks, end)] = lineage.runs(many)
+    assert (role, len(blocks), end) == ("user", 200_000, 200_000)
+    parts = Message("user", tuple(block for message in many for block in message.content))
+    assert hash_of(parts, Message.assistant("so")) == ending.hash

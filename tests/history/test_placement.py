@@ -13,6 +13,7 @@ from typing import cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cli_session_proxy.aside.pool import Aside
 from cli_session_proxy.backends.base import Backend
 from cli_session_proxy.domain import lineage
 from cli_session_proxy.domain.models import Agent, Message, TurnRequest
@@ -48,7 +49,7 @@ async def placing() -> AsyncIterator[tuple[Store, Placement]]:
         store = SqlStore(Path(folder) / "chains.sqlite3")
         await store.open()
         try:
-            yield store, Placement(store, cast(Backend, None), nobody)  # placing a turn needs no backend
+            yield store, Placement(store, cast(Backend, None), Aside(), nobody)  # placing a turn needs no backend
         finally:
             await store.close()
 

@@ -78,6 +78,7 @@ def serving(tmp_path: Path) -> Serving:
             await door.openai.close()
             server.should_exit = True
             await asyncio.wait_for(task, SOON)
+            await engine.aside.close()
 
     return run
 

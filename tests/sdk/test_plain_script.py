@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.commands.showing import opened
-from cli_session_proxy.domain.models import CANCELLED_BY_CLIENT
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Stall
 from cli_session_proxy.testing.upstream import Upstream
@@ -105,7 +104,7 @@ asyncio.run(ask("wait for me", agent_id="ada"))
         (turn,) = [turn async for turn in store.turns(agent.key)]
     assert turn.status == "cancelled"
     assert turn.error is not None
-    assert turn.error["message"].startswith(CANCELLED_BY_CLIENT)  # at once, not when the grace for a retry was over
+    assert turn.error["detail"] == {"by": "client"}  # at once, not when the grace for a retry was over
 
 
 async def test_what_goes_wrong_inside_is_a_line_without_local_variables(

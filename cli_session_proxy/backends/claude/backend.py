@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -74,11 +74,12 @@ class ClaudeBackend:
 
     def imported(
         self, agent: Agent, above: Turn | None, known: Sequence[Record], history_of: Sequence[Past], model: str
-    ) -> list[tuple[Record, ...]]:
+    ) -> Iterator[tuple[Record, ...]]:
         leaf = next((record.uuid for record in reversed(known) if record.uuid), None)
         scribe = self.sessions.scribe(agent, len(history_of), leaf)
         mender = history.Mender(history.calls(above.output) if above else ())
-        return [tuple(history.records(scribe, mender, one.input, as_cli(one.output), model)) for one in history_of]
+        for one in history_of:
+            yield tuple(history.records(scribe, mender, one.input, as_cli(one.output), model))
 
     def changes(self) -> AsyncGenerator[str, None]:
         return self._watcher.changes()
@@ -139,7 +140,7 @@ class _Exchange:
 
     async def say(self) -> AsyncGenerator[Event, None]:
         job, process = self._job, self._ready.process
-        judge = Judge(job.wants.offers, job.wants.choice)
+        judge = Judge(job.wants.offers, job.wants.choice, job.check)
         if self._ready.results:
             heard = process.go_on(self._ready.results, judge)
         else:

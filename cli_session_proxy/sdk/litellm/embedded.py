@@ -11,7 +11,9 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ...domain import limits
 from ...domain.models import JSON, Started, TurnRequest
+from ...errors import InvalidRequest
 from ...wires import common
 from ...wires.chat import body as chat
 from ..runtime import Runtime
@@ -61,6 +63,8 @@ async def stream(runtime: Runtime, call: Call) -> AsyncGenerator[Reply, None]:
 def read(call: Call) -> chat.ChatCall:
     """The call as the chat wire reads it. Raises `InvalidRequest`."""
     naming = common.naming(call.headers, path_agent=None, request_id=call.headers.get("x-request-id"))
+    if limits.is_deeper(call.body):
+        raise InvalidRequest(f"the request is nested deeper than {limits.DEPTH} levels: send it flatter")
     chat_call = chat.read(call.body, naming)
     return replace(chat_call, request=replace(chat_call.request, timeout=call.timeout))
 

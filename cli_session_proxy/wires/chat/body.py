@@ -19,6 +19,7 @@ from ...domain.lineage import TextJoin
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, Finished, Turn, TurnEvent, TurnRequest, Usage
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, ProxyError
+from ..blocks import stop_texts
 from ..common import (
     SSE_DONE,
     Fields,
@@ -132,15 +133,7 @@ def _check_types(body: Mapping[str, Any]) -> None:
 
 def _stop(body: Mapping[str, Any]) -> tuple[str, ...]:
     stop = body.get("stop")
-    if isinstance(stop, str):
-        stop = [stop]
-    if not (stop is None or _all_strings(stop)):
-        raise wrong_type("stop", "a string or a list of strings")
-    return tuple(one for one in stop or () if one)
-
-
-def _all_strings(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return () if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "stop")
 
 
 def _refuse_what_would_lie(body: Mapping[str, Any]) -> None:

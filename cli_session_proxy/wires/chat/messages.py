@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 
+from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
 from ..blocks import Part, Reader, base64_image, checked_conversation, is_web_address, typed_blocks
@@ -21,6 +21,7 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
     """
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list with at least one message", param="messages")
+    limits.at_most(messages, limits.MESSAGES, "messages")
     system: list[str] = []
     conversation: list[tuple[str, Message]] = []
     for index, message in enumerate(messages):
@@ -119,8 +120,11 @@ def _tool_use(call: object, where: str) -> Block:
     function = required(call, "function", dict, "an object", where=f"{where}.")
     arguments = optional(function, "arguments", str, "a string", where=f"{where}.function.")
     try:
-        given = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
+        given = limits.loads(arguments or "{}")
+    except limits.TooDeep as exc:
+        where = f"{where}.function.arguments"
+        raise InvalidRequest(f"{where} cannot be used: {exc}; send it flatter", param=where) from exc
+    except ValueError:
         given = None
     if not isinstance(given, dict):
         raise InvalidRequest(

@@ -15,7 +15,7 @@ from ...domain.models import JSON, BlockDelta, BlockStart, Finished, Turn, TurnE
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
 from .. import failures
-from ..blocks import effort_of_budget, estimated_tokens
+from ..blocks import effort_of_budget, estimated_tokens, stop_texts
 from ..common import Fields, Naming, answer_text, fingerprint, model_name, sse, wrong_type
 from ..other_tools import google_choice, google_tools
 from . import content as generate_content
@@ -69,7 +69,7 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
         format=_format(config),
         tools=tools,
         tool_choice=google_choice(body, tools),
-        stop=tuple(stop for stop in either(config, "stopSequences") or () if stop),
+        stop=stop_texts(either(config, "stopSequences") or [], f"{_CONFIG}.stopSequences"),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,
@@ -132,9 +132,6 @@ def _check_types(config: Mapping[str, Any]) -> None:
         value = either(config, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise wrong_type(f"{_CONFIG}.{name}", "a number")
-    stops = either(config, "stopSequences", list, "a list of strings", where=f"{_CONFIG}.") or []
-    if not all(isinstance(stop, str) for stop in stops):
-        raise wrong_type(f"{_CONFIG}.stopSequences", "a list of strings")
 
 
 def _refuse_what_would_lie(body: Mapping[str, Any], config: Mapping[str, Any]) -> None:

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, TypeVar
 
+from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
 from ..blocks import base64_image, checked_conversation, is_web_address, telling
@@ -40,38 +43,42 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
     contents = body.get("contents")
     if not isinstance(contents, list) or not contents:
         raise InvalidRequest("contents must be a list with at least one content", param="contents")
+    limits.at_most(contents, limits.MESSAGES, "contents")
     calls = _Calls()
     conversation: list[tuple[str, Message]] = []
+    answer: list[Block] | None = None  # of the contents of the model's that stand in a row
     for index, content in enumerate(contents):
         where = f"contents[{index}]"
         if not isinstance(content, dict):
             raise wrong_type(where, "an object")
         role = either(content, "role", str, "a string", where=f"{where}.") or "user"
         if role == "model":
-            _add_answer(conversation, where, _blocks(content, where, calls))
-        elif role in ("user", "function"):
-            conversation.append((where, Message("user", telling(tuple(_blocks(content, where, calls))))))
-        else:
+            if answer is None:
+                answer = []
+            answer += _blocks(content, where, calls)
+            continue
+        if role not in ("user", "function"):
             raise InvalidRequest(f"{where}.role must be user or model", param=f"{where}.role")
+        if answer is not None:
+            conversation.append((f"contents[{index - 1}]", Message("assistant", _joined(answer))))
+            answer = None
+        conversation.append((where, Message("user", telling(tuple(_blocks(content, where, calls))))))
+    if answer is not None:
+        conversation.append((f"contents[{len(contents) - 1}]", Message("assistant", _joined(answer))))
     system = _system(body)
     if not answered:
         return system, tuple(message for _, message in conversation)
     return system, checked_conversation(conversation)
 
 
-def _add_answer(conversation: list[tuple[str, Message]], where: str, blocks: list[Block]) -> None:
-    """An answer. Chats of google-genai keep one content for each chunk of a stream, and texts of one answer are joined
-    without a break: so are they here, or no streamed answer would be recognised."""
-    if conversation and conversation[-1][1].role == "assistant":
-        where, before = conversation.pop()
-        blocks = [*before.content, *blocks]
-    merged: list[Block] = []
-    for block in blocks:
-        if block["type"] == "text" and merged and merged[-1]["type"] == "text":
-            merged[-1] = {"type": "text", "text": merged[-1]["text"] + block["text"]}
-        else:
-            merged.append(block)
-    conversation.append((where, Message("assistant", tuple(merged))))
+def _joined(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """The blocks of an answer. Chats of google-genai keep one content for each chunk of a stream, and texts of one
+    answer are joined without a break: so are they here, or no streamed answer would be recognised."""
+    joined: list[Block] = []
+    for is_text, group in groupby(blocks, lambda block: block["type"] == "text"):
+        some = list(group)
+        joined += [{"type": "text", "text": "".join(block["text"] for block in some)}] if is_text else some
+    return tuple(joined)
 
 
 def _system(body: Part) -> str | None:
@@ -87,23 +94,29 @@ class _Calls:
     """The calls of the history that wait for a result. Gemini's older clients give them no ids."""
 
     def __init__(self) -> None:
-        self._open: list[tuple[str, str]] = []
+        self._open: set[str] = set()
+        self._of: dict[str, deque[str]] = {}  # function -> ids; those that are answered are still among them
         self._count = 0
 
     def call(self, given: str | None, name: str) -> str:
         self._count += 1
         made = given or f"call_{self._count}"
-        self._open.append((made, name))
+        self._open.add(made)
+        self._of.setdefault(name, deque()).append(made)
         return made
 
     def result(self, given: str | None, name: str) -> str:
         """The id of the call this answers: the one it names, else the oldest open call of that function."""
-        for at, (call_id, called) in enumerate(self._open):
-            if given == call_id or (given is None and called == name):
-                del self._open[at]
-                return call_id
+        if given is not None:
+            self._open.discard(given)
+            return given
+        waiting = self._of.get(name, deque())
+        while waiting:
+            if (oldest := waiting.popleft()) in self._open:
+                self._open.discard(oldest)
+                return oldest
         self._count += 1
-        return given or f"call_{self._count}"
+        return f"call_{self._count}"
 
 
 def _blocks(content: Part, where: str, calls: _Calls | None) -> list[Block]:

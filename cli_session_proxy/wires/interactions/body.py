@@ -18,6 +18,7 @@ from ...domain.models import JSON, Status, Turn, TurnRequest, Usage
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest
 from .. import common
+from ..blocks import stop_texts
 from ..common import Fields, Naming, fingerprint, optional, required, wrong_type
 from ..generate.body import checked_model
 from ..other_tools import interactions_choice, interactions_tools
@@ -75,7 +76,7 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
         format=_format(body),
         tools=tools,
         tool_choice=interactions_choice(config, tools),
-        stop=_stops(config),
+        stop=stop_texts(config.get("stop_sequences") or [], "generation_config.stop_sequences"),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,
@@ -107,13 +108,6 @@ def _call(body: JSON, config: Mapping[str, Any]) -> JSON:
         "system_instruction": body.get("system_instruction"),
         "summaries": config.get("thinking_summaries") == "auto",
     }
-
-
-def _stops(config: Mapping[str, Any]) -> tuple[str, ...]:
-    stops = optional(config, "stop_sequences", list, "a list of strings", where="generation_config.") or []
-    if not all(isinstance(stop, str) for stop in stops):
-        raise wrong_type("generation_config.stop_sequences", "a list of strings")
-    return tuple(stop for stop in stops if stop)
 
 
 def _effort(config: Mapping[str, Any]) -> str | None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ...domain import limits
 from ...domain.models import JSON, Block, Message, Turn
 from ...errors import InvalidRequest
 from ..blocks import base64_image, checked_conversation, is_web_address, telling
@@ -29,6 +30,7 @@ def read(given: object) -> tuple[Message, ...]:
         given = [given]
     if not isinstance(given, list) or not given:
         raise InvalidRequest("input must be a text, a content, or a list of contents or steps", param="input")
+    limits.at_most(given, limits.MESSAGES, "input")
     if all(isinstance(part, dict) and part.get("type") in _CONTENTS for part in given):
         return checked_conversation([("input", Message("user", telling(_contents(given, "input"))))])
     conversation: list[tuple[str, Message]] = []

@@ -18,7 +18,7 @@ from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Fin
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, NotFound, ProxyError
 from .. import failures
-from ..blocks import effort_of_budget, estimated_tokens, opened
+from ..blocks import effort_of_budget, estimated_tokens, opened, stop_texts
 from ..common import Fields, Naming, fingerprint, model_name, optional, required, sse_event, wrong_type
 from ..other_tools import messages_choice, messages_tools
 from . import content as messages_content
@@ -68,7 +68,7 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
         format=_format(body),
         tools=tools,
         tool_choice=messages_choice(body, tools),
-        stop=tuple(stop for stop in body.get("stop_sequences") or () if stop),
+        stop=stop_texts(body.get("stop_sequences") or [], "stop_sequences"),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,
@@ -124,9 +124,6 @@ def _check_types(body: Mapping[str, Any]) -> None:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise wrong_type(name, "a number")
     optional(body, "metadata", dict, "an object")
-    stops = optional(body, "stop_sequences", list, "a list of strings") or []
-    if not all(isinstance(stop, str) for stop in stops):
-        raise wrong_type("stop_sequences", "a list of strings")
 
 
 def _refuse_what_would_lie(body: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
 from ..blocks import Part, Reader, base64_image, checked_conversation, is_web_address, telling, typed_blocks
@@ -22,6 +23,7 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list with at least one message", param="messages")
+    limits.at_most(messages, limits.MESSAGES, "messages")
     conversation: list[tuple[str, Message]] = []
     for index, message in enumerate(messages):
         where = f"messages[{index}]"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...domain import limits
 from ...domain.models import JSON, Block, Item, Message, Turn
 from ...errors import InvalidRequest
 from ..blocks import Reader, typed_blocks
@@ -44,6 +45,7 @@ def read(given: object, where: str = "input", *, references: bool = False) -> In
         return Input((), (Message.user(given),))
     if not isinstance(given, list):
         raise wrong_type(where, "a string or a list of items")
+    limits.at_most(given, limits.MESSAGES, where)
     system: list[str] = []
     messages: list[Message] = []
     for index, item in enumerate(given):
@@ -100,8 +102,11 @@ def _message(item: Mapping[str, Any], where: str) -> Message | str:
 def _function_call(item: Mapping[str, Any], where: str) -> Message:
     arguments = optional(item, "arguments", str, "a string", where=f"{where}.")
     try:
-        given = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
+        given = limits.loads(arguments or "{}")
+    except limits.TooDeep as exc:
+        where = f"{where}.arguments"
+        raise InvalidRequest(f"{where} cannot be used: {exc}; send it flatter", param=where) from exc
+    except ValueError:
         given = None
     if not isinstance(given, dict):
         raise InvalidRequest(f"{where}.arguments must be a JSON object in a string", param=f"{where}.arguments")

@@ -8,7 +8,7 @@ from ..events import Refused
 
 
 class CallReader:
-    """Decides each call once, when its arguments are known."""
+    """Decides each call once, when its arguments are known. The judge has examined a call before it is decided here."""
 
     def __init__(self, judge: Judge | None) -> None:
         self._judge = judge
@@ -50,7 +50,7 @@ class CallReader:
         tool = self._judge.tool(str(block.get("name"))) if self._judge else None
         if self._judge is None or tool is None:
             return None
-        why = self._judge.refusal(tool, len(self.accepted)) or self._judge.fault(tool, block.get("input"))
+        why = self._judge.refusal(tool, len(self.accepted)) or self._judge.fault(tool, call)
         if why is not None:
             return Refused(call, why)
         return {**block, "name": tool.name}

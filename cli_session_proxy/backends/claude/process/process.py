@@ -31,7 +31,7 @@ from .guardian import Guardian
 from .launch import Launch, check_tools, printable
 from .output import READ_SIZE, End, Output
 from .tool_server import ToolServer, offer
-from .turn_reader import TurnReader
+from .turn_reader import TurnReader, calls_in
 
 NO_CONVERSATION = "No conversation found"
 
@@ -157,7 +157,7 @@ class ClaudeProcess:
         line = frames.user_frame(frame_uuid, frames.deliverable(self.launch.capability, content))
         self._output.listen()
         self._reader = TurnReader(frame_uuid, judge)
-        async with contextlib.aclosing(self._exchange(self._reader, line)) as events:
+        async with contextlib.aclosing(self._exchange(self._reader, line, judge)) as events:
             async for event in events:
                 yield event
 
@@ -168,11 +168,11 @@ class ClaudeProcess:
         self._reader.go_on(judge)
         brought = [self._tools.answer(call, result) for call, result in results.items()]
         lines = b"".join(frames.answer(frame) for frame in brought if frame is not None)
-        async with contextlib.aclosing(self._exchange(self._reader, lines)) as events:
+        async with contextlib.aclosing(self._exchange(self._reader, lines, judge)) as events:
             async for event in events:
                 yield event
 
-    async def _exchange(self, reader: TurnReader, lines: bytes) -> AsyncGenerator[CliEvent, None]:
+    async def _exchange(self, reader: TurnReader, lines: bytes, judge: Judge | None) -> AsyncGenerator[CliEvent, None]:
         inbox = self._output.inbox
         assert inbox is not None
         self.busy = True
@@ -189,6 +189,8 @@ class ClaudeProcess:
                 if self._unconfirmed is not None and frame is not None:
                     await self._unconfirmed()
                     self._unconfirmed = None
+                if judge is not None:
+                    await judge.examine(calls_in(frame))
                 for event in reader.feed(frame):
                     if isinstance(event, Refused):
                         await self._refuse(event)

@@ -255,6 +255,13 @@ def _seen(frame: JSON, cause: str) -> CliEvent:
     return SessionSeen(named, cause) if named else Activity(cause)
 
 
+def calls_in(frame: JSON | None) -> list[Block]:
+    """The calls that the model makes in this frame: the judge examines them before the frame is fed."""
+    if frame is None or frame.get("type") != "assistant" or frame.get("parent_tool_use_id") is not None:
+        return []
+    return [block for block in _blocks(_dict(frame.get("message"))) if block.get("type") == "tool_use"]
+
+
 def _dict(value: object) -> JSON:
     return value if isinstance(value, dict) else {}
 

@@ -8,6 +8,7 @@ ours to vouch for.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ....domain.models import THINKING, Block, Message, Record
@@ -18,6 +19,8 @@ NO_RESULT = "(no result)"
 EMPTY = "[This message was empty.]"
 
 _CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+# Of an id that is used again; a number of six digits has room behind it.
+_STEM = 56
 
 
 class Mender:
@@ -26,6 +29,7 @@ class Mender:
     def __init__(self, open_calls: Iterable[str] = ()) -> None:
         self._open = {call: call for call in open_calls}  # the client's id -> the id in the records
         self._used = set(self._open)
+        self._numbers: Counter[str] = Counter()  # the last one given to ids that begin so
 
     def asked(self, messages: Sequence[Message]) -> Message:
         """The user's run as one message: the results of the open calls first, as the API wants them."""
@@ -57,10 +61,10 @@ class Mender:
     def _call(self, block: Block) -> Block:
         wanted = str(block.get("id"))
         known = wanted if _CALL_ID.fullmatch(wanted) else "call"
-        number = 1
+        stem = known[:_STEM]
         while known in self._used:
-            number += 1
-            known = f"{known.rpartition('-n')[0] or known}-n{number}"[:64]
+            self._numbers[stem] += 1
+            known = f"{stem}-n{self._numbers[stem] + 1}"
         self._used.add(known)
         self._open[wanted] = known
         return {**block, "id": known}

@@ -57,3 +57,8 @@ def group(pgid: int) -> list[str]:
     listed = subprocess.run(["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True, check=True, timeout=10)
     rows = [line.split() for line in listed.stdout.splitlines()]
     return [state for number, state in rows if int(number) == pgid and not state.startswith("Z")]
+
+
+async def unchecked(_arguments: object, _schema: dict[str, object]) -> str | None:
+    """A `Check` for tools that are not strict."""
+    return None

@@ -20,7 +20,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ....conftest import MakeSettings
 from .conftest import MakeLaunch
-from .helpers import is_gone, until
+from .helpers import is_gone, unchecked, until
 
 OFFERS = Offers.of((Tool("get_weather"),))
 Ends = Callable[[Pool, ClaudeProcess, MakeLaunch, Path], Awaitable[object]]
@@ -59,7 +59,9 @@ async def test_no_other_request_reaches_the_model(
     try:
         process, _ = await pool.checkout(await real(claude_2, offers=OFFERS))
         content = [{"type": "text", "text": "where"}]
-        events = [event async for event in process.turn(str(uuid.uuid4()), content, Judge(OFFERS, ToolChoice()))]
+        events = [
+            event async for event in process.turn(str(uuid.uuid4()), content, Judge(OFFERS, ToolChoice(), unchecked))
+        ]
         assert isinstance(events[-1], Called)
         await pool.checkin(process)
         async with asyncio.timeout(30):

@@ -1,0 +1,90 @@
+"""What one request may bring, and how deep JSON may nest. Pure. docs/contract.md states these numbers.
+
+They are checked before work begins. What they allow is worked on in bounded time: every step of ours takes time in
+proportion to the size of the body, and what does not (a client's JSON Schema) is checked where it can be ended.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sized
+from typing import Any
+
+from ..errors import InvalidRequest
+
+# Levels of objects and lists, of a body and of the arguments of a call. serde_json refuses more than 128 as well; JSON
+# Schemas of tools have 10 to 30. Code that recurses over a JSON value stays far from the end of Python's stack (1,000).
+DEPTH = 128
+# Levels in what the CLI prints and writes: it wraps a call's arguments five times, and its own tools are its business.
+CLI_DEPTH = 400
+# Objects, lists, texts, numbers in one body. A context of a million tokens has far fewer; a body of half a megabyte
+# cannot hold more.
+VALUES = 300_000
+# Messages in one body (items, contents, steps). 10,000 turns of a history; the context holds fewer.
+MESSAGES = 20_000
+# Tools in one request; OpenAI takes 128. A tool of MCP costs the model about 200 tokens.
+TOOLS = 1_000
+# Objects, lists, texts, numbers in one JSON Schema: OpenAI's own limit of 5,000 properties, each with its description.
+SCHEMA_VALUES = 20_000
+# Stop texts, and characters of each. OpenAI takes 4, Google 5. Each is looked for in every piece of the answer.
+STOPS = 64
+STOP_LENGTH = 256
+
+
+class TooDeep(ValueError):
+    """JSON that nests deeper than it may."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(f"it is nested deeper than {depth} levels")
+
+
+def loads(text: str | bytes, depth: int = DEPTH, *, constant: Callable[[str], Any] | None = None) -> Any:
+    """`json.loads` of what nests at most `depth` levels. Raises `TooDeep`, `ValueError`. `constant`: what is made of
+    NaN and Infinity."""
+    try:
+        value = json.loads(text, parse_constant=constant)
+    except RecursionError as exc:  # how deep that is depends on Python's version
+        raise TooDeep(depth) from exc
+    # Nearly every text has fewer brackets than there may be levels; to count them takes no time.
+    few = text.count(b"[") + text.count(b"{") if isinstance(text, bytes) else text.count("[") + text.count("{")
+    if few > depth and is_deeper(value, depth):
+        raise TooDeep(depth)
+    return value
+
+
+def is_deeper(value: Any, depth: int = DEPTH) -> bool:
+    """Whether a JSON value nests more than `depth` levels."""
+    level = [value] if isinstance(value, _CONTAINERS) else []
+    for _ in range(depth):
+        level = _within(level)
+        if not level:
+            return False
+    return bool(level)
+
+
+def holds_more(value: Any, most: int) -> bool:
+    """Whether a JSON value consists of more than `most` objects, lists, texts and numbers."""
+    seen, level = 1, [value] if isinstance(value, _CONTAINERS) else []
+    while level and seen <= most:
+        seen += sum(map(len, level))
+        level = _within(level)
+    return seen > most
+
+
+_CONTAINERS = (dict, list)
+
+
+def _within(level: list[Any]) -> list[Any]:
+    """The objects and lists that stand in these: the next level, without a stack that could be too deep."""
+    return [
+        inner
+        for outer in level
+        for inner in (outer.values() if isinstance(outer, dict) else outer)
+        if isinstance(inner, _CONTAINERS)
+    ]
+
+
+def at_most(given: Sized, most: int, where: str, advice: str = "send fewer") -> None:
+    """Raises `InvalidRequest`."""
+    if len(given) > most:
+        raise InvalidRequest(f"{where} has {len(given):,} entries, and {most:,} is the most: {advice}", param=where)
