@@ -1,15 +1,20 @@
 """A client's connection, as uvicorn and httptools speak on it, with bounds for clients that do not end what they begin.
 
-What is written in one turn of the event loop leaves at once.
+What is written in one turn of the event loop leaves at once. Requests may follow each other without a wait for the
+answers, but not far ahead of them: who does not take the answers is not read any further.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from typing import Any, cast
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from .. import logs
 
 # What is gathered before it is sent all the same, so that a full transport can say so: its own high-water mark.
 GATHERED = 64 * 1024
@@ -18,6 +23,14 @@ GATHERED = 64 * 1024
 HEAD = 64 * 1024
 # Seconds in which a client takes not one byte of what waits for it: on this machine or near it, it is stuck.
 STALLED = 300.0
+# Requests that are read ahead of the one that is answered. Browsers and SDKs send none ahead.
+AHEAD = 16
+# Bytes that are parsed at once outside bodies: httptools parses all that it is given, up to 230 requests in these.
+SLICE = 4 * 1024
+# Bytes that wait for the clients of one address together: beyond it, who has taken nothing for longest is let go.
+UNREAD = 64 * 1024 * 1024
+
+log = logs.get(__name__)
 
 HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
@@ -58,23 +71,69 @@ class Corked:
         return getattr(self._transport, name)
 
 
+class Unread:
+    """The connections whose clients do not take what waits for them, by the client's address."""
+
+    def __init__(self, limit: int = UNREAD) -> None:
+        self._limit = limit
+        self._stalled: dict[str, OrderedDict[asyncio.Transport, None]] = {}
+
+    def add(self, address: str, transport: asyncio.Transport) -> None:
+        """More waits for this client than its transport takes. Lets the longest of them go where that is too much."""
+        stalled = self._stalled.setdefault(address, OrderedDict())
+        stalled[transport] = None
+        waiting = sum(one.get_write_buffer_size() for one in stalled)
+        while waiting > self._limit:
+            oldest, _ = stalled.popitem(last=False)
+            size = oldest.get_write_buffer_size()
+            log.warning("unread_answer_dropped", address=address, bytes=size)
+            waiting -= size
+            oldest.abort()
+
+    def remove(self, address: str, transport: asyncio.Transport) -> None:
+        stalled = self._stalled.get(address, OrderedDict())
+        stalled.pop(transport, None)
+        if not stalled:
+            self._stalled.pop(address, None)
+
+
+class Intake(FlowControl):
+    """uvicorn resumes reading at every answer and every look at a body; not while the connection holds."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self.held = False
+
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
+
+
 class Connection(HttpToolsProtocol):
     """One client. Without a request, or with half a head, it is closed after uvicorn's `timeout_keep_alive`."""
 
+    unread = Unread()  # of all connections of this process
+
+    flow: Intake
     _corked: Corked
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _unparsed = 0  # bytes since the last head or piece of a body
+    _waiting = b""  # bytes that are not parsed yet, as too many requests are before them
+    _body_left = 0  # bytes of the present body that are still to come, where its head says so
     _wishing = b""  # the head of a request that asks for another protocol, as it is without that
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own type
         self._corked = Corked(transport)
         super().connection_made(cast(asyncio.Transport, self._corked))
+        self.flow = Intake(cast(asyncio.Transport, self._corked))
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._no_head_timer()
         self._no_stall_timer()
+        self.unread.remove(self._address, self.transport)
+        self._waiting = b""
         super().connection_lost(exc)
 
     def eof_received(self) -> None:
@@ -84,20 +143,41 @@ class Connection(HttpToolsProtocol):
     # --- what it reads
 
     def data_received(self, data: bytes) -> None:
-        self._unparsed += len(data)
-        self._unset_keepalive_if_required()
-        try:
-            self._parse(data)
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
-        if self.transport.is_closing():
-            return
-        if self._unparsed > HEAD:
-            if self._idle():
-                self.transport.write(HEAD_TOO_LARGE)
-            self.transport.close()
-        elif self._head_timer is None and self.timeout_keep_alive_task is None and self._idle():
+        self._waiting += data
+        if not self.flow.held:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Parse what waits, until requests stand in a row that are not answered yet."""
+        if self._waiting:
+            self._unset_keepalive_if_required()
+        while self._waiting and not self.transport.is_closing():
+            if self.pipeline and (len(self.pipeline) >= AHEAD or self.flow.write_paused):
+                self.flow.held = True
+                self.flow.pause_reading()
+                return
+            size = max(SLICE, self._body_left)
+            data, self._waiting = self._waiting[:size], self._waiting[size:]
+            self._unparsed += len(data)
+            try:
+                self._parse(data)
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+            if self._unparsed > HEAD:
+                if self._idle():
+                    self.transport.write(HEAD_TOO_LARGE)
+                self.transport.close()
+                return
+        if self._head_timer is None and self.timeout_keep_alive_task is None and self._idle():
             self._await_head()  # a request has begun, or what is left of one that was answered early still comes
+
+    def _answers_taken(self) -> None:
+        """There may be room for more requests again."""
+        if self.flow.held:
+            self.flow.held = False
+            self._read_on()
+            self.flow.resume_reading()
 
     def _parse(self, data: bytes) -> None:
         while data:
@@ -118,20 +198,23 @@ class Connection(HttpToolsProtocol):
             return
         self._no_head_timer()
         self._unparsed = 0
+        self._body_left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
+        self._body_left -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._unparsed = 0
+        self._unparsed = self._body_left = 0
         if not self._wishing:
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._corked.flush()  # nothing comes after it that could go along
         super().on_response_complete()
+        self._answers_taken()
 
     def _idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
@@ -149,10 +232,17 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._watch_stall()
+        self.unread.add(self._address, self.transport)
 
     def resume_writing(self) -> None:
         self._no_stall_timer()
+        self.unread.remove(self._address, self.transport)
         super().resume_writing()
+        self._answers_taken()
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
 
     def _watch_stall(self) -> None:
         left = self.transport.get_write_buffer_size()

@@ -219,12 +219,169 @@ async def test_a_client_that_reads_slowly_is_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(connections, "STALLED", 0.001)
     config = uvicorn.Config(cast(Any, hello), lifespan="off", log_config=None, access_log=False)
     connection = Connection(config, ServerState(), {})
-    wire = Slow(100, 90, 90, 80, 80, 80)
+    wire = Slow(100, 100, 90, 90, 80, 80, 80)
     connection.connection_made(cast(Any, wire))
     connection.pause_writing()
     await asyncio.wait_for(wire.aborted.wait(), SOON)
     assert wire.left == [], "two looks that found less, then one that found the same"
     connection.connection_lost(None)
+
+
+# --- clients that ask on and on
+
+
+async def small(_scope: Scope, _receive: Receive, send: Send) -> None:
+    await answer(send, BIG)
+
+
+async def listens(_scope: Scope, receive: Receive, send: Send) -> None:
+    """As a turn does: it watches for its client while it answers, for which uvicorn reads on."""
+    watching = asyncio.create_task(left(receive))
+    await asyncio.sleep(0)
+    await answer(send, BIG)
+    await watching
+
+
+@pytest.mark.parametrize("app", [small, listens])
+def test_requests_of_a_client_that_takes_no_answer_are_not_read_for_ever(
+    run: Run, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither as requests, nor as bytes: the client's own kernel keeps them."""
+    most = 0
+
+    class Watched(Connection):
+        def data_received(self, data: bytes) -> None:
+            nonlocal most
+            super().data_received(data)
+            most = max(most, len(self.pipeline))
+
+    monkeypatch.setattr(f"{__name__}.Connection", Watched)
+
+    async def case() -> None:
+        taken = 0
+        async with listening(app) as port:
+            client = await asyncio.to_thread(deaf, port)
+            client.setblocking(False)
+            quiet = 0
+            while taken < MANY and quiet < 50:  # it does not take more: nothing for half a second
+                try:
+                    client.send(ASK * 512)
+                    taken, quiet = taken + 1, 0
+                except BlockingIOError:
+                    quiet += 1
+                    await asyncio.sleep(0.01)
+            client.close()
+        assert taken < MANY
+        assert 0 < most < connections.AHEAD + connections.SLICE // len(ASK) + 1
+
+    run(case())
+
+
+def test_requests_in_a_row_are_all_answered_in_order_however_many_come_at_once(run: Run) -> None:
+    async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        await answer(send, b"[%b %d]" % (scope["path"].encode(), len(body)))
+
+    async def case() -> None:
+        asked = b"".join(
+            b"POST /%d HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (n, size, b"x" * size)
+            for n in range(2000)
+            for size in [(0, 1, 70_000)[n % 3 if n % 100 == 0 else n % 2]]
+        )
+        async with listening(echo) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(asked)
+            for n in range(2000):
+                size = (0, 1, 70_000)[n % 3 if n % 100 == 0 else n % 2]
+                assert (await reader.readuntil(b"]")).endswith(b"[/%d %d]" % (n, size))
+            writer.close()
+
+    run(case())
+
+
+def test_a_connection_whose_requests_had_to_wait_is_not_closed_as_an_idle_one(run: Run) -> None:
+    """The time to keep an idle connection must not run on while what waited is answered."""
+    gate = asyncio.Event()
+    asked = 0
+
+    async def gated(_scope: Scope, _receive: Receive, send: Send) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == connections.AHEAD + 2:
+            await gate.wait()
+        await answer(send)
+
+    async def case() -> None:
+        async with listening(gated, idle=0.1) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(ASK * (connections.AHEAD * 100))
+            for _ in range(connections.AHEAD + 1):
+                await reader.readuntil(b"hello")
+            await asyncio.sleep(0.3)
+            gate.set()
+            for _ in range(connections.AHEAD * 100 - connections.AHEAD - 1):
+                await reader.readuntil(b"hello")
+            writer.close()
+
+    run(case())
+
+
+class Heavy(Wire):
+    """A transport with so many bytes that nobody takes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.size
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_what_waits_for_one_address_is_bounded_and_who_has_waited_longest_goes_first() -> None:
+    unread = connections.Unread(limit=100)
+    wires = [Heavy(40) for _ in range(4)]
+    for wire in wires[:2]:
+        unread.add("a", cast(Any, wire))
+    unread.add("b", cast(Any, wires[3]))
+    assert not any(wire.aborted for wire in wires)
+    unread.remove("a", cast(Any, wires[0]))  # it is read again
+    unread.add("a", cast(Any, wires[0]))
+    unread.add("a", cast(Any, wires[2]))
+    assert [wire.aborted for wire in wires] == [False, True, False, False]
+    for wire in wires:
+        unread.remove("a", cast(Any, wire))
+        unread.remove("b", cast(Any, wire))
+    assert unread._stalled == {}
+
+
+def test_clients_that_read_nothing_are_let_go_when_too_much_waits_for_them(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "unread", connections.Unread(limit=connections.GATHERED * 4))
+
+    async def case() -> None:
+        apps = [Talking() for _ in range(8)]
+        waiting = iter(apps)
+
+        async def each(scope: Scope, receive: Receive, send: Send) -> None:
+            await next(waiting)(scope, receive, send)
+
+        async with listening(each) as port:
+            clients = [await asyncio.to_thread(deaf, port) for _ in apps]
+            await apps[0].gone.wait()
+            for client in clients:
+                client.close()
+            for app in apps:
+                await app.gone.wait()
+
+    run(case())
 
 
 # --- clients that do not ask
