@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ....domain import limits
 from ....domain.models import JSON, Block
 from .capability import CLIENT_COMPOSED, Capability, newer
 
@@ -14,8 +15,16 @@ from .capability import CLIENT_COMPOSED, Capability, newer
 MAX_LINE = 64 * 1024 * 1024
 
 
-class LineTooLong(ValueError):
-    """A line of more than the cap: nothing after it can be trusted."""
+class Unreadable(ValueError):
+    """Nothing after it can be trusted. The text says what was printed."""
+
+
+class LineTooLong(Unreadable):
+    """A line of more than the cap."""
+
+
+class FrameTooDeep(Unreadable):
+    """A frame that nests deeper than any that a CLI prints by itself: a model's arguments can."""
 
 
 class LineSplitter:
@@ -51,10 +60,17 @@ class LineSplitter:
 
 
 def parse(line: bytes) -> JSON | None:
-    """The frame of a line; None for anything that is not a JSON object (old CLIs print notices in between)."""
+    """The frame of a line; None for anything that is not a JSON object (old CLIs print notices in between).
+
+    Raises FrameTooDeep: a frame that is left out may be one that the CLI waits for an answer to.
+    """
     try:
-        frame = json.loads(line.decode("utf-8", "surrogatepass"))  # json would look for UTF-16 first
-    except (ValueError, RecursionError):  # RecursionError: "[[[[…" is no frame either
+        frame = limits.loads(line.decode("utf-8", "surrogatepass"), limits.CLI_DEPTH)  # json would look for UTF-16
+    except limits.TooDeep as exc:
+        if line.lstrip().startswith(b"{"):
+            raise FrameTooDeep(f"a frame that is nested deeper than {limits.CLI_DEPTH} levels") from exc
+        return None
+    except ValueError:
         return None
     return frame if isinstance(frame, dict) else None
 

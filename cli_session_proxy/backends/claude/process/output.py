@@ -93,7 +93,7 @@ class Output:
                 try:
                     for line in splitter.feed(chunk):
                         await self._put(line)
-                except frames.LineTooLong as exc:
+                except frames.Unreadable as exc:
                     self.failure = f"it printed {exc}"
                     self._broken()
         finally:

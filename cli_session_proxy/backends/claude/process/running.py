@@ -6,15 +6,18 @@ Older CLIs keep no such register; then nothing is known.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from pathlib import Path
 
+from ....domain import limits
+from ..opening import contents
 from .proc import start_time
 
 # A loaded machine may stop a CLI in the middle of writing its entry. Seconds.
 WRITE_WAIT = 1.0
 WRITE_POLL = 0.01
+# Bytes of an entry; a CLI's own has a few hundred.
+MAX_ENTRY = 64 * 1024
 
 
 async def holder(config_dir: Path, session_id: str) -> int | None:
@@ -28,8 +31,8 @@ async def holder(config_dir: Path, session_id: str) -> int | None:
         unfinished = False
         for file in sorted((config_dir / "sessions").glob("*.json")):
             try:
-                entry = json.loads(file.read_bytes())
-            except OSError:  # its CLI has just ended
+                entry = limits.loads(contents(file, most=MAX_ENTRY), limits.CLI_DEPTH)
+            except OSError:  # its CLI has just ended, or it is none of a CLI's
                 continue
             except ValueError:
                 unfinished = True

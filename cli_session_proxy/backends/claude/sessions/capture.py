@@ -15,6 +15,7 @@ from ....domain.models import JSON, Block, Continuity, FileMark, Link, Message, 
 from ....stores.base import Store
 from .. import transcript
 from ..events import WrongTranscript
+from ..opening import contents
 from ..process.process import ClaudeProcess
 from ..transcript import Entry, Parsed, Reader, Scribe
 from . import partials, stopping
@@ -271,7 +272,7 @@ def behind_copy(known: Sequence[Entry], parsed: Parsed, leaf: str | None) -> lis
 def _added(path: Path, ready: Ready, said: Said, known: Sequence[Entry]) -> list[Entry]:
     """What the turn added, read from the whole file."""
     try:
-        parsed = transcript.parse(path.read_bytes())
+        parsed = transcript.parse(contents(path))
     except OSError:
         return []
     copied = said.session_id != ready.session.id
@@ -284,7 +285,7 @@ def _goes_on(path: Path, ready: Ready, known: Sequence[Entry], said: Said) -> bo
     A CLI hangs what it writes on the last record that it loaded, or writes a copy of all that it loaded.
     """
     try:
-        parsed = transcript.parse(path.read_bytes())
+        parsed = transcript.parse(contents(path))
     except OSError:
         return True
     if not known:

@@ -6,6 +6,7 @@ parallel tools answer on stubs beside the path. Two passes over the file, so tha
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from ....domain.identifiers import is_session_id, is_version
 from ....errors import InvalidRequest
 from .. import transcript
+from ..opening import opened
 from ..transcript import Entry
 from .exchanges import began, is_compaction, is_prompt
 
@@ -77,7 +79,7 @@ def survey(path: Path) -> ForeignFile:
         scan = _Scan(path)
         scan.read()
     except OSError as exc:
-        raise InvalidRequest(f"{path} cannot be read ({exc.strerror}): give this user the right to") from exc
+        raise InvalidRequest(f"{path} cannot be read ({exc.strerror}): give a file that this user may read") from exc
     if not scan.spoken:
         raise InvalidRequest(
             f"{path} is not a transcript of the Claude CLI: none of its {scan.lines} lines is a message "
@@ -93,7 +95,8 @@ def survey(path: Path) -> ForeignFile:
 class _Scan:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.size = path.stat().st_size
+        with opened(path) as file:
+            self.size = os.fstat(file.fileno()).st_size
         self.nodes: dict[str, _Node] = {}
         self.last: str | None = None
         # A stranger's file: what it says becomes part of paths, and of arguments of a command line.
@@ -166,7 +169,7 @@ class _Scan:
 def _lines(path: Path, size: int) -> Iterator[tuple[Entry | None, int]]:
     """Each line of the first `size` bytes (the file may grow), parsed, with the bytes read; None: not JSON."""
     done = 0
-    with path.open("rb") as file:
+    with opened(path) as file:
         while done < size and (raw := file.readline(size - done)):
             done += len(raw)
             if raw.strip():

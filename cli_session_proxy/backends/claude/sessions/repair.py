@@ -234,7 +234,11 @@ class Repairs:
             return None
         aside = self._settings.var / "salvage" / f"{path.stem}-{time.time_ns()}.jsonl"
         aside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.move(path, aside)  # the CLI's folder may be on another disk
+        try:
+            shutil.move(path, aside)  # the CLI's folder may be on another disk
+        except shutil.SpecialFileError:  # a pipe there: it holds nothing, and cannot be copied
+            aside = path.with_suffix(f".aside-{time.time_ns()}")
+            path.rename(aside)
         return aside
 
     async def _write(self, now: Now, parent: Turn, path: Path) -> tuple[FileMark, int]:

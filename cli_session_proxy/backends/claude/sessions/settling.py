@@ -12,6 +12,7 @@ from ....domain.models import Agent, Link, LinkReason, Session, Turn
 from ....stores.base import Store
 from ...base import Settled
 from .. import transcript
+from ..opening import contents
 from ..transcript import Entry, Parsed
 from .exchanges import Exchange, invented
 
@@ -63,7 +64,7 @@ class _Found:
 
 def _read(path: Path, turn: Turn, known: Parsed) -> _Found | None:
     try:
-        parsed = transcript.parse(path.read_bytes())
+        parsed = transcript.parse(contents(path))
     except OSError:
         return None
     is_copy = path.stem != turn.session_id

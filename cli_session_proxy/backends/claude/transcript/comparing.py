@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from ....domain.models import FileMark, Record
+from ..opening import opened
 from .entries import Entry, Parsed, copied_up_to, parse, parse_records, unbroken
 from .marks import mark_of
 
@@ -66,7 +67,7 @@ def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> 
     Returns None when the hash does not decide and `known` was not given: load the records and call again.
     """
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             stat = os.fstat(file.fileno())
             data = file.read()
     except FileNotFoundError:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ....domain import limits
 from ....domain.models import Block, Record
 
 
@@ -65,7 +66,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A transcript, or its tail. `broken` counts lines that are not JSON (a cut last line among them)."""
+    """A transcript, or its tail. `broken` counts lines that are not JSON, or too deep (a cut last line among them)."""
 
     entries: tuple[Entry, ...]
     broken: int = 0
@@ -88,7 +89,7 @@ def parse(data: bytes) -> Parsed:
             continue
         try:
             line = raw.decode("utf-8").rstrip("\r")
-            value = json.loads(line)
+            value = limits.loads(line, limits.CLI_DEPTH)
         except ValueError:
             broken += 1
             continue

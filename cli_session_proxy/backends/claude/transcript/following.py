@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from ....domain.models import FileMark
+from ..opening import opened
 from .entries import Parsed, parse
 from .marks import is_touched_by_cli, is_untouched, mark_of
 
@@ -49,7 +50,7 @@ class Reader:
     def behind(path: Path, mark: FileMark) -> Reader:
         """One that has read what the mark describes. Raises `Changed` where the file does not begin with that."""
         try:
-            with path.open("rb") as file:
+            with opened(path) as file:
                 return Reader._behind(file, path, mark)
         except OSError as exc:
             raise Changed("gone") from exc
@@ -88,7 +89,7 @@ class Reader:
     def appended(self) -> tuple[Parsed, FileMark] | None:
         """What was added since the last call, and the file's new mark. None when it is not the same file."""
         try:
-            with self.path.open("rb") as file:
+            with opened(self.path) as file:
                 stat = os.fstat(file.fileno())
                 identity = (stat.st_dev, stat.st_ino)
                 if self._identity not in (None, identity) or stat.st_size < self._size:
@@ -130,7 +131,7 @@ _TOTAL = b'{"type":"cost-state",'
 def total_cost(path: Path) -> float:
     """US dollars that the CLI takes as spent when it resumes this transcript: its last note of it, else 0."""
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with opened(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             at = data.rfind(_TOTAL)  # inside a record's text its quotes would be escaped
             end = data.find(b"\n", at)
             line = data[at : end if end >= 0 else len(data)] if at >= 0 else b"{}"

@@ -1,0 +1,250 @@
+"""What hostile or broken clients, models and files did to freeze the service: each attack once, for tests and bench.
+
+An attack is `strike(target)`: it says what it has to say and waits until it is answered, however that ends. `prepare`
+comes before, where an agent needs a past. The model is the scripted upstream, told what to answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cli_session_proxy.testing.script import Big, Reply, ToolUse
+from cli_session_proxy.testing.upstream import Upstream
+
+from .client import Connections, RefusedError
+
+JSON = dict[str, Any]
+
+CHAT = "/agents/{agent}/v1/chat/completions"
+# Nearly matched by the pattern below: a backtracking engine tries 2^40 ways.
+NEARLY = "a" * 40 + "!"
+PATTERN = "^(a+)+$"
+SLOW = {"type": "string", "pattern": PATTERN}
+# Words of what the proxy asks of the model, by which the scripted one knows what to answer.
+BOMB, OBJECT = "#/$defs/a1", "one JSON object"
+# Agents that meet one thing at once: more than the threads that a Python program has by default on few cores.
+MANY = 12
+SILENT_CONNECTIONS = 20
+
+
+@dataclass(frozen=True)
+class Target:
+    """A running `serve`: its port, the CLI's own directory, the model behind it."""
+
+    port: int
+    config: Path
+    upstream: Upstream
+
+    async def ask(self, agent: str, text: str, **more: Any) -> int:
+        """The status of one chat turn; 0 where the connection was cut."""
+        return await self.send(agent, {"model": "sonnet", "messages": [{"role": "user", "content": text}], **more})
+
+    async def send(self, agent: str, body: JSON) -> int:
+        connections = Connections(self.port)
+        try:
+            return (await connections.post(agent, CHAT.format(agent=agent), body)).status
+        except RefusedError as refused:
+            return refused.status
+        except (OSError, EOFError, IndexError):  # an empty status line: the server has closed
+            return 0
+        finally:
+            connections.close()
+
+    def transcripts(self, agent: str) -> list[Path]:
+        return sorted(self.config.glob(f"projects/*-{agent}/*.jsonl"))
+
+
+@dataclass(frozen=True)
+class Attack:
+    """`refused`: the statuses that its own requests may end with."""
+
+    name: str
+    strike: Callable[[Target], Awaitable[list[int]]]
+    expected: frozenset[int]
+    prepare: Callable[[Target], Awaitable[None]] | None = None
+
+
+def wants(schema: object) -> JSON:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+def tool(schema: object, *, strict: bool = False) -> JSON:
+    return {"type": "function", "function": {"name": "f", "strict": strict, "parameters": schema}}
+
+
+def reference_bomb(levels: int) -> JSON:
+    """Each definition asks for the next one twice: 2^levels steps over one number."""
+    twice = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(levels)}
+    return {"$defs": {**twice, f"a{levels}": {"type": "integer"}}, "$ref": "#/$defs/a0"}
+
+
+def nested(depth: int) -> JSON:
+    value: JSON = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+# --- schemas, and what the model answers to them --------------------------------------------------------------
+
+
+async def slow_pattern(target: Target) -> list[int]:
+    target.upstream.when(PATTERN, Reply(json.dumps(NEARLY)), times=None)
+    return [await target.ask("pattern", "slow pattern", **wants(SLOW))]
+
+
+async def eight_bombs(target: Target) -> list[int]:
+    target.upstream.when(PATTERN, Reply(json.dumps(NEARLY)), times=None)
+    target.upstream.when(BOMB, Reply("1"), times=None)
+    bombs = [target.ask(f"pattern-{n}", "slow pattern", **wants(SLOW)) for n in range(4)]
+    bombs += [target.ask(f"bomb-{n}", "bomb", **wants(reference_bomb(40))) for n in range(4)]
+    return list(await asyncio.gather(*bombs))
+
+
+async def slow_pattern_of_a_tool(target: Target) -> list[int]:
+    target.upstream.when("strict tool", ToolUse([("mcp__client__f", {"x": NEARLY})]), times=None)
+    schema = {"type": "object", "properties": {"x": SLOW}}
+    return [await target.ask("strict", "strict tool", tools=[tool(schema, strict=True)])]
+
+
+async def references(target: Target) -> list[int]:
+    target.upstream.when(BOMB, Reply("1"), times=None)
+    return [await target.ask("bomb", "bomb", **wants(reference_bomb(40)))]
+
+
+async def fence(target: Target) -> list[int]:
+    target.upstream.when(OBJECT, Reply("```" + "\n" * 3000 + "x"), times=None)
+    return [await target.ask("fence", "fence", response_format={"type": "json_object"})]
+
+
+async def many_properties(target: Target) -> list[int]:
+    properties = {f"p{n}": {"type": "string", "description": "a value"} for n in range(20_000)}
+    return [await target.ask("wide", "hello", tools=[tool({"type": "object", "properties": properties})])]
+
+
+async def deep_arguments(target: Target) -> list[int]:
+    """Then the dump, which has to show what happened."""
+    target.upstream.when("deep tool", ToolUse([("mcp__client__f", nested(600))]), times=None)
+    status = await target.ask("deep", "deep tool", tools=[tool({"type": "object"})])
+    connections = Connections(target.port)
+    try:
+        return [status, (await connections.get("dump", "/v1/chains/deep")).status]
+    except RefusedError as refused:
+        return [status, refused.status]
+    except (EOFError, ValueError):  # cut in the middle
+        return [status, 0]
+    finally:
+        connections.close()
+
+
+# --- large requests -------------------------------------------------------------------------------------------
+
+
+async def many_stops(target: Target) -> list[int]:
+    target.upstream.when("stop", Big(60_000), times=None)
+    return [await target.ask("stops", "stop", stop=[f"{n:040d}" for n in range(20_000)])]
+
+
+def _spoken(count: int, roles: tuple[str, ...]) -> list[JSON]:
+    said = [{"role": roles[n % len(roles)], "content": "a"} for n in range(count)]
+    return [*said, {"role": "user", "content": "and now?"}]
+
+
+async def many_messages(target: Target) -> list[int]:
+    bodies = [_spoken(100_000, ("user", "assistant")), _spoken(100_000, ("user",))]
+    sent = [target.send(f"long-{n}", {"model": "sonnet", "messages": body}) for n, body in enumerate(bodies)]
+    return list(await asyncio.gather(*sent))
+
+
+async def a_megabyte_of_messages(target: Target) -> list[int]:
+    body = {"model": "sonnet", "messages": _spoken(19_000, ("user", "assistant"))}
+    return [await target.send("megabyte", body)]
+
+
+# --- files in a transcript's place ----------------------------------------------------------------------------
+
+
+async def _with_a_past(target: Target) -> None:
+    await asyncio.gather(*(target.ask(f"file-{n}", "hello") for n in range(MANY)))
+
+
+def _replace(path: Path, make: Callable[[Path], None]) -> None:
+    path.unlink()
+    make(path)
+
+
+async def pipes_and_endless_files(target: Target) -> list[int]:
+    for n in range(MANY):
+        for path in target.transcripts(f"file-{n}"):
+            _replace(path, os.mkfifo if n % 2 else lambda place: place.symlink_to("/dev/zero"))
+    return list(await asyncio.gather(*(target.ask(f"file-{n}", "again") for n in range(MANY))))
+
+
+async def _with_one_past(target: Target) -> None:
+    await target.ask("nested", "hello")
+
+
+async def deep_line(target: Target) -> list[int]:
+    for path in target.transcripts("nested"):
+        with path.open("a") as file:
+            file.write('{"a":' * 1100 + "1" + "}" * 1100 + "\n")
+    return [await target.ask("nested", "again")]
+
+
+# --- connections ----------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _unread(port: int, request: bytes, count: int) -> AsyncIterator[None]:
+    """Requests in a row whose answers nobody reads."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    reader._transport.pause_reading()  # type: ignore[attr-defined]  # a client that does not read
+    for _ in range(count):
+        writer.write(request * 64)
+
+    async def push() -> None:
+        with contextlib.suppress(OSError):
+            await writer.drain()
+
+    pushing = asyncio.create_task(push())
+    try:
+        yield
+    finally:
+        pushing.cancel()
+        await asyncio.gather(pushing, return_exceptions=True)
+        writer.transport.abort()
+
+
+async def unread_answers(target: Target) -> list[int]:
+    """Many requests in a row on each connection; the answers are never read. Held until it is cancelled."""
+    request = f"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1:{target.port}\r\n\r\n".encode()
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(SILENT_CONNECTIONS):
+            await stack.enter_async_context(_unread(target.port, request, 400))
+        await asyncio.sleep(5.0)  # what an attacker holds on to
+    return []
+
+
+SURVIVED = frozenset({200, 400, 502})
+ATTACKS = (
+    Attack("a slow pattern in a schema", slow_pattern, frozenset({502})),
+    Attack("a slow pattern in a strict tool", slow_pattern_of_a_tool, SURVIVED),
+    Attack("a bomb of references", references, frozenset({400})),
+    Attack("eight bombs at once", eight_bombs, frozenset({400, 502})),
+    Attack("a fence of 3,000 lines", fence, frozenset({502})),
+    Attack("a schema of 20,000 properties", many_properties, frozenset({400})),
+    Attack("arguments nested 600 deep", deep_arguments, frozenset({200, 502})),
+    Attack("20,000 stop texts", many_stops, frozenset({400})),
+    Attack("100,000 messages", many_messages, frozenset({400})),
+    Attack("19,000 messages", a_megabyte_of_messages, frozenset({200})),
+    Attack("pipes and /dev/zero as transcripts", pipes_and_endless_files, SURVIVED, _with_a_past),
+    Attack("a line nested 1,100 deep", deep_line, SURVIVED, _with_one_past),
+    Attack("answers that nobody reads", unread_answers, frozenset()),
+)

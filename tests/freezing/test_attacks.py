@@ -1,0 +1,97 @@
+"""Each attack of `bench.attacks` against a real `serve`: others are served meanwhile, and SIGTERM ends it.
+
+Nothing is timed: the bounds are those of a test that hangs. `bench freeze` measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from bench import machine
+from bench.attacks import ATTACKS, Attack, Target
+from bench.client import Connections
+from bench.contenders import Place
+from bench.servers import HTTPServer, start_proxy
+from cli_session_proxy.testing.upstream import Upstream
+
+# Seconds. What is frozen stays frozen for minutes or for ever; what is slow on a loaded machine does not take these.
+SERVED = 30.0
+ENDED = 40.0
+ANSWERED = 90.0
+
+
+@asynccontextmanager
+async def attacked(claude: Path, upstream: Upstream, folder: Path) -> AsyncIterator[tuple[HTTPServer, Target]]:
+    place = Place(claude, upstream.url, folder, machine.cores())
+    server = await start_proxy(place, drain_timeout=1, stop_grace=1, spares=0, max_processes=16)
+    try:
+        yield server, Target(server.connections.port, folder / "config", upstream)
+        if server.process.returncode is None:
+            server.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(ENDED):
+            assert await server.process.wait() == 0
+    finally:
+        if server.process.returncode is None:
+            server.process.kill()
+            await server.process.wait()
+        await server.close()
+
+
+async def is_served(port: int, agent: str) -> None:
+    """The service is alive, and a new agent gets its answer."""
+    connections = Connections(port)
+    try:
+        async with asyncio.timeout(SERVED):
+            await connections.get("health", "/healthz")
+            body = {"model": "sonnet", "messages": [{"role": "user", "content": "hello"}]}
+            answer = await connections.post(agent, f"/agents/{agent}/v1/chat/completions", body)
+            assert b"You said: hello" in answer.body
+    finally:
+        connections.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+async def test_others_are_served_while_it_runs_and_it_ends_in_words(
+    attack: Attack, claude_2: Path, upstream: Upstream, tmp_path: Path
+) -> None:
+    async with attacked(claude_2, upstream, tmp_path) as (server, target):
+        if attack.prepare is not None:
+            await attack.prepare(target)
+        struck = asyncio.ensure_future(attack.strike(target))
+        try:
+            for n in range(3):
+                await is_served(server.connections.port, f"other-{n}")
+            async with asyncio.timeout(ANSWERED):
+                statuses = await struck
+        finally:
+            struck.cancel()
+            await asyncio.gather(struck, return_exceptions=True)
+        assert attack.expected >= set(statuses), statuses
+        await is_served(server.connections.port, "after")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+async def test_sigterm_ends_the_service_while_it_runs(
+    attack: Attack, claude_2: Path, upstream: Upstream, tmp_path: Path
+) -> None:
+    async with attacked(claude_2, upstream, tmp_path) as (server, target):
+        if attack.prepare is not None:
+            await attack.prepare(target)
+        struck = asyncio.ensure_future(attack.strike(target))
+        try:
+            # Until it is under way: a service that is frozen gives no sign that could be waited for.
+            await asyncio.wait({struck}, timeout=1.0)
+            server.process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(ENDED):
+                await server.process.wait()
+        finally:
+            struck.cancel()
+            await asyncio.gather(struck, return_exceptions=True)
