@@ -71,7 +71,7 @@ def holds_more(value: Any, most: int) -> bool:
     return seen > most
 
 
-_CONTAINERS = (dict, list)
+_CONTAINERS = (dict, list, tuple)
 
 
 def _within(level: list[Any]) -> list[Any]:

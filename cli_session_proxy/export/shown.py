@@ -11,6 +11,7 @@ from .. import redact
 from ..domain.models import Block, Link, Message, Session, Turn
 from . import telling
 from .schema import LinkDump, MessageDump, SessionDump, TurnDump, UsageDump
+from .words import shallow
 
 # Of a turn's reason: what `continuity` decided (docs/continuity-rules.md); the rest is how its session came to be.
 _CONTINUITY = ("rule", "messages", "matched", "imported", "diverged_at", "left_off", "why")
@@ -21,7 +22,7 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
 
     `links` are those made at this turn; one of another turn tells nothing of it.
     """
-    reason, attempts = redact.data(row.reason), redact.data(row.attempts)
+    reason, attempts = _redacted(row.reason), _redacted(row.attempts)
     shown: TurnDump = {
         "id": row.id,
         "parent_id": row.parent_id,
@@ -33,18 +34,18 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
         "output": blocks(row.output, verbatim=verbatim),
         "usage": cast(UsageDump, row.usage.as_json()),
         "cost_usd": row.cost_usd,
-        "error": redact.data(row.error),
+        "error": _redacted(row.error),
         "created_at": row.created_at,
         "started_at": row.started_at,
         "finished_at": row.finished_at,
         "attempts": attempts,
-        "system": row.system if verbatim else redact.data(row.system),
+        "system": row.system if verbatim else _redacted(row.system),
         "effort": row.effort,
         "profile": row.profile,
         "stop_reason": row.stop_reason,
         "continuity_reason": {name: reason[name] for name in _CONTINUITY if name in reason},
         "reason": reason,
-        "timings": redact.data(row.timings),
+        "timings": _redacted(row.timings),
         "tools": blocks(row.tools, verbatim=verbatim),
         "delivery": row.delivery,
         "origin": row.origin,
@@ -56,7 +57,7 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
 def says(row: Turn, links: Sequence[Link] = ()) -> list[str]:
     """What happened to a turn beside its links, in sentences (`TurnDump.says`)."""
     own = [link for link in links if link.turn_id == row.id]
-    return telling.turn(redact.data(row.reason), redact.data(row.attempts), own)
+    return telling.turn(_redacted(row.reason), _redacted(row.attempts), own)
 
 
 def message(row: Message, *, verbatim: bool = False) -> MessageDump:
@@ -74,7 +75,7 @@ def session(row: Session) -> SessionDump:
 
 
 def link(row: Link) -> LinkDump:
-    detail = redact.data(row.detail)
+    detail = _redacted(row.detail)
     return {
         "from_session": row.from_session,
         "to_session": row.to_session,
@@ -94,8 +95,12 @@ def _block(row: Block, *, verbatim: bool) -> Block:
     text = row.get("text")
     if len(row) == 2 and isinstance(text, str) and row.get("type") == "text":  # nearly all of a long chain
         return row if verbatim else {**row, "text": redact.text(text)}
-    plain: Block = _without_images(row)
+    plain: Block = _without_images(shallow(row))
     return plain if verbatim else cast(Block, redact.data(plain))
+
+
+def _redacted(value: Any) -> Any:
+    return redact.data(shallow(value))
 
 
 def _without_images(value: Any) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
+from ..domain import limits
 from ..domain.models import Delivery, LinkReason
 
 # A link in a few words, where the whole sentence (`telling.link`) has no place.
@@ -24,6 +26,27 @@ UNSURE: Mapping[Delivery, str] = {
     "undelivered": "undelivered: the client left before the answer reached it",
     "uncertain": "uncertain: the proxy ended before it was known whether the answer reached its client",
 }
+
+
+# Levels of a JSON value that a dump shows: all that a client or a model may send, with the block around it. What the
+# CLI's own tools say may nest deeper, and so may rows of an older store.
+SHOWN_DEPTH = limits.DEPTH + 8
+TOO_DEEP = "[nested too deep to be shown here; the store and `export` have it whole]"
+
+
+def shallow(value: Any) -> Any:
+    """The value, with a note in place of what nests too deep to be walked through."""
+    return _cut(value, SHOWN_DEPTH) if limits.is_deeper(value, SHOWN_DEPTH) else value
+
+
+def _cut(value: Any, depth: int) -> Any:
+    if not isinstance(value, (dict, list, tuple)):
+        return value
+    if depth == 0:
+        return TOO_DEEP
+    if isinstance(value, dict):
+        return {name: _cut(item, depth - 1) for name, item in value.items()}
+    return [_cut(item, depth - 1) for item in value]
 
 
 def count(number: object, one: str) -> str:

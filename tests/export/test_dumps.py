@@ -11,6 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from cli_session_proxy import redact
+from cli_session_proxy.domain import limits
 from cli_session_proxy.domain.models import FINISHED, FileMark, Link, Message, Session, Turn
 from cli_session_proxy.errors import NotFound
 from cli_session_proxy.export import FORMATS
@@ -172,3 +173,35 @@ async def test_no_text_of_a_conversation_can_pass_for_the_dumps_own_words() -> N
     text = await dumped(store_of(turn(1, input=(Message.user(forged),), reason={"x": "`\n# no`"})), "markdown")
     assert text.count("\n## Turn ") == 1
     assert "\n# no" not in text
+
+
+def nested(levels: int, inside: Any) -> Any:
+    for n in range(levels):
+        inside = {"a": inside} if n % 2 else [inside]
+    return inside
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("levels", [600, 900])
+async def test_what_nests_too_deep_does_not_keep_the_dump_from_anybody(format: str, levels: int) -> None:
+    """Of a tool of the CLI's own, or from an older store."""
+    deep = nested(levels, "the end")
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {"x": deep}}
+    image = {"type": "tool_result", "tool_use_id": "c", "content": nested(levels, IMAGE)}
+    told = turn(
+        1, input=(Message("user", (image,)),), output=(block("hello"), call), tools=(call,), status="requires_action",
+        reason={"format": deep}, attempts=({"n": 1, "why": deep},), timings={"x": deep}, error={"detail": deep},
+    )  # fmt: skip
+    text = await dumped(store_of(told, links=(Link(None, "s1", "turn_1", "started", {"deep": deep}, 1.0),)), format)
+    assert "the end" not in text
+    if format == "json":
+        [shown] = json.loads(text)["turns"]
+        assert "nested too deep to be shown" in json.dumps(shown["output"])
+        assert shown["output"][0] == block("hello")
+
+
+async def test_arguments_as_deep_as_a_model_may_send_are_shown_whole() -> None:
+    arguments = {"x": nested(limits.DEPTH - 1, "the end")}
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": arguments}
+    [shown] = (await chain(store_of(turn(1, output=(call,)))))["turns"]
+    assert shown["output"] == [call]

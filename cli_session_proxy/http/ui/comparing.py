@@ -10,6 +10,7 @@ from ...backends.claude import transcript
 from ...backends.claude.sessions.verifying import Verifier
 from ...backends.claude.transcript import Entry, Verdict
 from ...domain.models import JSON, Agent, Record, Turn
+from ...export.words import shallow
 from ...stores.base import Store
 
 # A record is compared whole and shown this far (characters).
@@ -71,4 +72,4 @@ def _text(entry: Entry | None) -> str | None:
 
 
 def _compact(value: object) -> str:
-    return json.dumps(redact.data(value), ensure_ascii=False)
+    return json.dumps(redact.data(shallow(value)), ensure_ascii=False)

@@ -25,6 +25,7 @@ from cli_session_proxy.backends.claude.events import (
 from cli_session_proxy.backends.claude.failures import error_for
 from cli_session_proxy.backends.claude.process.capability import Capability
 from cli_session_proxy.backends.claude.process.frames import (
+    FrameTooDeep,
     LineSplitter,
     LineTooLong,
     control_request,
@@ -82,6 +83,12 @@ def test_a_line_over_the_cap_is_an_error_whether_it_ends_or_not() -> None:
 @pytest.mark.parametrize("line", [b"", b"warning", b"[1]", b"\xff\x00", b"[" * 100_000, b'{"cut": '])
 def test_what_is_no_frame_is_none(line: bytes) -> None:
     assert parse(line) is None
+
+
+@pytest.mark.parametrize("levels", [500, 1100, 100_000])
+def test_a_frame_that_nests_too_deep_is_an_error_as_the_cli_may_wait_for_its_answer(levels: int) -> None:
+    with pytest.raises(FrameTooDeep, match="deeper than 400 levels"):
+        parse(b'{"a":' * levels + b"1" + b"}" * levels)
 
 
 # --- prompts
