@@ -89,8 +89,11 @@ def serve(
     import uvloop
 
     from .http.server import serve as run
+    from .http.watchdog import Watchdog
 
-    uvloop.run(run(settings, _say_at_once))
+    watchdog = Watchdog()
+    watchdog.start()  # never stopped: the end of the interpreter waits for threads, which may hang as well
+    uvloop.run(run(settings, _say_at_once, watchdog))
 
 
 @app.command()

@@ -161,6 +161,12 @@ class FakeEngine:
         self.fake_store = FakeStore()
         self.observers: list[object] = []
 
+    def kill(self) -> None:
+        raise AssertionError("it ends by itself")
+
+    async def state(self) -> str:
+        return "ready" if self.ready else "draining"
+
     @property
     def store(self) -> Store:
         return cast(Store, self.fake_store)

@@ -170,6 +170,11 @@ class Helpers:
     def _too_long(self) -> OutOfBoundsError:
         return OutOfBoundsError(f"it takes more than {self._seconds:g} s of processor time")
 
+    def kill(self) -> None:
+        """End every process at once. Nothing is waited for; any thread may ask for it."""
+        for helper in [*self._idle, *self._busy]:
+            helper.kill()
+
     async def close(self) -> None:
         """Kill them all and wait for it."""
         self._closed = True
@@ -209,6 +214,11 @@ class Aside:
             return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*arguments))
         finally:
             self._in_threads -= 1
+
+    def kill(self) -> None:
+        """See `Helpers.kill`."""
+        self.reading.kill()
+        self.checking.kill()
 
     async def close(self) -> None:
         """End what is done here. Idempotent."""

@@ -288,4 +288,7 @@ class Backend(Protocol):
 
     async def close(self) -> None: ...
 
+    def kill(self) -> None:
+        """End every process at once, without a wait. Any thread may ask for it."""
+
     def counts(self) -> Counts: ...

@@ -91,6 +91,8 @@ class MemoryBackend:
 
     async def close(self) -> None: ...
 
+    def kill(self) -> None: ...
+
     def counts(self) -> Counts:
         return Counts(0, 0, 0, 0)
 

@@ -43,11 +43,16 @@ from .lanes import Lanes, Place, Slots
 from .live import Answer, LiveTurn, cancelled, kept, or_left, replay
 from .ownership import Instances, Ownership
 from .placement import HOUR, Placement, new_turn
+from .readiness import Readiness, State
 from .recovery import Recovery
 
 __all__ = ["Answer", "Engine"]
 
 log = logs.get(__name__)
+
+
+# Seconds after the drain in which a CLI may end by itself: SIGTERM has promised an end (see `http.server`).
+KILL_AFTER = 2.0
 
 
 class Engine:
@@ -60,7 +65,7 @@ class Engine:
         self.aside = Aside()
         self._live: dict[str, LiveTurn] = {}
         self._running = 0  # turns in a slot
-        self._open = False
+        self._open = self._stopped = False
         self._tasks = Tasks(expected=(ProxyError, KeyTaken))
         # A turn with a slot finds a process: an idle one makes room for it.
         self._slots = Slots(min(settings.max_turns, settings.max_processes))
@@ -85,6 +90,7 @@ class Engine:
             retire=self.backend.retire,
             fenced=self._fenced,
         )
+        self._readiness = Readiness(self, self.store, self._tasks.own)
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
         self._deliveries = Deliveries(self.store, self._instances, self._tasks, settings.disconnect_grace)
         self._executor = Executor(
@@ -114,25 +120,45 @@ class Engine:
             self._tasks.serve(self._retention(self.settings.retention_days))
 
     async def stop(self) -> None:
-        """Accept nothing new, let running turns finish (bounded by `drain_timeout`), end every process."""
+        """Accept nothing new, let running turns finish (bounded by `drain_timeout`), end every process.
+
+        A CLI has `KILL_AFTER` seconds to end by itself, less than `stop_grace` where that is longer. Idempotent.
+        """
+        if self._stopped:
+            return
         self._open = False
         running = {live.task for live in self._live.values() if live.task is not None}
         if running:
             await asyncio.wait(running, timeout=self.settings.drain_timeout)
         for live in list(self._live.values()):
             live.cancel("stopping")
-        await self._tasks.stop()
-        await asyncio.gather(self.backend.close(), self.aside.close())
+        hurry = asyncio.get_running_loop().call_later(KILL_AFTER, self.kill)
+        try:
+            await self._tasks.stop()
+            await asyncio.gather(self.backend.close(), self.aside.close())
+        finally:
+            hurry.cancel()
         try:
             await self._ownership.stop()
         except StoreUnavailable as exc:
             log.warning("leases_not_released", error=exc.message)  # others take them when they have expired
         await self.store.close()
         self._instances.leave(settled=self._ends.all_stored)
+        self._stopped = True
+
+    def kill(self) -> None:
+        """End every process at once, without a wait. Any thread may ask for it."""
+        self.backend.kill()
+        self.aside.kill()
 
     @property
     def ready(self) -> bool:
+        """New turns are accepted."""
         return self._open
+
+    async def state(self) -> State:
+        """Whether a turn can be accepted now; the store has to show it."""
+        return await self._readiness.state()
 
     # what is going on, for /metrics
 

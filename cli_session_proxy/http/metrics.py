@@ -64,6 +64,9 @@ class Metrics:
         )
         self._spawn = self._histogram("spawn_seconds", "From a CLI's start until its first word", SHORT)
         self._first = self._histogram("first_token_seconds", "From acceptance until the answer's first block", LONG)
+        self._held = self._histogram(
+            "event_loop_held_seconds", "How long the event loop was held up, each time that it was noticed", SHORT
+        )
         self._whole = self._histogram("turn_seconds", "From acceptance until the commit", LONG)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -117,6 +120,10 @@ class Metrics:
         """A CLI said its first word so long after its start."""
         self._spawn.observe(seconds)
 
+    def loop_held(self, seconds: float) -> None:
+        """The event loop was held up so long (see `watchdog`)."""
+        self._held.observe(seconds)
+
     def text(self) -> bytes:
         """The exposition, as `MEDIA_TYPE`."""
         return generate_latest(self.registry)
@@ -154,6 +161,7 @@ class MetricsRoute:
         engine.observers.append(self._metrics)
 
     def add_to(self, app: Starlette) -> None:
+        app.state.metrics = self._metrics
         add(app, "GET", "/metrics", self.metrics)
 
     async def metrics(self) -> Response:

@@ -175,7 +175,10 @@ def _responses(path: str, known: str, method: str) -> JSON:
     if path == "/":
         responses["303"] = {"description": "a browser is led to the page"}
     if path == "/readyz":
-        responses["503"] = {"description": "it drains", "content": {"application/json": _shape("application/json")}}
+        responses["503"] = {
+            "description": "it drains, or its store cannot be used",
+            "content": {"application/json": _shape("application/json")},
+        }
     return responses
 
 

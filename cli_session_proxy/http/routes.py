@@ -107,8 +107,9 @@ class Routes:
         return {"status": "ok"}
 
     async def readyz(self) -> Response:
-        ready = self._engine.ready
-        return JSONResponse({"status": "ready" if ready else "draining"}, 200 if ready else 503)
+        """Asked by those who send traffic here: the store has written and read something, a moment ago at most."""
+        state = await self._engine.state()
+        return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 
     async def chains(self, request: Request) -> JSON:
         """Last active first; `?search=` for a part of the name, `?limit=N`."""

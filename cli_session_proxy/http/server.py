@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
@@ -36,12 +35,15 @@ from .repair_lines import RepairLines
 from .routes import Routes
 from .served import announced, place_of
 from .ui.routes import Ui
+from .watchdog import Watchdog, on_signals
 
 # Longer than clients keep an idle connection in their pools (httpx: 5 s, requests and browsers: about 60 s), so that
 # it is they who close it and no request meets a closing one.
 IDLE_CONNECTION = 75
-# After the engine has stopped, what is left is a few last bytes to clients.
-LAST_BYTES = 5
+# Seconds after the drain: clients get their last bytes, then what is left is not waited for. SIGTERM has promised that
+# the service ends within `drain_timeout` and five seconds.
+LAST_BYTES = 3
+LAST_RESORT = 4.0
 
 Say = Callable[[str], None]
 log = logs.get(__name__)
@@ -68,8 +70,8 @@ def create_app(engine: Engine, settings: Settings) -> Starlette:
     return app
 
 
-async def serve(settings: Settings, say: Say = print) -> None:
-    """Listen until SIGTERM or SIGINT, then let running turns end (bounded). Raises `ConfigError` before listening."""
+async def serve(settings: Settings, say: Say, watchdog: Watchdog) -> None:
+    """Listen until SIGTERM or SIGINT, then let running turns end. Raises `ConfigError` before listening."""
     if settings.make_key:
         make(settings.var)
     _refuse_open_backs(settings)
@@ -80,17 +82,31 @@ async def serve(settings: Settings, say: Say = print) -> None:
         try:
             await engine.start()
             logs.configure(settings)
-            await _run(engine, settings, listener, say, repairs)
+            await _run(engine, settings, listener, say, repairs, watchdog)
         finally:
             await engine.stop()
             logs.shut_down()
 
 
-async def _run(engine: Engine, settings: Settings, listener: socket.socket, say: Say, repairs: RepairLines) -> None:
-    server = Server(create_app(engine, settings), settings)
+async def _run(
+    engine: Engine,
+    settings: Settings,
+    listener: socket.socket,
+    say: Say,
+    repairs: RepairLines,
+    watchdog: Watchdog,
+) -> None:
+    app = create_app(engine, settings)
+    server = Server(app, settings)
     _collect_less()
     stop = asyncio.Event()
-    with _on_signals(stop.set), announced(settings.var, listener):
+    watchdog.last = engine.kill
+    deadline = partial(watchdog.end_within, settings.drain_timeout + LAST_RESORT)
+    with (
+        on_signals(stop.set, deadline),
+        watchdog.watching(app.state.metrics.loop_held),
+        announced(settings.var, listener),
+    ):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         asked = asyncio.create_task(stop.wait())
         telling = asyncio.create_task(_tell(server, settings, listener, repairs, say))
@@ -140,7 +156,7 @@ class Server(Listening):
     """For clients that keep their connections, and for an end that waits as long as the engine's."""
 
     def __init__(self, app: Starlette, settings: Settings) -> None:
-        patience = settings.drain_timeout + settings.stop_grace + LAST_BYTES
+        patience = settings.drain_timeout + LAST_BYTES
         super().__init__(
             uvicorn.Config(
                 app, loop="none", http=Connection, ws="none", lifespan="off", log_config=None, access_log=False,
@@ -148,15 +164,3 @@ class Server(Listening):
                 timeout_graceful_shutdown=int(patience),
             )
         )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _on_signals(do: Callable[[], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, do)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)

@@ -491,6 +491,9 @@ class Store(Agents, Turns, Answers, Paths, Transfers, Conversations, Leases, Pro
 
     async def close(self) -> None: ...
 
+    async def probe(self) -> None:
+        """Write something that means nothing, durably, and read it. Raises `StoreUnavailable`."""
+
 
 class PathChanged(Exception):
     """A turn that was to be left off the path belongs to it again (raised inside `Store.begin`)."""

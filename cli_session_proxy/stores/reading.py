@@ -26,7 +26,20 @@ from . import rows
 from .base import Arrival, Standing, TurnOutline, TurnPage
 from .images import chunks
 from .prepared import Prepared
-from .tables import COMING, agents, frames, idempotency_keys, image_refs, images, links, records, sessions, turns
+from .tables import (
+    COMING,
+    PROBE,
+    agents,
+    frames,
+    idempotency_keys,
+    image_refs,
+    images,
+    links,
+    meta,
+    records,
+    sessions,
+    turns,
+)
 
 # What a page of a stream holds in memory: an input may carry images of many MB.
 PAGE = 100
@@ -64,6 +77,11 @@ _SESSION_AT = Prepared(
 
 class TooLarge(Exception):
     """What was to be read is more than the event loop should be kept for (raised with a `limit`, in bytes)."""
+
+
+def probed(conn: Connection) -> str | None:
+    value: str | None = conn.scalar(select(meta.c.value).where(meta.c.name == PROBE))
+    return value
 
 
 # --- agents ---

@@ -99,6 +99,12 @@ class SqlStore(Store):
     async def close(self) -> None:
         await self._db.close()
 
+    async def probe(self) -> None:
+        said = uuid.uuid4().hex
+        await self._db.write(lambda conn: writing.probe(conn, said))
+        if await self._db.read(reading.probed) is None:
+            raise StoreUnavailable(f"the store {self._db.path} does not keep what it is given: see `doctor`")
+
     # agents
 
     async def agent(self, owner: str, agent_id: str) -> Agent | None:

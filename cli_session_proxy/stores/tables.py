@@ -35,6 +35,9 @@ meta = Table(
     Column("value", Text, nullable=False),
 )
 
+# The row of `meta` by which the store shows that it works.
+PROBE = "probe"
+
 # Until all of it is there, an imported chain belongs to an agent of this owner, which no reader is shown.
 COMING = "~importing"
 

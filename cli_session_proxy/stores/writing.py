@@ -14,7 +14,7 @@ from . import conversing, images, leases, reading, rows
 from .base import Begun, Commit, ImportedTurn, KeyTaken, Lease, NewTurn, PathChanged
 from .images import Cutter
 from .prepared import Prepared
-from .tables import agents, frames, idempotency_keys, links, records, sessions, turns
+from .tables import PROBE, agents, frames, idempotency_keys, links, meta, records, sessions, turns
 
 _INSERT_TURN = Prepared(turns.insert())
 _INSERT_RECORD = Prepared(records.insert())
@@ -50,6 +50,12 @@ _CHILD = Prepared(
 )
 # The rules by which a client says itself what it continues (see `continuity`).
 _NAMED_PATH = ("id", "history")
+
+
+def probe(conn: Connection, said: str) -> None:
+    """A page of the file is written, whatever it held."""
+    if not conn.execute(meta.update().where(meta.c.name == PROBE).values(value=said)).rowcount:
+        conn.execute(meta.insert(), {"name": PROBE, "value": said})
 
 
 def ensure_agent(conn: Connection, owner: str, agent_id: str, dir: str, *, named: bool, now: float) -> Agent:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.http import repair_lines, server
 from cli_session_proxy.http.repair_lines import RepairLines
 from cli_session_proxy.http.served import served_at
+from cli_session_proxy.http.watchdog import Watchdog
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
 
@@ -162,7 +163,18 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Draining]:
     return made
 
 
-async def test_a_repair_that_a_stopping_proxy_makes_is_told(engines: list[Draining], tmp_path: Path) -> None:
+@pytest.fixture
+def watchdog() -> Iterator[Watchdog]:
+    """One that ends nothing: this process goes on."""
+    made = Watchdog(leave=lambda _code: None)
+    made.start()
+    yield made
+    made.stop()
+
+
+async def test_a_repair_that_a_stopping_proxy_makes_is_told(
+    engines: list[Draining], watchdog: Watchdog, tmp_path: Path
+) -> None:
     said: list[str] = []
 
     def say(line: str) -> None:
@@ -175,19 +187,21 @@ async def test_a_repair_that_a_stopping_proxy_makes_is_told(engines: list[Draini
     loop = asyncio.get_running_loop()
     tmp_path.joinpath("var").mkdir()
     await asyncio.wait_for(
-        server.serve(Settings(port=0, var=tmp_path / "var", claude_bin=tmp_path / "none"), say), SOON
+        server.serve(Settings(port=0, var=tmp_path / "var", claude_bin=tmp_path / "none"), say, watchdog), SOON
     )
     assert [line.partition(" ")[0] for line in said[:4]] == ["listening", "page:", "try:", "claude:"]
     assert said[4].startswith("no key: ")
     assert said[5].endswith(f"turn_2: {SAID}")
 
 
-async def test_without_a_terminal_the_proxy_serves_all_the_same(engines: list[Draining], tmp_path: Path) -> None:
+async def test_without_a_terminal_the_proxy_serves_all_the_same(
+    engines: list[Draining], watchdog: Watchdog, tmp_path: Path
+) -> None:
     def say(_line: str) -> None:
         raise BrokenPipeError
 
     tmp_path.joinpath("var").mkdir()
-    serving = asyncio.create_task(server.serve(Settings(port=0, var=tmp_path / "var"), say))
+    serving = asyncio.create_task(server.serve(Settings(port=0, var=tmp_path / "var"), say, watchdog))
     async with asyncio.timeout(SOON):
         while (where := served_at(tmp_path / "var")) is None:  # noqa: ASYNC110 - a file tells nobody
             await asyncio.sleep(0.01)

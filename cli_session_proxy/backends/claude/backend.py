@@ -107,6 +107,9 @@ class ClaudeBackend:
     async def close(self) -> None:
         await self.pool.close()
 
+    def kill(self) -> None:
+        self.pool.kill()
+
     def counts(self) -> Counts:
         return self.pool.counts()
 

@@ -107,3 +107,12 @@ async def deleting_an_agent_leaves_the_others_whole(factory: StoreFactory) -> No
         assert await turn_of(store, "t4") == stays
         assert await store.session("s2") is not None
         await store.delete_agent(gone.key)
+
+
+async def a_probe_is_made_by_anybody_at_any_time_and_shows_up_nowhere(factory: StoreFactory) -> None:
+    async with opened(factory) as one, opened(factory) as two:
+        await asyncio.gather(*(store.probe() for store in (one, two) for _ in range(3)))
+        assert await gathered(one.summaries()) == []
+        agent = await an_agent(one)
+        await two.probe()
+        assert [row.agent for row in await gathered(two.summaries())] == [agent]

@@ -134,6 +134,11 @@ class Pool:
         async with self._session(session_id):
             await self._discard(session_id)
 
+    def kill(self) -> None:
+        """End every process at once. Nothing is waited for; any thread may ask for it, when all else has failed."""
+        for process in self._places.all():
+            process.kill()
+
     async def close(self) -> None:
         """End every process, at once and waited for. Nothing can be checked out afterwards."""
         await self._places.close_all()

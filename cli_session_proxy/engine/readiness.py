@@ -1,0 +1,64 @@
+"""Can a turn be accepted now? Asked of the store itself, which has to write and to read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal, Protocol
+
+import structlog
+
+from ..errors import ProxyError
+from ..stores.base import Store
+from .executor import Own
+
+log = structlog.get_logger(__name__)
+
+State = Literal["ready", "draining", "store_unavailable"]
+
+# Seconds in which the store has to answer; it takes a few milliseconds, and whoever asks has a limit of its own.
+PATIENCE = 2.0
+# Seconds that an answer holds: whoever may ask may ask often, and each time waits for the disk.
+KEPT = 1.0
+
+
+class Opened(Protocol):
+    @property
+    def ready(self) -> bool:
+        """New turns are accepted."""
+
+
+class Readiness:
+    """One probe at a time, for everybody who asks. One per engine."""
+
+    def __init__(self, engine: Opened, store: Store, own: Own) -> None:
+        self._engine = engine
+        self._store = store
+        self._own = own
+        self._probe: asyncio.Task[None] | None = None
+        self._until = 0.0  # the loop's time
+        self._last: State = "ready"
+
+    async def state(self) -> State:
+        """Takes no longer than `PATIENCE`."""
+        if not self._engine.ready:
+            return "draining"
+        clock = asyncio.get_running_loop().time
+        if clock() >= self._until:
+            state = await self._asked()
+            if state != self._last:
+                log.warning("readiness_changed", state=state, before=self._last)
+            self._last, self._until = state, clock() + KEPT
+        return self._last
+
+    async def _asked(self) -> State:
+        if self._probe is None or self._probe.done():
+            self._probe = self._own(self._store.probe())
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.shield(self._probe)
+        except TimeoutError:
+            return "store_unavailable"
+        except ProxyError as exc:
+            log.warning("store_probe_failed", error=exc.message)
+            return "store_unavailable"
+        return "ready"

@@ -1,0 +1,165 @@
+"""A thread beside the event loop. It sees what holds the loop up, and it ends the service when nothing else does.
+
+The loop beats ten times a second. When a beat is late, the thread notes what the loop's thread is just doing; the loop
+itself says afterwards how long that took, with the note, and counts it. While one call into C holds the interpreter
+(a large `json.loads`, a regular expression), the thread cannot look either: then only the time is known.
+
+The end: SIGTERM has its deadline from the moment it arrives, also when the loop is held up just then. What is left at
+the deadline is not waited for: threads that hang, connections, a disk that does not answer. One second later Python's
+own watchdog (`faulthandler`) ends the process, which needs no interpreter for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from .. import logs
+
+log = logs.get(__name__)
+
+# Seconds between two beats, and between two looks at them.
+BEAT = 0.1
+LOOK = 0.1
+# Seconds that a beat may be late: what is held up longer, a person notices.
+HELD = 0.25
+# A loop that is held up again and again is logged so often, in seconds; counted is every time.
+LOG_EVERY = 10.0
+# Frames that tell where the loop is, the innermost first.
+FRAMES = 12
+# Of the time that was lost, our process used less of the processor: it was paused, or others had the machine.
+PAUSED = 0.1
+# Seconds that the last words may take: what hangs may hold the lock of the log.
+LAST_WORDS = 0.5
+# How much later Python's own watchdog ends the process.
+AFTER = 1.0
+
+Held = Callable[[float], None]
+
+
+class Watchdog:
+    """One for each process. `leave` ends the process with this exit code; `last` is what must be done before."""
+
+    def __init__(self, leave: Callable[[int], object] = os._exit) -> None:
+        self.last: Callable[[], None] = lambda: None
+        self._leave = leave
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self._beat: float | None = None  # when the loop was last seen; None: there is none to watch
+        self._used = 0.0  # processor time of the process by then
+        self._timer: asyncio.TimerHandle
+        self._loop_thread = 0
+        self._note = ""  # what the loop's thread was seen to do since its last beat
+        self._deadline: float | None = None
+        self._logged = 0.0
+        self._unlogged = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """For a process that goes on. `serve` lets it run to the end."""
+        self._stopped.set()
+        self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
+
+    # --- on the event loop
+
+    @contextlib.contextmanager
+    def watching(self, held: Held) -> Iterator[None]:
+        """Watch the running loop. `held` is told how many seconds it was held up, each time."""
+        loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._beats(loop, held)
+        try:
+            yield
+        finally:
+            self._timer.cancel()
+            self._beat = None
+
+    def _beats(self, loop: asyncio.AbstractEventLoop, held: Held) -> None:
+        now, used = time.monotonic(), time.process_time()
+        if self._beat is not None and (late := now - self._beat - BEAT) > HELD:
+            held(late)
+            self._tell(now, late, used - self._used)
+        self._beat, self._used, self._note = now, used, ""
+        self._timer = loop.call_later(BEAT, self._beats, loop, held)
+
+    def _tell(self, now: float, late: float, used: float) -> None:
+        if now - self._logged < LOG_EVERY:
+            self._unlogged += 1
+            return
+        by = self._note
+        if not by:
+            paused = used < late * PAUSED
+            by = "the process was paused, or had no processor" if paused else "a call into C held the interpreter"
+        log.warning("event_loop_held", seconds=round(late, 3), by=by, more_since=self._unlogged)
+        self._logged, self._unlogged = now, 0
+
+    # --- on its own thread
+
+    def _run(self) -> None:
+        while not self._stopped.wait(LOOK):
+            now = time.monotonic()
+            beat = self._beat
+            if beat is not None and now - beat > BEAT + HELD and not self._note:
+                self._note = where(sys._current_frames().get(self._loop_thread))
+            if self._deadline is not None and now >= self._deadline:
+                words = threading.Thread(target=self._last_words, daemon=True)
+                words.start()
+                words.join(LAST_WORDS)
+                self._leave(1)
+                return
+
+    def _last_words(self) -> None:
+        self.last()
+        frames = sys._current_frames()
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        own = threading.get_ident(), self._thread.ident
+        left = {names.get(ident, str(ident)): where(frame) for ident, frame in frames.items() if ident not in own}
+        log.error("stop_forced", threads=left)
+
+    # --- the end
+
+    def end_within(self, seconds: float) -> None:
+        """The process ends in this time, whatever still runs. Safe in a signal handler; the first call counts."""
+        if self._deadline is None:
+            with contextlib.suppress(AttributeError, OSError, ValueError, RuntimeError):  # no stderr to write to
+                faulthandler.dump_traceback_later(seconds + AFTER, exit=True)
+            self._deadline = time.monotonic() + seconds
+
+
+@contextlib.contextmanager
+def on_signals(do: Callable[[], None], at_once: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT: `at_once` between any two steps of Python's, `do` when the event loop's turn has come."""
+    loop = asyncio.get_running_loop()
+
+    def arrived(_number: int, _frame: FrameType | None) -> None:
+        at_once()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, do)
+        signal.signal(number, arrived)  # in place of the loop's own, which does nothing: it is woken all the same
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def where(frame: FrameType | None) -> str:
+    """The innermost frames, as `file:line function`; nothing of what they hold."""
+    found: list[str] = []
+    while frame is not None and len(found) < FRAMES:
+        code = frame.f_code
+        found.append(f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno} {code.co_name}")
+        frame = frame.f_back
+    return " < ".join(found)
