@@ -11,7 +11,12 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve test bench bench-quick check continuity demo tools chromium bubblewrap clean
+# Which chaos: minutes of each of the four kinds, and the seed of their first history (none: a random one).
+MINUTES ?= 15
+SEED ?=
+CHAOS := $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+.PHONY: serve test bench bench-quick check continuity chaos demo tools chromium bubblewrap clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
 	@$(BIN)/cli-session-proxy serve
@@ -24,6 +29,10 @@ test: check tools  ## all that CI runs
 
 continuity: $(VENV)/.test tools  ## every breakage on both CLIs and on the bare one; writes docs/continuity.md
 	$(BIN)/python -m pytest tests/continuity -m 'full or not full' --table docs/continuity.md
+
+chaos: $(VENV)/.test tools  ## random histories of breakages, one proxy and three, with and without tools; an hour in all
+	@$(CHAOS) --proxies 1; one=$$?; $(CHAOS) --proxies 1 --tools; two=$$?; \
+	$(CHAOS) --proxies 3; three=$$?; $(CHAOS) --proxies 3 --tools --wrapper; exit $$((one + two + three + $$?))
 
 bench: $(VENV)/.bench $(CCPROXY)/.installed  ## the proxy beside the bare CLI and ccproxy, a quarter of an hour; writes docs/bench.md
 	$(BIN)/python -m bench --json var/bench.json --docs docs

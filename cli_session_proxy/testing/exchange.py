@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Self
 
 from .script import Behaviour, Block, Cut, ErrorEvent, Gate, Slow, Stall
@@ -135,6 +135,11 @@ def _events(message: Block) -> Iterator[Block]:
     ending = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
     yield {"type": "message_delta", "delta": ending, "usage": usage}
     yield {"type": "message_stop"}
+
+
+def deltas(blocks: Iterable[Block]) -> int:
+    """After so many deltas a stream has said all of these blocks, and only its end is missing."""
+    return sum(len(_block_deltas(block)[1]) for block in blocks)
 
 
 def _block_deltas(block: Block) -> tuple[Block, list[Block]]:

@@ -115,13 +115,17 @@ def _without_markers(data: Any) -> Any:
     return [_without_markers(item) for item in data] if isinstance(data, list) else data
 
 
+def spoken(text: str) -> str | None:
+    """A text without the reminders that the CLI puts in front of it; None where nothing else is in it."""
+    if not text.lstrip().startswith("<system-reminder>"):
+        return text
+    return _REMINDER.sub("", text).strip() or None
+
+
 def _told(block: JSON) -> str | None:
     kind = block.get("type")
     if kind == "text":
-        text: str = block["text"]
-        if not text.lstrip().startswith("<system-reminder>"):
-            return text
-        return _REMINDER.sub("", text).strip() or None
+        return spoken(block["text"])
     if kind == "tool_result":
         return TOOL_RESULT + " ".join(part.get("text", "[image]") for part in parts(block.get("content")))
     if kind == "tool_use":

@@ -42,12 +42,21 @@ STOP_TIMEOUT = 5.0  # seconds for the server to close; every wait inside a respo
 class Upstream:
     """The server. `requests` are the calls of the model in order of arrival, `others` everything else.
 
-    `answer` is the model: (role, text) pairs to a text. At most `keep` requests are kept, the newest.
+    `answer` is the model: (role, text) pairs to a text. `behave` chooses the behaviour of every request that no rule
+    and nothing queued is for. At most `keep` requests are kept, the newest.
     """
 
-    def __init__(self, *, port: int = 0, answer: Answer = scripted_answer, keep: int = 5000) -> None:
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        answer: Answer = scripted_answer,
+        behave: Callable[[Seen], Behaviour] | None = None,
+        keep: int = 5000,
+    ) -> None:
         self.port = port
         self.answer = answer
+        self._behave = behave
         self._seen: deque[Seen] = deque(maxlen=keep)
         self._others: deque[Seen] = deque(maxlen=keep)
         self._rules: list[Rule] = []
@@ -178,7 +187,7 @@ class Upstream:
             seen.outcome = "failed"
 
     async def _model(self, seen: Seen, exchange: Exchange) -> None:
-        behaviour = self._behaviour(seen.prompt)
+        behaviour = self._behaviour(seen)
         if isinstance(behaviour, Fail):
             seen.outcome = "failed"
             await exchange.json(behaviour.status, behaviour.error, dict(behaviour.headers))
@@ -198,11 +207,13 @@ class Upstream:
             await exchange.json(200, message)
             seen.outcome = "answered"
 
-    def _behaviour(self, prompt: str) -> Behaviour:
+    def _behaviour(self, seen: Seen) -> Behaviour:
         for rule in self._rules:
-            if rule.matches(prompt):
+            if rule.matches(seen.prompt):
                 return rule.use()
-        return self._queue.popleft() if self._queue else Reply()
+        if self._queue:
+            return self._queue.popleft()
+        return Reply() if self._behave is None else self._behave(seen)
 
     def _message(self, seen: Seen, reply: Reply) -> Block:
         blocks = reply.blocks(seen.texts(), self.answer)

@@ -1,0 +1,124 @@
+"""Chaos by hand.
+
+    python -m tests.chaos --minutes 30 --proxies 3 --tools     histories of new seeds until the time is over
+    python -m tests.chaos --seed 7 --proxies 3 --tools         one history
+    python -m tests.chaos --seed 7 --proxies 3 --steps 0-4,9   a part of it
+    python -m tests.chaos --seed 7 --proxies 3 --shrink        the fewest steps that still show its first fault
+
+Exit code 1: a promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from typing import get_args
+
+from ..conftest import ROOT
+from .checker import Kind
+from .history import History, Shape, made
+from .runner import Report, run
+from .shrinking import shrunk
+
+LENGTH = 40
+
+
+def binary(cli: str) -> Path:
+    """The CLI that the project's set-up installed; never one from PATH."""
+    if cli == "1":
+        return ROOT / ".tools" / "claude-1.0.120" / "node_modules" / ".bin" / "claude"
+    spec = find_spec("claude_agent_sdk")
+    if spec is None or spec.origin is None:
+        sys.exit("needs the real CLI: pip install '.[claude]'")
+    return Path(spec.origin).parent / "_bundled" / "claude"
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seed", type=int, help="the first history's (default: a random one)")
+    parser.add_argument("--minutes", type=float, default=0.0, help="go on with the next seeds for so long")
+    parser.add_argument("--proxies", type=int, default=1)
+    parser.add_argument("--tools", action="store_true", help="agents with tools of their clients")
+    parser.add_argument("--cli", choices=("2", "1"), default="2", help="2: 2.1.x, 1: 1.0.120")
+    parser.add_argument("--wrapper", action="store_true", help="a CLI behind a script that does not exec it")
+    parser.add_argument("--length", type=int, default=LENGTH, help=f"steps of a history (default {LENGTH})")
+    parser.add_argument("--no-pauses", action="store_true")
+    parser.add_argument("--steps", help="only these, such as 0-4,9")
+    parser.add_argument("--shrink", action="store_true", help="the fewest steps that still show a fault")
+    parser.add_argument("--kind", choices=get_args(Kind), action="append", default=[], help="shrink for this kind only")
+    parser.add_argument("--logs", type=Path, help="write the proxies' logs of failing histories into this folder")
+    return parser.parse_args()
+
+
+def chosen(text: str) -> list[int]:
+    out: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        out += range(int(first), int(last or first) + 1)
+    return out
+
+
+async def once(history: History, logs: Path | None = None) -> Report:
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        report = await run(history, binary(history.shape.cli), Path(folder) / "run")
+    if logs is not None and report.faults:
+        await asyncio.to_thread(written, report, logs)
+    return report
+
+
+def written(report: Report, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    seed = report.history.seed
+    for name, lines in report.logs.items():
+        (folder / f"{seed}-{name}.log").write_text("\n".join(lines))
+    (folder / f"{seed}.txt").write_text("\n".join(report.lines()))
+
+
+async def main() -> int:
+    args = parsed()
+    shape = Shape(args.proxies, args.tools, args.cli, args.wrapper, args.length, not args.no_pauses)
+    seed = random.randrange(1_000_000) if args.seed is None else args.seed
+    history = made(seed, shape)
+    if args.steps is not None:
+        history = history.only(chosen(args.steps))
+    if args.shrink:
+        report = await shrunk(history, once, print, frozenset(args.kind))
+        print("\n".join(report.lines()))
+        return 1
+    return await many(history, shape, args.minutes * 60, args.logs)
+
+
+async def many(history: History, shape: Shape, seconds: float, logs: Path | None) -> int:
+    until = time.monotonic() + seconds
+    total: Counter[str] = Counter()
+    shares: list[float] = []
+    failing: dict[int, list[str]] = {}
+    while True:
+        report = await once(history, logs)
+        total += report.counts
+        total["histories"] += 1
+        shares += [one.share for one in report.kept]
+        total["kept below 0.99"] += len(report.low)
+        if report.faults:
+            failing[history.seed] = [str(fault) for fault in report.faults]
+        if report.faults or not seconds:
+            print("\n".join(report.lines()), flush=True)
+        if time.monotonic() >= until:
+            break
+        history = made(history.seed + 1, shape)
+    print(f"{shape}: {dict(total)}, prefix kept in the median {statistics.median(shares or [1.0]):.3f}")
+    for seed, faults in failing.items():
+        print(f"seed {seed}: {len(faults)} faults, the first: {faults[0]}")
+    return 1 if failing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

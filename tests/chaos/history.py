@@ -1,0 +1,410 @@
+"""A history: who talks, and what happens, step by step. Made from a seed before anything runs, so that it can be
+printed, run again and shrunk.
+
+Steps run in order. One that names a turn or a proxy that is not there does nothing, so that any part of a history is
+a history. Times in a step are part of what happens (a pause, a kill some milliseconds after a request), never a way to
+wait for something.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from .client import Again, Naming, Speaker, Wire
+from .model import FaultKind, Hold
+
+Cli = Literal["2", "1"]
+Damage = Literal["delete", "empty", "truncate", "cut last line", "flip", "swap"]
+DAMAGES: tuple[Damage, ...] = ("delete", "empty", "truncate", "cut last line", "flip", "swap")
+FAULTS: tuple[FaultKind, ...] = ("500", "529", "429", "cut", "event", "stall", "broken")
+HOLDS: tuple[Hold, ...] = ("start", "words", "end")
+
+# Longer than a lease: another proxy takes the paused one's agents over.
+LONG_PAUSE = 20.0
+SHORT_PAUSE = 1.5
+# Characters of a long answer: more than the kernel holds for a slow reader.
+LONG_ANSWER = 3_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What kind of history. `wrapper`: the CLI is behind a script that does not `exec` it."""
+
+    proxies: int = 1
+    tools: bool = False
+    cli: Cli = "2"
+    wrapper: bool = False
+    length: int = 20
+    pauses: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Agent `agent` says something new at a proxy.
+
+    The step ends with the attempt, or when the upstream holds the answer; with `wait` off it ends at once.
+    `leave_after`: the client leaves so many seconds after it sent the request.
+    """
+
+    turn: int
+    agent: int
+    proxy: int
+    keyed: bool = False
+    calls: int = 0
+    fault: FaultKind | None = None
+    hold: Hold | None = None
+    wait: bool = True
+    back: int = 0
+    slow: bool = False
+    size: int = 240
+    leave_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """The request of a turn once more. `how`: under its key, as an SDK's retry, or as it is."""
+
+    turn: int
+    proxy: int
+    how: Again = "key"
+    wait: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The client of a turn disconnects."""
+
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The upstream goes on with a turn that it holds."""
+
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Wait for every attempt of a turn, or of all."""
+
+    turn: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """kill -9 of a proxy. `after`: seconds since the step before."""
+
+    proxy: int
+    after: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """SIGTERM of a proxy; the step ends when it has begun to stop."""
+
+    proxy: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A proxy that ended starts again."""
+
+    proxy: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """SIGSTOP of a proxy."""
+
+    proxy: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """SIGCONT, when it was paused for `seconds`."""
+
+    proxy: int
+    seconds: float = LONG_PAUSE
+
+
+@dataclass(frozen=True, slots=True)
+class KillCli:
+    """kill -9 of every CLI of a proxy."""
+
+    proxy: int
+    after: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spoil:
+    """Damage to the newest transcript of an agent. `swap` exchanges it with the one of `other`."""
+
+    agent: int
+    damage: Damage
+    other: int = 0
+
+
+Step = Say | Repeat | Leave | Open | Join | Kill | Terminate | Start | Pause | Wake | KillCli | Spoil
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    seed: int
+    shape: Shape
+    speakers: tuple[Speaker, ...]
+    steps: tuple[Step, ...]
+
+    def only(self, steps: Sequence[int]) -> History:
+        return replace(self, steps=tuple(self.steps[at] for at in steps))
+
+    def lines(self) -> Iterator[str]:
+        for at, speaker in enumerate(self.speakers):
+            how = ", streamed" if speaker.stream else ""
+            yield f"agent {at} = {speaker.name}: {speaker.wire}, by {speaker.naming}{how}{', tools' * speaker.tools}"
+        for at, step in enumerate(self.steps):
+            yield f"{at:3} {told(step)}"
+
+
+def told(step: Step) -> str:
+    """A step in one line: what differs from its defaults."""
+    said = [
+        f"{field.name}={getattr(step, field.name)!r}"
+        for field in fields(step)
+        if getattr(step, field.name) != field.default
+    ]
+    return f"{type(step).__name__}({', '.join(said)})"
+
+
+# --- made at random -----------------------------------------------------------------------------------------
+
+NAMES = ("ada", "Bo b/ß", "cy", "dee", "eve")
+
+
+def made(seed: int, shape: Shape) -> History:
+    """The history of this seed: the same for the same shape, for ever."""
+    return _Maker(seed, shape).history()
+
+
+class _Maker:
+    """Chooses scenes of a few steps each until there are enough, some of them entangled with another agent's."""
+
+    def __init__(self, seed: int, shape: Shape) -> None:
+        self._seed = seed
+        self._shape = shape
+        self._dice = random.Random(f"{seed} {shape}")
+        self._turns = 0
+        self._up = set(range(shape.proxies))
+        self._speakers = tuple(self._speaker(name) for name in NAMES[: self._dice.randint(2, 3)])
+
+    def history(self) -> History:
+        steps: list[Step] = [self._say(agent) for agent in range(len(self._speakers))]
+        while len(steps) < self._shape.length:
+            scene = self._scene()(self._agent())
+            if self._dice.random() < 0.3:
+                scene = self._entangled(scene, self._calm(self._agent()))
+            steps += scene
+            if self._dice.random() < 0.5:
+                steps += self._calm(self._agent())
+        return History(self._seed, self._shape, self._speakers, tuple(steps))
+
+    def _speaker(self, name: str) -> Speaker:
+        dice = self._dice
+        naming: Naming = dice.choice(("name", "name", "name", "history", "both", "ids"))
+        wires: tuple[Wire, ...] = ("responses",) if naming == "ids" else ("chat", "messages")
+        if naming == "name":
+            wires = ("chat", "responses", "messages")
+        return Speaker(name, naming, dice.choice(wires), dice.random() < 0.7, self._shape.tools and dice.random() < 0.8)
+
+    def _scene(self) -> Callable[[int], list[Step]]:
+        scenes = [
+            (self._calm, 3), (self._several_at_once, 2), (self._killed_in_mid_answer, 4), (self._killed_at_random, 4),
+            (self._left_and_came_again, 4), (self._cli_killed, 2), (self._spoilt, 4), (self._upstream_fails, 3),
+            (self._stopped, 1), (self._branched, 1), (self._slow_reader, 1), (self._replayed, 1),
+        ]  # fmt: skip
+        if self._shape.pauses:
+            scenes.append((self._paused, 2))
+        if self._shape.tools:
+            scenes += [(self._tool_loop, 4), (self._killed_at_calls, 5)]
+        return self._dice.choices([scene for scene, _ in scenes], [weight for _, weight in scenes])[0]
+
+    # --- the parts
+
+    def _agent(self) -> int:
+        return self._dice.randrange(len(self._speakers))
+
+    def _proxy(self, other_than: int | None = None) -> int:
+        up = sorted(self._up - {other_than}) or sorted(self._up) or [0]
+        return self._dice.choice(up)
+
+    def _say(self, agent: int, **more: object) -> Say:
+        self._turns += 1
+        calls = 0
+        if self._speakers[agent].tools and "calls" not in more and self._dice.random() < 0.3:
+            calls = self._dice.randint(1, 3)
+        given: dict[str, object] = {"proxy": self._proxy(), "keyed": self._dice.random() < 0.5, "calls": calls}
+        return Say(self._turns, agent, **(given | more))  # type: ignore[arg-type]
+
+    def _repeat(self, say: Say, *, other_than: int | None = None, wait: bool = True) -> Repeat:
+        how: Again = "key" if say.keyed else self._dice.choice(("count", "count", "plain"))
+        return Repeat(say.turn, self._proxy(other_than), how, wait)
+
+    def _down(self, proxy: int) -> None:
+        self._up.discard(proxy)
+
+    def _back(self, proxy: int) -> list[Step]:
+        self._up.add(proxy)
+        return [Start(proxy)]
+
+    def _entangled(self, one: list[Step], other: list[Step]) -> list[Step]:
+        """Both in their own order, mixed; what waits in one must not wait for the other."""
+        out: list[Step] = []
+        left, right = list(one), list(other)
+        while left or right:
+            source = left if not right or (left and self._dice.random() < 0.6) else right
+            out.append(source.pop(0))
+        return out
+
+    # --- scenes
+
+    def _calm(self, agent: int) -> list[Step]:
+        return [self._say(agent) for _ in range(self._dice.randint(1, 2))]
+
+    def _several_at_once(self, agent: int) -> list[Step]:
+        said: list[Step] = [self._say(agent, wait=False, calls=0) for _ in range(self._dice.randint(2, 4))]
+        return [*said, Join()]
+
+    def _killed_in_mid_answer(self, agent: int) -> list[Step]:
+        """The proxy dies while the upstream holds the answer; the client comes again, goes on, or both."""
+        say = self._say(agent, hold=self._dice.choice(HOLDS), wait=True)
+        steps: list[Step] = [say]
+        if self._dice.random() < 0.3:
+            steps.append(self._say(agent, wait=False, calls=0, proxy=self._proxy()))
+        steps.append(Kill(say.proxy))
+        self._down(say.proxy)
+        if not self._up or self._dice.random() < 0.5:
+            steps += self._back(say.proxy)
+        if self._dice.random() < 0.3:
+            steps.append(Open(say.turn))
+        if self._dice.random() < 0.7:
+            steps.append(self._repeat(say, wait=False))
+        steps += [Open(say.turn), Join(say.turn)]
+        if say.proxy not in self._up:
+            steps += [*self._calm(agent), *self._back(say.proxy)]
+        return steps
+
+    def _killed_at_random(self, agent: int) -> list[Step]:
+        say = self._say(agent, wait=False)
+        steps: list[Step] = [say, Kill(say.proxy, after=round(self._dice.uniform(0, 0.4), 3))]
+        self._down(say.proxy)
+        steps += self._back(say.proxy) if not self._up or self._dice.random() < 0.5 else []
+        steps += [self._repeat(say)] if self._dice.random() < 0.7 else []
+        steps += self._calm(agent)
+        return steps + (self._back(say.proxy) if say.proxy not in self._up else [])
+
+    def _left_and_came_again(self, agent: int) -> list[Step]:
+        say = self._say(agent, hold=self._dice.choice(HOLDS))
+        steps: list[Step] = [say, Leave(say.turn)]
+        waiting = self._dice.random()
+        if waiting < 0.4:
+            steps.append(self._say(agent, wait=False, calls=0))
+        steps.append(self._repeat(say, other_than=say.proxy if self._dice.random() < 0.6 else None, wait=False))
+        if waiting > 0.8:
+            steps.append(self._say(agent, wait=False, calls=0))
+        return [*steps, Open(say.turn), Join(), self._say(agent)]
+
+    def _cli_killed(self, agent: int) -> list[Step]:
+        if self._dice.random() < 0.3:
+            return [KillCli(self._proxy()), self._say(agent)]
+        say = self._say(agent, hold=self._dice.choice(HOLDS))
+        steps: list[Step] = [say, KillCli(say.proxy), Open(say.turn), Join(say.turn)]
+        return [*steps, self._repeat(say), self._say(agent)]
+
+    def _spoilt(self, agent: int) -> list[Step]:
+        spoil = Spoil(agent, self._dice.choice(DAMAGES), self._agent())
+        chosen = self._dice.random()
+        if chosen < 0.4:
+            return [spoil, self._say(agent)]
+        if chosen < 0.6:
+            return [KillCli(self._proxy()), spoil, self._say(agent)]
+        say = self._say(agent, hold=self._dice.choice(HOLDS), wait=self._dice.random() < 0.6)
+        return [say, spoil, Open(say.turn), Join(say.turn), self._say(agent)]
+
+    def _upstream_fails(self, agent: int) -> list[Step]:
+        say = self._say(agent, fault=self._dice.choice(FAULTS))
+        return [say, *([self._repeat(say)] if self._dice.random() < 0.5 else []), self._say(agent)]
+
+    def _stopped(self, agent: int) -> list[Step]:
+        say = self._say(agent, wait=self._dice.random() < 0.5, hold=self._dice.choice((None, *HOLDS)))
+        steps: list[Step] = [say, Terminate(say.proxy)]
+        self._down(say.proxy)
+        steps += self._back(say.proxy) if not self._up else []
+        return [*steps, self._repeat(say, wait=False), Open(say.turn), Join(), *self._back(say.proxy), self._say(agent)]
+
+    def _branched(self, agent: int) -> list[Step]:
+        """Back to an older turn, where the client names what it continues; else it is one more turn."""
+        return [self._say(agent), self._say(agent), self._say(agent, back=self._dice.randint(1, 2)), self._say(agent)]
+
+    def _slow_reader(self, agent: int) -> list[Step]:
+        """A client that takes a long answer slowly; another turn builds on it; it leaves and comes again."""
+        say = self._say(agent, slow=True, size=LONG_ANSWER, keyed=True, calls=0)
+        return [say, self._say(agent, wait=False, calls=0), Leave(say.turn), Repeat(say.turn, self._proxy()), Join(),
+                self._say(agent)]  # fmt: skip
+
+    def _replayed(self, agent: int) -> list[Step]:
+        say = self._say(agent, keyed=True)
+        return [say, Repeat(say.turn, self._proxy()), self._say(agent), Repeat(say.turn, self._proxy())]
+
+    def _paused(self, agent: int) -> list[Step]:
+        say = self._say(agent, hold=self._dice.choice((None, *HOLDS)), wait=self._dice.random() < 0.7)
+        paused = say.proxy
+        steps: list[Step] = [say, Pause(paused)]
+        seconds = LONG_PAUSE if len(self._up) > 1 and self._dice.random() < 0.7 else SHORT_PAUSE
+        self._down(paused)
+        if self._up:
+            if self._dice.random() < 0.5:
+                steps += [Leave(say.turn), self._repeat(say, wait=False)]
+            steps += [self._say(agent, wait=False, calls=0), *self._calm(self._agent())]
+        if self._dice.random() < 0.5:
+            steps.append(Open(say.turn))
+        self._up.add(paused)
+        return [*steps, Wake(paused, seconds), Open(say.turn), Join(), self._say(agent, proxy=paused), self._say(agent)]
+
+    def _tool_loop(self, agent: int) -> list[Step]:
+        steps: list[Step] = []
+        for _ in range(self._dice.randint(1, 3)):
+            steps.append(self._say(agent, calls=self._dice.randint(1, 3)))
+            if self._dice.random() < 0.3:
+                steps.append(KillCli(self._proxy()))
+        return [*steps, self._say(agent, calls=0), self._say(agent, calls=0)]
+
+    def _killed_at_calls(self, agent: int) -> list[Step]:
+        """The proxy dies as calls are made, while they wait, while their results run, or after those."""
+        calls = self._dice.randint(1, 3)
+        say = self._say(agent, calls=calls, **({"hold": "end"} if self._dice.random() < 0.2 else {}))
+        where = self._dice.choice(("as made", "waiting", "results", "after"))
+        other = self._proxy(other_than=say.proxy)
+        kill: list[Step] = [Kill(say.proxy, after=round(self._dice.uniform(0, 0.15), 3) if where == "as made" else 0.0)]
+        alone = self._up == {say.proxy}
+        if alone:
+            kill.append(Start(say.proxy))
+        if where == "as made":
+            say = replace(say, wait=say.hold is not None)
+            steps = [say, *kill, Open(say.turn), Join(say.turn), self._repeat(say, other_than=say.proxy)]
+        elif where == "waiting":
+            steps = [say, *kill]
+        else:
+            result = self._say(agent, calls=0, proxy=other, hold=None if where == "after" else "words")
+            steps = [
+                say,
+                result,
+                *kill,
+                Open(result.turn),
+                Join(result.turn),
+                self._repeat(result, other_than=say.proxy),
+            ]
+        steps += [self._say(agent, calls=0, proxy=other), self._say(agent, calls=0, proxy=other)]
+        return steps if alone else [*steps, Start(say.proxy)]

@@ -1,0 +1,114 @@
+"""The scripted model of a history: its words are unique to each request, and it misbehaves where a turn asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cli_session_proxy.domain.client_tools import cli_name
+from cli_session_proxy.testing.exchange import deltas
+from cli_session_proxy.testing.script import Behaviour, Block, Cut, ErrorEvent, Fail, Gate, Reply, Stall
+from cli_session_proxy.testing.seen import Seen
+
+from .journal import Answer, Asked
+from .reading import TOKEN
+
+# The header that each CLI sends: whose proxy's child it is.
+MARK_HEADER = "x-chaos-proxy"
+TOOL = "look_up"
+
+# Where the upstream stops until the history opens it: before the status line, after some words, before the end.
+Hold = Literal["start", "words", "end"]
+# What the upstream does to the first request of a turn; the CLI's own retry gets an ordinary answer. `broken` is a
+# 400 for every request: the turn fails.
+FaultKind = Literal["500", "529", "429", "cut", "event", "stall", "broken"]
+
+_TURN = re.compile(r"#(\d+)#")
+_WORDS = (
+    "lorem", "ipsum", "dolor", "sit", "amet", "consectetur", "adipiscing", "elit", "sed", "do", "eiusmod", "tempor",
+    "incididunt", "ut", "labore", "et", "dolore", "magna", "aliqua",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Plan:
+    """What the model does when it is asked for a turn. `size`: characters of the answer."""
+
+    calls: int = 0
+    fault: FaultKind | None = None
+    hold: Hold | None = None
+    size: int = 240
+    asked: int = 0
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def held(self) -> bool:
+        """The upstream holds its answer now."""
+        return self.reached.is_set() and not self.opened.is_set()
+
+
+def filler(seed: int, size: int) -> str:
+    """Words that differ from answer to answer."""
+    words: list[str] = []
+    length = 0
+    for at in itertools.count(seed):
+        if length >= size:
+            return " ".join(words)
+        words.append(_WORDS[(at * 7 + seed) % len(_WORDS)])
+        length += len(words[-1]) + 1
+    raise AssertionError
+
+
+@dataclass(slots=True)
+class Model:
+    """`behave` is the upstream's: it answers a request, and notes it in the journal."""
+
+    note: Callable[[Asked], None]
+    plans: dict[int, Plan] = field(default_factory=dict)
+    seen: dict[int, Seen] = field(default_factory=dict)
+
+    def behave(self, seen: Seen) -> Behaviour:
+        number = len(self.seen) + 1
+        self.seen[number] = seen
+        found = _TURN.search(seen.prompt)
+        turn = int(found[1]) if found else None
+        plan = self.plans.get(turn, Plan()) if turn is not None else Plan()
+        plan.asked += 1
+        text = f"ok-{number} to #{turn}# {filler(number, plan.size)}"
+        calls = tuple(f"call-{number}-{at}" for at in range(plan.calls))
+        self.note(
+            Asked(time.monotonic(), number, seen.headers.get(MARK_HEADER, ""), seen.messages, Answer(text, calls))
+        )
+        blocks: list[Block] = [{"type": "text", "text": text}]
+        for at, call in enumerate(calls):
+            tool_id = f"toolu_{number:012d}{at:012d}"
+            blocks.append({"type": "tool_use", "id": tool_id, "name": cli_name(TOOL), "input": {TOKEN: call}})
+        return _misbehaving(plan, Reply(blocks, stop_reason="tool_use" if calls else "end_turn"))
+
+
+def _misbehaving(plan: Plan, reply: Reply) -> Behaviour:
+    if plan.fault == "broken":
+        return Fail(400)
+    if plan.asked == 1:
+        match plan.fault:
+            case "500" | "529" | "429":
+                return Fail(int(plan.fault))
+            case "cut":
+                return Cut(after=4, reply=reply)
+            case "event":
+                return ErrorEvent(after=4, reply=reply)
+            case "stall":
+                return Stall(seconds=3.0, after=4, reply=reply)
+            case _:
+                pass
+    if plan.hold is not None and not plan.opened.is_set():
+        assert isinstance(reply.content, list)
+        after = {"start": 0, "words": 4, "end": deltas(reply.content)}[plan.hold]
+        return Gate(after, reply, plan.opened, plan.reached)
+    return reply

@@ -1,0 +1,87 @@
+"""A `messages` array as the exchanges that it tells. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from cli_session_proxy.domain.client_tools import NOT_ANSWERED
+from cli_session_proxy.domain.lineage import TEXT_JOIN
+from cli_session_proxy.testing.seen import parts, spoken
+
+from .journal import JSON, Answer, Asking, Result
+
+# The key of a call's arguments under which the scripted model puts the call's token.
+TOKEN = "token"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What was asked and what was answered to it, None where the next message is the user's again.
+
+    `left_open` are the calls before it that the proxy says the client did not answer.
+    """
+
+    asked: Asking
+    answer: Answer | None
+    left_open: tuple[str, ...] = ()
+
+
+def exchanges(messages: Sequence[JSON]) -> list[Exchange]:
+    """The conversation without what the CLI adds on its own (`system` messages and reminders)."""
+    told: list[Exchange] = []
+    calls: dict[str, str] = {}  # the token of each call by its id
+    spoken_messages = [message for message in messages if message["role"] != "system"]
+    for role, run in groupby(spoken_messages, key=lambda message: str(message["role"])):
+        blocks = [block for message in run for block in parts(message["content"])]
+        if role == "user":
+            told += _asked(blocks, calls)
+            continue
+        for block in blocks:
+            if block["type"] == "tool_use":
+                calls[block["id"]] = str(block["input"].get(TOKEN))
+        if not told or told[-1].answer is not None:
+            told.append(Exchange("", None))
+        last = told.pop()
+        told.append(Exchange(last.asked, _answer(blocks), last.left_open))
+    return told
+
+
+def _asked(blocks: Sequence[JSON], calls: dict[str, str]) -> Iterator[Exchange]:
+    results = tuple(
+        Result(calls.get(block["tool_use_id"], str(block["tool_use_id"])), _text(block.get("content")))
+        for block in blocks
+        if block["type"] == "tool_result"
+    )
+    left_open: tuple[str, ...] = ()
+    if results and all(result.text == NOT_ANSWERED for result in results):
+        left_open = tuple(result.call for result in results)
+    elif results:
+        yield Exchange(results, None)
+    texts = [text for block in blocks if (text := _told(block)) is not None]
+    for text in texts:
+        yield Exchange(text, None, left_open)
+        left_open = ()
+    if left_open:
+        yield Exchange("", None, left_open)
+
+
+def _told(block: JSON) -> str | None:
+    """A prompt; None of a result and of the CLI's own reminders."""
+    if block["type"] == "tool_result":
+        return None
+    if block["type"] != "text":
+        return f"[{block['type']}]"
+    text = spoken(block["text"])
+    return None if text is None else text.strip()
+
+
+def _answer(blocks: Sequence[JSON]) -> Answer:
+    texts = [block["text"].strip() for block in blocks if block["type"] == "text"]
+    calls = [str(block["input"].get(TOKEN)) for block in blocks if block["type"] == "tool_use"]
+    return Answer(TEXT_JOIN.join(filter(None, texts)), tuple(calls))
+
+
+def _text(content: object) -> str:
+    return "".join(part.get("text", "[image]") for part in parts(content))

@@ -1,0 +1,391 @@
+"""Runs a history over the real parts, and reports what the checker finds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import signal
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+
+from cli_session_proxy.testing.upstream import Upstream
+
+from .checker import Fault, judge
+from .client import Attempt, Caller, Client
+from .history import (
+    LONG_PAUSE,
+    History,
+    Join,
+    Kill,
+    KillCli,
+    Leave,
+    Open,
+    Pause,
+    Repeat,
+    Say,
+    Spoil,
+    Start,
+    Step,
+    Terminate,
+    Wake,
+    told,
+)  # fmt: skip
+from .journal import JSON, Died, Entry, Hung, Told, Unserved
+from .model import Model, Plan, filler
+from .world import Proxy, World
+
+# Seconds after which an attempt that nothing holds back has hung. A proxy's own bounds end it before: a lease, a
+# spawn on a busy machine and the model's three requests.
+PATIENCE = 45.0
+# Seconds after which a request to a living proxy is answered although the agent's holder is paused: a lease and what
+# taking over costs.
+TAKEN_OVER = 18.0
+# How often each agent is asked in the end before it counts as unserved.
+TRIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How much of the request before it a request of the same path still began with."""
+
+    share: float
+    turn: int
+    request: int
+    before: int
+    why: str
+
+
+@dataclass(slots=True)
+class Report:
+    history: History
+    faults: list[Fault]
+    kept: list[Kept]
+    counts: Counter[str]
+    done: list[str]
+    logs: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str:
+        """What runs this history again."""
+        shape = self.history.shape
+        said = f"python -m tests.chaos --seed {self.history.seed} --proxies {shape.proxies} --length {shape.length}"
+        said += " --tools" * shape.tools + " --wrapper" * shape.wrapper + " --no-pauses" * (not shape.pauses)
+        return said + f" --cli {shape.cli}" * (shape.cli != "2")
+
+    @property
+    def median(self) -> float:
+        return statistics.median([one.share for one in self.kept] or [1.0])
+
+    @property
+    def low(self) -> list[Kept]:
+        return [one for one in self.kept if one.share < 0.99]
+
+    def lines(self) -> Iterator[str]:
+        yield f"chaos: {self.command}"
+        yield from self.history.lines()
+        yield from (f"    {line}" for line in self.done)
+        counts = self.counts
+        yield (
+            f"{counts['turns']} turns, {counts['acknowledged']} acknowledged, {counts['requests']} requests; "
+            f"prefix kept: median {self.median:.3f}, {len(self.low)} of {len(self.kept)} below 0.99"
+        )
+        for one in self.low:
+            yield f"  kept {one.share:.2f} at turn {one.turn} (request {one.request} after {one.before}): {one.why}"
+        yield f"{len(self.faults)} faults"
+        yield from (f"  {fault}" for fault in self.faults)
+
+
+async def run(history: History, binary: Path, folder: Path) -> Report:
+    """Run a history in a folder that does not exist yet, and remove it afterwards."""
+    journal: list[Entry] = []
+    model = Model(journal.append)
+    async with Upstream(behave=model.behave) as upstream:
+        world = World(folder, binary, upstream.url, history.shape.proxies, wrapper=history.shape.wrapper)
+        try:
+            return await _Run(history, world, model, journal).run()
+        finally:
+            for proxy in world.proxies:
+                proxy.signal(signal.SIGKILL)
+                await proxy.ended()
+            world.kill_clis()
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+class _Run:
+    def __init__(self, history: History, world: World, model: Model, journal: list[Entry]) -> None:
+        self._history = history
+        self._world = world
+        self._model = model
+        self._journal = journal
+        self._clients = [Client(speaker) for speaker in history.speakers]
+        self._caller = Caller(journal.append)
+        self._attempts: dict[int, list[Attempt]] = {}
+        self._whose: dict[int, Client] = {}
+        self._left_open: set[int] = set()  # turns whose proxy died while the upstream held their answer
+        self._agents: dict[str, str] = {}  # the id of each agent by its name here: unnamed ones get one
+        self._dice = random.Random(history.seed)
+        self._watching: list[asyncio.Task[None]] = []  # what becomes of proxies that end
+        self._done: list[str] = []
+        self._began = time.monotonic()
+
+    async def run(self) -> Report:
+        try:
+            await asyncio.gather(*(proxy.start() for proxy in self._world.proxies))
+            for step in self._history.steps:
+                self._say(told(step))
+                await self._take(step)
+            self._say("the end: everything is let go")
+            await self._let_go()
+            await self._probe()
+            why = await self._explained()
+            await self._stop()
+        finally:
+            for attempts in self._attempts.values():
+                for attempt in attempts:
+                    attempt.leave()
+            await asyncio.gather(*self._watching)
+            await self._caller.close()
+        self._journal += [Told(number) for number, seen in self._model.seen.items() if seen.outcome == "answered"]
+        verdict = judge(self._journal)
+        kept = [
+            Kept(self._model.seen[after].prefix_kept(self._model.seen[before]), turn, after, before, why.get(turn, "?"))
+            for after, before in verdict.extends.items()
+            if (turn := verdict.turn_of.get(after)) is not None
+        ]
+        logs = {f"proxy {proxy.number}": proxy.log for proxy in self._world.proxies}
+        return Report(self._history, verdict.faults, kept, verdict.counts, self._done, logs)
+
+    def _say(self, line: str) -> None:
+        self._done.append(f"{time.monotonic() - self._began:6.2f} {line}")
+
+    # --- steps
+
+    async def _take(self, step: Step) -> None:
+        match step:
+            case Say():
+                await self._new(step)
+            case Repeat():
+                await self._repeat(step)
+            case Leave():
+                for attempt in self._attempts.get(step.turn, ()):
+                    attempt.leave()
+            case Open():
+                if step.turn in self._model.plans:
+                    self._model.plans[step.turn].opened.set()
+            case Join():
+                turns = list(self._attempts) if step.turn is None else [step.turn]
+                for turn in turns:
+                    for attempt in self._attempts.get(turn, ()):
+                        await self._over(attempt)
+            case Spoil():
+                await self._spoil(step)
+            case _:
+                await self._to_a_proxy(step, self._world.proxies[step.proxy])
+
+    async def _to_a_proxy(self, step: Kill | Terminate | Start | Pause | Wake | KillCli, proxy: Proxy) -> None:
+        match step:
+            case Kill():
+                await asyncio.sleep(step.after)
+                await self._kill(proxy)
+            case KillCli():
+                await asyncio.sleep(step.after)
+                await asyncio.to_thread(self._world.kill_clis, proxy.mark)
+            case Terminate():
+                if proxy.running and not proxy.stopping:
+                    proxy.stop()
+                    self._watching.append(asyncio.create_task(self._stopped(proxy, proxy.mark)))
+            case Start():
+                if proxy.paused_at is None:
+                    await proxy.start()
+            case Pause():
+                if proxy.running:
+                    proxy.pause()
+            case Wake():
+                if proxy.paused_at is not None:
+                    await asyncio.sleep(max(0.0, proxy.paused_at + step.seconds - time.monotonic()))
+                    if step.seconds >= LONG_PAUSE:
+                        self._overdue(proxy)
+                    proxy.wake()
+
+    async def _new(self, say: Say) -> None:
+        client, proxy = self._clients[say.agent], self._world.proxies[say.proxy]
+        text = f"Turn #{say.turn}# of {client.speaker.name}: {filler(say.turn, 160)}"
+        plan = Plan(say.calls if client.speaker.tools else 0, say.fault, say.hold, say.size)
+        self._model.plans[say.turn] = plan
+        self._whose[say.turn] = client
+        request = client.next(say.turn, text=text, keyed=say.keyed, back=say.back)
+        attempt = self._caller.send(client, request, proxy.url, say.proxy, slow=say.slow)
+        self._attempts[say.turn] = [attempt]
+        if say.leave_after is not None:
+            asyncio.get_running_loop().call_later(say.leave_after, attempt.leave)
+        if say.slow:
+            await self._until(attempt, attempt.read)
+        elif say.wait:
+            await self._until(attempt, plan.reached)
+
+    async def _repeat(self, repeat: Repeat) -> None:
+        client = self._whose.get(repeat.turn)
+        if client is None:
+            return
+        # Without a key or a count the same words are the same turn only where a crash left it open.
+        anew = repeat.how == "plain" and repeat.turn not in self._left_open
+        proxy = self._world.proxies[repeat.proxy]
+        attempt = self._caller.send(
+            client, client.requests[repeat.turn], proxy.url, repeat.proxy, again=repeat.how, anew=anew
+        )
+        self._attempts[repeat.turn].append(attempt)
+        if repeat.wait:
+            await self._until(attempt, self._model.plans[repeat.turn].reached)
+
+    async def _until(self, attempt: Attempt, event: asyncio.Event) -> None:
+        """Wait until the attempt is over or the event is there."""
+        waiting = asyncio.create_task(event.wait())
+        try:
+            await self._over(attempt, waiting)
+        finally:
+            waiting.cancel()
+            await asyncio.wait([waiting])
+
+    async def _over(self, attempt: Attempt, *others: asyncio.Task[bool]) -> None:
+        """Wait until the attempt is over, or one of the others. What is held back is not waited for."""
+        if not self._blocked(attempt):
+            waited_for = {attempt.task, *others}
+            done, _ = await asyncio.wait(waited_for, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                self._journal.append(Hung(attempt.number, time.monotonic() - attempt.begun))
+                attempt.leave()
+        if attempt.task.done():
+            self._ended(attempt)
+
+    def _ended(self, attempt: Attempt) -> None:
+        if attempt.task.cancelled():
+            return
+        heard, client = attempt.task.result(), self._whose[attempt.request.turn]
+        if heard.code.startswith("400") and not isinstance(attempt.request.asked, str):
+            assert attempt.request.parent is not None
+            client.gave_up.add(attempt.request.parent)
+        if (agent_id := attempt.headers.get("x-agent-id")) is not None:
+            self._agents[client.speaker.name] = agent_id
+
+    def _blocked(self, attempt: Attempt) -> bool:
+        """Something that the history did keeps it from its end: its proxy is paused, or the upstream holds a turn of
+        its agent."""
+        if attempt.task.done():
+            return False
+        client = self._whose[attempt.request.turn]
+        held = any(plan.held for turn, plan in self._model.plans.items() if self._whose[turn] is client)
+        return held or self._world.proxies[attempt.proxy].paused_at is not None
+
+    def _overdue(self, paused: Proxy) -> None:
+        """A proxy was paused for longer than a lease: whoever asked another one since has been answered."""
+        assert paused.paused_at is not None
+        for attempts in self._attempts.values():
+            for attempt in attempts:
+                waited = time.monotonic() - max(paused.paused_at, attempt.begun)
+                if attempt.task.done() or waited < TAKEN_OVER or self._blocked(attempt):
+                    continue
+                self._journal.append(Hung(attempt.number, waited))
+
+    async def _kill(self, proxy: Proxy) -> None:
+        if not proxy.running:
+            return
+        for turn, plan in self._model.plans.items():
+            if plan.held and any(attempt.proxy == proxy.number for attempt in self._attempts[turn]):
+                self._left_open.add(turn)
+        mark = proxy.mark
+        proxy.signal(signal.SIGKILL)
+        proxy.paused_at = None
+        await proxy.ended()
+        self._journal.append(Died(time.monotonic(), mark))
+        self._watching.append(asyncio.create_task(self._gone(mark)))
+
+    async def _stopped(self, proxy: Proxy, mark: str) -> None:
+        await proxy.ended()
+        self._journal.append(Died(time.monotonic(), mark))
+        await self._gone(mark)
+
+    async def _gone(self, mark: str) -> None:
+        if (orphans := await self._world.gone(mark)) is not None:
+            self._journal.append(orphans)
+
+    async def _spoil(self, spoil: Spoil) -> None:
+        mine = self._transcript(self._clients[spoil.agent])
+        theirs = self._transcript(self._clients[spoil.other])
+        if mine is None:
+            return
+        try:
+            self._say("  " + self._world.spoil(mine, spoil.damage, theirs, self._dice))
+        except FileNotFoundError:
+            self._say("  it was gone already")
+
+    def _transcript(self, client: Client) -> Path | None:
+        for attempts in self._attempts.values():
+            for attempt in attempts:
+                if self._whose[attempt.request.turn] is client and "x-agent-id" in attempt.headers:
+                    self._agents[client.speaker.name] = attempt.headers["x-agent-id"]
+        agent_id = self._agents.get(client.speaker.name)
+        return None if agent_id is None else self._world.transcript(agent_id)
+
+    # --- the end
+
+    async def _let_go(self) -> None:
+        for proxy in self._world.proxies:
+            if proxy.paused_at is not None:
+                proxy.wake()
+        for plan in self._model.plans.values():
+            plan.opened.set()
+        for attempts in self._attempts.values():
+            for attempt in attempts:
+                attempt.reading_on.set()
+        for proxy in self._world.proxies:
+            await proxy.start()
+        for attempts in list(self._attempts.values()):
+            for attempt in attempts:
+                await self._over(attempt)
+
+    async def _probe(self) -> None:
+        """Two more turns of each agent: what was lost shows in them."""
+        turn = max(self._model.plans, default=0)
+        for at, client in enumerate(self._clients):
+            for _ in range(2):
+                codes: list[str] = []
+                for _ in range(TRIES):
+                    turn += 1
+                    await self._new(Say(turn, at, self._dice.randrange(len(self._world.proxies))))
+                    [attempt] = self._attempts[turn]
+                    if attempt.got is not None:
+                        break
+                    heard = attempt.task.result() if attempt.task.done() and not attempt.task.cancelled() else None
+                    codes.append((heard and heard.code) or "nothing")
+                else:
+                    self._journal.append(Unserved(client.speaker.name, tuple(codes)))
+
+    async def _explained(self) -> dict[int, str]:
+        """What the dumps say about each turn: its continuity and why it is so."""
+        by_id: dict[str, JSON] = {}
+        url = self._world.proxies[0].url
+        async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as http:
+            for agent_id in {*self._agents.values(), *(client.speaker.name for client in self._clients)}:
+                answer = await http.get(f"{url}/v1/chains/{quote(agent_id, safe='')}", params={"format": "json"})
+                if answer.status_code == 200:
+                    by_id |= {turn["id"]: turn for turn in answer.json()["turns"]}
+        out: dict[int, str] = {}
+        for number, attempts in self._attempts.items():
+            for attempt in attempts:
+                turn = by_id.get(attempt.headers.get("x-turn-id", ""))
+                if turn is not None:
+                    out[number] = f"{turn['continuity']}: {'; '.join(turn['says']) or 'nothing is said'}"
+        return out
+
+    async def _stop(self) -> None:
+        for proxy in self._world.proxies:
+            proxy.stop()
+        await asyncio.gather(*(self._stopped(proxy, proxy.mark) for proxy in self._world.proxies))

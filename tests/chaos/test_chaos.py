@@ -1,0 +1,38 @@
+"""Histories of fixed seeds over the real parts: no acknowledged turn is lost, doubled, reordered, foreign or answered
+twice, nothing is made up, and nobody outlives their proxy.
+
+A failure prints the history and the command that runs it again; `make chaos` runs new seeds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .history import Shape, made
+from .runner import run
+
+# Steps of a history that is run at each `make test`.
+SHORT = 16
+
+HISTORIES = [
+    pytest.param(11, Shape(1, length=SHORT, pauses=False), id="one proxy"),
+    pytest.param(12, Shape(1, tools=True, length=SHORT, pauses=False), id="one proxy, tools"),
+    pytest.param(13, Shape(3, length=SHORT), id="three proxies"),
+    pytest.param(14, Shape(3, tools=True, length=SHORT, pauses=False), id="three proxies, tools"),
+    pytest.param(15, Shape(2, tools=True, length=SHORT, pauses=False, wrapper=True), id="behind a script"),
+    pytest.param(16, Shape(2, cli="1", length=SHORT, pauses=False), id="CLI 1.0.120"),
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("seed", "shape"), HISTORIES)
+async def test_a_history_keeps_every_promise(
+    seed: int, shape: Shape, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    binary: Path = request.getfixturevalue(f"claude_{shape.cli}")
+    report = await run(made(seed, shape), binary, tmp_path / "run")
+    told = "\n".join(report.lines())
+    assert not report.faults, f"{told}\nagain: {report.command}"
+    assert report.median >= 0.99, told

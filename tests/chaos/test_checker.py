@@ -1,0 +1,534 @@
+"""The checker finds every planted fault, and nothing in an honest history. Hand-made journals; nothing runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli_session_proxy.domain.client_tools import NOT_ANSWERED, cli_name
+
+from .checker import ON_ITS_WAY, Fault, Kind, judge
+from .journal import (
+    JSON,
+    Answer,
+    Asked,
+    Asking,
+    Died,
+    Entry,
+    Heard,
+    Hung,
+    Orphans,
+    Outcome,
+    Result,
+    Said,
+    Sent,
+    Told,
+    Unserved,
+)  # fmt: skip
+from .model import TOOL
+from .reading import TOKEN, exchanges
+
+INTERRUPTED = "The tool call was interrupted before a result was received."
+Pair = tuple[Asking, Answer]
+
+
+def prompt(turn: int) -> str:
+    return f"Turn #{turn}# of somebody"
+
+
+def results(*calls: str, turn: int = 0) -> tuple[Result, ...]:
+    said = f" in turn {turn}" if turn else ""
+    return tuple(Result(call, f"result of {call}{said}") for call in calls)
+
+
+def as_messages(pairs: Sequence[Pair], newest: Asking) -> list[JSON]:
+    """A request as the CLI sends it, with its own reminders and `system` messages."""
+    messages: list[JSON] = []
+    ids: dict[str, str] = {}
+    for asked, answer in [*pairs, (newest, None)]:
+        content: list[JSON] = [{"type": "text", "text": "<system-reminder>be kind</system-reminder>"}]
+        if isinstance(asked, str):
+            content.append({"type": "text", "text": asked})
+        else:
+            content = [
+                {"type": "tool_result", "tool_use_id": ids.get(one.call, one.call), "content": one.text}
+                for one in asked
+            ]
+        messages.append({"role": "user", "content": content})
+        if answer is not None:
+            said: list[JSON] = [{"type": "text", "text": answer.text}] if answer.text else []
+            for call in answer.calls:
+                ids[call] = f"toolu_{call}"
+                said.append({"type": "tool_use", "id": ids[call], "name": cli_name(TOOL), "input": {TOKEN: call}})
+            messages += [{"role": "assistant", "content": said}, {"role": "system", "content": "the time has changed"}]
+    return messages
+
+
+@dataclass
+class Tale:
+    """Writes a journal. `path` of an agent is what the model should be shown next."""
+
+    journal: list[Entry] = field(default_factory=list)
+    paths: dict[str, list[Pair]] = field(default_factory=dict)
+    clock: float = 0.0
+    attempts: int = 0
+    requests: int = 0
+
+    def now(self) -> float:
+        self.clock += 1.0
+        return self.clock
+
+    def send(
+        self, turn: int, *, agent: str = "ada", asked: Asking | None = None, path: Sequence[Pair] | None = None,
+        anew: bool = False,
+    ) -> int:  # fmt: skip
+        """An attempt begins; its number. `path`: what its client names as the conversation before it."""
+        self.attempts += 1
+        named = None if path is None else tuple(Said(self._turn(said), answer) for said, answer in path)
+        self.journal.append(Sent(self.now(), self.attempts, turn, agent, asked or prompt(turn), named, anew))
+        return self.attempts
+
+    def _turn(self, asked: Asking) -> int:
+        return next(entry.turn for entry in self.journal if isinstance(entry, Sent) and entry.asked == asked)
+
+    def ask(
+        self, asked: Asking, pairs: Sequence[Pair], *, calls: Sequence[str] = (), whole: bool = True, proxy: str = "p"
+    ) -> Answer:
+        """A request reaches the model; what it answers."""
+        self.requests += 1
+        answer = Answer(f"ok-{self.requests} to something", tuple(calls))
+        self.journal.append(Asked(self.now(), self.requests, proxy, as_messages(pairs, asked), answer))
+        if whole:
+            self.journal.append(Told(self.requests))
+        return answer
+
+    def hear(self, attempt: int, outcome: Outcome, answer: Answer | None = None) -> None:
+        self.journal.append(Heard(self.now(), attempt, outcome, answer))
+
+    def turn(
+        self, turn: int, *, agent: str = "ada", outcome: Outcome = "acknowledged", calls: Sequence[str] = (),
+        asked: Asking | None = None, shown: Callable[[list[Pair]], Sequence[Pair]] = list,
+    ) -> Answer:  # fmt: skip
+        """A whole turn of a named agent. `shown` plants a fault in what the model is shown before it."""
+        asked = asked or prompt(turn)
+        path = self.paths.setdefault(agent, [])
+        attempt = self.send(turn, agent=agent, asked=asked)
+        answer = self.ask(asked, shown(path), calls=calls)
+        self.hear(attempt, outcome, answer if outcome == "acknowledged" else None)
+        if outcome == "acknowledged":
+            path.append((asked, answer))
+        return answer
+
+    def faults(self) -> list[Fault]:
+        return judge(self.journal).faults
+
+    def kinds(self) -> set[tuple[Kind, int | None]]:
+        return {(fault.kind, fault.turn) for fault in self.faults()}
+
+
+@pytest.fixture
+def tale() -> Tale:
+    """Two agents, three turns of the first."""
+    tale = Tale()
+    tale.turn(1)
+    tale.turn(2, agent="bob")
+    tale.turn(3)
+    tale.turn(4)
+    return tale
+
+
+# --- honest histories ---------------------------------------------------------------------------------------
+
+
+def test_a_request_is_read_without_what_the_cli_adds() -> None:
+    asked = results("c1")
+    pairs: list[Pair] = [("one", Answer("ok-1", ("c1",)))]
+    told = exchanges(as_messages(pairs, asked))
+    assert [(one.asked, one.answer) for one in told] == [("one", Answer("ok-1", ("c1",))), (asked, None)]
+
+
+def test_nothing_is_wrong_with_an_honest_history(tale: Tale) -> None:
+    assert tale.faults() == []
+
+
+def test_each_request_extends_the_one_whose_answer_it_goes_on_from(tale: Tale) -> None:
+    assert judge(tale.journal).extends == {3: 1, 4: 3}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_unknown_turn_may_be_on_the_path_or_not(tale: Tale, kept: bool) -> None:
+    answer = tale.turn(5, outcome="unknown")
+    if kept:
+        tale.paths["ada"].append((prompt(5), answer))
+    tale.turn(6)
+    assert tale.faults() == []
+
+
+def test_a_retry_that_gets_the_first_answer_is_sound(tale: Tale) -> None:
+    answer = tale.turn(5, outcome="unknown")
+    tale.hear(tale.send(5), "acknowledged", answer)
+    tale.paths["ada"].append((prompt(5), answer))
+    tale.turn(6)
+    assert tale.faults() == []
+
+
+def test_a_retry_of_a_failed_turn_may_run_again(tale: Tale) -> None:
+    tale.turn(5, outcome="failed")
+    tale.turn(5)
+    tale.turn(6)
+    assert tale.faults() == []
+
+
+def test_words_that_are_said_anew_may_be_there_twice(tale: Tale) -> None:
+    first = tale.turn(5, outcome="unknown")
+    tale.paths["ada"].append((prompt(5), first))
+    attempt = tale.send(5, anew=True)
+    answer = tale.ask(prompt(5), tale.paths["ada"])
+    tale.hear(attempt, "acknowledged", answer)
+    tale.paths["ada"].append((prompt(5), answer))
+    tale.turn(6)
+    assert tale.faults() == []
+
+
+def test_a_turn_that_was_said_meanwhile_may_come_before_or_after(tale: Tale) -> None:
+    first, second = tale.send(5), tale.send(6)
+    after = tale.ask(prompt(6), tale.paths["ada"])
+    tale.paths["ada"].append((prompt(6), after))
+    before = tale.ask(prompt(5), tale.paths["ada"])
+    tale.paths["ada"].append((prompt(5), before))
+    tale.hear(first, "acknowledged", before)
+    tale.hear(second, "acknowledged", after)
+    tale.turn(7)
+    assert tale.faults() == []
+
+
+def test_a_branch_that_its_client_named_leaves_the_later_turns_off(tale: Tale) -> None:
+    path = tale.paths["ada"][:1]
+    attempt = tale.send(5, path=path)
+    answer = tale.ask(prompt(5), path)
+    tale.hear(attempt, "acknowledged", answer)
+    tale.paths["ada"] = [*path, (prompt(5), answer)]
+    tale.turn(6)
+    assert tale.faults() == []
+
+
+def test_calls_and_their_results_are_sound() -> None:
+    tale = Tale()
+    tale.turn(1, calls=("c1", "c2"))
+    tale.turn(2, asked=results("c1", "c2"), calls=("c3",))
+    tale.turn(3, asked=results("c3"))
+    tale.turn(4)
+    assert tale.faults() == []
+
+
+def test_calls_that_a_client_leaves_open_are_sound() -> None:
+    tale = Tale()
+    tale.turn(1, calls=("c1",))
+    attempt = tale.send(2)
+    messages = as_messages(tale.paths["ada"], (Result("c1", NOT_ANSWERED),))
+    messages[-1]["content"].append({"type": "text", "text": prompt(2)})
+    tale.journal += [Asked(tale.now(), 2, "p", messages, Answer("ok-2")), Told(2)]
+    tale.hear(attempt, "acknowledged", Answer("ok-2"))
+    assert tale.faults() == []
+
+
+def test_a_request_that_was_on_its_way_when_its_proxy_died_is_no_orphan(tale: Tale) -> None:
+    tale.journal.append(Died(tale.clock + 2.0 - ON_ITS_WAY / 2, "p"))
+    tale.turn(5)
+    assert tale.faults() == []
+
+
+# --- planted faults -----------------------------------------------------------------------------------------
+
+
+def test_a_lost_turn_is_found(tale: Tale) -> None:
+    tale.turn(5, shown=lambda path: [path[0], path[2]])
+    assert tale.kinds() == {("lost", 3)}
+
+
+def test_a_whole_conversation_that_was_lost_is_found(tale: Tale) -> None:
+    tale.turn(5, shown=lambda path: [])
+    assert tale.kinds() == {("lost", 1), ("lost", 3), ("lost", 4)}
+
+
+def test_a_turn_that_is_lost_from_one_request_only_is_found(tale: Tale) -> None:
+    tale.turn(5, shown=lambda path: path[:-1])
+    tale.turn(6)
+    tale.turn(7)
+    assert tale.kinds() == {("lost", 4)}
+
+
+def test_a_doubled_turn_is_found(tale: Tale) -> None:
+    tale.turn(5, shown=lambda path: [*path[:2], path[1], path[2]])
+    assert tale.kinds() == {("doubled", 3)}
+
+
+def test_an_unknown_turn_that_is_doubled_by_its_retry_is_found(tale: Tale) -> None:
+    first = tale.turn(5, outcome="unknown")
+    tale.paths["ada"].append((prompt(5), first))
+    tale.turn(5)
+    assert ("doubled", 5) in tale.kinds()
+
+
+def test_reordered_turns_are_found(tale: Tale) -> None:
+    tale.turn(5, shown=lambda path: [path[1], path[0], path[2]])
+    assert tale.kinds() == {("reordered", 1)}
+
+
+def test_a_foreign_turn_is_found(tale: Tale) -> None:
+    tale.turn(5, shown=lambda path: [*path, tale.paths["bob"][0]])
+    assert tale.kinds() == {("foreign", 2)}
+
+
+def test_a_foreign_conversation_is_found(tale: Tale) -> None:
+    tale.turn(5, shown=lambda path: tale.paths["bob"])
+    assert ("foreign", 2) in tale.kinds()
+    assert ("lost", 4) in tale.kinds()
+
+
+def test_a_foreign_answer_under_the_own_prompt_is_found(tale: Tale) -> None:
+    tale.turn(5, shown=lambda path: [*path[:2], (path[2][0], tale.paths["bob"][0][1])])
+    assert tale.kinds() & {("foreign", 4), ("half", 4)}
+
+
+def test_a_foreign_answer_that_a_client_read_is_found(tale: Tale) -> None:
+    attempt = tale.send(5)
+    tale.ask(prompt(5), tale.paths["ada"])
+    tale.hear(attempt, "acknowledged", tale.paths["bob"][0][1])
+    assert tale.kinds() == {("foreign", 5)}
+
+
+@pytest.mark.parametrize(
+    "pair", [("[Request interrupted by user]", Answer("No response requested.")), ("Continue.", Answer("ok-9 never"))]
+)
+def test_phantom_words_are_found(tale: Tale, pair: Pair) -> None:
+    tale.turn(5, shown=lambda path: [*path, pair])
+    assert ("phantom", None) in tale.kinds()
+
+
+def test_a_phantom_answer_under_a_real_prompt_is_found(tale: Tale) -> None:
+    tale.turn(5, shown=lambda path: [*path[:2], (path[2][0], Answer("No response requested."))])
+    assert tale.kinds() == {("phantom", 4)}
+
+
+def test_a_flattened_history_is_found(tale: Tale) -> None:
+    def told(path: list[Pair]) -> str:
+        return "\n".join(f"Human: {asked}\nAssistant: {answer.text}" for asked, answer in path)
+
+    attempt = tale.send(5)
+    answer = tale.ask(f"{told(tale.paths['ada'])}\nHuman: {prompt(5)}", [])
+    tale.hear(attempt, "acknowledged", answer)
+    assert any(kind == "phantom" for kind, _ in tale.kinds())
+
+
+def test_a_failed_turn_that_was_kept_is_found(tale: Tale) -> None:
+    answer = tale.turn(5, outcome="failed")
+    tale.paths["ada"].append((prompt(5), answer))
+    tale.turn(6)
+    assert tale.kinds() == {("kept", 5)}
+
+
+def test_a_failed_prompt_that_is_sent_along_with_the_next_is_found(tale: Tale) -> None:
+    tale.turn(5, outcome="failed")
+    attempt = tale.send(6)
+    messages = as_messages(tale.paths["ada"], prompt(5))
+    messages[-1]["content"].append({"type": "text", "text": prompt(6)})
+    tale.journal += [Asked(tale.now(), 99, "p", messages, Answer("ok-99")), Told(99)]
+    tale.hear(attempt, "acknowledged", Answer("ok-99"))
+    assert tale.kinds() == {("kept", 5), ("half", 5)}
+
+
+def test_an_answer_that_changed_after_it_was_read_is_found(tale: Tale) -> None:
+    attempt = tale.send(5)
+    tale.ask(prompt(5), tale.paths["ada"])
+    second = tale.ask(prompt(5), tale.paths["ada"])
+    tale.hear(attempt, "acknowledged", second)
+    tale.turn(6, shown=lambda path: [*path, (prompt(5), Answer("ok-5 to something"))])
+    assert tale.kinds() == {("altered", 5)}
+
+
+def test_a_flipped_letter_is_found(tale: Tale) -> None:
+    tale.turn(
+        5, shown=lambda path: [*path[:2], (path[2][0], Answer(path[2][1].text.replace("something", "sxmething")))]
+    )
+    assert tale.kinds() == {("altered", 4)}
+
+
+def test_a_flipped_letter_of_a_prompt_is_found(tale: Tale) -> None:
+    tale.turn(5, shown=lambda path: [*path[:2], ("Turn #4# of sxmebody", path[2][1])])
+    assert ("lost", 4) in tale.kinds()
+
+
+def test_the_words_of_a_cut_attempt_before_the_answer_are_found(tale: Tale) -> None:
+    attempt = tale.send(5)
+    cut = tale.ask(prompt(5), tale.paths["ada"], whole=False)
+    whole = tale.ask(prompt(5), tale.paths["ada"])
+    tale.hear(attempt, "acknowledged", Answer(cut.text[:4] + whole.text))
+    assert tale.kinds() == {("unsaid", 5)}
+
+
+def test_a_cut_answer_that_was_acknowledged_is_found(tale: Tale) -> None:
+    attempt = tale.send(5)
+    tale.hear(attempt, "acknowledged", tale.ask(prompt(5), tale.paths["ada"], whole=False))
+    assert tale.kinds() == {("unsaid", 5)}
+
+
+def test_two_answers_of_one_turn_are_found(tale: Tale) -> None:
+    tale.turn(5)
+    second = tale.ask(prompt(5), tale.paths["ada"][:-1])
+    tale.hear(tale.send(5), "acknowledged", second)
+    assert {("two answers", 5), ("run again", 5)} <= tale.kinds()
+
+
+def test_a_turn_that_runs_again_after_its_answer_was_read_is_found(tale: Tale) -> None:
+    tale.turn(5)
+    tale.ask(prompt(5), tale.paths["ada"][:-1])
+    assert tale.kinds() == {("run again", 5)}
+
+
+@pytest.mark.parametrize(
+    ("sent", "kinds"),
+    [
+        ((Result("c1", INTERRUPTED), Result("c2", INTERRUPTED)), {"result", "lost"}),
+        ((Result("c1", "result of c1"), Result("c2", "result o")), {"result", "lost"}),
+        ((Result("c1", "result of c1"),), {"result", "lost"}),
+        ((Result("c1", "result of c2"), Result("c2", "result of c1")), {"result", "lost"}),
+    ],
+)
+def test_other_results_than_the_clients_are_found(sent: tuple[Result, ...], kinds: set[Kind]) -> None:
+    tale = Tale()
+    tale.turn(1, calls=("c1", "c2"))
+    tale.turn(2, asked=results("c1", "c2"))
+    tale.turn(3, shown=lambda path: [path[0], (sent, path[1][1])])
+    assert {kind for kind, _ in tale.kinds()} == kinds
+
+
+def test_a_call_without_its_result_is_found() -> None:
+    tale = Tale()
+    tale.turn(1, calls=("c1",))
+    tale.turn(2, asked=results("c1"))
+    tale.turn(3, shown=lambda path: path[:1])
+    assert tale.kinds() == {("result", 3), ("lost", 2)}
+
+
+def test_an_interrupted_result_that_reaches_the_model_is_found() -> None:
+    tale = Tale()
+    tale.turn(1, calls=("c1",))
+    tale.ask((Result("c1", INTERRUPTED),), tale.paths["ada"])
+    assert tale.kinds() == {("result", 1)}
+
+
+def test_another_path_than_the_named_one_is_found(tale: Tale) -> None:
+    path = tale.paths["ada"]
+    attempt = tale.send(5, path=path[:2])
+    tale.hear(attempt, "acknowledged", tale.ask(prompt(5), path))
+    assert tale.kinds() == {("unasked", 4)}
+
+
+def test_another_answer_than_the_named_one_is_found(tale: Tale) -> None:
+    attempt = tale.send(5)
+    first = tale.ask(prompt(5), tale.paths["ada"])
+    second = tale.ask(prompt(5), tale.paths["ada"])
+    tale.hear(attempt, "unknown")
+    named = [*tale.paths["ada"], (prompt(5), first)]
+    tale.hear(tale.send(6, path=named), "acknowledged", tale.ask(prompt(6), [*named[:-1], (prompt(5), second)]))
+    assert tale.kinds() == {("altered", 5)}
+
+
+def test_a_request_of_an_orphan_is_found(tale: Tale) -> None:
+    tale.journal.append(Died(tale.clock - ON_ITS_WAY, "p"))
+    tale.turn(5)
+    assert tale.kinds() == {("orphan", 5)}
+
+
+def test_what_was_seen_from_outside_is_told(tale: Tale) -> None:
+    attempt = tale.send(5)
+    tale.journal += [Orphans("p", (17,)), Hung(attempt, 30.0), Unserved("bob", ("503 x",))]
+    assert tale.kinds() == {("orphan", None), ("hung", 5), ("unserved", None)}
+
+
+def test_a_fault_that_shows_in_every_request_is_told_once(tale: Tale) -> None:
+    for turn in range(5, 9):
+        tale.turn(turn, shown=lambda path: path[1:])
+    assert [(fault.kind, fault.turn) for fault in tale.faults()] == [("lost", 1)]
+
+
+# --- any history, any fault ---------------------------------------------------------------------------------
+
+Plant = Callable[[random.Random, list[Pair], list[Pair]], list[Pair]]
+
+
+def _dropped(dice: random.Random, path: list[Pair], other: list[Pair]) -> list[Pair]:
+    at = dice.randrange(len(path))
+    return path[:at] + path[at + 1 :]
+
+
+def _doubled(dice: random.Random, path: list[Pair], other: list[Pair]) -> list[Pair]:
+    at = dice.randrange(len(path))
+    return path[: at + 1] + path[at:]
+
+
+def _swapped(dice: random.Random, path: list[Pair], other: list[Pair]) -> list[Pair]:
+    at = dice.randrange(len(path) - 1)
+    return [*path[:at], path[at + 1], path[at], *path[at + 2 :]]
+
+
+def _foreign(dice: random.Random, path: list[Pair], other: list[Pair]) -> list[Pair]:
+    at = dice.randrange(len(path) + 1)
+    return [*path[:at], dice.choice(other), *path[at:]]
+
+
+def _crossed(dice: random.Random, path: list[Pair], other: list[Pair]) -> list[Pair]:
+    at = dice.randrange(len(path) - 1)
+    (one, first), (two, second) = path[at : at + 2]
+    return [*path[:at], (one, second), (two, first), *path[at + 2 :]]
+
+
+def _cut(dice: random.Random, path: list[Pair], other: list[Pair]) -> list[Pair]:
+    at = dice.randrange(len(path))
+    asked, answer = path[at]
+    return [*path[:at], (asked, Answer(answer.text[:-3], answer.calls)), *path[at + 1 :]]
+
+
+def _phantom(dice: random.Random, path: list[Pair], other: list[Pair]) -> list[Pair]:
+    at = dice.randrange(len(path) + 1)
+    return [*path[:at], ("hello?", Answer("No response requested.")), *path[at:]]
+
+
+def _planted(plant: Plant, dice: random.Random, other: list[Pair], path: list[Pair]) -> list[Pair]:
+    return plant(dice, path, other)
+
+
+PLANTS: tuple[Plant, ...] = (_dropped, _doubled, _swapped, _foreign, _crossed, _cut, _phantom)
+
+
+@given(seed=st.integers(0, 1 << 32), plant=st.sampled_from([None, *PLANTS]))
+def test_any_planted_fault_in_any_history_is_found_and_none_in_an_honest_one(seed: int, plant: Plant | None) -> None:
+    dice = random.Random(seed)
+    tale = Tale()
+    number = 0
+    for agent in ("ada", "bob"):
+        for _ in range(2):
+            number += 1
+            tale.turn(number, agent=agent)
+    planted = dice.randint(1, 12)
+    for at in range(12):
+        number += 1
+        agent, other = dice.sample(("ada", "bob"), 2)
+        path = tale.paths[agent]
+        waiting = path[-1][1].calls
+        calls = tuple(f"c{number}-{n}" for n in range(dice.choice((0, 0, 1, 2))))
+        outcome: Outcome = dice.choice(("acknowledged", "acknowledged", "failed", "unknown"))
+        shown: Callable[[list[Pair]], Sequence[Pair]] = list
+        if plant is not None and at + 1 == planted:
+            shown = partial(_planted, plant, dice, tale.paths[other])
+
+        asked = results(*waiting, turn=number) if waiting else None
+        tale.turn(number, agent=agent, outcome=outcome, calls=calls, asked=asked, shown=shown)
+    assert bool(tale.faults()) == (plant is not None)

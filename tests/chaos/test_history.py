@@ -1,0 +1,66 @@
+"""A history is made of its seed alone, and any part of it is a history."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from .checker import Fault
+from .history import History, Join, Kill, Leave, Open, Repeat, Say, Shape, Start, made
+from .runner import Report
+from .shrinking import shrunk
+
+SHAPES = [Shape(), Shape(proxies=3), Shape(proxies=3, tools=True, length=60), Shape(cli="1", wrapper=True)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("seed", range(20))
+def test_the_same_seed_makes_the_same_history(seed: int, shape: Shape) -> None:
+    history = made(seed, shape)
+    assert history == made(seed, shape)
+    assert len(history.steps) >= shape.length
+    turns = [step.turn for step in history.steps if isinstance(step, Say)]
+    assert len(turns) == len(set(turns))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_is_repeated_left_or_let_go_has_spoken_before(seed: int) -> None:
+    said: set[int | None] = {None}
+    for step in made(seed, Shape(proxies=3, tools=True, length=60)).steps:
+        match step:
+            case Say():
+                said.add(step.turn)
+            case Repeat() | Leave() | Open() | Join():
+                assert step.turn in said
+
+
+def test_every_kind_of_step_happens() -> None:
+    shape = Shape(proxies=3, tools=True, length=60)
+    seen = {type(step).__name__ for seed in range(30) for step in made(seed, shape).steps}
+    assert seen == {
+        "Say", "Repeat", "Leave", "Open", "Join", "Kill", "Terminate", "Start", "Pause", "Wake", "KillCli", "Spoil",
+    }  # fmt: skip
+
+
+def test_a_history_without_pauses_has_none() -> None:
+    steps = [step for seed in range(30) for step in made(seed, Shape(proxies=3, pauses=False)).steps]
+    assert not {"Pause", "Wake"} & {type(step).__name__ for step in steps}
+
+
+async def test_a_failing_history_is_shrunk_to_the_steps_that_matter() -> None:
+    """A world in which a start after a kill loses turn 1."""
+
+    async def run(history: History) -> Report:
+        broken, killed = [], False
+        for step in history.steps:
+            killed = killed or isinstance(step, Kill)
+            if isinstance(step, Start) and killed:
+                broken = [Fault("lost", "ada", 1, "gone")]
+        return Report(history, broken, [], Counter(), [])
+
+    history = made(4, Shape(length=60))
+    assert any(isinstance(step, Kill) for step in history.steps)
+    report = await shrunk(history, run, lambda line: None, frozenset())
+    assert [type(step).__name__ for step in report.history.steps] == ["Kill", "Start"]
+    assert report.faults

@@ -1,0 +1,217 @@
+"""The world of a history: real proxies as child processes over real CLIs, their files, and what is alive.
+
+Every proxy and every CLI gets an environment that is built up here: a fake key, the scripted upstream on loopback, a
+HOME and a CLAUDE_CONFIG_DIR of the history's own. Each start of a proxy has a mark that its CLIs carry in a header of
+their requests and in their environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
+from collections.abc import Iterator
+from pathlib import Path
+
+from cli_session_proxy.backends.claude import transcript
+from cli_session_proxy.sandbox import LOCAL_OWNER, directory_name
+
+from ..conftest import FAKE_KEY, ROOT
+from .history import Damage
+from .journal import Orphans
+from .model import MARK_HEADER
+
+# Seconds for a proxy to listen, on a machine that is busy with CLIs.
+START = 60.0
+# Seconds within which no CLI of a dead proxy may be alive any more.
+ORPHANS_GONE = 1.0
+# Seconds that a proxy gets to stop after SIGTERM: its own drain and what closing takes.
+STOPPED = 30.0
+
+SETTINGS = {
+    "PORT": "0", "TURN_TIMEOUT": "60", "IDLE_TIMEOUT": "20", "SPAWN_TIMEOUT": "40", "STOP_GRACE": "2",
+    "DRAIN_TIMEOUT": "5", "DISCONNECT_GRACE": "2", "MAX_TURNS": "8", "MAX_PROCESSES": "6", "MAX_SPAWNS": "2",
+    "SPARES": "0", "CLI_RETRIES": "1",
+}  # fmt: skip
+
+_WRAPPER = '#!/bin/sh\n"{binary}" "$@"\n'
+_LISTENING = re.compile(r"listening on (\S+)")
+# What a flipped byte may hit: a letter of what was said, so that it is the conversation that is changed.
+_WORDS = re.compile(rb"lorem|dolor|tempor|magna")
+
+
+class Proxy:
+    """One place of a proxy: the process that is there now, under a mark that is new at each start."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.number = number
+        self.url = ""
+        self.stopping = False
+        self.paused_at: float | None = None
+        self.log: list[str] = []
+        self._world = world
+        self._starts = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    @property
+    def mark(self) -> str:
+        return f"p{self.number}-{self._starts}"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        if self.stopping:
+            await self.ended()
+        if self.running:
+            return
+        self._starts += 1
+        self.stopping = False
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "cli_session_proxy", "serve", cwd=self._world.folder, stdin=DEVNULL, stdout=PIPE,
+            stderr=STDOUT, env=self._world.environment(self.mark), start_new_session=True,
+        )  # fmt: skip
+        listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._draining = asyncio.create_task(self._drain(self._process, listening))
+        async with asyncio.timeout(START):
+            self.url = await listening
+
+    async def _drain(self, process: asyncio.subprocess.Process, listening: asyncio.Future[str]) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            text = line.decode(errors="replace").rstrip()
+            self.log.append(text)
+            if not listening.done() and (found := _LISTENING.search(text)):
+                listening.set_result(found[1])
+        if not listening.done():
+            listening.set_exception(RuntimeError(f"proxy {self.number} ended at its start: {self.log[-5:]}"))
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.running and self._process is not None:
+            self._process.send_signal(number)
+
+    def stop(self) -> None:
+        self.stopping = True
+        self.signal(signal.SIGTERM)
+
+    def pause(self) -> None:
+        self.signal(signal.SIGSTOP)
+        self.paused_at = time.monotonic()
+
+    def wake(self) -> None:
+        self.signal(signal.SIGCONT)
+        self.paused_at = None
+
+    async def ended(self) -> int | None:
+        """Wait until it has ended; its exit code."""
+        if self._process is None:
+            return None
+        async with asyncio.timeout(STOPPED):
+            code = await self._process.wait()
+        if self._draining is not None:
+            await self._draining
+        return code
+
+
+class World:
+    """Proxies that share one `var/`."""
+
+    def __init__(self, folder: Path, binary: Path, upstream: str, proxies: int, *, wrapper: bool) -> None:
+        self.folder = folder
+        self.var = folder / "var"
+        self.config_dir = folder / "claude-config"
+        self._home = folder / "home"
+        self._upstream = upstream
+        self._home.mkdir(parents=True)
+        self._binary = binary
+        if wrapper:
+            self._binary = folder / "claude"
+            self._binary.write_text(_WRAPPER.format(binary=binary))
+            self._binary.chmod(0o755)
+        self.proxies = [Proxy(self, number) for number in range(proxies)]
+
+    def environment(self, mark: str) -> dict[str, str]:
+        cli = {
+            "ANTHROPIC_API_KEY": FAKE_KEY,
+            "ANTHROPIC_BASE_URL": self._upstream,
+            "ANTHROPIC_CUSTOM_HEADERS": self._header(mark),
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "DISABLE_AUTOUPDATER": "1",
+            "HOME": str(self._home),
+        }
+        own = {
+            "VAR": str(self.var), "CLAUDE_BIN": str(self._binary), "CLAUDE_CONFIG_DIR": str(self.config_dir),
+            "CLAUDE_ENV": json.dumps(cli), **SETTINGS,
+        }  # fmt: skip
+        surroundings = {"PATH": os.environ["PATH"], "HOME": str(self._home), "LANG": "C.UTF-8", "PYTHONPATH": str(ROOT)}
+        return surroundings | {f"CLI_SESSION_PROXY_{name}": value for name, value in own.items()}
+
+    def _header(self, mark: str) -> str:
+        return f"{MARK_HEADER}: {mark}"
+
+    async def gone(self, mark: str) -> Orphans | None:
+        """The CLIs that are alive some time after their proxy's end: the promise is that there are none."""
+        await asyncio.sleep(ORPHANS_GONE)
+        left = await asyncio.to_thread(lambda: tuple(self.clis(mark)))
+        return Orphans(mark, left) if left else None
+
+    def clis(self, mark: str | None = None) -> Iterator[int]:
+        """The living processes of the history's CLIs, of one proxy's start or of all."""
+        wanted = f"\0ANTHROPIC_CUSTOM_HEADERS={self._header(mark or '')}".encode() + (b"\0" if mark else b"")
+        here = f"\0HOME={self._home}\0".encode()
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it ended while we looked, or is another user's
+                environ = b"\0" + (entry / "environ").read_bytes()
+                if wanted in environ and here in environ:
+                    yield int(entry.name)
+
+    def kill_clis(self, mark: str | None = None) -> None:
+        for pid in list(self.clis(mark)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    # --- files
+
+    def transcript(self, agent_id: str) -> Path | None:
+        """The transcript of an agent that was written last."""
+        sandbox = self.var / "sandbox" / "agents" / directory_name(LOCAL_OWNER, agent_id)
+        folder = transcript.path_of(self.config_dir, sandbox, "any").parent
+        files = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+        return files[-1] if files else None
+
+    def spoil(self, path: Path, damage: Damage, other: Path | None, dice: random.Random) -> str:
+        """Damage a transcript; what was done."""
+        data = path.read_bytes()
+        match damage:
+            case "delete":
+                path.unlink()
+            case "empty":
+                path.write_bytes(b"")
+            case "truncate":
+                path.write_bytes(data[: len(data) // 2])
+            case "cut last line":
+                path.write_bytes(data[: max(0, len(data) - 20)])
+            case "flip":
+                found = list(_WORDS.finditer(data))
+                if not found:
+                    return "nothing to flip"
+                at = dice.choice(found).start()
+                with path.open("r+b") as file:  # the same length, in place
+                    file.seek(at)
+                    file.write(b"x")
+            case "swap":
+                if other is None or other == path:
+                    return "nobody to swap with"
+                theirs = other.read_bytes()
+                other.write_bytes(data)
+                path.write_bytes(theirs)
+        return f"{damage}: {path.name}"
