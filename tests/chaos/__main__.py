@@ -4,6 +4,7 @@
     python -m tests.chaos --seed 7 --proxies 3 --tools         one history
     python -m tests.chaos --seed 7 --proxies 3 --steps 0-4,9   a part of it
     python -m tests.chaos --seed 7 --proxies 3 --shrink        the fewest steps that still show its first fault
+    python -m tests.chaos --replay REPORT                      the history that a report has printed
 
 Exit code 1: a promise was broken.
 """
@@ -24,7 +25,7 @@ from typing import get_args
 
 from ..conftest import ROOT
 from .checker import Kind
-from .history import History, Shape, made
+from .history import History, Shape, made, read
 from .runner import Report, run
 from .shrinking import shrunk
 
@@ -52,6 +53,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=LENGTH, help=f"steps of a history (default {LENGTH})")
     parser.add_argument("--no-pauses", action="store_true")
     parser.add_argument("--steps", help="only these, such as 0-4,9")
+    parser.add_argument("--replay", type=Path, help="a printed report: its history, and not the seed's")
     parser.add_argument("--shrink", action="store_true", help="the fewest steps that still show a fault")
     parser.add_argument("--kind", choices=get_args(Kind), action="append", default=[], help="shrink for this kind only")
     parser.add_argument("--logs", type=Path, help="write the proxies' logs of failing histories into this folder")
@@ -86,7 +88,7 @@ async def main() -> int:
     args = parsed()
     shape = Shape(args.proxies, args.tools, args.cli, args.wrapper, args.length, not args.no_pauses)
     seed = random.randrange(1_000_000) if args.seed is None else args.seed
-    history = made(seed, shape)
+    history = made(seed, shape) if args.replay is None else read(args.replay.read_text(), seed)
     if args.steps is not None:
         history = history.only(chosen(args.steps))
     if args.shrink:

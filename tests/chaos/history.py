@@ -8,10 +8,12 @@ wait for something.
 
 from __future__ import annotations
 
+import ast
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from .client import Again, Naming, Speaker, Wire
 from .model import FaultKind, Hold
@@ -162,21 +164,40 @@ class History:
         return replace(self, steps=tuple(self.steps[at] for at in steps))
 
     def lines(self) -> Iterator[str]:
-        for at, speaker in enumerate(self.speakers):
-            how = ", streamed" if speaker.stream else ""
-            yield f"agent {at} = {speaker.name}: {speaker.wire}, by {speaker.naming}{how}{', tools' * speaker.tools}"
-        for at, step in enumerate(self.steps):
-            yield f"{at:3} {told(step)}"
+        """As `read` takes it."""
+        yield f"- {told(self.shape)}"
+        for at, part in [*enumerate(self.speakers), *enumerate(self.steps)]:
+            yield f"{at:3} {told(part)}"
 
 
-def told(step: Step) -> str:
-    """A step in one line: what differs from its defaults."""
+def told(part: Step | Speaker | Shape) -> str:
+    """In one line: what differs from the defaults."""
     said = [
-        f"{field.name}={getattr(step, field.name)!r}"
-        for field in fields(step)
-        if getattr(step, field.name) != field.default
+        f"{field.name}={getattr(part, field.name)!r}"
+        for field in fields(part)
+        if getattr(part, field.name) != field.default
     ]
-    return f"{type(step).__name__}({', '.join(said)})"
+    return f"{type(part).__name__}({', '.join(said)})"
+
+
+_TOLD = re.compile(r"^(?:-| *\d+) (\w+\(.*\))$", re.MULTILINE)
+_PARTS = {one.__name__: one for one in (Shape, Speaker, *get_args(Step))}
+
+
+def read(text: str, seed: int) -> History:
+    """The history of a printed report, whatever the seed would make today."""
+    parts = [_part(found) for found in _TOLD.findall(text)]
+    [shape] = [part for part in parts if isinstance(part, Shape)]
+    speakers = tuple(part for part in parts if isinstance(part, Speaker))
+    return History(seed, shape, speakers, tuple(part for part in parts if isinstance(part, Step)))
+
+
+def _part(said: str) -> Any:
+    call = ast.parse(said, mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert isinstance(call.func, ast.Name)
+    given = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+    return _PARTS[call.func.id](**given)
 
 
 # --- made at random -----------------------------------------------------------------------------------------
@@ -359,15 +380,17 @@ class _Maker:
         return [say, Repeat(say.turn, self._proxy()), self._say(agent), Repeat(say.turn, self._proxy())]
 
     def _paused(self, agent: int) -> list[Step]:
+        """A proxy stands still, perhaps in mid-answer, while the others are asked; then it goes on."""
         say = self._say(agent, hold=self._dice.choice((None, *HOLDS)), wait=self._dice.random() < 0.7)
         paused = say.proxy
         steps: list[Step] = [say, Pause(paused)]
-        seconds = LONG_PAUSE if len(self._up) > 1 and self._dice.random() < 0.7 else SHORT_PAUSE
+        seconds = LONG_PAUSE if len(self._up) > 1 and self._dice.random() < 0.6 else SHORT_PAUSE
         self._down(paused)
         if self._up:
             if self._dice.random() < 0.5:
                 steps += [Leave(say.turn), self._repeat(say, wait=False)]
-            steps += [self._say(agent, wait=False, calls=0), *self._calm(self._agent())]
+            steps.append(self._say(agent, wait=False, calls=0))
+            steps.append(self._say(self._agent(), wait=seconds == LONG_PAUSE))
         if self._dice.random() < 0.5:
             steps.append(Open(say.turn))
         self._up.add(paused)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import unquote
 
 import httpx
 
@@ -130,7 +130,6 @@ class _Run:
         self._attempts: dict[int, list[Attempt]] = {}
         self._whose: dict[int, Client] = {}
         self._left_open: set[int] = set()  # turns whose proxy died while the upstream held their answer
-        self._agents: dict[str, str] = {}  # the id of each agent by its name here: unnamed ones get one
         self._dice = random.Random(history.seed)
         self._watching: list[asyncio.Task[None]] = []  # what becomes of proxies that end
         self._done: list[str] = []
@@ -269,11 +268,11 @@ class _Run:
         if attempt.task.cancelled():
             return
         heard, client = attempt.task.result(), self._whose[attempt.request.turn]
+        if heard.outcome != "acknowledged":
+            self._say(f"  turn {attempt.request.turn}: {heard.outcome} {heard.code}")
         if heard.code.startswith("400") and not isinstance(attempt.request.asked, str):
             assert attempt.request.parent is not None
             client.gave_up.add(attempt.request.parent)
-        if (agent_id := attempt.headers.get("x-agent-id")) is not None:
-            self._agents[client.speaker.name] = agent_id
 
     def _blocked(self, attempt: Attempt) -> bool:
         """Something that the history did keeps it from its end: its proxy is paused, or the upstream holds a turn of
@@ -330,9 +329,8 @@ class _Run:
         for attempts in self._attempts.values():
             for attempt in attempts:
                 if self._whose[attempt.request.turn] is client and "x-agent-id" in attempt.headers:
-                    self._agents[client.speaker.name] = attempt.headers["x-agent-id"]
-        agent_id = self._agents.get(client.speaker.name)
-        return None if agent_id is None else self._world.transcript(agent_id)
+                    return self._world.transcript(unquote(attempt.headers["x-agent-id"]))
+        return None
 
     # --- the end
 
@@ -373,10 +371,12 @@ class _Run:
         by_id: dict[str, JSON] = {}
         url = self._world.proxies[0].url
         async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as http:
-            for agent_id in {*self._agents.values(), *(client.speaker.name for client in self._clients)}:
-                answer = await http.get(f"{url}/v1/chains/{quote(agent_id, safe='')}", params={"format": "json"})
-                if answer.status_code == 200:
-                    by_id |= {turn["id"]: turn for turn in answer.json()["turns"]}
+            attempts = [attempt for attempts in self._attempts.values() for attempt in attempts]
+            # as the header has it: percent-encoded; an unnamed agent has got an id of its own, or several
+            for agent_id in {attempt.headers["x-agent-id"] for attempt in attempts if "x-agent-id" in attempt.headers}:
+                answer = await http.get(f"{url}/v1/chains/{agent_id}", params={"format": "json"})
+                answer.raise_for_status()
+                by_id |= {turn["id"]: turn for turn in answer.json()["turns"]}
         out: dict[int, str] = {}
         for number, attempts in self._attempts.items():
             for attempt in attempts:

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from .checker import Fault
-from .history import History, Join, Kill, Leave, Open, Repeat, Say, Shape, Start, made
+from .history import History, Join, Kill, Leave, Open, Repeat, Say, Shape, Start, made, read, told
 from .runner import Report
 from .shrinking import shrunk
 
@@ -22,6 +22,15 @@ def test_the_same_seed_makes_the_same_history(seed: int, shape: Shape) -> None:
     assert len(history.steps) >= shape.length
     turns = [step.turn for step in history.steps if isinstance(step, Say)]
     assert len(turns) == len(set(turns))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_history_is_read_from_what_was_printed_of_it(seed: int, shape: Shape) -> None:
+    history = made(seed, shape)
+    assert read("\n".join(history.lines()), seed) == history
+    report = Report(history, [], [], Counter(), [f"  1.00 {told(step)}" for step in history.steps])
+    assert read("\n".join(report.lines()), seed) == history
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -41,7 +41,11 @@ SETTINGS = {
     "SPARES": "0", "CLI_RETRIES": "1",
 }  # fmt: skip
 
-_WRAPPER = '#!/bin/sh\n"{binary}" "$@"\n'
+# A script that stays the parent of the CLI. The proxy looks for these names in a CLI's program text.
+_WRAPPER = """#!/bin/sh
+# "--system-prompt <" "client_composed" "only_if_model_is_current" "mcp_set_servers"
+"{binary}" "$@"
+"""
 _LISTENING = re.compile(r"listening on (\S+)")
 # What a flipped byte may hit: a letter of what was said, so that it is the conversation that is changed.
 _WORDS = re.compile(rb"lorem|dolor|tempor|magna")
