@@ -107,6 +107,7 @@ async def stream(message: Block, behaviour: Behaviour, exchange: Exchange) -> Ou
                     if behaviour.held:
                         behaviour.reached.set()
                         await exchange.wait(behaviour.event.wait())
+                    await exchange.wait(asyncio.sleep(behaviour.pause))
                     return "cut"
                 await exchange.write(_sse(behaviour.error), more=False)
                 return "failed"

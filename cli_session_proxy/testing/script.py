@@ -140,10 +140,12 @@ class Cut:
 
     A client that has not read what came right before the drop may never see it. With `held`, the drop waits until
     the test opens it; `reached` is set when it waits.
+    `pause`: seconds of silence before that, so that what was said has gone on to whoever waits for it.
     """
 
     after: int = 1
     reply: Reply = Reply()
+    pause: float = 0.0
     held: bool = False
     event: asyncio.Event = field(default_factory=asyncio.Event)
     reached: asyncio.Event = field(default_factory=asyncio.Event)

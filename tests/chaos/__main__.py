@@ -95,10 +95,10 @@ async def main() -> int:
         report = await shrunk(history, once, print, frozenset(args.kind))
         print("\n".join(report.lines()))
         return 1
-    return await many(history, shape, args.minutes * 60, args.logs)
+    return await many(history, args.minutes * 60, args.logs)
 
 
-async def many(history: History, shape: Shape, seconds: float, logs: Path | None) -> int:
+async def many(history: History, seconds: float, logs: Path | None) -> int:
     until = time.monotonic() + seconds
     total: Counter[str] = Counter()
     shares: list[float] = []
@@ -115,8 +115,8 @@ async def many(history: History, shape: Shape, seconds: float, logs: Path | None
             print("\n".join(report.lines()), flush=True)
         if time.monotonic() >= until:
             break
-        history = made(history.seed + 1, shape)
-    print(f"{shape}: {dict(total)}, prefix kept in the median {statistics.median(shares or [1.0]):.3f}")
+        history = made(history.seed + 1, history.shape)
+    print(f"{history.shape}: {dict(total)}, prefix kept in the median {statistics.median(shares or [1.0]):.3f}")
     for seed, faults in failing.items():
         print(f"seed {seed}: {len(faults)} faults, the first: {faults[0]}")
     return 1 if failing else 0

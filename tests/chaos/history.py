@@ -27,8 +27,8 @@ HOLDS: tuple[Hold, ...] = ("start", "words", "end")
 # Longer than a lease: another proxy takes the paused one's agents over.
 LONG_PAUSE = 20.0
 SHORT_PAUSE = 1.5
-# Characters of a long answer: more than the kernel holds for a slow reader.
-LONG_ANSWER = 3_000_000
+# Characters of a long answer: more than the kernel holds for a slow reader (4 MiB, tcp_wmem).
+LONG_ANSWER = 5_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +67,25 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """The request of a turn once more. `how`: under its key, as an SDK's retry, or as it is."""
+    """The request of a turn once more. `how`: under its key, as an SDK's retry, or as it is.
+
+    The step ends with the attempt; with `wait` off at once, or with `attached` when the chain says that somebody waits
+    for the answer again.
+    """
 
     turn: int
     proxy: int
     how: Again = "key"
     wait: bool = True
+    attached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The client of a turn disconnects."""
+    """The client of a turn disconnects. `noticed`: the step ends when the chain says that the answer did not arrive."""
 
     turn: int
+    noticed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +149,13 @@ class KillCli:
 
 @dataclass(frozen=True, slots=True)
 class Spoil:
-    """Damage to the newest transcript of an agent. `swap` exchanges it with the one of `other`."""
+    """Damage to the newest transcript of an agent. `swap` exchanges it with the one of `other`. `after`: seconds since
+    the step before."""
 
     agent: int
     damage: Damage
     other: int = 0
+    after: float = 0.0
 
 
 Step = Say | Repeat | Leave | Open | Join | Kill | Terminate | Start | Pause | Wake | KillCli | Spoil
@@ -328,11 +336,12 @@ class _Maker:
 
     def _left_and_came_again(self, agent: int) -> list[Step]:
         say = self._say(agent, hold=self._dice.choice(HOLDS))
-        steps: list[Step] = [say, Leave(say.turn)]
+        steps: list[Step] = [say, Leave(say.turn, noticed=self._dice.random() < 0.5)]
         waiting = self._dice.random()
         if waiting < 0.4:
             steps.append(self._say(agent, wait=False, calls=0))
-        steps.append(self._repeat(say, other_than=say.proxy if self._dice.random() < 0.6 else None, wait=False))
+        again = self._repeat(say, other_than=say.proxy if self._dice.random() < 0.6 else None, wait=False)
+        steps.append(replace(again, attached=self._dice.random() < 0.5))
         if waiting > 0.8:
             steps.append(self._say(agent, wait=False, calls=0))
         return [*steps, Open(say.turn), Join(), self._say(agent)]
@@ -347,9 +356,13 @@ class _Maker:
     def _spoilt(self, agent: int) -> list[Step]:
         spoil = Spoil(agent, self._dice.choice(DAMAGES), self._agent())
         chosen = self._dice.random()
-        if chosen < 0.4:
+        if chosen < 0.3:  # while a CLI is started for the session, or has just loaded it
+            later = replace(spoil, after=round(self._dice.uniform(0, 0.8), 3))
+            say = self._say(agent, wait=False)
+            return [KillCli(say.proxy), say, later, Join(say.turn), self._say(agent)]
+        if chosen < 0.5:
             return [spoil, self._say(agent)]
-        if chosen < 0.6:
+        if chosen < 0.65:
             return [KillCli(self._proxy()), spoil, self._say(agent)]
         say = self._say(agent, hold=self._dice.choice(HOLDS), wait=self._dice.random() < 0.6)
         return [say, spoil, Open(say.turn), Join(say.turn), self._say(agent)]
@@ -372,8 +385,9 @@ class _Maker:
     def _slow_reader(self, agent: int) -> list[Step]:
         """A client that takes a long answer slowly; another turn builds on it; it leaves and comes again."""
         say = self._say(agent, slow=True, size=LONG_ANSWER, keyed=True, calls=0)
-        return [say, self._say(agent, wait=False, calls=0), Leave(say.turn), Repeat(say.turn, self._proxy()), Join(),
-                self._say(agent)]  # fmt: skip
+        goes_on = self._say(agent, wait=self._dice.random() < 0.7, calls=0)
+        leave = Leave(say.turn, noticed=self._dice.random() < 0.5)
+        return [say, goes_on, leave, Repeat(say.turn, self._proxy()), Join(), self._say(agent)]
 
     def _replayed(self, agent: int) -> list[Step]:
         say = self._say(agent, keyed=True)

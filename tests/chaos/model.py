@@ -28,6 +28,12 @@ Hold = Literal["start", "words", "end"]
 # 400 for every request: the turn fails.
 FaultKind = Literal["500", "529", "429", "cut", "event", "stall", "broken"]
 
+# What each answer is said to have cost: by the true numbers a long answer would make the CLI compact the conversation.
+USAGE = {"input_tokens": 10, "output_tokens": 10, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}
+
+# Seconds in which the words before a cut reach the client.
+CUT_AFTER = 0.3
+
 _TURN = re.compile(r"#(\d+)#")
 _WORDS = (
     "lorem", "ipsum", "dolor", "sit", "amet", "consectetur", "adipiscing", "elit", "sed", "do", "eiusmod", "tempor",
@@ -89,7 +95,7 @@ class Model:
         for at, call in enumerate(calls):
             tool_id = f"toolu_{number:012d}{at:012d}"
             blocks.append({"type": "tool_use", "id": tool_id, "name": cli_name(TOOL), "input": {TOKEN: call}})
-        return _misbehaving(plan, Reply(blocks, stop_reason="tool_use" if calls else "end_turn"))
+        return _misbehaving(plan, Reply(blocks, USAGE, "tool_use" if calls else "end_turn"))
 
 
 def _misbehaving(plan: Plan, reply: Reply) -> Behaviour:
@@ -100,7 +106,7 @@ def _misbehaving(plan: Plan, reply: Reply) -> Behaviour:
             case "500" | "529" | "429":
                 return Fail(int(plan.fault))
             case "cut":
-                return Cut(after=4, reply=reply)
+                return Cut(after=4, reply=reply, pause=CUT_AFTER)
             case "event":
                 return ErrorEvent(after=4, reply=reply)
             case "stall":

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import shutil
 import signal
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import httpx
 
@@ -48,6 +49,10 @@ PATIENCE = 45.0
 # Seconds after which a request to a living proxy is answered although the agent's holder is paused: a lease and what
 # taking over costs.
 TAKEN_OVER = 18.0
+# What of a turn's reason tells how it came to its place on the path.
+TELLING = ("rule", "left_off", "settled", "repaired", "why", "diverged_at")
+# Seconds in which a proxy notices that a client has left.
+NOTICED = 5.0
 # How often each agent is asked in the end before it counts as unserved.
 TRIES = 4
 
@@ -70,6 +75,7 @@ class Report:
     kept: list[Kept]
     counts: Counter[str]
     done: list[str]
+    chains: list[str] = field(default_factory=list)
     logs: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -99,8 +105,29 @@ class Report:
         )
         for one in self.low:
             yield f"  kept {one.share:.2f} at turn {one.turn} (request {one.request} after {one.before}): {one.why}"
+        if self.faults:
+            yield from self.chains
         yield f"{len(self.faults)} faults"
         yield from (f"  {fault}" for fault in self.faults)
+
+
+def explained(turn: JSON) -> str:
+    """What the dump says about a turn: its continuity, and why it is so."""
+    return f"{turn['continuity']}: {'; '.join(turn['says']) or 'nothing is said'}"
+
+
+def drawn(dump: JSON, numbers: Mapping[str, int]) -> Iterator[str]:
+    """A chain with the history's numbers: how each turn ended, what it continues, and why."""
+    yield f"chain of {dump['agent_id']}"
+    for turn in dump["turns"]:
+        number, parent = numbers.get(turn["id"], turn["id"][:9]), numbers.get(turn["parent_id"], turn["parent_id"])
+        reason = {name: value for name, value in turn["reason"].items() if name in TELLING}
+        tries = "".join(f" {one.get('status')}({one.get('code', '')})" for one in turn["attempts"][:-1])
+        head = "  <- the head" * (turn["id"] == dump["head"])
+        yield (
+            f"  {number} after {parent}: {turn['status']}, {turn['delivery']}, {explained(turn)}; "
+            f"session {str(turn['session_id'])[:8]}, {reason}{tries}{head}"
+        )
 
 
 async def run(history: History, binary: Path, folder: Path) -> Report:
@@ -144,7 +171,7 @@ class _Run:
             self._say("the end: everything is let go")
             await self._let_go()
             await self._probe()
-            why = await self._explained()
+            dumps = await self._chains()
             await self._stop()
         finally:
             for attempts in self._attempts.values():
@@ -154,13 +181,18 @@ class _Run:
             await self._caller.close()
         self._journal += [Told(number) for number, seen in self._model.seen.items() if seen.outcome == "answered"]
         verdict = judge(self._journal)
+        numbers = self._numbers()
+        why = {
+            numbers[turn["id"]]: explained(turn) for dump in dumps for turn in dump["turns"] if turn["id"] in numbers
+        }
         kept = [
             Kept(self._model.seen[after].prefix_kept(self._model.seen[before]), turn, after, before, why.get(turn, "?"))
             for after, before in verdict.extends.items()
             if (turn := verdict.turn_of.get(after)) is not None
         ]
+        chains = [line for dump in dumps for line in drawn(dump, numbers)]
         logs = {f"proxy {proxy.number}": proxy.log for proxy in self._world.proxies}
-        return Report(self._history, verdict.faults, kept, verdict.counts, self._done, logs)
+        return Report(self._history, verdict.faults, kept, verdict.counts, self._done, chains, logs)
 
     def _say(self, line: str) -> None:
         self._done.append(f"{time.monotonic() - self._began:6.2f} {line}")
@@ -174,8 +206,7 @@ class _Run:
             case Repeat():
                 await self._repeat(step)
             case Leave():
-                for attempt in self._attempts.get(step.turn, ()):
-                    attempt.leave()
+                await self._leave(step)
             case Open():
                 if step.turn in self._model.plans:
                     self._model.plans[step.turn].opened.set()
@@ -185,6 +216,7 @@ class _Run:
                     for attempt in self._attempts.get(turn, ()):
                         await self._over(attempt)
             case Spoil():
+                await asyncio.sleep(step.after)
                 await self._spoil(step)
             case _:
                 await self._to_a_proxy(step, self._world.proxies[step.proxy])
@@ -234,8 +266,10 @@ class _Run:
         client = self._whose.get(repeat.turn)
         if client is None:
             return
-        # Without a key or a count the same words are the same turn only where a crash left it open.
-        anew = repeat.how == "plain" and repeat.turn not in self._left_open
+        # Without a key or a count the same words are the same turn only where a crash left it open, or where it is
+        # known that the answer did not arrive; in both cases only if the conversation has not gone on.
+        gone_on = any(turn > repeat.turn and self._whose[turn] is client for turn in self._attempts)
+        anew = repeat.how == "plain" and (gone_on or repeat.turn not in self._left_open)
         proxy = self._world.proxies[repeat.proxy]
         attempt = self._caller.send(
             client, client.requests[repeat.turn], proxy.url, repeat.proxy, again=repeat.how, anew=anew
@@ -243,6 +277,35 @@ class _Run:
         self._attempts[repeat.turn].append(attempt)
         if repeat.wait:
             await self._until(attempt, self._model.plans[repeat.turn].reached)
+        elif repeat.attached:
+            await self._delivery(self._attempts[repeat.turn], "pending")
+
+    async def _leave(self, leave: Leave) -> None:
+        here = self._attempts.get(leave.turn, [])
+        for attempt in here:
+            attempt.leave()
+        if leave.noticed and here and here[-1].got is None and await self._delivery(here, "undelivered"):
+            self._left_open.add(leave.turn)
+
+    async def _delivery(self, attempts: list[Attempt], wanted: str) -> bool:
+        """Wait until the chain says this of a turn's answer; False when it does not within a proxy's reaction."""
+        proxy = self._world.proxies[attempts[-1].proxy]
+        mark = f"#{attempts[-1].request.turn}#"
+        until = time.monotonic() + NOTICED
+        async with httpx.AsyncClient(trust_env=False, timeout=NOTICED) as http:
+            while proxy.running and proxy.paused_at is None and time.monotonic() < until:
+                answer = await http.get(f"{proxy.url}/v1/chains/{quote(self._agent_id(attempts), safe='')}")
+                turns = answer.json()["turns"] if answer.status_code == 200 else []
+                mine = [turn for turn in turns if mark in json.dumps(turn["input"])]
+                if mine and mine[-1]["delivery"] == wanted:
+                    return True
+                await asyncio.sleep(0.02)  # what another process does, nobody tells us
+        return False
+
+    def _agent_id(self, attempts: list[Attempt]) -> str:
+        """The id of the agent in these attempts: its name, or what the proxy called it."""
+        told = (attempt.headers["x-agent-id"] for attempt in attempts if "x-agent-id" in attempt.headers)
+        return unquote(next(told, quote(self._whose[attempts[0].request.turn].speaker.name)))
 
     async def _until(self, attempt: Attempt, event: asyncio.Event) -> None:
         """Wait until the attempt is over or the event is there."""
@@ -274,14 +337,21 @@ class _Run:
             assert attempt.request.parent is not None
             client.gave_up.add(attempt.request.parent)
 
-    def _blocked(self, attempt: Attempt) -> bool:
+    def _blocked(self, attempt: Attempt, *, taken_over: bool = False) -> bool:
         """Something that the history did keeps it from its end: its proxy is paused, or the upstream holds a turn of
-        its agent."""
+        its agent. `taken_over`: a turn that is held in a paused proxy is in nobody's way any more."""
         if attempt.task.done():
             return False
+        if self._world.proxies[attempt.proxy].paused_at is not None:
+            return True
         client = self._whose[attempt.request.turn]
-        held = any(plan.held for turn, plan in self._model.plans.items() if self._whose[turn] is client)
-        return held or self._world.proxies[attempt.proxy].paused_at is not None
+        held = [turn for turn, plan in self._model.plans.items() if plan.held and self._whose[turn] is client]
+        if taken_over:
+            held = [turn for turn in held if turn == attempt.request.turn or not self._in_paused(turn)]
+        return bool(held)
+
+    def _in_paused(self, turn: int) -> bool:
+        return all(self._world.proxies[one.proxy].paused_at is not None for one in self._attempts[turn])
 
     def _overdue(self, paused: Proxy) -> None:
         """A proxy was paused for longer than a lease: whoever asked another one since has been answered."""
@@ -289,7 +359,7 @@ class _Run:
         for attempts in self._attempts.values():
             for attempt in attempts:
                 waited = time.monotonic() - max(paused.paused_at, attempt.begun)
-                if attempt.task.done() or waited < TAKEN_OVER or self._blocked(attempt):
+                if attempt.task.done() or waited < TAKEN_OVER or self._blocked(attempt, taken_over=True):
                     continue
                 self._journal.append(Hung(attempt.number, waited))
 
@@ -366,24 +436,27 @@ class _Run:
                 else:
                     self._journal.append(Unserved(client.speaker.name, tuple(codes)))
 
-    async def _explained(self) -> dict[int, str]:
-        """What the dumps say about each turn: its continuity and why it is so."""
-        by_id: dict[str, JSON] = {}
-        url = self._world.proxies[0].url
+    async def _chains(self) -> list[JSON]:
+        """The dumps of every agent that an answer named."""
+        url = next(proxy.url for proxy in self._world.proxies if proxy.running)
+        # as the header has it: percent-encoded; an unnamed agent has got an id of its own, or several
+        named = {attempt.headers.get("x-agent-id") for attempts in self._attempts.values() for attempt in attempts}
+        dumps: list[JSON] = []
         async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as http:
-            attempts = [attempt for attempts in self._attempts.values() for attempt in attempts]
-            # as the header has it: percent-encoded; an unnamed agent has got an id of its own, or several
-            for agent_id in {attempt.headers["x-agent-id"] for attempt in attempts if "x-agent-id" in attempt.headers}:
+            for agent_id in sorted(filter(None, named)):
                 answer = await http.get(f"{url}/v1/chains/{agent_id}", params={"format": "json"})
                 answer.raise_for_status()
-                by_id |= {turn["id"]: turn for turn in answer.json()["turns"]}
-        out: dict[int, str] = {}
-        for number, attempts in self._attempts.items():
-            for attempt in attempts:
-                turn = by_id.get(attempt.headers.get("x-turn-id", ""))
-                if turn is not None:
-                    out[number] = f"{turn['continuity']}: {'; '.join(turn['says']) or 'nothing is said'}"
-        return out
+                dumps.append(answer.json())
+        return dumps
+
+    def _numbers(self) -> dict[str, int]:
+        """Which turn of the history each turn of a dump is."""
+        return {
+            attempt.headers["x-turn-id"]: number
+            for number, attempts in self._attempts.items()
+            for attempt in attempts
+            if "x-turn-id" in attempt.headers
+        }
 
     async def _stop(self) -> None:
         for proxy in self._world.proxies:

@@ -315,10 +315,13 @@ def is_behind(known: Sequence[Entry], path: Sequence[Entry], frame_uuid: str) ->
 def is_copied(known: Sequence[Entry], copy: Sequence[Entry], *, wholly: bool) -> bool:
     """Is what is said in the copy before its last prompt said in these records, in this order, or some of it?
 
-    A CLI may leave out records when it copies, and answers in the model's place. It does not add anybody's words.
+    A CLI may leave out records when it copies, and answers in the model's place. It does not add anybody's words but a
+    summary. True where the turn itself is not in the copy.
     """
-    last = max((at for at, entry in enumerate(copy) if is_prompt(entry)), default=0)
-    real = (entry for entry in copy[:last] if entry.data.get("message", {}).get("model") != SYNTHETIC_MODEL)
+    prompts = [at for at, entry in enumerate(copy) if is_prompt(entry)]
+    if not prompts or any(entry.data.get("isCompactSummary") for entry in copy):
+        return True
+    real = (entry for entry in copy[: prompts[-1]] if entry.data.get("message", {}).get("model") != SYNTHETIC_MODEL)
     said = [spoken for entry in real for spoken in entry.spoken()]
     ours = [spoken for entry in known for spoken in entry.spoken()]
     if not wholly:

@@ -87,7 +87,10 @@ class Sessions:
     # --- before the turn
 
     async def ready(self, standing: Standing, plan: Plan, turn_id: str, frame_uuid: str, *, adopt: bool) -> Ready:
-        """A process that is about to continue the parent. Raises `Foreign` when `adopt` and somebody else wrote."""
+        """A process that is about to continue the parent. Raises `Foreign` when `adopt` and somebody else wrote.
+
+        Raises `SessionBusy` where somebody changes the transcript whenever a process loads it.
+        """
         agent, parent, session = standing.agent, standing.parent, standing.session
         gone = False
         if not self._sandboxes.is_prepared(agent.dir):
@@ -132,29 +135,27 @@ class Sessions:
         else:
             prepared = await self._prepare(now, session)
         launch = _launch(now, plan, env, prepared.session.id, resume=prepared.resume)
-        evidence: JSON = {}
-        process: ClaudeProcess | None = None
         try:
             process, warm = await self._pool.checkout(launch)
-            if (code := self._pool.take_end(launch.session_id)) is not None:
-                evidence = {"process": f"had ended with exit code {code}"}
-            if process.session_id != launch.session_id:  # started ahead of time
-                prepared = self._start(now, process.session_id)
-            session = prepared.session
+        except ProcessDied:
+            await self._confirmed(prepared.session, lenient=last)
+            raise
+        evidence: JSON = {}
+        if (code := self._pool.take_end(launch.session_id)) is not None:
+            evidence = {"process": f"had ended with exit code {code}"}
+        if process.session_id != launch.session_id:  # started ahead of time
+            prepared = self._start(now, process.session_id)
+        session = prepared.session
+        try:
             if prepared.resume and not warm:
                 session = await self._loaded(session, process, lenient=last)
             session = await self._with_total(now, session, warm=warm)
-        except BaseException as exc:
-            if process is not None:  # nobody else knows yet that it is in use
-                process.kill()
-                await self._pool.checkin(process)
-            await self._end(prepared.session.id)
-            if isinstance(exc, ProcessDied) and not isinstance(exc, WrongTranscript):
-                await self._confirmed(
-                    prepared.session, lenient=last
-                )  # it died over a transcript that is no more what was verified
+        except BaseException:  # nobody else knows yet that the process is in use
+            process.kill()
+            await self._pool.checkin(process)
+            await self._end(session.id)
             if prepared.continuity == "branched":
-                await asyncio.to_thread(transcript.remove, Path(prepared.session.transcript))
+                await asyncio.to_thread(transcript.remove, Path(session.transcript))
             raise
         return Ready(
             process=process,
@@ -168,7 +169,10 @@ class Sessions:
         )
 
     async def _loaded(self, session: Session, process: ClaudeProcess, *, lenient: bool) -> Session:
-        """The session as the process loaded it. Raises ProcessDied; WrongTranscript where it loaded something else."""
+        """The session as the process loaded it. Raises ProcessDied; WrongTranscript where it loaded something else.
+
+        A process that dies when it loads may have died of that: then the transcript is what is wrong.
+        """
 
         async def confirm() -> None:
             nonlocal session
@@ -178,7 +182,13 @@ class Sessions:
                 process.kill()  # it may have been asked already
                 raise
 
-        await process.loaded(confirm)
+        try:
+            await process.loaded(confirm)
+        except WrongTranscript:
+            raise
+        except ProcessDied:
+            await self._confirmed(session, lenient=lenient)
+            raise
         return session
 
     async def _confirmed(self, session: Session, *, lenient: bool) -> Session:

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from cli_session_proxy.backends.claude import transcript
+from cli_session_proxy.backends.claude.sessions.capture import is_behind, is_copied
+from cli_session_proxy.backends.claude.transcript import Entry, Scribe
+from cli_session_proxy.domain.models import Message
 from cli_session_proxy.testing.script import Reply
 from cli_session_proxy.testing.upstream import Upstream
 
@@ -24,3 +30,61 @@ async def test_a_turn_cut_at_a_stop_sequence_behind_a_prompt_that_the_old_cli_cu
     assert text(turn) == "one two three four "
     assert len(own) == 2
     assert heard(upstream) == ["/one is a pat", "h", "two", "three"]
+
+
+# --- what the records show of what a process had loaded
+
+
+def talk(*said: str, at: float = 1_700_000_000.0, parent: str | None = None) -> list[Entry]:
+    """Records of these words, in turn the user's and the assistant's."""
+    scribe = Scribe("11111111-1111-4111-8111-111111111111", Path("/somewhere"), "", at, parent)
+    messages = [(Message.assistant if n % 2 else Message.user)(words) for n, words in enumerate(said)]
+    return transcript.parse_records([scribe.record(message, "sonnet") for message in messages]).path
+
+
+OURS = talk("one", "first", "two", "second")
+
+
+def test_a_frame_that_hangs_on_the_path_is_behind_it_wherever_it_hangs() -> None:
+    for on in (OURS[-1], OURS[1]):
+        mine = talk("three", "third", parent=on.uuid)
+        assert is_behind(OURS, [*OURS, *mine], str(mine[0].uuid))
+        assert is_behind(OURS, mine, str(mine[0].uuid))
+    assert is_behind(OURS, OURS, "a frame that was not written down")
+
+
+def test_a_frame_that_hangs_on_another_conversation_is_not() -> None:
+    others = talk("one", "first")
+    mine = talk("three", "third", parent=others[-1].uuid)
+    for file in ([*others, *mine], [*OURS, *mine], talk("three", "third", parent="x")):
+        assert not is_behind(OURS, file, str(file[-2].uuid))
+
+
+def test_a_compaction_leaves_a_frame_where_it_is() -> None:
+    boundary = {"type": "system", "uuid": "b", "parentUuid": None, "subtype": "compact_boundary"}
+    entry = Entry("", boundary | {"logicalParentUuid": OURS[-1].uuid})
+    mine = talk("three", "third", parent="b")
+    assert is_behind(OURS, [*OURS, entry, *mine], str(mine[0].uuid))
+
+
+@pytest.mark.parametrize(
+    ("copy", "wholly", "partly"),
+    [
+        (("one", "first", "two", "second", "three", "third"), True, True),
+        (("two", "second", "three", "third"), True, True),  # the CLI left something out
+        (("one", "first", "TWO", "second", "three", "third"), False, True),  # damaged
+        (("six", "sixth", "three", "third"), False, False),
+        (("three", "third"), False, False),
+    ],
+)
+def test_a_copy_of_another_conversation_is_told_from_a_poor_one(
+    copy: tuple[str, ...], wholly: bool, partly: bool
+) -> None:
+    assert is_copied(OURS, talk(*copy), wholly=True) is wholly
+    assert is_copied(OURS, talk(*copy), wholly=False) is partly
+
+
+def test_an_empty_copy_and_a_summary_show_nothing() -> None:
+    summary = Entry("", {**talk("All about one.")[0].data, "isCompactSummary": True})
+    for copy in ([], [summary, *talk("three", "third")]):
+        assert is_copied(OURS, copy, wholly=True)
