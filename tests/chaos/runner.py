@@ -156,6 +156,7 @@ class _Run:
         self._caller = Caller(journal.append)
         self._attempts: dict[int, list[Attempt]] = {}
         self._whose: dict[int, Client] = {}
+        self._told: set[int] = set()  # attempts whose end is in the report
         self._left_open: set[int] = set()  # turns whose proxy died while the upstream held their answer
         self._dice = random.Random(history.seed)
         self._watching: list[asyncio.Task[None]] = []  # what becomes of proxies that end
@@ -331,7 +332,8 @@ class _Run:
         if attempt.task.cancelled():
             return
         heard, client = attempt.task.result(), self._whose[attempt.request.turn]
-        if heard.outcome != "acknowledged":
+        if heard.outcome != "acknowledged" and attempt.number not in self._told:
+            self._told.add(attempt.number)
             self._say(f"  turn {attempt.request.turn}: {heard.outcome} {heard.code}")
         if heard.code.startswith("400") and not isinstance(attempt.request.asked, str):
             assert attempt.request.parent is not None
