@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -86,6 +87,10 @@ def written(report: Report, folder: Path) -> None:
 
 async def main() -> int:
     args = parsed()
+    this = asyncio.current_task()
+    assert this is not None
+    # As Ctrl-C does: the proxies of the history are ended on the way out.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     shape = Shape(args.proxies, args.tools, args.cli, args.wrapper, args.length, not args.no_pauses)
     seed = random.randrange(1_000_000) if args.seed is None else args.seed
     history = made(seed, shape) if args.replay is None else read(args.replay.read_text(), seed)
