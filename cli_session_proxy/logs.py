@@ -10,7 +10,9 @@ second line behind that rule. Bind the request's id once (`bind(request_id=…)`
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import re
 import sys
 from logging.handlers import RotatingFileHandler
@@ -23,7 +25,7 @@ from . import redact
 from .sandbox import make_private
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Iterable, MutableMapping
     from pathlib import Path
 
     from .settings import Settings
@@ -34,6 +36,10 @@ ROTATE_BYTES = 10 * 1024 * 1024
 ROTATE_KEPT = 5  # so that logs never need more than 60 MB
 TEXT_LIMIT = 2000  # characters of one value: an error's text, not a conversation
 NAME = "cli_session_proxy"
+
+# What names a thing in a line: an id, and the whole of a JSON text.
+_ID = re.compile(rb"turn_[0-9A-Za-z]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_TEXT = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 
 # Fields that would hold a conversation or an environment: never written, whatever they are.
 _NEVER = frozenset(
@@ -110,6 +116,48 @@ def configure(settings: Settings) -> None:
     logger.handlers = [to_file, to_stderr]
     logger.setLevel(settings.log_level.upper())
     logger.propagate = False
+
+
+def forget(settings: Settings, named: Iterable[str]) -> None:
+    """Remove every line that speaks of one of these, from this program's file and from the rotated ones.
+
+    A line that another program writes to the same file at this very moment may be lost.
+    """
+    wanted = {json.dumps(name, ensure_ascii=False)[1:-1].encode("utf-8", "replace") for name in named if name}
+    current = file_of(settings)
+    for path in current.parent.glob(f"{current.name}*"):
+        _forget(path, wanted, _handler_of(path))
+
+
+def _handler_of(path: Path) -> logging.Handler | None:
+    for handler in logging.getLogger(NAME).handlers:
+        if isinstance(handler, RotatingFileHandler) and handler.baseFilename == os.path.abspath(path):
+            return handler
+    return None
+
+
+def _forget(path: Path, wanted: set[bytes], handler: logging.Handler | None) -> None:
+    """In place: who has the file open goes on appending to it."""
+    if handler is not None:
+        handler.acquire()
+    try:
+        with path.open("r+b") as file:
+            lines = file.readlines()
+            kept = [line for line in lines if not _speaks_of(line, wanted)]
+            if len(kept) < len(lines):
+                file.seek(0)
+                file.writelines(kept)
+                file.truncate()
+    except FileNotFoundError:  # rotated away meanwhile
+        return
+    finally:
+        if handler is not None:
+            handler.release()
+
+
+def _speaks_of(line: bytes, wanted: set[bytes]) -> bool:
+    """Whether a word of it (an id), or a whole text in it (an agent's name), is one of these."""
+    return not wanted.isdisjoint(_ID.findall(line)) or not wanted.isdisjoint(_TEXT.findall(line))
 
 
 def shut_down() -> None:

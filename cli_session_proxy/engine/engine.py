@@ -402,12 +402,12 @@ class Engine:
         if tasks:
             await asyncio.wait(tasks)
         async with self._ownership.hold(agent):
-            session_ids = {turn.session_id async for turn in self.store.turns(agent.key) if turn.session_id}
-            chain = await self.store.chain(agent.key)
-            session_ids |= {session.id for session in chain.sessions} if chain else set()
-            await self.backend.forget(agent, sorted(session_ids))
+            named = await self.store.named_by(agent.key)
+            await self.store.forget_copies(agent)
+            await self.backend.forget(agent, named)
             await asyncio.to_thread(self._sandboxes.remove, agent.dir)
             await self.store.delete_agent(agent.key)
+        await asyncio.to_thread(logs.forget, self.settings, [agent.agent_id, agent.dir, *named])
         return True
 
     async def _adopt_changes(self) -> None:
@@ -437,12 +437,16 @@ class Engine:
         """Once an hour, delete the agents whose last turn is older than `retention_days`."""
         while True:
             try:
-                for agent in await self.store.expired_agents(time.time() - days * 24 * HOUR):
-                    log.info("expired", agent=agent.agent_id)
-                    await self.delete(agent.owner, agent.agent_id)
+                await self.forget_idle(days)
             except ProxyError as exc:
                 log.warning("not_expired", error=exc.message)
             await asyncio.sleep(HOUR)
+
+    async def forget_idle(self, days: float) -> None:
+        """Delete the agents whose last turn is older than this."""
+        for agent in await self.store.expired_agents(time.time() - days * 24 * HOUR):
+            await self.delete(agent.owner, agent.agent_id)
+            log.info("expired")  # without its name: nothing is left of it
 
 
 def _may_use_tools(profile: Profile, request: TurnRequest) -> None:

@@ -301,7 +301,16 @@ class Agents(Protocol):
         """The agent, created when new. Two callers at once get the same one."""
 
     async def delete_agent(self, key: int) -> None:
-        """Remove the agent and all that is its own: turns, sessions, links, records, keys, unshared images."""
+        """Remove the agent and all that is its own: turns, sessions, links, records, keys, unshared images.
+
+        Nothing of it is left in what the store has freed.
+        """
+
+    async def forget_copies(self, agent: Agent) -> None:
+        """Remove the agent from copies that the store has made of itself; `StoreUnavailable` where one resists."""
+
+    async def named_by(self, agent_key: int) -> list[str]:
+        """The ids of its turns and sessions, and of sessions that only its turns name: what else may speak of it."""
 
     async def expired_agents(self, before: float) -> list[Agent]:
         """Agents whose last turn is older than `before`."""

@@ -201,6 +201,13 @@ class Database:
         result: T = await done
         return result
 
+    async def empty_log(self) -> None:
+        """Cut the log of earlier pages to nothing, unless somebody still reads it: then it goes with a later write."""
+        if not self._open or self._write_thread is None:
+            raise _closed()
+        if not await asyncio.get_running_loop().run_in_executor(self._write_thread, self._empty_log):
+            log.info("store_log_in_use")
+
     # --- groups of writes, on the event loop ---
 
     def _set_timer(self) -> None:
@@ -275,6 +282,13 @@ class Database:
             for _ in range(READERS):
                 self._readers.put(to_read.connect())
             self._glancer, self._jotter = to_glance.connect(), to_jot.connect()
+        except sqlite.ERRORS as exc:
+            raise self._unavailable(exc) from exc
+
+    def _empty_log(self) -> bool:
+        assert self._writer is not None
+        try:
+            return sqlite.empty_log(self._writer)
         except sqlite.ERRORS as exc:
             raise self._unavailable(exc) from exc
 

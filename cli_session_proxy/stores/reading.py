@@ -115,6 +115,13 @@ def standing(
     return Standing(found, parent, session_at(conn, agent_key, parent.id) if parent else None)
 
 
+def named_by(conn: Connection, key: int) -> list[str]:
+    own = select(turns.c.id.label("named")).where(turns.c.agent_key == key)
+    said = select(turns.c.session_id).where(turns.c.agent_key == key, turns.c.session_id.is_not(None))
+    opened = select(sessions.c.id).where(sessions.c.agent_key == key)
+    return list(conn.scalars(own.union(said, opened)))
+
+
 def expired_agents(conn: Connection, before: float) -> list[Agent]:
     found = select(agents).where(agents.c.last_at < before, agents.c.owner != COMING)
     found = found.order_by(agents.c.last_at, agents.c.key)

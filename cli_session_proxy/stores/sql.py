@@ -34,7 +34,7 @@ from ..domain.models import (
 from ..errors import StoreUnavailable
 from ..settings import Settings
 from ..tasks import uninterrupted
-from . import conversing, importing, leases, migrations, reading, writing
+from . import conversing, copies, importing, leases, migrations, reading, writing
 from .base import (
     Arrival,
     Begun,
@@ -121,6 +121,13 @@ class SqlStore(Store):
 
     async def delete_agent(self, key: int) -> None:
         await self._db.write(lambda conn: writing.delete_agent(conn, key), alone=True)
+        await self._db.empty_log()
+
+    async def forget_copies(self, agent: Agent) -> None:
+        await asyncio.to_thread(copies.forget, self._db.path, agent.owner, agent.agent_id)
+
+    async def named_by(self, agent_key: int) -> list[str]:
+        return await self._db.read(lambda conn: reading.named_by(conn, agent_key))
 
     async def summaries(self, owner: str | None = None) -> AsyncIterator[ChainSummary]:
         page, after = await self._page_of_summaries(owner, None)

@@ -364,16 +364,18 @@ class Sessions:
             if one.cwd == cwd:
                 await self._end(one.session_id)
 
-    async def forget(self, agent: Agent, session_ids: Sequence[str]) -> None:
-        """End the agent's processes and remove its transcripts and what lies beside them.
+    async def forget(self, agent: Agent, named: Sequence[str]) -> None:
+        """End the agent's processes and remove its transcripts, what lies beside them and what was kept aside.
 
-        What an earlier version took in under something that is no session id has no files of ours.
+        `named` are ids of all kinds. What an earlier version took in under something that is no session id has no
+        files of ours.
         """
-        cwd = self._sandboxes.path(agent.dir)
-        for session_id in filter(is_session_id, session_ids):
+        project = self._path(self._sandboxes.path(agent.dir))
+        for session_id in filter(is_session_id, named):
             await self._end(session_id)
-            path = transcript.path_of(self._config_dir, cwd, session_id)
-            await asyncio.to_thread(transcript.remove, path)
+            await asyncio.to_thread(transcript.remove, transcript.in_folder(project, session_id))
+            await asyncio.to_thread(self._repairs.forget_aside, session_id)
+        await asyncio.to_thread(transcript.remove_project, project)
 
     def scribe(self, agent: Agent, exchanges: int, parent: str | None) -> Scribe:
         """A writer of records for exchanges that the CLI has never seen.

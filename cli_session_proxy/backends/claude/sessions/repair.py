@@ -31,6 +31,10 @@ BUSY_WAIT = 10.0
 BUSY_POLL = 0.1
 
 
+# In `var`: transcripts that were not what the chain knows, before they were written again.
+ASIDE = "salvage"
+
+
 class Foreign(Exception):
     """Complete exchanges that someone else added to the session after its tip."""
 
@@ -232,7 +236,7 @@ class Repairs:
     def _keep_aside(self, path: Path) -> Path | None:
         if not os.path.lexists(path):
             return None
-        aside = self._settings.var / "salvage" / f"{path.stem}-{time.time_ns()}.jsonl"
+        aside = self._settings.var / ASIDE / f"{path.stem}-{time.time_ns()}.jsonl"
         aside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             shutil.move(path, aside)  # the CLI's folder may be on another disk
@@ -240,6 +244,11 @@ class Repairs:
             aside = path.with_suffix(f".aside-{time.time_ns()}")
             path.rename(aside)
         return aside
+
+    def forget_aside(self, session_id: str) -> None:
+        """Remove what was kept aside of this session."""
+        for kept in (self._settings.var / ASIDE).glob(f"{session_id}-*.jsonl"):
+            kept.unlink(missing_ok=True)
 
     async def _write(self, now: Now, parent: Turn, path: Path) -> tuple[FileMark, int]:
         records = await self._store.records(parent.id)

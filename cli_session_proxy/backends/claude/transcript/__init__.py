@@ -10,7 +10,7 @@ from .entries import Entry, Parsed, copied_up_to, has_ended, is_complete, parse,
 from .files import gather, is_file, is_sound
 from .following import Changed, Reader, reread, total_cost
 from .marks import is_unchanged
-from .places import beside, copy_beside, find_elsewhere, in_folder, path_of, project_dir, remove
+from .places import beside, copy_beside, find_elsewhere, in_folder, path_of, project_dir, remove, remove_project
 from .writing import NO_CONTENT, OPENED_BY_ASSISTANT, Scribe, in_strict_order, timestamp, with_session_id, write
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "path_of",
     "project_dir",
     "remove",
+    "remove_project",
     "reread",
     "timestamp",
     "total_cost",

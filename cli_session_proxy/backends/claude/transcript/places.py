@@ -21,6 +21,7 @@ from ....domain.identifiers import is_session_id
 from ....errors import SandboxError
 
 SUFFIX = ".jsonl"
+MEMORY = "memory"  # beside the sessions: what the model wrote down for later ones (2.1.329)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -93,6 +94,13 @@ def remove(path: Path) -> None:
     """Remove a transcript and the folder beside it."""
     checked(path).unlink(missing_ok=True)
     shutil.rmtree(beside(path), ignore_errors=True)
+
+
+def remove_project(project: Path) -> None:
+    """Remove what the CLI itself noted for an agent's working directory, and the folder where nothing else is in it."""
+    shutil.rmtree(project / MEMORY, ignore_errors=True)
+    with contextlib.suppress(OSError):  # another session of somebody's is there, or no folder
+        project.rmdir()
 
 
 def is_place(name: object) -> bool:

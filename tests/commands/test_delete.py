@@ -1,0 +1,138 @@
+"""What is deleted is gone: from the store's pages, log and copies, from what was put aside, and from the logs."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy import logs
+from cli_session_proxy.commands import showing
+from cli_session_proxy.domain.models import Message, Record
+from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.errors import StoreUnavailable
+from cli_session_proxy.sandbox import directory_name
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.base import ImportedTurn
+from cli_session_proxy.stores.sql import FILE
+from cli_session_proxy.stores.sqlite import copy_aside
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..conftest import MakeSettings
+from ..talking import ask, running
+
+WORDS = "marmalade-and-toast"
+AGENT, OTHER = "the-agent-that-goes", "the-agent-that-stays"
+IMAGE = "iVBORw0KGgo" + "Q" * 300 + "=="
+
+
+def holders(*folders: Path, of: str) -> list[str]:
+    """Every file below that holds these words, or is named by them."""
+    every = [path for folder in folders for path in folder.rglob("*")]
+    named = [str(path) for path in every if of in path.name]
+    return named + [str(path) for path in every if path.is_file() and of.encode() in path.read_bytes()]
+
+
+async def test_nothing_on_the_disk_holds_a_word_of_a_deleted_agent(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2, log_level="debug")
+    config = settings.claude_config_dir
+    assert config is not None
+    async with running(settings) as engine:
+        logs.configure(settings)
+        try:
+            turn = await ask(engine, f"remember x = {WORDS}", agent=AGENT)
+            assert turn.session_id is not None
+            await ask(engine, "remember y = something else", agent=OTHER)
+            # a transcript that was not the chain's is kept aside
+            [path] = config.glob(f"projects/*/{turn.session_id}.jsonl")
+            path.write_text(path.read_text().replace(WORDS, f"{WORDS}!"))
+            assert (await ask(engine, f"remember z = {WORDS}", agent=AGENT)).continuity == "rebuilt"
+            log = logs.get("cli_session_proxy.test")
+            log.info("about_it", agent=AGENT, turn_id=turn.id)
+            log.info("about_another", agent=OTHER)
+            copy_aside(settings.var / FILE, settings.var / f"{FILE}.v1.bak")
+            (settings.var / "logs" / "proxy.log.1").write_text(f'{{"event": "old", "session": "{turn.session_id}"}}\n')
+            for trace in (WORDS, AGENT, turn.id, turn.session_id):
+                assert holders(settings.var, config, of=trace)
+            assert any("salvage" in place for place in holders(settings.var, of=WORDS))
+            assert await engine.delete("local", AGENT)
+            for trace in (WORDS, AGENT, turn.id):
+                assert holders(settings.var, config, of=trace) == []
+            # the CLI's own notes elsewhere name sessions by their random ids (plugins/store of 2.1.329)
+            assert holders(settings.var, config / "projects", of=turn.session_id) == []
+            assert "about_another" in logs.file_of(settings).read_text()
+            log.info("still_written")
+            assert "still_written" in logs.file_of(settings).read_text()
+        finally:
+            logs.shut_down()
+        assert (await ask(engine, "recall", agent=OTHER)).output[0]["text"] == "I remember: y is something else."
+    with sqlite3.connect(settings.var / f"{FILE}.v1.bak") as copy:
+        assert copy.execute("SELECT agent_id FROM agents").fetchall() == [(OTHER,)]
+        assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert copy.execute("PRAGMA foreign_key_check").fetchall() == []
+    copy.close()
+
+
+async def filled(engine: Engine, name: str, *, at: float | None = None) -> ImportedTurn:
+    """An agent with a turn that shows an image."""
+    now = time.time()
+    agent = await engine.store.ensure_agent("local", name, directory_name("local", name), named=True, now=at or now)
+    shown = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": IMAGE}}
+    turn = ImportedTurn(
+        f"turn_{name.replace('-', '')}", agent.key, None, "sonnet", (Message("user", (shown,)),),
+        ({"type": "text", "text": f"{WORDS} {name}"},), (Record(f'{{"r": "{name}"}}', "u1"),), at or now, None, 1,
+    )  # fmt: skip
+    await engine.store.import_turns([turn], head=turn.id)
+    return turn
+
+
+async def test_what_retention_forgets_is_gone_from_the_copies_too(tmp_path: Path) -> None:
+    settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
+    long_ago = time.time() - 3 * 24 * 3600
+    async with running(settings) as engine:
+        await filled(engine, AGENT, at=long_ago)
+        await filled(engine, OTHER)
+        copy_aside(settings.var / FILE, settings.var / f"{FILE}.v1.bak")
+        await engine.forget_idle(days=1)
+    assert holders(settings.var, of=f"{WORDS} {AGENT}") == []
+    assert len(holders(settings.var, of=f"{WORDS} {OTHER}")) == 2
+    assert len(holders(settings.var, of=IMAGE)) == 2  # the other one shows it too
+
+
+async def test_a_copy_that_cannot_be_cleaned_is_said_and_nothing_is_deleted(tmp_path: Path) -> None:
+    settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
+    copy = settings.var / f"{FILE}.v1.bak"
+    async with running(settings) as engine:
+        await filled(engine, AGENT)
+        copy.write_bytes(b"no database" * 100)
+    with pytest.raises(StoreUnavailable, match=r"v1\.bak") as caught:
+        await showing.delete(settings, AGENT)
+    assert "remove it" in caught.value.message
+    async with running(settings) as engine:
+        assert await engine.store.agent("local", AGENT) is not None
+    copy.unlink()
+    await showing.delete(settings, AGENT)
+    assert holders(settings.var, of=WORDS) == []
+
+
+async def test_a_copy_of_an_older_schema_is_cleaned_as_well(tmp_path: Path) -> None:
+    settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
+    copy = settings.var / f"{FILE}.v1.bak"
+    async with running(settings) as engine:
+        await filled(engine, AGENT)
+        await filled(engine, OTHER)
+        copy_aside(settings.var / FILE, copy)
+        with sqlite3.connect(copy) as old:
+            old.execute("PRAGMA foreign_keys=OFF")
+            for table in ("items", "conversations"):
+                old.execute(f"DROP TABLE {table}")
+        old.close()
+        assert await engine.delete("local", AGENT)
+    with sqlite3.connect(copy) as old:
+        assert old.execute("SELECT agent_id FROM agents").fetchall() == [(OTHER,)]
+    old.close()
+    assert holders(settings.var, of=f"{WORDS} {AGENT}") == []
