@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from cli_session_proxy.backends.claude.backend import ClaudeBackend
 from cli_session_proxy.domain.lineage import answer_text
 from cli_session_proxy.domain.models import Message, Turn, TurnRequest
@@ -26,6 +28,11 @@ async def running(settings: Settings) -> AsyncIterator[Engine]:
         yield engine
     finally:
         await engine.stop()
+
+
+def events(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """What the program logged, as data."""
+    return [dict(record.msg) for record in caplog.records if isinstance(record.msg, dict)]
 
 
 def claude(engine: Engine) -> ClaudeBackend:

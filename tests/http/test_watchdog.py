@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 import uvloop
-from structlog.testing import capture_logs
 
 from cli_session_proxy.http import watchdog as watchdogs
 from cli_session_proxy.http.metrics import Metrics
 from cli_session_proxy.http.watchdog import Watchdog, on_signals
 
 from ..conftest import ROOT
+from ..talking import events
 from .test_metrics import Going
 
 SOON = 60.0
@@ -59,7 +59,7 @@ def sleepy(seconds: float) -> None:
 
 @pytest.mark.parametrize("hold", [busy, sleepy])
 def test_what_holds_the_loop_up_is_told_with_its_place_and_counted(
-    run: Run, watchdog: Watchdog, hold: Callable[[float], None]
+    run: Run, watchdog: Watchdog, hold: Callable[[float], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     held: list[float] = []
 
@@ -69,15 +69,14 @@ def test_what_holds_the_loop_up_is_told_with_its_place_and_counted(
             hold(1.5)
             await asyncio.sleep(0.3)
 
-    with capture_logs() as logged:
-        run(case())
+    run(case())
     assert max(held) > 1.0
-    told = [one for one in logged if one["event"] == "event_loop_held"]
+    told = [one for one in events(caplog) if one["event"] == "event_loop_held"]
     assert re.match(rf"test_watchdog\.py:\d+ {hold.__name__} < test_watchdog\.py:\d+ case < ", told[0]["by"])
 
 
 def test_a_loop_that_is_held_up_again_and_again_is_told_once_in_a_while_and_counted_each_time(
-    run: Run, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
+    run: Run, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(watchdogs, "HELD", 0.05)
     monkeypatch.setattr(watchdogs, "BEAT", 0.01)
@@ -89,22 +88,20 @@ def test_a_loop_that_is_held_up_again_and_again_is_told_once_in_a_while_and_coun
                 sleepy(0.2)
                 await asyncio.sleep(0.05)
 
-    with capture_logs() as logged:
-        run(case())
-    assert [one["event"] for one in logged].count("event_loop_held") == 1
+    run(case())
+    assert [one["event"] for one in events(caplog)].count("event_loop_held") == 1
     assert b"event_loop_held_seconds_count 5.0" in metrics.text()
 
 
-def test_a_loop_that_waits_is_not_held_up(run: Run, watchdog: Watchdog) -> None:
+def test_a_loop_that_waits_is_not_held_up(run: Run, watchdog: Watchdog, caplog: pytest.LogCaptureFixture) -> None:
     held: list[float] = []
 
     async def case() -> None:
         with watchdog.watching(held.append):
             await asyncio.to_thread(time.sleep, 1.0)
 
-    with capture_logs() as logged:
-        run(case())
-    assert (held, logged) == ([], [])
+    run(case())
+    assert (held, events(caplog)) == ([], [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -174,14 +171,14 @@ async def test_the_service_ends_whatever_keeps_it(what: str, runner: str) -> Non
         assert await child.stdout.readline() == b"ready\n"
         child.send_signal(signal.SIGTERM)
         async with asyncio.timeout(SOON):
-            said, _ = await child.communicate()
+            said, logged = await child.communicate()
     finally:
         if child.returncode is None:
             child.kill()
             await child.wait()
     assert child.returncode == 1
     assert said.startswith(b"last\n") == speaks
-    assert (b"stop_forced" in said) == speaks
+    assert (b"stop_forced" in logged) == speaks
 
 
 async def test_a_service_that_ends_by_itself_is_not_disturbed() -> None:

@@ -36,7 +36,7 @@ BOTH = {"alice": "alices-secret-0123456789", "bob": "bobs-secret-0123456789"}
 
 @contextmanager
 def served(var: Path, *options: str | Path, lines: int = 1) -> Iterator[list[str]]:
-    """`serve` as a program, until the body ends, and the first lines that it says: where, the CLI, its standing."""
+    """`serve` as a program, until the body ends, and the first lines that it says."""
     args = [
         sys.executable,
         "-m",
@@ -127,7 +127,7 @@ def test_a_socket_of_another_server_is_left_alone_at_the_end(short_tmp: Path) ->
 
 def test_the_first_start_makes_a_key_that_nobody_else_can_read(tmp_path: Path) -> None:
     var = tmp_path / "var"
-    with served(var, "--port", "0", "--make-key", lines=3) as said:
+    with served(var, "--port", "0", "--make-key", lines=5) as said:
         path = var / "key"
         assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(var.stat().st_mode)) == (0o600, 0o700)
         secret = path.read_text().strip()

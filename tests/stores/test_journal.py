@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection
-from structlog.testing import capture_logs
 
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
 from cli_session_proxy.stores import sqlite
 from cli_session_proxy.stores.database import Urgency
 
+from ..talking import events
 from .words import Words
 
 PATIENCE = 10
@@ -68,14 +68,13 @@ async def test_a_write_that_leaves_nothing_takes_no_journal_with_it(
 
 
 async def test_a_journal_that_the_disk_refused_is_tried_again_with_what_is_asked_for_next(
-    words: Words, disk: Disk
+    words: Words, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk.fails = True
-    with capture_logs() as logs:
-        await words.jot("begun")
-        await disk.was_asked()
-        await words.db.write(_nothing, Urgency.LATER)  # its answer comes after the failure was noted
-    assert "store_not_synced" in [entry["event"] for entry in logs]
+    await words.jot("begun")
+    await disk.was_asked()
+    await words.db.write(_nothing, Urgency.LATER)  # its answer comes after the failure was noted
+    assert "store_not_synced" in [entry["event"] for entry in events(caplog)]
     await disk.was_asked()
     disk.fails = False
     await words.db.close()
