@@ -212,10 +212,30 @@ class _Judge:
                 case Unserved():
                     yield Fault("unserved", entry.agent, None, f"every try ended in {', '.join(entry.codes)}")
 
+    def _made_for(self, answer: Answer) -> int | None:
+        """The request that this answer was made for.
+
+        Words that a client was given of attempts that the provider cut are part of the answer, before the whole one.
+        """
+        if answer in self._answers:
+            return self._answers[answer]
+        *cut, last = answer.text.split("\n\n")
+        number = self._answers.get(Answer(last, answer.calls))
+        if number is None:
+            return None
+        for words in cut:
+            mark = MARK.match(words)
+            asked = self._asked.get(int(mark[1])) if mark else None
+            if asked is None or not asked.answer.text.startswith(words) or asked.number in self._told:
+                return None
+            if self._turn_of.get(asked.number) is not self._turn_of.get(number):
+                return None
+        return number
+
     def _of_answers(self, turn: Turn) -> Iterator[Fault]:
         """What the clients of this turn read."""
         for answer in turn.answers:
-            number = self._answers.get(answer)
+            number = self._made_for(answer)
             made_for = None if number is None else self._turn_of.get(number)
             if number in self._told and made_for is turn:
                 continue
@@ -259,8 +279,9 @@ class _Judge:
                 path.append(one)
             before = exchange.answer
         yield from self._of_calls(asked, turn, told[-1], before)
-        if before is not None and before in self._answers:
-            self._extends[asked.number] = self._answers[before]
+        number = None if before is None else self._made_for(before)
+        if number is not None:
+            self._extends[asked.number] = number
         yield from self._of_path(asked, turn, path, told[:-1])
 
     def _of_exchange(self, asked: Asked, turn: Turn, exchange: Exchange, before: Answer | None) -> Iterator[Fault]:
@@ -288,7 +309,7 @@ class _Judge:
         if exchange.answer is None:
             yield fault("half", "its prompt has no answer", one.number)
             return
-        number = self._answers.get(exchange.answer)
+        number = self._made_for(exchange.answer)
         if number is None:
             author = self._author(exchange.answer.text)
             if author is None:

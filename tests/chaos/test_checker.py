@@ -373,6 +373,27 @@ def test_the_words_of_a_cut_attempt_before_the_answer_are_found(tale: Tale) -> N
     assert tale.kinds() == {("unsaid", 5)}
 
 
+def test_the_words_of_a_cut_attempt_are_part_of_the_answer_where_the_path_has_them_too(tale: Tale) -> None:
+    attempt = tale.send(5)
+    cut = tale.ask(prompt(5), tale.paths["ada"], whole=False)
+    whole = tale.ask(prompt(5), tale.paths["ada"])
+    answer = Answer(f"{cut.text[:-2]}\n\n{whole.text}")
+    tale.hear(attempt, "acknowledged", answer)
+    tale.paths["ada"].append((prompt(5), answer))
+    tale.turn(6)
+    assert tale.kinds() == set()
+
+
+def test_the_words_of_a_cut_attempt_that_the_path_leaves_out_are_found(tale: Tale) -> None:
+    attempt = tale.send(5)
+    cut = tale.ask(prompt(5), tale.paths["ada"], whole=False)
+    whole = tale.ask(prompt(5), tale.paths["ada"])
+    tale.hear(attempt, "acknowledged", Answer(f"{cut.text[:-2]}\n\n{whole.text}"))
+    tale.paths["ada"].append((prompt(5), whole))
+    tale.turn(6)
+    assert ("altered", 5) in tale.kinds()
+
+
 def test_a_cut_answer_that_was_acknowledged_is_found(tale: Tale) -> None:
     attempt = tale.send(5)
     tale.hear(attempt, "acknowledged", tale.ask(prompt(5), tale.paths["ada"], whole=False))

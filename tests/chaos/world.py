@@ -188,7 +188,7 @@ class World:
     def transcript(self, agent_id: str) -> Path | None:
         """The transcript of an agent that was written last."""
         sandbox = self.var / "sandbox" / "agents" / directory_name(LOCAL_OWNER, agent_id)
-        folder = transcript.path_of(self.config_dir, sandbox, "any").parent
+        folder = transcript.project_dir(self.config_dir, sandbox)
         files = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
         return files[-1] if files else None
 
