@@ -111,7 +111,7 @@ def _abilities(cli: Capability) -> Finding:
     if not missing:
         return Finding("capabilities", "ok", "everything that the proxy makes use of")
     newest = ".".join(map(str, max(capability.CLIENT_TOOLS, capability.AWAIT_CLAIM, capability.SYSTEM_PROMPT)))
-    says = f"Claude CLI {cli.version} cannot {', '.join(missing)}; version {newest} and newer can"
+    says = f"Claude CLI {cli.version} works, but cannot {', '.join(missing)}; version {newest} and newer can"
     return Finding("capabilities", "warning", says, capability.UPGRADE)
 
 

@@ -84,7 +84,7 @@ async def test_3_no_login(settings: Settings, claude_2: Path) -> None:
 
 async def test_4_an_old_cli(settings: Settings, claude_1: Path) -> None:
     one = await fault(changed(settings, claude_bin=claude_1), "capabilities", "warning")
-    assert one.says.startswith("Claude CLI 1.0.120 cannot keep a session's id, ")
+    assert one.says.startswith("Claude CLI 1.0.120 works, but cannot keep a session's id, ")
     assert "offer the client's own tools" in one.says
 
 

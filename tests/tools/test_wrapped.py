@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.backends.claude.process.pool import Serving
-from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.testing.upstream import Upstream
 
-from ..backends.claude.process.helpers import until
 from ..conftest import MakeSettings
 from ..talking import ask, claude, heard, running, text
 from ..wrappers import KINDS, wrapped

@@ -178,8 +178,6 @@ def forget(capability: Capability) -> None:
 
 
 async def _asked(key: _Key, binary: Path, env: Mapping[str, str], cwd: Path) -> Capability:
-    if not _is_program(binary):
-        raise ClaudeUnavailable(f"{binary} is not an executable file: {INSTALL}")
     asked = [_ask(binary, flag, env, cwd) for flag in ("--version", "--help")]
     answers = await asyncio.gather(*asked, return_exceptions=True)  # both are over then
     for answer in answers:
@@ -199,10 +197,6 @@ async def _asked(key: _Key, binary: Path, env: Mapping[str, str], cwd: Path) -> 
     forget(found)
     _probed[key] = found
     return found
-
-
-def _is_program(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.X_OK)
 
 
 async def _ask(binary: Path, flag: str, env: Mapping[str, str], cwd: Path) -> str:

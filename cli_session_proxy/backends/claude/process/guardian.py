@@ -36,7 +36,7 @@ log = logs.get(__name__)
 # A guardian that has run for so long is started again at once; one that ends sooner, ever later. Seconds.
 STABLE = 5.0
 FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 10.0
+LONGEST_PAUSE = 60.0
 # How long a guardian without anything to kill may take to end, and `setpriv` to say its version. Seconds.
 END_WAIT = 5.0
 SETPRIV_WAIT = 5.0
@@ -104,31 +104,35 @@ class Guardian:
             await asyncio.wait({self._keeping})
 
     async def _keep(self) -> None:
-        self.death_signal = await _death_signal()
         loop = asyncio.get_running_loop()
         pause = 0.0
-        while not self._closing.is_set():
-            began = loop.time()
-            await self._run()
-            pause = 0.0 if loop.time() - began > STABLE else min(max(2 * pause, FIRST_PAUSE), LONGEST_PAUSE)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), pause)
+        try:
+            self.death_signal = await _death_signal()
+            while not self._closing.is_set():
+                began = loop.time()
+                await self._run()
+                pause = 0.0 if loop.time() - began > STABLE else min(max(2 * pause, FIRST_PAUSE), LONGEST_PAUSE)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), pause)
+        finally:
+            self._tried.set()
 
     async def _run(self) -> None:
         """One life of the program."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
+        interpreter = _interpreter()
         program = str(Path(guardian_program.__file__))
         directory = str(Path(psutil.__file__).parent.parent)
         try:
             with theirs:
                 self._program = await asyncio.create_subprocess_exec(
-                    sys.executable, "-I", "-S", program, f"{self._id}.", directory,
+                    interpreter, "-I", "-S", program, f"{self._id}.", directory,
                     stdin=theirs.fileno(), stdout=DEVNULL, stderr=PIPE, cwd="/", start_new_session=True,
                 )  # fmt: skip
         except OSError as exc:
             ours.close()
-            log.warning("no_guardian", program=sys.executable, error=exc.strerror)
+            log.warning("no_guardian", program=interpreter, error=exc.strerror)
             self._tried.set()
             return
         self._line = ours
@@ -175,6 +179,13 @@ class Guardian:
         line, self._line = self._line, None
         if line is not None:
             line.close()
+
+
+def _interpreter() -> str:
+    """In a frozen program, or in a server that embeds Python, `sys.executable` is that program."""
+    name = Path(sys.executable or "").name
+    embedded = getattr(sys, "frozen", False) or not name.startswith(("python", "pypy"))
+    return (shutil.which("python3") or "python3") if embedded else sys.executable
 
 
 async def _death_signal() -> tuple[str, ...]:

@@ -71,21 +71,15 @@ def sweep(mark: str) -> None:
         psutil.wait_procs(found, timeout=SWEEP_WAIT)
 
 
-def _received(line: socket.socket) -> tuple[bytes, list[int]]:
-    """The next record and the descriptors that came with it; an empty record at end of file."""
-    record, descriptors, _, _ = socket.recv_fds(line, RECORD.size, 1)
-    while record and len(record) < RECORD.size and (rest := line.recv(RECORD.size - len(record))):
-        record += rest
-    return (record if len(record) == RECORD.size else b""), descriptors
-
-
 def _watch(line: socket.socket) -> dict[int, int]:
     """The groups that are left when the proxy is gone, with the start times of their leaders."""
     groups: dict[int, int] = {}
     inputs: dict[int, list[int]] = {}
     while True:
-        record, descriptors = _received(line)
-        if not record:
+        record, descriptors, _, _ = socket.recv_fds(line, RECORD.size, 1)
+        while record and len(record) < RECORD.size and (rest := line.recv(RECORD.size - len(record))):
+            record += rest
+        if len(record) < RECORD.size:
             return groups
         operation, group, started = RECORD.unpack(record)
         for old in inputs.pop(group, []):
@@ -95,21 +89,17 @@ def _watch(line: socket.socket) -> dict[int, int]:
             groups[group], inputs[group] = started, descriptors
 
 
-def _kill(group: int, started: int) -> None:
-    """Not when the leader's pid has been given to another process: then the whole group is gone."""
-    now = status(group) if started else None
-    if now is None or now[1] == started:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
-
-
 def main() -> None:
     mark, directory = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # whoever ends the proxy may signal us as well
         signal.signal(number, signal.SIG_IGN)
     groups = _watch(socket.socket(fileno=sys.stdin.fileno()))
     for group, started in groups.items():
-        _kill(group, started)
+        now = status(group) if started else None
+        if now is not None and now[1] != started:
+            continue  # another process has that pid: the whole group is gone
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
     if groups:
         sys.path.append(directory)
         sweep(mark)

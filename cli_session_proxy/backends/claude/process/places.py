@@ -44,8 +44,7 @@ CALM = 0.5
 # Of how many processes that ended by themselves the exit code is kept until their session is used again.
 REMEMBERED = 1024
 
-
-Born = Callable[[int, str | None, Path], None]
+Born = Callable[[int, str | None, Path], None]  # pid, start time, working directory
 
 
 class Places:

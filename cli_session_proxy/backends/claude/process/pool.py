@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from .... import logs
 from ....errors import ProxyError, SessionBusy
@@ -30,13 +29,6 @@ log = logs.get(__name__)
 FIRST_TURN = 1.0
 
 
-class Serving(NamedTuple):
-    """A living process of a session."""
-
-    pid: int
-    start_time: str | None
-    session_id: str
-    cwd: Path
 
 
 class Pool:
@@ -68,10 +60,9 @@ class Pool:
         """The session's process, in use or idle."""
         return self._places.processes.get(session_id)
 
-    def serving(self) -> list[Serving]:
-        """Which process serves which session, and in which directory, now."""
-        processes = self._places.processes.items()
-        return [Serving(one.pid, one.start_time, session_id, one.cwd) for session_id, one in processes]
+    def sessions_in(self, cwd: Path) -> list[str]:
+        """The sessions whose processes work in this directory."""
+        return [session_id for session_id, process in self._places.processes.items() if process.cwd == cwd]
 
     def counts(self) -> Counts:
         places = self._places

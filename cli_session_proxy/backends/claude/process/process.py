@@ -79,7 +79,12 @@ class ClaudeProcess:
         process = cls(launch, settings, await Child.start(launch, guardian, READ_SIZE), ended)
         try:
             if not await process._offer(launch.offers):
-                raise process._refused_tools() if process.alive else await process._death()
+                if not process.alive:
+                    raise await process._death()
+                cli = launch.capability
+                capability.forget(cli)
+                why = f"Claude CLI {cli.version} at {cli.path} refused the client's tools: see `doctor`"
+                raise ClaudeUnavailable(why)
         except BaseException:
             process.kill()
             await process.close()
@@ -287,11 +292,6 @@ class ClaudeProcess:
         if missing:
             why = f'it said "{NO_CONVERSATION}", and {why}'
         return ProcessDied(f"{why} before the result", returncode=code, stderr=self.stderr, no_conversation=missing)
-
-    def _refused_tools(self) -> ClaudeUnavailable:
-        cli = self.launch.capability
-        capability.forget(cli)
-        return ClaudeUnavailable(f"Claude CLI {cli.version} at {cli.path} refused the client's tools: see `doctor`")
 
     async def _unfit(self, why: str) -> ProcessDied:
         """Why it cannot go on: that it ended by itself, where it did (it may have done so just now), else `why`."""

@@ -360,9 +360,8 @@ class Sessions:
     async def retire(self, agent: Agent) -> None:
         """End the processes of this agent's sessions: another proxy writes them from now on."""
         cwd = self._sandboxes.path(agent.dir)
-        for one in self._pool.serving():
-            if one.cwd == cwd:
-                await self._end(one.session_id)
+        for session_id in self._pool.sessions_in(cwd):
+            await self._end(session_id)
 
     async def forget(self, agent: Agent, named: Sequence[str]) -> None:
         """End the agent's processes and remove its transcripts, what lies beside them and what was kept aside.

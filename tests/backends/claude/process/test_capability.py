@@ -63,7 +63,7 @@ async def test_what_is_no_working_cli_is_unavailable(tmp_path: Path, version: st
 async def test_a_file_that_cannot_run_is_unavailable(tmp_path: Path) -> None:
     plain = tmp_path / "claude"
     plain.write_text("hello")
-    with pytest.raises(ClaudeUnavailable, match="not an executable"):
+    with pytest.raises(ClaudeUnavailable, match=r"cannot be started \(Permission denied\)"):
         await probe(plain, ENV)
     plain.chmod(0o755)
     plain.write_bytes(b"\x7fELF but not really")

@@ -205,9 +205,21 @@ async def test_signals_that_are_meant_for_the_proxy_do_not_end_it(started: Guard
 async def test_where_it_cannot_be_started_the_clis_run_all_the_same(
     monkeypatch: pytest.MonkeyPatch, fake: Fake, start: Start
 ) -> None:
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python3")
     process = await start(await fake())
     assert said(await ask(process)) == "2 hi"
+
+
+async def test_in_a_program_that_embeds_python_it_runs_on_the_systems_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, guardian: Guardian, sleeper: Sleeper
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "uwsgi"))  # would be started, and is none
+    (tmp_path / "python3").symlink_to(Path(sys.prefix) / "bin" / "python3")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    await guardian.start()
+    guardian.guard(sleeper.pid, start_time(sleeper.pid), sleeper.stdin)
+    await guardian.close()
+    assert sleeper.process.wait(10) == -signal.SIGKILL
 
 
 FORKS = """

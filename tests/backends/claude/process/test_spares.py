@@ -35,14 +35,19 @@ def new(fake: Fake) -> New:
 
 
 @asynccontextmanager
-async def pooled(settings: Settings, tmp_path: Path, **changes: float | None) -> AsyncIterator[Pool]:
+async def pooled(
+    settings: Settings,
+    tmp_path: Path,
+    born: Callable[[int, str | None, Path], None] = lambda _pid, _start, _cwd: None,
+    **changes: float | None,
+) -> AsyncIterator[Pool]:
     def ahead() -> tuple[Path, Path]:
         folders = tmp_path / "ahead", tmp_path / "ahead-tmp"
         for folder in folders:
             folder.mkdir(exist_ok=True)
         return folders
 
-    pool = Pool(settings.model_copy(update={"spares": 1, **changes}), ahead=ahead)
+    pool = Pool(settings.model_copy(update={"spares": 1, **changes}), ahead=ahead, born=born)
     try:
         yield pool
     finally:
@@ -72,6 +77,17 @@ async def test_a_new_session_takes_the_process_that_was_started_for_it(
         again = await new(cwd=launch.cwd, env=dict(launch.env), session_id=process.session_id, resume=True)
         assert await pool.checkout(again) == (process, True)
         assert await spare(pool) != pid
+
+
+async def test_it_is_told_again_which_directory_a_process_works_in_when_that_changes(
+    settings: Settings, new: New, tmp_path: Path
+) -> None:
+    told: list[tuple[int, Path]] = []
+    async with pooled(settings, tmp_path, lambda pid, _start, cwd: told.append((pid, cwd))) as pool:
+        first, _ = await pool.checkout(await new())
+        pid = await spare(pool)
+        await pool.checkout(await new(cwd=tmp_path / "ahead-tmp"))
+        assert told[:3] == [(first.pid, tmp_path), (pid, tmp_path / "ahead"), (pid, tmp_path / "ahead-tmp")]
 
 
 async def test_two_new_sessions_do_not_share_one(settings: Settings, new: New, tmp_path: Path) -> None:
