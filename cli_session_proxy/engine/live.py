@@ -75,22 +75,25 @@ class LiveTurn:
 
     def withdraw(self, blocks: Collection[int]) -> list[Block]:
         """Take back of these blocks what no client was given; the blocks as far as one was, each with its end."""
-        given = self._events[: self._given]
-        shown = {event.index: dict(event.block) for event in given if isinstance(event, BlockStart)}
-        shown = {index: block for index, block in shown.items() if index in blocks}
-        ended = {event.index for event in given if isinstance(event, BlockStop)}
+        given, rest = self._events[: self._given], self._events[self._given :]
+        shown: dict[int, Block] = {}
+        pieces: dict[int, list[Block]] = {}
+        ended: set[int] = set()
         for event in given:
-            if isinstance(event, BlockDelta) and event.index in shown:
-                piece = str(event.delta.get("type")).removesuffix("_delta")
-                block = shown[event.index]
-                block[piece] = f"{block.get(piece, '')}{event.delta.get(piece, '')}"
-        self._events = [
-            *given,
-            *(BlockStop(index) for index in shown if index not in ended),
-            *(event for event in self._events[self._given :] if getattr(event, "index", None) not in blocks),
-        ]
+            if isinstance(event, BlockStart) and event.index in blocks:
+                shown[event.index], pieces[event.index] = dict(event.block), []
+            elif isinstance(event, BlockDelta) and event.index in shown:
+                pieces[event.index].append(event.delta)
+            elif isinstance(event, BlockStop):
+                ended.add(event.index)
+        for index, block in shown.items():
+            for name in ("text", "thinking", "signature"):
+                if name in block:
+                    block[name] += "".join(str(piece.get(name, "")) for piece in pieces[index])
+        ends = [BlockStop(index) for index in shown if index not in ended]
+        self._events = [*given, *ends, *(event for event in rest if getattr(event, "index", None) not in blocks)]
         self._wake()
-        return [block for block in shown.values() if block.get(str(block.get("type")), True)]
+        return [block for block in shown.values() if block["type"] not in ("text", "thinking") or block[block["type"]]]
 
     def finish(self, turn: Turn) -> None:
         self.turn = turn

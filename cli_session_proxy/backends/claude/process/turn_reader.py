@@ -58,6 +58,7 @@ class TurnReader:
         self._tagged = False
         self._next = 0
         self._streaming: str | None = None  # the API message whose stream has begun and not ended
+        self._whole = False  # that message has a reason to stop: only its `message_stop` is missing
         self._blocks: dict[int, int] = {}  # of that message: index within it -> index within the turn
         self._open: set[int] = set()  # of these, by index within the message
         self._streamed: set[str] = set()
@@ -113,6 +114,7 @@ class TurnReader:
                 events = self._cut_short()
                 message = _dict(event.get("message"))
                 self._streaming = str(message.get("id"))
+                self._whole = False
                 self._blocks = {}
                 self._calls.message(self._streaming)
                 self._using = _dict(message.get("usage"))
@@ -133,6 +135,7 @@ class TurnReader:
                 return [BlockStop(self._blocks[_index(event)])]
             case "message_delta":
                 self._using = {**self._using, **_dict(event.get("usage"))}
+                self._whole = bool(_dict(event.get("delta")).get("stop_reason"))
             case "message_stop":
                 self._streaming = None
                 self._used = self._used.plus(_usage(self._using))
@@ -147,10 +150,9 @@ class TurnReader:
 
         CLI 1.0.120 says nothing at a cut, asks without a stream and gives that answer as another message.
         """
-        if self._streaming is None:
-            return []
+        was_cut = self._streaming is not None and not self._whole
         self._streaming = None
-        return self._abandon(self._open)
+        return self._abandon(self._open) if was_cut else self._close_all()
 
     def _abandon(self, blocks: Iterable[int]) -> list[CliEvent]:
         void = frozenset(self._blocks[at] for at in blocks)
@@ -219,7 +221,8 @@ class TurnReader:
             return [Activity("result_of_another_frame")]
         cut = self._cut_short()
         # 1.0.120 calls it a success where a block was finished before the cut, and gives that block as the answer.
-        half = bool(cut) and frame.get("subtype") == "success" and not frame.get("is_error")
+        was_cut = any(isinstance(event, Abandoned) for event in cut)
+        half = was_cut and frame.get("subtype") == "success" and not frame.get("is_error")
         session_id = _session_id(frame)
         status = frame.get("api_error_status")
         cost = frame.get("total_cost_usd")
@@ -241,7 +244,7 @@ class TurnReader:
             detail=detail,
         )
         seen = [SessionSeen(session_id, "result")] if session_id else []
-        return [*cut, *self._close_all(), *seen, result]
+        return [*cut, *seen, result]
 
 
 def _session_id(frame: JSON) -> str:

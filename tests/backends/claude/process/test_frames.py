@@ -263,6 +263,23 @@ def test_half_an_answer_is_a_failure_whatever_the_cli_calls_it() -> None:
     assert "stream was cut" in error_for(end).message
 
 
+def test_a_stream_without_its_last_event_is_no_cut() -> None:
+    reader = TurnReader(FRAME)
+    frames = [frame for frame in recorded("think_2.1.329") if frame.get("event") != {"type": "message_stop"}]
+    events = [event for frame in frames for event in reader.feed(frame)]
+    assert not [event for event in events if isinstance(event, Abandoned)]
+    assert not result(events).is_error
+
+
+def test_a_block_without_its_end_ends_with_its_message() -> None:
+    reader = TurnReader(FRAME)
+    start = {"type": "stream_event", "event": {"type": "message_start", "message": {"id": "m1"}}}
+    begin = {"type": "stream_event", "event": {"type": "content_block_start", "index": 0, "content_block": text("")}}
+    for frame in (start, begin, {"type": "stream_event", "event": {"type": "message_stop"}}):
+        reader.feed(frame)
+    assert reader.feed(start) == [BlockStop(0)]
+
+
 def test_a_message_that_begins_before_the_one_before_has_ended_was_cut() -> None:
     reader = TurnReader(FRAME)
     start = {"type": "stream_event", "event": {"type": "message_start", "message": {"id": "m1"}}}
