@@ -108,6 +108,7 @@ class Engine:
 
     async def start(self) -> None:
         """Open the store, prepare `var/`, settle what a dead proxy left. Raises `ConfigError`, `StoreUnavailable`."""
+        self._stopped = False
         _prepare_var(self.settings.var, self._instances)
         await self.store.open()
         await self._recovery.recover(self._ownership.hold_if_free)

@@ -137,6 +137,9 @@ async def ask(
         raise InvalidRequest("the prompt is empty", param="prompt")
     if agent_id is not None:
         checked_agent_id(agent_id)
+    for name, bound in (("timeout", timeout), ("max_rounds", max_rounds)):
+        if bound < 0:
+            raise InvalidRequest(f"{name} must not be negative", param=name)
     toolbox = Toolbox(tools)
     typed = _Typed.of(schema)
     saying = Saying(

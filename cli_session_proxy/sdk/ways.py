@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import httpx
 
 from ..domain.models import JSON, Block, Message, Tool, Turn, TurnRequest
-from ..errors import ClaudeUnavailable, NotFound, PreviousNotFound, UpstreamError, from_dict
+from ..errors import ClaudeUnavailable, NotFound, PreviousNotFound, TurnTimeout, UpstreamError, from_dict
 from ..wires.common import answer_text, encoded_agent_id, fingerprint, model_name
 from ..wires.responses.body import response_id, turn_id_of
 from .runtime import Runtime
@@ -109,6 +109,10 @@ async def served(here: Runtime, saying: Saying) -> AsyncGenerator[Heard, None]:
             f"{root}/v1/responses", json=_body(saying), headers=headers, timeout=saying.timeout
         )
         data = answer.json()
+    except httpx.TimeoutException as exc:
+        raise TurnTimeout(
+            f"{saying.base_url} did not answer within {saying.timeout:g} s: ask again, or raise timeout"
+        ) from exc
     except httpx.TransportError as exc:
         raise ClaudeUnavailable(f"{saying.base_url} does not answer ({type(exc).__name__}): is `serve` there?") from exc
     except ValueError as exc:

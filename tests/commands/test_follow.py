@@ -18,7 +18,7 @@ from cli_session_proxy import cli
 from cli_session_proxy.commands import showing as commands
 from cli_session_proxy.commands.showing import Shown, Wanted
 from cli_session_proxy.domain.models import Message
-from cli_session_proxy.errors import InvalidRequest, NotFound
+from cli_session_proxy.errors import ConfigError, NotFound
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import NewTurn, Store
 from cli_session_proxy.testing.upstream import Upstream
@@ -71,7 +71,7 @@ def iter_queue(queue: asyncio.Queue[str]) -> list[str]:
 
 async def test_a_page_or_a_graph_cannot_be_followed(settings: Settings) -> None:
     for name in ("html", "mermaid", "pdf"):
-        with pytest.raises(InvalidRequest, match="--follow"):
+        with pytest.raises(ConfigError, match="--follow"):
             await commands.follow(settings, "local", "a", Shown(name), print)
     with pytest.raises(NotFound):
         await commands.follow(settings, "local", "nobody", Shown("json"), print)
@@ -164,7 +164,7 @@ async def test_chains_are_filtered_by_name_time_and_status(settings: Settings) -
 def test_a_wrong_filter_is_one_line(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(["chains", *option])
-    assert caught.value.code == 1
+    assert caught.value.code == 2
     assert option[0] in capsys.readouterr().err
 
 

@@ -19,7 +19,7 @@ from cli_session_proxy.domain.client_tools import NOT_ANSWERED, cli_name
 from cli_session_proxy.errors import InvalidRequest, TurnTimeout, UpstreamError
 from cli_session_proxy.sdk import runtime
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Block, Reply, ToolUse
+from cli_session_proxy.testing.script import Block, Reply, Stall, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -250,6 +250,12 @@ async def test_a_loop_of_calls_ends_at_its_bound_and_the_conversation_goes_on(
     assert [text_of(result) for result in results(upstream)] == [NOT_ANSWERED]
 
 
+async def test_a_model_that_takes_too_long_is_a_timeout_either_way(there: str | None, upstream: Upstream) -> None:
+    upstream.when("wait", Stall(), times=None)
+    with pytest.raises(TurnTimeout):
+        await ask("wait for it", timeout=2.0, base_url=there)
+
+
 async def test_the_time_of_an_ask_holds_for_its_tools_too(settings: Settings, upstream: Upstream) -> None:
     ended = asyncio.Event()
 
@@ -306,6 +312,7 @@ class NotData:
         ({"schema": NotData}, "schema must be a pydantic model"),
         ({"schema": {"type": "river"}}, "schema is not a JSON Schema"),
         ({"schema": "city"}, "schema must be a pydantic model"),
+        ({"max_rounds": -1}, "max_rounds must not be negative"),
     ],
 )
 async def test_what_cannot_be_told_to_a_model_is_refused_before_anything_runs(asked: dict[str, Any], says: str) -> None:
