@@ -10,17 +10,13 @@ import pytest
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..backends.claude.process.test_ahead import pid, ready
 from ..conftest import MakeSettings
 from ..talking import ask, claude, heard, running, text
 from ..wrappers import KINDS, wrapped
 from .test_loops import TOOLS, both, calls, result, results
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-def serving(engine: Engine, agent: str) -> Serving | None:
-    """The process of this agent, by its directory."""
-    return next((one for one in claude(engine).pool.serving() if one.cwd.name == agent), None)
 
 
 @every_kind
@@ -44,13 +40,10 @@ async def test_a_spare_is_taken_and_keeps_its_process(
 ) -> None:
     async with running(make_settings(claude_bin=wrapped(claude_2, tmp_path / "bin", kind), spares=1)) as engine:
         await ask(engine, "hello", agent="first")
-        await until(lambda: engine.processes().spare == 1)
-        (spare,) = [one for one in claude(engine).pool.serving() if one.cwd.name != "first"]
-        await ask(engine, "hello", agent="second")
-        claimed = serving(engine, "second")
-        assert claimed is not None
-        assert (claimed.pid, claimed.session_id) == (spare.pid, spare.session_id)
-        await until(lambda: engine.processes().spare == 1)
+        spare = await ready(engine)
+        turn = await ask(engine, "hello", agent="second")
+        assert pid(engine, turn) == spare
+        assert await ready(engine) != spare
 
 
 @every_kind

@@ -29,8 +29,6 @@ log = logs.get(__name__)
 FIRST_TURN = 1.0
 
 
-
-
 class Pool:
     """The processes of one proxy. Use it on one event loop; `close` ends them all.
 
