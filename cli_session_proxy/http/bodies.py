@@ -58,7 +58,10 @@ def owner_of(request: Request) -> str:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body, at most `limit` bytes. Raises `RequestTooLarge`, before reading where the length is declared."""
+    """The body, at most `limit` bytes. Raises `RequestTooLarge`, before reading where the length is declared.
+
+    Raises `QueueFull` where the bodies of this owner's requests are too much together.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared[:18]) > limit:
         raise _too_large(limit)
@@ -66,6 +69,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
             async for chunk in request.stream():
+                request.scope["state"]["held"].body(len(chunk))
                 body += chunk
                 if len(body) > limit:
                     raise _too_large(limit)

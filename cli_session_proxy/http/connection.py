@@ -15,6 +15,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .. import logs
+from .bounds import connections
 
 # What is gathered before it is sent all the same, so that a full transport can say so: its own high-water mark.
 GATHERED = 64 * 1024
@@ -32,6 +33,9 @@ UNREAD = 64 * 1024 * 1024
 
 log = logs.get(__name__)
 
+# Open connections at most; one that waits for nothing gives way to a new one.
+MOST = connections()
+TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -118,6 +122,7 @@ class Connection(HttpToolsProtocol):
     _corked: Corked
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
+    _idle_since = 0.0
     _unparsed = 0  # bytes since the last head or piece of a body
     _waiting = b""  # bytes that are not parsed yet, as too many requests are before them
     _body_left = 0  # bytes of the present body that are still to come, where its head says so
@@ -127,6 +132,9 @@ class Connection(HttpToolsProtocol):
         self._corked = Corked(transport)
         super().connection_made(cast(asyncio.Transport, self._corked))
         self.flow = Intake(cast(asyncio.Transport, self._corked))
+        self._idle_since = self.loop.time()
+        if len(self.connections) > MOST:
+            self._make_room()
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -139,6 +147,14 @@ class Connection(HttpToolsProtocol):
     def eof_received(self) -> None:
         # The transport closes itself now: what was written in this turn of the loop goes first.
         self._corked.flush()
+
+    def _make_room(self) -> None:
+        """One connection too many: the one that has been idle for the longest time goes, else this one."""
+        others = [one for one in self.connections if isinstance(one, Connection) and one is not self and one._idle()]
+        oldest = min(others, key=lambda one: one._idle_since, default=None)
+        if oldest is None:
+            self.transport.write(TOO_MANY)
+        (oldest or self).transport.close()
 
     # --- what it reads
 
@@ -213,6 +229,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._corked.flush()  # nothing comes after it that could go along
+        self._idle_since = self.loop.time()
         super().on_response_complete()
         self._answers_taken()
 

@@ -22,6 +22,7 @@ from ..errors import InvalidRequest, NotFound, ProxyError
 from ..sandbox import LOCAL_OWNER
 from ..wires.common import decoded_agent_id, retry_after
 from ..wires.failures import SHAPES, wire_of
+from .bounds import Bounds
 from .keys import Keys
 from .origins import Origins, check_body, is_preflight, permitted, readable_by
 
@@ -54,10 +55,11 @@ class Gate:
     With keys, a request's owner is known before any route sees it (`state["owner"]`); without one it is a 401.
     """
 
-    def __init__(self, app: ASGIApp, *, origins: Origins, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, *, origins: Origins, keys: Keys, bounds: Bounds) -> None:
         self._app = app
         self._origins = origins
         self._keys = keys
+        self._bounds = bounds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":  # the server's own: nobody asks for anything
@@ -93,7 +95,8 @@ class Gate:
                         return
                     added |= readable_by(reader)
                 check_body(headers)
-                if not _is_open(inner["path"]):
+                is_open = _is_open(inner["path"])
+                if not is_open:
                     query = scope.get("query_string", b"").decode("latin-1")
                     google = inner["state"]["wire"] in _KEY_IN_ADDRESS
                     inner["state"]["owner"] = self._keys.owner_of(headers, query if google else "")
@@ -101,7 +104,12 @@ class Gate:
                     inner["state"]["agent_id"] = decoded_agent_id(agent)
                 if is_socket:
                     raise NotFound("nothing here speaks WebSocket: send the same as a POST, with stream for events")
-                await self._app(inner, receive, out)
+                if is_open:
+                    await self._app(inner, receive, out)
+                    return
+                with self._bounds.request(inner["state"]["owner"]) as held:
+                    inner["state"]["held"] = held
+                    await self._app(inner, receive, out)
             except Exception as exc:  # noqa: BLE001 - the last place: whatever it is, the client gets an answer
                 error = as_proxy_error(exc)
                 if started:

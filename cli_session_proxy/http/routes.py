@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from ..domain.models import JSON, Agent
 from ..engine.engine import Engine
 from ..engine.subscription import Follower
-from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError, QueueFull
+from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
 from ..export import FORMATS, live
 from ..export.summaries import summary_json
 from ..sandbox import Sandboxes
@@ -30,8 +30,6 @@ from .bodies import is_on, owner_of, read_call, whole_number
 from .gate import CHAINS, error_body, raw_path
 
 EVENTS = b"/events"
-# Each open stream asks the store twice a second.
-EVENT_STREAMS = 64
 SEQ_DIGITS = 19  # a seq is a 64-bit number
 # A dump that a browser shows is of no origin: whatever were in it could not ask the proxy for anything.
 DUMP_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
@@ -56,7 +54,6 @@ class Routes:
         self._settings = settings
         self._sandboxes = Sandboxes(settings)
         self._since = int(time.time())
-        self._following = 0
 
     def add_to(self, app: Starlette) -> None:
         for method, path, handler in (
@@ -140,25 +137,20 @@ class Routes:
         agent = await self._agent(request, EVENTS)
         last = request.headers.get("last-event-id", "")
         after = int(last) if last.isascii() and last.isdigit() and len(last) < SEQ_DIGITS else None
-        if self._following >= EVENT_STREAMS:
-            raise QueueFull(f"{EVENT_STREAMS} event streams are open already: close one", retry_after=5.0)
+        request.scope["state"]["held"].stream()
         return StreamingResponse(self._event_texts(agent, after), media_type="text/event-stream")
 
     async def _event_texts(self, agent: Agent, after: int | None) -> AsyncIterator[bytes]:
-        self._following += 1
-        try:
-            yield b": following\n\n"
-            quiet = time.monotonic()
-            async for happened in Follower(self._engine.store, agent, after).follow():
-                if not self._engine.ready:
-                    return
-                for one in happened:
-                    yield live.event(one).encode()
-                if happened or time.monotonic() - quiet > self._settings.keepalive:
-                    quiet = time.monotonic()
-                    yield b": alive\n\n"
-        finally:
-            self._following -= 1
+        yield b": following\n\n"
+        quiet = time.monotonic()
+        async for happened in Follower(self._engine.store, agent, after).follow():
+            if not self._engine.ready:
+                return
+            for one in happened:
+                yield live.event(one).encode()
+            if happened or time.monotonic() - quiet > self._settings.keepalive:
+                quiet = time.monotonic()
+                yield b": alive\n\n"
 
     async def delete(self, request: Request) -> JSON:
         agent_id = _agent_in_path(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +23,7 @@ from ..wires.interactions.routes import InteractionsRoutes
 from ..wires.messages.routes import MessagesRoutes
 from ..wires.responses.routes import ResponsesRoutes
 from .binding import bound
+from .bounds import Bounds
 from .connection import Connection
 from .dialogues import Dialogues
 from .gate import Gate
@@ -34,6 +36,7 @@ from .origins import Origins
 from .repair_lines import RepairLines
 from .routes import Routes
 from .served import announced, place_of
+from .systemd import Systemd
 from .ui.routes import Ui
 from .watchdog import Watchdog, on_signals
 
@@ -66,7 +69,7 @@ def create_app(engine: Engine, settings: Settings) -> Starlette:
     ConversationsRoutes(settings, dialogues).add_to(app)
     keys = Keys(settings)
     origins = Origins(settings.host, settings.allowed_origins, locked=bool(keys))
-    app.add_middleware(Gate, origins=origins, keys=keys)
+    app.add_middleware(Gate, origins=origins, keys=keys, bounds=Bounds.of(settings))
     return app
 
 
@@ -110,9 +113,12 @@ async def _run(
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         asked = asyncio.create_task(stop.wait())
         telling = asyncio.create_task(_tell(server, settings, listener, repairs, say))
+        systemd = Systemd.of(os.environ)
+        living = asyncio.create_task(systemd.live(server.ready))
         try:
             await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            systemd.tell(STOPPING="1", STATUS="running turns end")
             # Together: the server takes no more connections, the engine ends the turns that open ones wait for.
             server.should_exit = True
             asked.cancel()
@@ -120,6 +126,8 @@ async def _run(
             telling.cancel()
             await asyncio.gather(asked, telling, return_exceptions=True)
             await serving
+            living.cancel()
+            await asyncio.gather(living, return_exceptions=True)
 
 
 def _refuse_open_backs(settings: Settings) -> None:

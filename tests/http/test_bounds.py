@@ -1,0 +1,187 @@
+"""One owner holds no more than their part: streams, open requests, bytes of bodies; and idle connections give way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cli_session_proxy.http import bounds, connection
+from cli_session_proxy.http.bounds import Bounds
+from cli_session_proxy.settings import Settings
+
+from ..fakes import Step, hello
+from ..no_cli import no_cli
+from .test_connection import ASK, answer, listening
+from .test_server import HELLO, SOON, Serving, serving
+
+__all__ = ["serving"]  # a fixture
+
+ALICE = {"x-api-key": "alices-secret-0123456789"}
+BOB = {"x-api-key": "bobs-secret-0123456789"}
+KEYS = {"alice": ALICE["x-api-key"], "bob": BOB["x-api-key"]}
+
+
+@contextlib.asynccontextmanager
+async def opened(http: httpx.AsyncClient, headers: dict[str, str], count: int) -> AsyncIterator[None]:
+    """So many open event streams."""
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(count):
+            stream = await stack.enter_async_context(http.stream("GET", "/v1/chains/a/events", headers=headers))
+            assert stream.status_code == 200
+        yield
+
+
+async def test_one_owners_event_streams_leave_another_theirs(
+    tmp_path: Path, made: list[Bounds], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "EVENT_STREAMS", 3)
+    async with (
+        no_cli(tmp_path, keys=KEYS) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=SOON) as http,
+    ):
+        for key in (ALICE, BOB):
+            named = {**key, "X-Agent-Id": "a"}
+            assert (await http.post("/v1/chat/completions", json=HELLO, headers=named)).status_code == 200
+        async with opened(http, ALICE, 3):
+            refused = await http.get("/v1/chains/a/events", headers=ALICE)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+            async with opened(http, BOB, 3):
+                pass
+        await until(lambda: not made[0]._open)
+        async with opened(http, ALICE, 1):
+            pass
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Bounds]:
+    """The counts of each app that the test makes."""
+    found: list[Bounds] = []
+    of = Bounds.of
+
+    def noted(settings: Settings) -> Bounds:
+        found.append(of(settings))
+        return found[-1]
+
+    monkeypatch.setattr(Bounds, "of", staticmethod(noted))
+    return found
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """The server runs in this loop: nothing else tells when it has noticed."""
+    async with asyncio.timeout(SOON):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_one_owners_open_requests_leave_another_theirs(
+    serving: Serving, made: list[Bounds], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "SPARE_REQUESTS", 1)
+    never = asyncio.Event()
+
+    def script(request: Any) -> list[Step]:
+        return [*([never] if request.owner == "alice" else []), *hello()]
+
+    async with serving(script, keys=KEYS, queue_limit=1, max_turns=1) as door:
+        waiting = [asyncio.create_task(door.post(headers=ALICE)) for _ in range(3)]
+        await until(lambda: len(door.engine.requests) == 3)
+        refused = await door.post(headers=ALICE)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert (await door.http.get("/v1/models", headers=BOB)).status_code == 200
+        assert (await door.http.get("/healthz", headers=ALICE)).status_code == 200
+        never.set()
+        assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200, 200]
+        assert (await door.http.get("/v1/models", headers=ALICE)).status_code == 200
+    assert made[0]._open == {}
+
+
+async def test_one_owners_bodies_leave_another_theirs(serving: Serving, made: list[Bounds]) -> None:
+    """Bodies that never end, each within what one may have."""
+    async with serving(keys=KEYS, max_body=2048) as door:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2048\r\nx-api-key: "
+        writers = []
+        for _ in range(bounds.BODIES):
+            _, writer = await door.raw(head + ALICE["x-api-key"].encode() + b"\r\n\r\n" + b"x" * 2047)
+            writers.append(writer)
+        await until(lambda: made[0]._bytes["alice"] == bounds.BODIES * 2047)
+        refused = await door.post({**HELLO, "user": "x" * 100}, headers=ALICE)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        assert (await door.post(headers=BOB)).status_code == 200
+        for writer in writers:
+            writer.close()
+        await until(lambda: not made[0]._open)
+        assert (await door.post(headers=ALICE)).status_code == 200
+
+
+def test_what_was_held_is_given_back_however_a_request_ends(tmp_path: Path) -> None:
+    counts = Bounds.of(Settings(var=tmp_path / "var"))
+    with contextlib.suppress(RuntimeError), counts.request("a") as held:
+        held.stream()
+        held.body(10)
+        raise RuntimeError
+    assert (counts._open, counts._streams, counts._bytes) == ({}, {}, {})
+
+
+# --- connections
+
+
+async def test_a_connection_that_waits_for_nothing_gives_way_to_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MOST", 3)
+    never = asyncio.Event()
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        if scope["path"] == "/slow":
+            await never.wait()
+        await answer(send)
+
+    async with listening(app) as port:
+        slow, first, second = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        slow[1].write(ASK.replace(b"POST /", b"POST /slow"))
+        for _, writer in (first, second):  # the first is idle for longer from here on
+            writer.write(ASK)
+        for reader, _ in (first, second):
+            assert b"200" in await asyncio.wait_for(reader.readline(), SOON)
+            await reader.readuntil(b"hello")
+        newcomer = await asyncio.open_connection("127.0.0.1", port)
+        newcomer[1].write(ASK)
+        assert b"200" in await asyncio.wait_for(newcomer[0].readline(), SOON)
+        assert await asyncio.wait_for(first[0].read(), SOON) == b""
+        second[1].write(ASK)
+        assert b"200" in await asyncio.wait_for(second[0].readline(), SOON)
+        never.set()
+        assert b"200" in await asyncio.wait_for(slow[0].readline(), SOON)
+        for _, writer in (slow, first, second, newcomer):
+            writer.close()
+
+
+async def test_where_all_connections_are_in_use_a_new_one_is_told_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "MOST", 1)
+    never, busy = asyncio.Event(), asyncio.Event()
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        busy.set()
+        await never.wait()
+        await answer(send)
+
+    async with listening(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(ASK)
+        await asyncio.wait_for(busy.wait(), SOON)
+        told, other = await asyncio.open_connection("127.0.0.1", port)
+        assert (await asyncio.wait_for(told.read(), SOON)).startswith(b"HTTP/1.1 503")
+        never.set()
+        assert b"200" in await asyncio.wait_for(reader.readline(), SOON)
+        writer.close()
+        other.close()
+
+
+def test_the_bound_is_within_what_this_process_may_have_open() -> None:
+    assert 16 <= bounds.connections() <= bounds.MOST_CONNECTIONS
