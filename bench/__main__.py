@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from . import agents, chains, machine, report, turns
+from . import agents, chains, freeze, machine, report, turns
 from .agents import Crowd
 from .contenders import Place, bundled
 from .plan import FULL, QUICK, TINY, Bench, Plan, Row
@@ -32,6 +32,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Row] | Crowd]]] = {
     "dumps": chains.dumps,
     "agents": agents.throughput,
     "crowd": agents.crowd,
+    "freeze": freeze.freeze,
 }
 
 

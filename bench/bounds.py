@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from .agents import Crowd
 from .figures import Figure, short
+from .freeze import END, HEALTH, QUIET, TURN
 from .plan import Row
 from .servers import CCPROXY
 from .turns import CHUNKS
@@ -52,7 +53,9 @@ def _over(one: float | None, other: float | None) -> float | None:
 
 
 def bounds(results: Results, crowd: Crowd | None) -> list[Bound]:
-    return [*_turns(results), *_agents(results), *_chains(results), *_servers(results), *_crowd(crowd)]
+    return [
+        *_turns(results), *_agents(results), *_chains(results), *_servers(results), *_freeze(results), *_crowd(crowd)
+    ]  # fmt: skip
 
 
 def _turns(results: Results) -> Iterator[Bound]:
@@ -90,6 +93,13 @@ def _chains(results: Results) -> Iterator[Bound]:
 def _servers(results: Results) -> Iterator[Bound]:
     yield _at_most("serve ready", results.median("ready", "proxy"), 1.0, " s")
     yield _at_most("RSS without children", results.median("RSS without children", "proxy"), 90, " MB")
+
+
+def _freeze(results: Results) -> Iterator[Bound]:
+    """The worst of all attacks."""
+    for measure, limit, unit in ((HEALTH, 1000, " ms"), (TURN, 5000, " ms"), (END, 5, " s")):
+        worst = [row.value.p90 for row in results.rows if row.measure == measure and row.contender != QUIET]
+        yield _at_most(f"{measure}, under any attack", max(worst) if worst else None, limit, unit)
 
 
 def _crowd(crowd: Crowd | None) -> Iterator[Bound]:

@@ -17,9 +17,9 @@ from ..errors import InvalidRequest
 DEPTH = 128
 # Levels in what the CLI prints and writes: it wraps a call's arguments five times, and its own tools are its business.
 CLI_DEPTH = 400
-# Objects, lists, texts, numbers in one body. A context of a million tokens has far fewer; a body of half a megabyte
-# cannot hold more.
-VALUES = 300_000
+# Objects, lists, texts, numbers in one body, with those in the arguments of calls, which some wires send as text.
+# 20,000 messages of one block each and their tools have 150,000; to take so many from another process takes 30 ms.
+VALUES = 200_000
 # Messages in one body (items, contents, steps). 10,000 turns of a history; the context holds fewer.
 MESSAGES = 20_000
 # Tools in one request; OpenAI takes 128. A tool of MCP costs the model about 200 tokens.

@@ -107,7 +107,7 @@ class Placement:
             return decision.parent
         above = await self._store.turn(decision.parent) if decision.parent else None
         known = await self._store.records(above.id) if above else []
-        found = lineage.past(decision.imported)
+        found = await self._aside.thread(lambda: lineage.past(decision.imported))
         made = self._backend.imported(agent, above, known, found, model)
         coming = _imported(zip(found, made, strict=True), agent.key, above, decision.rule, model)
         parent = decision.parent

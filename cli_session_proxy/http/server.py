@@ -45,7 +45,7 @@ from .watchdog import Watchdog, on_signals
 IDLE_CONNECTION = 75
 # Seconds after the drain: clients get their last bytes, then what is left is not waited for. SIGTERM has promised that
 # the service ends within `drain_timeout` and five seconds.
-LAST_BYTES = 3
+LAST_BYTES = 2
 LAST_RESORT = 4.0
 
 Say = Callable[[str], None]

@@ -89,6 +89,15 @@ def stop_texts(given: object, where: str) -> tuple[str, ...]:
     return tuple(stop for stop in given if stop)
 
 
+def checked_arguments(conversation: Iterable[Message], where: str) -> None:
+    """Arguments that came as text, of all calls together, hold no more than a body may. Raises `InvalidRequest`."""
+    arguments = [block["input"] for message in conversation for block in message.content if block["type"] == "tool_use"]
+    if limits.holds_more(arguments, limits.VALUES):
+        raise InvalidRequest(
+            f"{where}: the arguments of the calls have more than {limits.VALUES:,} JSON values: send less", param=where
+        )
+
+
 def effort_of_budget(tokens: int) -> str:
     """The CLI's effort for a thinking budget in tokens."""
     if tokens < LOW_BUDGET:

@@ -17,7 +17,7 @@ from bench.report import PAGE, PICTURE
 
 from ..conftest import ROOT
 
-SCENARIOS = "turns,chains,dumps,agents,crowd"
+SCENARIOS = "turns,chains,dumps,agents,crowd,freeze"
 
 
 def test_a_figure_is_the_median_and_its_tenths() -> None:
@@ -56,6 +56,8 @@ async def test_every_scenario_runs_and_is_reported(tmp_path: Path) -> None:
     assert turns == {BARE: 2, "proxy": 2, SPAWNED: 1}
     measured = {row["measure"] for row in found["rows"]}
     assert {"first token", "turns/s", "the proxy's share of it", "dump, memory above idle"} <= measured
+    attacked = {row["contender"] for row in found["rows"] if row["measure"] == "worst /healthz"}
+    assert attacked == {"nothing", "a slow pattern in a schema"}
     crowd = found["crowd"]
     assert (crowd["answered"], crowd["forgotten"], crowd["orphans"]) == (6, 0, 0)
     assert 0 < crowd["most_children"] <= crowd["budget"]

@@ -9,9 +9,13 @@ import pytest
 import typer.main
 
 from cli_session_proxy import errors
+from cli_session_proxy.aside import pool
+from cli_session_proxy.backends.claude import opening
 from cli_session_proxy.cli import app as commands
+from cli_session_proxy.domain import limits, structured
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.export import schema
+from cli_session_proxy.http import bodies, connection
 from cli_session_proxy.http.addresses import Address
 from cli_session_proxy.http.server import create_app
 from cli_session_proxy.settings import Settings
@@ -59,6 +63,22 @@ def test_every_error_is_named_with_its_status() -> None:
         for status, code in re.findall(r"(\d{3}) `(\w+)`", line.split("|")[1])
     }
     assert listed == {(kind.status, kind.code) for kind in subclasses(errors.ProxyError)}
+
+
+def test_every_limit_is_stated_as_it_is_enforced() -> None:
+    mib = 1024 * 1024
+    enforced: list[list[float]] = [
+        [limits.DEPTH, limits.VALUES], [limits.MESSAGES], [limits.TOOLS], [limits.SCHEMA_VALUES],
+        [limits.STOPS, limits.STOP_LENGTH], [limits.DEPTH],
+        [bodies.MIDDLING, pool.READING_SECONDS, pool.READING_MEMORY // mib],
+        [pool.CHECKING_SECONDS, pool.CHECKING_MEMORY // mib], [pool.WAITING], [connection.AHEAD], [connection.UNREAD],
+        [opening.MAX_BYTES],
+    ]  # fmt: skip
+    rows = [line for line in section("Limits").splitlines() if line.startswith("| ")][1:]
+    codes = {str(status) for kind in subclasses(errors.ProxyError) for status in [kind.status]}
+    stated = [[n for n in re.findall(r"\d+(?:,\d+)*", row) if n not in codes] for row in rows]
+    assert stated == [[f"{number:,.0f}" for number in row] for row in enforced]
+    assert f"{structured.PATTERN_STEPS:,} steps" in section("Limits")
 
 
 @pytest.mark.parametrize("kind", [schema.ChainDump, schema.TurnDump, schema.SessionDump, schema.LinkDump])

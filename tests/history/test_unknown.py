@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 
 from cli_session_proxy.backends.claude.sessions.history import EMPTY, NO_RESULT
 from cli_session_proxy.domain.models import Block, Message
+from cli_session_proxy.engine import placement
+from cli_session_proxy.errors import StoreUnavailable
+from cli_session_proxy.stores.base import ImportedTurn
 from cli_session_proxy.testing.seen import parts
 from cli_session_proxy.testing.upstream import Upstream
 
@@ -208,3 +212,35 @@ async def test_a_call_without_its_result_at_the_end_is_told_so_and_nothing_is_in
     assert rest[0] == "user"
     assert rest[1][0][:2] == ("result", "c1")
     assert rest[1][1:] == ["never mind"]
+
+
+@pytest.mark.parametrize("agent", ["a", None])
+async def test_a_long_history_comes_in_piece_by_piece_and_one_that_was_cut_off_is_gone_on_with(
+    agent: str | None, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that other agents' writes have their turn in between. Nothing of it comes in twice."""
+    monkeypatch.setattr(placement, "PIECE", 2)
+    monkeypatch.setattr(placement, "SHORT", 3)
+    history = [f"{kind} {n}" for n in range(7) for kind in ("asked", "answered")]
+    pieces: list[int] = []
+    async with running(make_settings(claude_bin=claude_2)) as engine:
+        really = engine.store.import_turns
+
+        async def import_turns(turns: Sequence[ImportedTurn], head: str | None = None) -> None:
+            if len(pieces) == 2:
+                pieces.append(0)
+                raise StoreUnavailable("the disk is full")
+            pieces.append(len(turns))
+            await really(turns, head)
+
+        monkeypatch.setattr(engine.store, "import_turns", import_turns)
+        with pytest.raises(StoreUnavailable):
+            await ask(engine, *history, "and now?", agent=agent)
+        turn = await ask(engine, *history, "and now?", agent=agent)
+        path = await engine.store.path(turn.id)
+        turns = [one async for one in engine.store.turns(turn.agent_key)]
+    assert pieces == [2, 2, 0, 2, 1]
+    assert heard(upstream) == [*history[::2], "and now?"]
+    assert [one.id for one in path] == [one.id for one in turns]
+    assert len(path) == 8
+    assert [one.depth for one in path] == list(range(1, 9))

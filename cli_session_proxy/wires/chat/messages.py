@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import Part, Reader, base64_image, checked_conversation, is_web_address, typed_blocks
+from ..blocks import Part, Reader, base64_image, checked_arguments, checked_conversation, is_web_address, typed_blocks
 from ..common import optional, required, wrong_type
 
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.I)
@@ -37,7 +37,9 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
             raise InvalidRequest(
                 f"{where}.role must be system, developer, user, assistant or tool", param=f"{where}.role"
             )
-    return "\n\n".join(text for text in system if text.strip()) or None, checked_conversation(conversation)
+    messages = checked_conversation(conversation)
+    checked_arguments(messages, "messages")
+    return "\n\n".join(text for text in system if text.strip()) or None, messages
 
 
 def _system_text(message: Part, where: str) -> str:

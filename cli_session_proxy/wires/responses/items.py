@@ -13,7 +13,7 @@ from typing import Any
 from ...domain import limits
 from ...domain.models import JSON, Block, Item, Message, Turn
 from ...errors import InvalidRequest
-from ..blocks import Reader, typed_blocks
+from ..blocks import Reader, checked_arguments, typed_blocks
 from ..chat.messages import image_block
 from ..common import optional, required, wrong_type
 
@@ -68,6 +68,7 @@ def read(given: object, where: str = "input", *, references: bool = False) -> In
             messages.append(said)
         else:
             system.append(said)
+    checked_arguments(messages, where)
     return Input(tuple(text for text in system if text.strip()), tuple(messages))
 
 

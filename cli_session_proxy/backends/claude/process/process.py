@@ -194,8 +194,8 @@ class ClaudeProcess:
                 if self._unconfirmed is not None and frame is not None:
                     await self._unconfirmed()
                     self._unconfirmed = None
-                if judge is not None:
-                    await judge.examine(calls_in(frame))
+                if judge is not None and (calls := calls_in(frame)):
+                    await judge.examine(calls)
                 for event in reader.feed(frame):
                     if isinstance(event, Refused):
                         await self._refuse(event)
