@@ -1,9 +1,9 @@
 # The proxy with its CLI, not as root. `/data` keeps the chains, `/login` the CLI's own login and transcripts.
-# docs/self-hosting.md says how to run it, and what of this file was tried.
-FROM python:3.12-slim
+# docs/self-hosting.md says how to run it; `make image` builds and tries it.
+FROM docker.io/library/python:3.12-slim
 
-RUN useradd --create-home --uid 1000 proxy \
- && install --directory --owner proxy --group proxy --mode 0700 /data /login
+RUN useradd --create-home --uid 1000 csp \
+ && install --directory --owner csp --group csp --mode 0700 /data /login
 
 COPY pyproject.toml README.md LICENSE /src/
 COPY cli_session_proxy /src/cli_session_proxy
@@ -13,7 +13,7 @@ RUN pip install --no-cache-dir '/src[claude]' \
     /usr/local/bin/claude \
  && rm -rf /src
 
-USER proxy
+USER csp
 WORKDIR /data
 # Every address of the container: `serve` refuses that without a key (CLI_SESSION_PROXY_KEYS__<NAME>).
 ENV CLI_SESSION_PROXY_HOST=0.0.0.0 \

@@ -16,10 +16,13 @@ MINUTES ?= 15
 SEED ?=
 CHAOS := $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-.PHONY: serve test bench bench-quick check continuity chaos demo tools chromium bubblewrap clean
+.PHONY: serve login demo test bench bench-quick check continuity chaos dist image tools chromium bubblewrap clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
 	@$(BIN)/cli-session-proxy serve
+
+login: $(VENV)/.serve  ## log the CLI in, by its own login
+	@$(BIN)/cli-session-proxy login
 
 demo: $(VENV)/.serve  ## a conversation over the real CLI, offline
 	@$(BIN)/cli-session-proxy demo
@@ -39,6 +42,14 @@ bench: $(VENV)/.bench $(CCPROXY)/.installed  ## the proxy beside the bare CLI an
 
 bench-quick: $(VENV)/.bench $(CCPROXY)/.installed  ## the same in about two minutes; prints only
 	$(BIN)/python -m bench --quick --json var/bench-quick.json
+
+dist: $(VENV)/.test  ## the wheel and the sdist, as an index takes them
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+
+image: $(VENV)/.test  ## build the container image and try it: needs docker, podman or buildah
+	$(BIN)/python -m pytest tests/packaging/test_image.py -m image
 
 check: $(VENV)/.test  ## style and types
 	$(BIN)/ruff check .
@@ -61,8 +72,8 @@ bubblewrap:
 	then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends bubblewrap; \
 	else echo "bubblewrap is needed for the tests of confined profiles: sudo apt-get install bubblewrap" >&2; exit 1; fi
 
-clean:  ## remove what make installed; var/ stays
-	rm -rf $(VENV) .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean:  ## remove what make installed and built; var/ stays
+	rm -rf $(VENV) .tools dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # Stamps: a second run installs nothing unless pyproject.toml changed.
 $(VENV)/.made:
