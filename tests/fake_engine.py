@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
+from cli_session_proxy.aside.pool import Aside
 from cli_session_proxy.domain.models import (
     BlockDelta,
     BlockStart,
@@ -80,6 +81,7 @@ class FakeAnswer:
 class FakeEngine:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.aside = Aside()
         self.deltas: list[str] = ["Hi ", "you"]
         self.thinking: list[str] = []
         self.error: ProxyError | None = None

@@ -26,8 +26,10 @@ async def engine() -> AsyncIterator[FakeEngine]:
 
     provider.register()
     provider.configure(engine_factory=none_here)
-    yield FakeEngine(Settings())
+    fake = FakeEngine(Settings())
+    yield fake
     await asyncio.to_thread(provider.close)
+    await fake.aside.close()
 
 
 @pytest.fixture
