@@ -126,24 +126,23 @@ def forget(settings: Settings, named: Iterable[str]) -> None:
     wanted = {json.dumps(name, ensure_ascii=False)[1:-1].encode("utf-8", "replace") for name in named if name}
     current = file_of(settings)
     for path in current.parent.glob(f"{current.name}*"):
-        _forget(path, wanted, _handler_of(path))
+        _forget(path, wanted)
 
 
-def _handler_of(path: Path) -> logging.Handler | None:
-    for handler in logging.getLogger(NAME).handlers:
-        if isinstance(handler, RotatingFileHandler) and handler.baseFilename == os.path.abspath(path):
-            return handler
-    return None
-
-
-def _forget(path: Path, wanted: set[bytes], handler: logging.Handler | None) -> None:
-    """In place: who has the file open goes on appending to it."""
-    if handler is not None:
+def _forget(path: Path, wanted: set[bytes]) -> None:
+    """In place: a program that has the file open goes on appending to it. Ours writes nothing meanwhile."""
+    ours = [
+        handler
+        for handler in logging.getLogger(NAME).handlers
+        if isinstance(handler, RotatingFileHandler) and handler.baseFilename == os.path.abspath(path)
+    ]
+    for handler in ours:
         handler.acquire()
     try:
         with path.open("r+b") as file:
             lines = file.readlines()
-            kept = [line for line in lines if not _speaks_of(line, wanted)]
+            # a word of it is one of these (an id), or a whole text in it (an agent's name)
+            kept = [line for line in lines if wanted.isdisjoint(_ID.findall(line) + _TEXT.findall(line))]
             if len(kept) < len(lines):
                 file.seek(0)
                 file.writelines(kept)
@@ -151,13 +150,8 @@ def _forget(path: Path, wanted: set[bytes], handler: logging.Handler | None) -> 
     except FileNotFoundError:  # rotated away meanwhile
         return
     finally:
-        if handler is not None:
+        for handler in ours:
             handler.release()
-
-
-def _speaks_of(line: bytes, wanted: set[bytes]) -> bool:
-    """Whether a word of it (an id), or a whole text in it (an agent's name), is one of these."""
-    return not wanted.isdisjoint(_ID.findall(line)) or not wanted.isdisjoint(_TEXT.findall(line))
 
 
 def shut_down() -> None:

@@ -26,7 +26,7 @@ from ..stores.base import ChainPart, NewChain, Store, WholeTurn
 from ..stores.images import restore
 from ..wires.conversations.body import conversation_id
 from .portable import MAX_LINE, READ, SCHEMA, Moved, Progress, as_text
-from .shapes import check_header, check_line, check_record
+from .shapes import TurnShape, check_header, check_line, check_record
 
 T = TypeVar("T")
 
@@ -231,7 +231,9 @@ class _Reading:
         return Record(self._restored(line, line["record"], aside), line["uuid"], line["synthetic"])
 
     def _turn(self, line: JSON, aside: IO[bytes]) -> Turn:
-        data = json.loads(self._restored(line, as_text(line["turn"]), aside))
+        told = json.loads(self._restored(line, as_text(line["turn"]), aside))
+        # Only what was checked: a field of a later version's is no field of ours.
+        data = {name: told[name] for name in TurnShape.model_fields if name in told}
         data |= {
             "seq": 0,
             "agent_key": 0,

@@ -225,7 +225,11 @@ class StreamAnswer(TurnResponse):
         return self._writer.feed(event)
 
     def _head(self) -> dict[str, str]:
-        return {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", **self._head_fields}
+        return {
+            "Content-Type": "text/event-stream; charset=utf-8",
+            "Cache-Control": "no-cache, no-store",
+            **self._head_fields,
+        }
 
     @asynccontextmanager
     async def _kept_alive(self, client: Client) -> AsyncIterator[None]:

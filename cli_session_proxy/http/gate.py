@@ -16,9 +16,9 @@ from urllib.parse import quote, unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .. import logs, redact
+from .. import logs
 from ..domain.models import JSON
-from ..errors import InvalidRequest, NotFound, ProxyError
+from ..errors import InvalidRequest, NotFound, ProxyError, Unauthorized
 from ..sandbox import LOCAL_OWNER
 from ..wires.common import decoded_agent_id, retry_after
 from ..wires.failures import SHAPES, wire_of
@@ -35,12 +35,16 @@ OPEN = frozenset({"/", "/healthz", "/readyz", "/ui"})
 OPEN_BELOW = "/ui/"
 # An address ends up in logs and histories: a key stands there only for Google's clients, who know no other way.
 _KEY_IN_ADDRESS = frozenset({"google", "interactions"})
-# Nobody frames an answer, guesses its type or embeds it in a page of their own.
+# Nobody frames an answer, guesses its type, embeds it in a page of their own, or keeps it.
 _PROTECTION = (
     (b"x-content-type-options", b"nosniff"),
     (b"cross-origin-resource-policy", b"same-origin"),
-    (b"content-security-policy", b"frame-ancestors 'none'"),
+    (b"content-security-policy", b"default-src 'none'; base-uri 'none'; frame-ancestors 'none'"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
 )
+# What a refusal names that is about who asks, not about what is asked for.
+_WHO_ASKS = frozenset({"Host", "Origin", "Content-Type"})
 # RFC 6455: the code of a refusal, and how long its reason may be in bytes.
 POLICY_VIOLATION, LONGEST_REASON = 1008, 123
 # A client's id goes into logs and a header: plain characters, and no longer than common tracing ids need.
@@ -86,12 +90,13 @@ class Gate:
         with logs.bound(request_id=request_id):
             try:
                 _refuse_doubled(scope)
-                called = self._origins.check_host(headers)
-                scheme = scope["scheme"].replace("ws", "http", 1)
-                reader = self._origins.check_page(headers, scheme, called, inner["path"])
+                self._origins.check_host(headers)
+                reader = self._origins.check_page(headers, scope["scheme"].replace("ws", "http", 1), inner["path"])
                 if reader is not None:
                     if not is_socket and is_preflight(scope["method"], headers):
-                        await _answer_preflight(out, permitted(reader, headers))
+                        allowed = encoded(permitted(reader, headers))
+                        await out({"type": "http.response.start", "status": 204, "headers": allowed})
+                        await out({"type": "http.response.body", "body": b"", "more_body": False})
                         return
                     added |= readable_by(reader)
                 check_body(headers)
@@ -112,6 +117,9 @@ class Gate:
                     await self._app(inner, receive, out)
             except Exception as exc:  # noqa: BLE001 - the last place: whatever it is, the client gets an answer
                 error = as_proxy_error(exc)
+                if error.code == Unauthorized.code or error.param in _WHO_ASKS:
+                    # Not who: what was presented is a secret, or a stranger's own words.
+                    log.info("refused", code=error.code, param=error.param, wire=inner["state"]["wire"])
                 if started:
                     # A body that is not ended makes the server close the connection: the client sees a cut.
                     log.warning("answer cut", code=error.code)
@@ -133,11 +141,6 @@ def _protected(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, byte
     return [*given, *(pair for pair in _PROTECTION if pair[0] not in named)]
 
 
-async def _answer_preflight(send: Send, headers: Mapping[str, str]) -> None:
-    await send({"type": "http.response.start", "status": 204, "headers": encoded(headers)})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
 def _to_socket(scope: Scope, send: Send) -> Send:
     """An HTTP answer to a WebSocket handshake, where the server can send one; else a close that says why."""
     can_answer = "websocket.http.response" in (scope.get("extensions") or {})
@@ -145,20 +148,12 @@ def _to_socket(scope: Scope, send: Send) -> Send:
     async def answer(message: Message) -> None:
         if can_answer:
             await send({**message, "type": f"websocket.{message['type']}"})
-        elif message["type"] == "http.response.body":
-            why = redact.text(str(_said(json.loads(message["body"]))))
-            await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": _cut(why, LONGEST_REASON)})
+        elif message["type"] == "http.response.body":  # the words of an error, in whichever wire's shape
+            why = str(json.loads(message["body"])["error"]["message"]).encode()[:LONGEST_REASON]
+            reason = why.decode("utf-8", "ignore")
+            await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": reason})
 
     return answer
-
-
-def _said(body: JSON) -> object:
-    error = body.get("error")
-    return error.get("message", "refused") if isinstance(error, dict) else "refused"
-
-
-def _cut(text: str, limit: int) -> str:
-    return text.encode()[:limit].decode("utf-8", "ignore")
 
 
 def _is_open(path: str) -> bool:

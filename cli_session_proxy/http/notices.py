@@ -39,7 +39,9 @@ def notices(settings: Settings, keys: Keys) -> Iterator[str]:
         )
     elif (made := settings.var / MADE_KEY).exists():
         yield f"the key is in {made}: send it as Authorization: Bearer; our own commands use it by themselves"
-    if len(keys.owners) > 1 and not _billed_by_use(settings):
+    env = environment.inherited(settings)
+    by_use = any(env.get(name) for name in BY_USE) or any(name.startswith(PROVIDER) and env[name] for name in env)
+    if len(keys.owners) > 1 and not by_use:
         yield (
             f"{len(keys.owners)} keys over one Claude login: a subscription is for the person who bought it; several "
             f"people need an API key, or each their own login and proxy (Anthropic's terms: {TERMS})"
@@ -50,8 +52,3 @@ def notices(settings: Settings, keys: Keys) -> Iterator[str]:
                 f"profile {name}: the CLI's tools run with all of your rights; an agent's sandbox is a directory, "
                 "not a boundary (confined = true makes one, with bubblewrap)"
             )
-
-
-def _billed_by_use(settings: Settings) -> bool:
-    env = environment.inherited(settings)
-    return any(env.get(name) for name in BY_USE) or any(name.startswith(PROVIDER) and env[name] for name in env)

@@ -44,42 +44,40 @@ class Origins:
         self._allowed = {found: text for text in allowed if (found := origin(text)) is not None}
         self._any_name = locked and self._host in EVERY_ADDRESS
 
-    def check_host(self, headers: Headers) -> tuple[str, int | None]:
-        """The name and port that we were called by. Raises `InvalidRequest` for a foreign one."""
+    def check_host(self, headers: Headers) -> None:
+        """Raises `InvalidRequest` where we were called by a name that is not ours."""
         named = host_and_port(headers.get("host", ""))
-        if named is None or not self._is_ours(named[0]):
+        # Only the name is compared: tunnels and port maps change the port, a rebinding attack has to bring a name.
+        ours = named and (self._any_name or named[0] in ("localhost", self._host) or _is_loopback(named[0]))
+        if not ours:
             raise InvalidRequest(
                 "the Host header names another machine: call http://127.0.0.1 or http://localhost", param="Host"
             )
-        return named
 
-    def _is_ours(self, name: str) -> bool:
-        # Only the name is compared: tunnels and port maps change the port, a rebinding attack has to bring a name.
-        return self._any_name or name in ("localhost", self._host) or _is_loopback(name)
-
-    def check_page(self, headers: Headers, scheme: str, called: tuple[str, int | None], page: str) -> str | None:
+    def check_page(self, headers: Headers, scheme: str, page: str) -> str | None:
         """The origin that may read the answer, where an allowed one asks; None for our own page and for programs.
 
-        `page` is the path. Raises `InvalidRequest` for every other page.
+        `page` is the path that is asked for, at a Host that was checked. Raises `InvalidRequest` for every other page.
         """
         given = headers.get("origin")
         if given is not None:
             named = origin(given)
             if named in self._allowed:
                 return self._allowed[named]
-            own = origin(f"{scheme}://{_netloc(*called)}")
-            if named is None or named != own:
+            if named is None or named != origin(f"{scheme}://{headers['host']}"):
                 raise InvalidRequest(
                     "requests from pages of other origins are not served: name this one in allowed_origins, exactly, "
                     "if you trust it",
                     param="Origin",
                 )
-        elif headers.get("sec-fetch-site", "none") not in OWN_SITES and not _is_visit(headers, page):
-            raise InvalidRequest(
-                "a page of another site asks for this: open the address yourself, or name that page's origin in "
-                "allowed_origins and fetch it as CORS",
-                param="Origin",
-            )
+        elif headers.get("sec-fetch-site", "none") not in OWN_SITES:
+            visit = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
+            if page not in PAGES or visit != ("navigate", "document"):
+                raise InvalidRequest(
+                    "a page of another site asks for this: open the address yourself, or name that page's origin in "
+                    "allowed_origins and fetch it as CORS",
+                    param="Origin",
+                )
         return None
 
 
@@ -117,15 +115,6 @@ def permitted(allowed: str, headers: Headers) -> dict[str, str]:
     if headers.get("access-control-request-private-network") == "true":
         said["Access-Control-Allow-Private-Network"] = "true"
     return said
-
-
-def _is_visit(headers: Headers, page: str) -> bool:
-    return page in PAGES and headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
-
-
-def _netloc(name: str, port: int | None) -> str:
-    host = f"[{name}]" if ":" in name else name
-    return host if port is None else f"{host}:{port}"
 
 
 def _is_loopback(name: str) -> bool:

@@ -32,7 +32,7 @@ from .gate import CHAINS, error_body, raw_path
 EVENTS = b"/events"
 SEQ_DIGITS = 19  # a seq is a 64-bit number
 # A dump that a browser shows is of no origin: whatever were in it could not ask the proxy for anything.
-DUMP_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+DUMP_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
 PIECE = 64 * 1024  # bytes of a dump that are sent at once, at least
 
 # What somebody needs who has only the address. No key is asked for it: nothing in it is this machine's own.

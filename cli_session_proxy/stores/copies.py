@@ -13,13 +13,9 @@ from pathlib import Path
 from ..errors import StoreUnavailable
 
 
-def of(database: Path) -> list[Path]:
-    return sorted(database.parent.glob(f"{database.name}.v*.bak"))
-
-
 def forget(database: Path, owner: str, agent_id: str) -> None:
     """Remove what the copies hold of this agent. Raises `StoreUnavailable` for one that cannot be cleaned."""
-    for copy in of(database):
+    for copy in sorted(database.parent.glob(f"{database.name}.v*.bak")):
         try:
             with closing(
                 sqlite3.connect(f"{copy.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)

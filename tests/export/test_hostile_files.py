@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -20,9 +21,9 @@ import pytest
 
 from cli_session_proxy.backends.claude import environment
 from cli_session_proxy.commands import upkeep
-from cli_session_proxy.domain.models import Link, Message, Record, Session, Turn
+from cli_session_proxy.domain.models import Conversation, Item, Link, Message, Record, Session, Turn
 from cli_session_proxy.errors import InvalidRequest, ProxyError, SandboxError
-from cli_session_proxy.export import FORMATS
+from cli_session_proxy.export import FORMATS, shapes
 from cli_session_proxy.sandbox import Sandboxes, make_private
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
@@ -297,6 +298,15 @@ async def test_a_line_nested_without_end_is_refused(settings: Settings, tmp_path
     sums["end"]["sha256"] = hashlib.sha256(body).hexdigest()
     path.write_bytes(body + json.dumps(sums, separators=(",", ":")).encode() + b"\n")
     await refused(settings, path, "nested")
+
+
+def test_every_field_that_goes_out_is_checked_when_it_comes_in() -> None:
+    own = {"seq", "agent_key", "instance", "fingerprint", "mark", "transcript", "cost_total_usd"}
+    for row, shape in (
+        (Turn, shapes.TurnShape), (Session, shapes.SessionShape), (Link, shapes.LinkShape), (Item, shapes.ItemShape),
+        (Conversation, shapes.ConversationShape),
+    ):  # fmt: skip
+        assert {field.name for field in dataclasses.fields(row)} - own == set(shape.model_fields), row
 
 
 async def test_a_sound_file_comes_in(settings: Settings, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from cli_session_proxy.aside.pool import Aside
 from cli_session_proxy.domain.models import JSON
 from cli_session_proxy.errors import InvalidRequest, ProxyError
 from cli_session_proxy.http.bodies import MIDDLING, SMALL, read_call
+from cli_session_proxy.http.bounds import Bounds
 from cli_session_proxy.wires.common import Naming
 
 MIB = 1024 * 1024
@@ -47,10 +48,13 @@ async def aside() -> AsyncIterator[Aside]:
 
 @pytest.fixture
 async def client(aside: Aside) -> AsyncIterator[httpx.AsyncClient]:
+    bounds = Bounds(requests=1000, bodies=1 << 40)
+
     async def route(request: Request) -> JSONResponse:
-        request.scope["state"] = STATE
         try:
-            return JSONResponse(await read_call(request, 70 * MIB, where))
+            with bounds.request("local") as held:
+                request.scope["state"] = {**STATE, "held": held}
+                return JSONResponse(await read_call(request, 70 * MIB, where))
         except ProxyError as exc:
             return JSONResponse({"error": exc.message, "param": exc.param}, exc.status)
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import configparser
 import re
+import tomllib
+from importlib.metadata import version
 
 import pytest
 import typer
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from cli_session_proxy.cli import app
 from cli_session_proxy.settings import Settings
@@ -55,3 +59,15 @@ def test_the_unit_stops_no_earlier_than_the_proxy_is_ready_to() -> None:
     assert int(service["TimeoutStopSec"]) > fields["drain_timeout"].default + fields["stop_grace"].default
     assert service["User"] != "root"
     assert service["KillMode"] == "mixed"
+
+
+def test_the_server_whose_internals_we_build_on_is_bounded_above() -> None:
+    (uvicorn,) = [
+        Requirement(one)
+        for one in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+        if one.startswith("uvicorn")
+    ]
+    bounds = {part.operator: Version(part.version) for part in uvicorn.specifier}
+    tried = Version(version("uvicorn"))
+    assert bounds[">="] <= tried < bounds["<"]
+    assert bounds["<"].release[:2] == (tried.major, tried.minor + 1)

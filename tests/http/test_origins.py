@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 
+from cli_session_proxy import logs
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.http.server import create_app
 from cli_session_proxy.settings import Settings, load
@@ -68,6 +70,24 @@ async def test_a_request_has_one_host(serving: Serving, head: bytes) -> None:
     async with serving() as door:
         reader, writer = await door.raw(b"GET /v1/models HTTP/1.1\r\nConnection: close\r\n" + head + b"\r\n")
         assert (await asyncio.wait_for(reader.readline(), SOON)).startswith(b"HTTP/1.1 400")
+        writer.close()
+
+
+LENGTHS = (
+    b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n", b"Content-Length: 2\r\nContent-Length: 3\r\n",
+    b"Content-Length: +2\r\n", b"Content-Length: 2, 2\r\n", b"Transfer-Encoding: chunked, identity\r\n",
+    b"Content-Length : 2\r\n", b"Transfer-Encoding: xchunked\r\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+async def test_a_request_has_one_length(serving: Serving, lengths: bytes) -> None:
+    """Of two, a proxy in front may take the other one: the rest would be somebody else's request."""
+    async with serving() as door:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        reader, writer = await door.raw(head + lengths + b"\r\n{}")
+        assert (await asyncio.wait_for(reader.readline(), SOON)).startswith(b"HTTP/1.1 400")
+        assert door.engine.requests == []
         writer.close()
 
 
@@ -226,8 +246,38 @@ async def test_every_other_answer_carries_them_too(serving: Serving) -> None:
             answer = await door.http.get(path)
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["cross-origin-resource-policy"] == "same-origin"
-            assert len(answer.headers.get_list("content-security-policy")) == 1
-            assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+            (policy,) = answer.headers.get_list("content-security-policy")
+            for part in ("default-src 'none'", "base-uri 'none'", "frame-ancestors 'none'"):
+                assert part in policy
+            assert answer.headers["referrer-policy"] == "no-referrer"
+            kept = "no-cache" if path.startswith("/ui") else "no-store"
+            assert answer.headers["cache-control"] == kept
+        streamed = await door.post({**HELLO, "stream": True})
+        assert "no-store" in streamed.headers["cache-control"]
+
+
+async def test_a_method_that_mirrors_the_request_is_not_served(serving: Serving) -> None:
+    async with serving() as door:
+        answer = await door.http.request("TRACE", "/v1/models", headers={"X-Mine": "secret-of-mine"})
+        assert answer.status_code == 405
+        assert "secret-of-mine" not in answer.text
+
+
+async def test_who_was_refused_is_noted_without_what_they_presented(serving: Serving, tmp_path: Path) -> None:
+    settings = Settings(var=tmp_path / "var")
+    logs.configure(settings)
+    try:
+        async with serving(keys={"alice": ALICE}) as door:
+            await door.http.get("/v1/chains", headers={"x-api-key": "guessed-by-a-stranger"})
+            await posted(door, Origin="http://evil.example")
+            await posted(door, Host="evil.example")
+    finally:
+        logs.shut_down()
+    lines = [json.loads(line) for line in logs.file_of(settings).read_text().splitlines()]
+    noted = [(line["code"], line["param"]) for line in lines if line["event"] == "refused"]
+    assert noted == [("unauthorized", None), ("invalid_request", "Origin"), ("invalid_request", "Host")]
+    assert all(line["request_id"] for line in lines)
+    assert not [line for line in lines if "guessed" in str(line) or "evil" in str(line)]
 
 
 # --- keys in an address

@@ -183,12 +183,9 @@ def _mounts(
 def _read_only(path: Path) -> Iterator[_Mount]:
     """The file or folder where it is named and where it really lies; nothing where it is not there."""
     for at in dict.fromkeys((Path(os.path.abspath(path)), Path(os.path.realpath(path)))):
-        if at.exists() and not at.is_symlink() and not _is_system(at):
+        there = at.exists() and not at.is_symlink()
+        if there and at.parts[1:2] and at.parts[1] not in SYSTEM:
             yield _Mount("--ro-bind", at, at)
-
-
-def _is_system(path: Path) -> bool:
-    return len(path.parts) > 1 and path.parts[1] in SYSTEM
 
 
 def _software(program: Path, env: Mapping[str, str], hidden: Sequence[Path]) -> Iterator[Path]:
