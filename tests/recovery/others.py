@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.sql import FILE
 from tests.conftest import ROOT
 
 # Seconds for any one answer of a proxy.
@@ -58,6 +60,18 @@ class Other:
     async def died(self) -> int:
         async with asyncio.timeout(PATIENCE):
             return await self.process.wait()
+
+    def pause(self, settings: Settings) -> None:
+        """Stop it between two writes: a process that stops in the middle of one keeps the store locked for all."""
+        store = sqlite3.connect(settings.var / FILE, isolation_level=None, timeout=PATIENCE)
+        try:
+            store.execute("BEGIN IMMEDIATE")
+            self.process.send_signal(signal.SIGSTOP)
+            stopped = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+            assert stopped is not None
+            store.execute("ROLLBACK")
+        finally:
+            store.close()
 
     async def end(self, number: signal.Signals) -> int:
         if self.process.returncode is None:
