@@ -26,7 +26,7 @@ from cli_session_proxy.domain import lineage
 from cli_session_proxy.domain.models import Message, TurnRequest
 from cli_session_proxy.engine.placement import Placement
 from cli_session_proxy.stores.base import ImportedTurn, Store
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sql.store import SqlStore
 
 STORED = (10, 1_000, 100_000)
 LONG = 2_000  # messages of the long history

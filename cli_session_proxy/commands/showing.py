@@ -26,7 +26,7 @@ from ..http.served import Served, served_at
 from ..sandbox import LOCAL_OWNER, Sandboxes
 from ..settings import Settings
 from ..stores.base import Store
-from ..stores.sql import FILE, store_for
+from ..stores.sql.store import FILE, store_for
 from ..wires.common import encoded_agent_id
 
 Write = Callable[[str], None]

@@ -33,7 +33,7 @@ from ..errors import (
 from ..sandbox import Sandboxes
 from ..settings import Profile, Settings
 from ..stores.base import Arrival, KeyTaken, Store
-from ..stores.sql import store_for
+from ..stores.sql.store import store_for
 from ..tasks import Tasks, limited
 from .checking import Checks
 from .delivery import Deliveries

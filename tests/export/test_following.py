@@ -9,7 +9,7 @@ import pytest
 
 from cli_session_proxy.domain.models import Chain, Link
 from cli_session_proxy.engine.subscription import Follower
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sql.store import SqlStore
 from cli_session_proxy.testing.store_samples import (
     a_begin,
     a_commit,

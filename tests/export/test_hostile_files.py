@@ -27,7 +27,7 @@ from cli_session_proxy.export import FORMATS, shapes
 from cli_session_proxy.sandbox import Sandboxes, make_private
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
-from cli_session_proxy.stores.sql import FILE, SqlStore
+from cli_session_proxy.stores.sql.store import FILE, SqlStore
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings

@@ -20,7 +20,7 @@ from cli_session_proxy.domain.ordering import parents_first, sorted_by_parent
 from cli_session_proxy.engine.subscription import Happened
 from cli_session_proxy.export import FORMATS, live, telling
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sql.store import SqlStore
 
 from ..fakes import SESSION, FakeStore, turn
 from .test_drawn import text_of

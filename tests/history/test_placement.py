@@ -19,7 +19,7 @@ from cli_session_proxy.domain import lineage
 from cli_session_proxy.domain.models import Agent, Message, TurnRequest
 from cli_session_proxy.engine.placement import Placement
 from cli_session_proxy.stores.base import ImportedTurn, Store
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sql.store import SqlStore
 
 # Few words, so that strangers say the same things.
 WORD = st.sampled_from(["a", "b"])

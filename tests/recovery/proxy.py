@@ -27,7 +27,7 @@ from cli_session_proxy.domain.models import Tool
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sql.store import SqlStore
 from tests.talking import request, text
 
 Method = Callable[..., Awaitable[Any]]

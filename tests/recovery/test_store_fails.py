@@ -13,7 +13,7 @@ import pytest
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.sql import FILE, SqlStore
+from cli_session_proxy.stores.sql.store import FILE, SqlStore
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings

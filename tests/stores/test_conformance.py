@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sql.store import SqlStore
 from cli_session_proxy.testing.store_conformance import CONTRACTS, Contract
 
 

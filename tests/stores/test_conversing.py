@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cli_session_proxy.domain.models import Conversation, Item, Message
 from cli_session_proxy.stores.base import NewTurn
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sql.store import SqlStore
 
 
 def new_turn(turn_id: str, agent_key: int, *takes: str) -> NewTurn:

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sqlalchemy import Connection
 
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
-from cli_session_proxy.stores.database import Database, Urgency
+from cli_session_proxy.stores.sqlite.database import Database, Urgency
 
 T = TypeVar("T")
 

@@ -15,9 +15,9 @@ from sqlalchemy import Connection
 from cli_session_proxy.domain.models import Link, Record
 from cli_session_proxy.errors import ConfigError, InvalidRequest, StoreUnavailable
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores import sqlite
-from cli_session_proxy.stores.sql import SqlStore, store_for
-from cli_session_proxy.stores.tables import metadata
+from cli_session_proxy.stores.sql.store import SqlStore, store_for
+from cli_session_proxy.stores.sql.tables import metadata
+from cli_session_proxy.stores.sqlite import driver as sqlite
 from cli_session_proxy.testing.store_samples import (
     a_begin,
     a_commit,

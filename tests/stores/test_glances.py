@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import Connection, Row
 
 from cli_session_proxy.domain.models import Block, Turn
-from cli_session_proxy.stores import rows
-from cli_session_proxy.stores.sql import LARGE, SqlStore
+from cli_session_proxy.stores.sql import rows
+from cli_session_proxy.stores.sql.store import LARGE, SqlStore
 from cli_session_proxy.testing.store_samples import IMAGE, a_turn, an_agent, complete, opened
 
 PICTURE: Block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": IMAGE}}

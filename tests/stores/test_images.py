@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from cli_session_proxy.domain.models import Message, Record
 from cli_session_proxy.stores.base import NewTurn
-from cli_session_proxy.stores.images import Cutter, restore
-from cli_session_proxy.stores.rows import dumps
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sql.images import Cutter, restore
+from cli_session_proxy.stores.sql.rows import dumps
+from cli_session_proxy.stores.sql.store import SqlStore
 from cli_session_proxy.testing.store_samples import a_commit, an_agent, opened, turn_of
 
 PICTURE = base64.b64encode(random.Random(1).randbytes(10_000)).decode()

@@ -18,10 +18,10 @@ from cli_session_proxy.domain.models import Agent, Conversation, Item, Message, 
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.sandbox import make_private
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores import importing
 from cli_session_proxy.stores.base import ChainPart, NewChain, NewTurn, WholeTurn
-from cli_session_proxy.stores.sql import FILE, SqlStore
-from cli_session_proxy.stores.tables import COMING
+from cli_session_proxy.stores.sql import importing
+from cli_session_proxy.stores.sql.store import FILE, SqlStore
+from cli_session_proxy.stores.sql.tables import COMING
 
 SOON = 30
 COUNT = 2 * importing.PIECE_TURNS + 5
@@ -101,7 +101,7 @@ async def test_a_part_that_is_wrong_at_the_end_leaves_nothing(path: Path) -> Non
 PROGRAM = """
 import asyncio, sys, threading
 from tests.stores.test_importing import NEW, COUNT, importing, turns
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sql.store import SqlStore
 
 def parts():
     for at, part in enumerate(turns()):

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import Connection
 
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
-from cli_session_proxy.stores import sqlite
-from cli_session_proxy.stores.database import Urgency
+from cli_session_proxy.stores.sqlite import driver as sqlite
+from cli_session_proxy.stores.sqlite.database import Urgency
 
 from ..talking import events
 from .words import Words

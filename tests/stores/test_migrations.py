@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Connection
 
 from cli_session_proxy.errors import StoreUnavailable
-from cli_session_proxy.stores.migrations import MIGRATIONS, Migration
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sql.migrations import MIGRATIONS, Migration
+from cli_session_proxy.stores.sql.store import SqlStore
 from cli_session_proxy.testing.store_samples import an_agent, complete, opened, turn_of
 
 applied: list[str] = []

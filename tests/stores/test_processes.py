@@ -7,13 +7,13 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sql.store import SqlStore
 from cli_session_proxy.testing.store_samples import an_agent, complete, gathered, opened
 
 # Completes turns one after another and prints the id of each when it is acknowledged.
 PROGRAM = """
 import asyncio, sys
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sql.store import SqlStore
 from cli_session_proxy.testing.store_samples import an_agent, complete, opened
 
 async def main(path, name, count):

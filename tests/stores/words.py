@@ -11,8 +11,8 @@ from sqlite3 import connect
 from sqlalchemy import Connection
 
 from cli_session_proxy.errors import InvalidRequest
-from cli_session_proxy.stores import sqlite
-from cli_session_proxy.stores.database import Database, Urgency
+from cli_session_proxy.stores.sqlite import driver as sqlite
+from cli_session_proxy.stores.sqlite.database import Database, Urgency
 
 TABLE = "CREATE TABLE said (word TEXT PRIMARY KEY)"
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 
 # After a burst the WAL file is cut back to this, so that it does not keep its largest size for ever.
 WAL_KEPT = 64 * 1024 * 1024

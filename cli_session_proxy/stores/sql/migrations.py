@@ -12,8 +12,8 @@ from pathlib import Path
 
 from sqlalchemy import Connection, false, inspect, select
 
-from ..errors import StoreUnavailable
-from .sqlite import copy_aside
+from ...errors import StoreUnavailable
+from ..sqlite.driver import copy_aside
 from .tables import conversations, followers, items, leases, meta, metadata, proxies, turns
 
 

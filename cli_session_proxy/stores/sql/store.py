@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from .. import logs
-from ..domain.models import (
+from ... import logs
+from ...domain.models import (
     JSON,
     Agent,
     Chain,
@@ -31,11 +31,10 @@ from ..domain.models import (
     Status,
     Turn,
 )
-from ..errors import StoreUnavailable
-from ..settings import Settings
-from ..tasks import uninterrupted
-from . import conversing, copies, importing, leases, migrations, reading, writing
-from .base import (
+from ...errors import StoreUnavailable
+from ...settings import Settings
+from ...tasks import uninterrupted
+from ..base import (
     Arrival,
     Begun,
     ChainPart,
@@ -53,7 +52,9 @@ from .base import (
     TurnOutline,
     TurnPage,
 )
-from .database import Database, Urgency
+from ..sqlite import copies
+from ..sqlite.database import Database, Urgency
+from . import conversing, importing, leases, migrations, reading, writing
 from .migrations import MIGRATIONS, Migration
 
 log = logs.get(__name__)

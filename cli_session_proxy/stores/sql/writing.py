@@ -8,10 +8,10 @@ from typing import Any
 
 from sqlalchemy import Connection, CursorResult, Row, bindparam, or_, select, update
 
-from ..domain.models import FINISHED, JSON, ON_PATH, Agent, Delivery, Link, Record, Session, Status, Turn
-from ..errors import NotFound, StoreUnavailable
+from ...domain.models import FINISHED, JSON, ON_PATH, Agent, Delivery, Link, Record, Session, Status, Turn
+from ...errors import NotFound, StoreUnavailable
+from ..base import Begun, Commit, ImportedTurn, KeyTaken, Lease, NewTurn, PathChanged
 from . import conversing, images, leases, reading, rows
-from .base import Begun, Commit, ImportedTurn, KeyTaken, Lease, NewTurn, PathChanged
 from .images import Cutter
 from .prepared import Prepared
 from .tables import PROBE, agents, frames, idempotency_keys, links, meta, records, sessions, turns

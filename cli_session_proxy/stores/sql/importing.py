@@ -14,12 +14,12 @@ from pathlib import Path
 
 from sqlalchemy import Connection, bindparam, select, update
 
-from ..domain.identifiers import is_session_id
-from ..domain.models import FINISHED, Agent, Conversation, Item, Link, Session
-from ..errors import InvalidRequest, NotFound
-from ..locks import FileLock
+from ...domain.identifiers import is_session_id
+from ...domain.models import FINISHED, Agent, Conversation, Item, Link, Session
+from ...errors import InvalidRequest, NotFound
+from ...locks import FileLock
+from ..base import ChainPart, NewChain, WholeTurn
 from . import conversing, reading, writing
-from .base import ChainPart, NewChain, WholeTurn
 from .tables import COMING, agents, frames, items, sessions, turns
 
 # Made once: a statement that is built anew for each turn costs more than its execution.

@@ -11,8 +11,8 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, bindparam, select
 
-from ..errors import LeaseLost
-from .base import Granted, Held, HeldLease, Lease, Proxy
+from ...errors import LeaseLost
+from ..base import Granted, Held, HeldLease, Lease, Proxy
 from .prepared import Prepared
 from .tables import followers, leases, proxies
 

@@ -29,9 +29,9 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
 
-from .. import logs
-from ..errors import InvalidRequest, ProxyError, StoreUnavailable
-from . import sqlite
+from ... import logs
+from ...errors import InvalidRequest, ProxyError, StoreUnavailable
+from . import driver as sqlite
 
 log = logs.get(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, and_, or_, select, update
 
-from ..domain.models import FINISHED, JSON, ON_PATH, Conversation, Item
+from ...domain.models import FINISHED, JSON, ON_PATH, Conversation, Item
 from . import rows
 from .tables import conversations, items, turns
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Delete, Insert, Select, Update
 from sqlalchemy.dialects import sqlite
 
-from .sqlite import driver
+from ..sqlite.driver import driver
 
 Values = Mapping[str, Any]
 
