@@ -32,7 +32,7 @@ from ..http.served import OVER_SOCKET, Served, served_at
 from ..sandbox import Sandboxes
 from ..settings import Settings
 from ..stores.sql.migrations import MIGRATIONS
-from ..stores.sql.store import FILE
+from ..stores.sqlite.store import FILE
 from .login import missing_login
 from .showing import client_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cli_session_proxy.domain.models import Conversation, Item, Message
 from cli_session_proxy.stores.base import NewTurn
-from cli_session_proxy.stores.sql.store import SqlStore
+from cli_session_proxy.stores.sqlite.store import SqliteStore
 
 
 def new_turn(turn_id: str, agent_key: int, *takes: str) -> NewTurn:
@@ -17,7 +17,7 @@ def new_turn(turn_id: str, agent_key: int, *takes: str) -> NewTurn:
 
 
 async def test_items_belong_to_the_turn_that_took_them_and_come_back_when_it_fails(tmp_path: Path) -> None:
-    await (store := SqlStore(tmp_path / "s.sqlite3")).open()
+    await (store := SqliteStore(tmp_path / "s.sqlite3")).open()
     agent = await store.ensure_agent("local", "a", "a", named=True, now=1.0)
     other = await store.ensure_agent("local", "b", "b", named=True, now=1.0)
     items = [Item("i1", {"id": "i1"}), Item("i2", {"id": "i2"})]
@@ -47,7 +47,7 @@ async def test_items_belong_to_the_turn_that_took_them_and_come_back_when_it_fai
 
 async def test_a_file_of_version_1_gets_the_column_and_the_tables(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite3"
-    await (store := SqlStore(path)).open()
+    await (store := SqliteStore(path)).open()
     agent = await store.ensure_agent("local", "a", "a", named=True, now=1.0)
     await store.accept(new_turn("t1", agent.key))
     await store.close()
@@ -57,7 +57,7 @@ async def test_a_file_of_version_1_gets_the_column_and_the_tables(tmp_path: Path
             "UPDATE meta SET value = '1' WHERE name = 'schema_version'",
         ):  # fmt: skip
             old.execute(statement)
-    await (store := SqlStore(path)).open()
+    await (store := SqliteStore(path)).open()
     turn = await store.turn("t1")
     assert turn is not None
     assert turn.call is None

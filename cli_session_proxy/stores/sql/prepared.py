@@ -1,35 +1,42 @@
-"""Statements that every turn runs: made SQL once, then run by the driver itself.
+"""Statements that every turn runs: written with SQLAlchemy, made SQL once for each dialect, then run by the driver.
 
-SQLAlchemy writes them, so they read as all others do; what it does at each execution is left out. Measured for one row
-by its key: 5 µs this way, 30 µs through `Connection.execute`, and a turn runs a dozen.
+Everything else goes through `Connection.execute`, as SQLAlchemy is meant to be used; these do not, because what it does
+at each execution is most of the work of a statement that touches one row by its key (docs/how-it-works.md has the
+measurements, with and without).
 
-Values are given and rows come as the driver has them: JSON is text, a bool is 0 or 1.
+Values are given and rows come as the driver has them: JSON is text, and SQLite has 0 and 1 for a bool.
 """
 
 from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
-from sqlite3 import Cursor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import Connection, Delete, Insert, Select, Update
-from sqlalchemy.dialects import sqlite
-
-from ..sqlite.driver import driver
+from sqlalchemy import Connection, Delete, Insert, Select, Table, Update
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
 
 Values = Mapping[str, Any]
 
-_NAMED = sqlite.dialect(paramstyle="named")
+
+class Cursor(Protocol):
+    """Of a driver's cursor what is used here (PEP 249)."""
+
+    @property
+    def rowcount(self) -> int: ...
+
+    def fetchone(self) -> Any: ...
 
 
 class Prepared:
     """One statement. The names of the values are those of its `bindparam`s, and of the columns that it sets."""
 
     def __init__(self, statement: Select[Any] | Insert | Update | Delete) -> None:
-        self._statement = statement
-        self._made: dict[tuple[str, ...], _Made] = {}  # which columns are set is decided by the values
-        columns = statement.selected_columns.keys() if isinstance(statement, Select) else ()
+        self.statement = statement
+        # which columns are set is decided by the values
+        self._made: dict[tuple[str, ...], _Made] = {}
+        columns = [column.key for column in statement.exported_columns if column.key is not None]
         row: Any = namedtuple("_Row", columns)  # type: ignore[misc]  # its fields are known only here
         self._row = row._make
 
@@ -39,24 +46,54 @@ class Prepared:
         return None if row is None else self._row(row)
 
     def run(self, conn: Connection, values: Values) -> Cursor:
-        made = self._of(values)
-        return driver(conn).execute(made.sql, {**made.constants, **values} if made.constants else values)
+        made = self._of(conn, values)
+        cursor = _cursor(conn)
+        cursor.execute(made.sql, {**made.constants, **values} if made.constants else values)
+        return cursor  # type: ignore[no-any-return]  # PEP 249
 
     def run_each(self, conn: Connection, rows: Sequence[Values]) -> None:
         """Once for each of these, which have the same names."""
         if rows:
-            driver(conn).executemany(self._of(rows[0]).sql, rows)
+            made = self._of(conn, rows[0])
+            each = [{**made.constants, **row} for row in rows] if made.constants else rows
+            _cursor(conn).executemany(made.sql, each)
 
-    def _of(self, values: Values) -> _Made:
-        names = tuple(values)
-        made = self._made.get(names)
+    def _of(self, conn: Connection, values: Values) -> _Made:
+        key = (conn.dialect.name, *values)
+        made = self._made.get(key)
         if made is None:
-            compiled = self._statement.compile(dialect=_NAMED, column_keys=names)
+            names = list(values)
+            compiled = self.statement.compile(dialect=conn.dialect, column_keys=names)
             constants = {name: value for name, value in compiled.params.items() if name not in values}
-            made = self._made[names] = _Made(str(compiled), constants)
+            made = self._made[key] = _Made(str(compiled), constants)
         return made
 
 
 class _Made(NamedTuple):
     sql: str
     constants: Values  # values that stand in the statement itself
+
+
+def _cursor(conn: Connection) -> Any:
+    dbapi = conn.connection.dbapi_connection
+    assert dbapi is not None
+    return dbapi.cursor()
+
+
+class InsertNew(Insert):
+    """Insert a row, unless it is there: the `rowcount` is 0 then.
+
+    Both databases write it alike, but SQLAlchemy has it only in the `insert` of each dialect. Run it by `Prepared`.
+    """
+
+    inherit_cache = False
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
+        self._inline = True  # no RETURNING of a key that the database gives
+
+
+@compiles(InsertNew)
+def _insert_new(statement: InsertNew, compiler: SQLCompiler, **options: Any) -> str:
+    insert = compiler.visit_insert(statement, **options)  # type: ignore[no-untyped-call]  # it has no annotations
+    return f"{insert} ON CONFLICT DO NOTHING"
