@@ -22,7 +22,7 @@ FRESH = 0.7
 _NOW = func.store_clock(type_=Double)
 _THIS_PROXY = proxies.c.id == bindparam("of_proxy")
 _BEAT = Prepared(proxies.update().where(_THIS_PROXY).values(until=_NOW + bindparam("lease")))
-_JOIN = Prepared(proxies.insert().values(until=_NOW + bindparam("lease")))
+_JOIN = Prepared(InsertNew(proxies).values(until=_NOW + bindparam("lease")))
 _LEFT = Prepared(select((proxies.c.until - _NOW).label("seconds")).where(_THIS_PROXY))
 # Locked until the end of the transaction: nobody is granted a lease while a write under it is on its way.
 _LEASE = Prepared(
