@@ -6,7 +6,7 @@ beside it.
 | a transaction | a writer thread, groups, reader threads | a pool: READ COMMITTED writes, snapshot reads |
 | locking of a row | `BEGIN IMMEDIATE` locks the file | `FOR NO KEY UPDATE`, which SQLite's dialect leaves out |
 | a row that is new | `prepared.InsertNew` | the same text |
-| an id that it gives | RETURNING | RETURNING |
+| a key that it gives | the driver tells it | RETURNING, by its dialect |
 | clock of the leases | `store_clock()`: this machine's, on each connection | `store_clock()`: made with the schema |
 | proof of a dead holder | the kernel lets go of its lock (`claim`) | a row that expires |
 | lock of migrations | the write lock that `open` holds | an advisory lock of the transaction |

