@@ -251,7 +251,7 @@ class _Reading:
 
     def _session(self, data: JSON) -> Session:
         own = {"id": self.session_id(data["id"]), "tip_turn_id": self.turn_id(data["tip_turn_id"])}
-        return _made(Session, data | own | {"agent_key": 0, "transcript": "", "mark": None, "cost_total_usd": 0.0})
+        return _made(Session, data | own | {"agent_key": 0, "transcript": "", "mark": None})
 
     def _link(self, data: JSON) -> Link:
         own = {name: self.session_id(data[name]) for name in ("from_session", "to_session")}

@@ -301,7 +301,7 @@ async def test_a_line_nested_without_end_is_refused(settings: Settings, tmp_path
 
 
 def test_every_field_that_goes_out_is_checked_when_it_comes_in() -> None:
-    own = {"seq", "agent_key", "instance", "fingerprint", "mark", "transcript", "cost_total_usd"}
+    own = {"seq", "agent_key", "instance", "fingerprint", "mark", "transcript"}
     for row, shape in (
         (Turn, shapes.TurnShape), (Session, shapes.SessionShape), (Link, shapes.LinkShape), (Item, shapes.ItemShape),
         (Conversation, shapes.ConversationShape),
