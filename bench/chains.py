@@ -16,8 +16,8 @@ from cli_session_proxy.domain import lineage
 from cli_session_proxy.domain.models import Link, Message, Record, Session, Turn, Usage
 from cli_session_proxy.sandbox import make_private
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
-from cli_session_proxy.stores.sql import store_for
 
 from . import machine
 from .contenders import SYSTEM, BareCLI, Contender, body

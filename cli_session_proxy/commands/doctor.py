@@ -31,8 +31,8 @@ from ..http.binding import answers
 from ..http.served import OVER_SOCKET, Served, served_at
 from ..sandbox import Sandboxes
 from ..settings import Settings
-from ..stores.migrations import MIGRATIONS
-from ..stores.sql import FILE
+from ..stores.sql.migrations import MIGRATIONS
+from ..stores.sqlite.store import FILE
 from .login import missing_login
 from .showing import client_of
 

@@ -25,8 +25,9 @@ from ..http.keys import Keys
 from ..http.served import Served, served_at
 from ..sandbox import LOCAL_OWNER, Sandboxes
 from ..settings import Settings
+from ..stores.auto import store_for
 from ..stores.base import Store
-from ..stores.sql import FILE, store_for
+from ..stores.sqlite.store import FILE
 from ..wires.common import encoded_agent_id
 
 Write = Callable[[str], None]

@@ -245,7 +245,6 @@ class Session:
 
     `transcript` is "" until there is a file: an adopted or imported session gets its own at the next turn.
     `mark` is None when the transcript is not known to equal the path (`dirty`): it is verified before use.
-    `cost_total_usd` is the CLI's own running total, from which a turn's cost is the difference.
     """
 
     id: str
@@ -255,7 +254,6 @@ class Session:
     cli_version: str
     created_at: float
     mark: FileMark | None = None
-    cost_total_usd: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

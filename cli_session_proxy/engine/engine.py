@@ -32,8 +32,8 @@ from ..errors import (
 )
 from ..sandbox import Sandboxes
 from ..settings import Profile, Settings
+from ..stores.auto import store_for
 from ..stores.base import Arrival, KeyTaken, Store
-from ..stores.sql import store_for
 from ..tasks import Tasks, limited
 from .checking import Checks
 from .delivery import Deliveries

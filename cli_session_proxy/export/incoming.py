@@ -23,7 +23,7 @@ from ..errors import InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..settings import Settings
 from ..stores.base import ChainPart, NewChain, Store, WholeTurn
-from ..stores.images import restore
+from ..stores.sql.images import restore
 from ..wires.conversations.body import conversation_id
 from .portable import MAX_LINE, READ, SCHEMA, Moved, Progress, as_text
 from .shapes import TurnShape, check_header, check_line, check_record
@@ -251,7 +251,7 @@ class _Reading:
 
     def _session(self, data: JSON) -> Session:
         own = {"id": self.session_id(data["id"]), "tip_turn_id": self.turn_id(data["tip_turn_id"])}
-        return _made(Session, data | own | {"agent_key": 0, "transcript": "", "mark": None, "cost_total_usd": 0.0})
+        return _made(Session, data | own | {"agent_key": 0, "transcript": "", "mark": None})
 
     def _link(self, data: JSON) -> Link:
         own = {name: self.session_id(data[name]) for name in ("from_session", "to_session")}

@@ -32,7 +32,7 @@ from ..errors import InvalidRequest, NotFound
 from ..sandbox import Sandboxes
 from ..settings import Settings
 from ..stores.base import Store
-from ..stores.images import Cutter
+from ..stores.sql.images import Cutter
 
 SCHEMA = "cli-session-proxy/export/2"
 READ = frozenset({"cli-session-proxy/export/1", SCHEMA})

@@ -451,8 +451,6 @@ class Paths(Protocol):
     async def session_at(self, agent_key: int, turn_id: str) -> Session | None:
         """The newest session of this agent whose tip is this turn."""
 
-    async def set_head(self, agent_key: int, turn_id: str | None) -> None: ...
-
     async def save_session(self, session: Session, links: Sequence[Link] = ()) -> None:
         """Insert or replace a session, with the links that explain it."""
 

@@ -25,7 +25,7 @@ from cli_session_proxy.commands import doctor
 from cli_session_proxy.commands.doctor import Finding, examine
 from cli_session_proxy.engine.ownership import Instances
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.sql import FILE
+from cli_session_proxy.stores.sqlite.store import FILE
 
 from ..test_cli import fill
 from ..wrappers import KINDS, wrapped

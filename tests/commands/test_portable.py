@@ -22,8 +22,8 @@ from cli_session_proxy.domain.models import Link, Message, Record, Session, Turn
 from cli_session_proxy.errors import InvalidRequest, NotFound
 from cli_session_proxy.sandbox import directory_name, make_private
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import ChainPart, NewChain, NewTurn, Store, WholeTurn
-from cli_session_proxy.stores.sql import store_for
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings

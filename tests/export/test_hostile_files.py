@@ -27,7 +27,7 @@ from cli_session_proxy.export import FORMATS, shapes
 from cli_session_proxy.sandbox import Sandboxes, make_private
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
-from cli_session_proxy.stores.sql import FILE, SqlStore
+from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -156,7 +156,7 @@ def project(settings: Settings, directory: str) -> Path:
 async def brought_earlier(settings: Settings, session_id: str) -> None:
     """A chain as an earlier version took it in: its session has this id."""
     make_private(settings.var)
-    store = SqlStore(settings.var / FILE)
+    store = SqliteStore(settings.var / FILE)
     await store.open()
     row = Turn(TURN_1, 0, 0, None, "completed", "sonnet", (Message.user("hello"),), 1.0, session_id=SESSION)
     parts: list[ChainPart] = [WholeTurn(row, (Record("{}"),)), Session(SESSION, 0, TURN_1, "", "2.1.329", 1.0)]
@@ -195,7 +195,7 @@ async def test_a_turn_on_such_a_chain_writes_nothing_outside(
 
 async def test_the_store_takes_no_such_chain_by_another_way_either(settings: Settings) -> None:
     make_private(settings.var)
-    store = SqlStore(settings.var / FILE)
+    store = SqliteStore(settings.var / FILE)
     await store.open()
     row = Turn(TURN_1, 0, 0, None, "completed", "sonnet", (Message.user("hello"),), 1.0)
     bad: list[list[ChainPart]] = [
@@ -301,7 +301,7 @@ async def test_a_line_nested_without_end_is_refused(settings: Settings, tmp_path
 
 
 def test_every_field_that_goes_out_is_checked_when_it_comes_in() -> None:
-    own = {"seq", "agent_key", "instance", "fingerprint", "mark", "transcript", "cost_total_usd"}
+    own = {"seq", "agent_key", "instance", "fingerprint", "mark", "transcript"}
     for row, shape in (
         (Turn, shapes.TurnShape), (Session, shapes.SessionShape), (Link, shapes.LinkShape), (Item, shapes.ItemShape),
         (Conversation, shapes.ConversationShape),

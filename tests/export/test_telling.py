@@ -20,7 +20,7 @@ from cli_session_proxy.domain.ordering import parents_first, sorted_by_parent
 from cli_session_proxy.engine.subscription import Happened
 from cli_session_proxy.export import FORMATS, live, telling
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sqlite.store import SqliteStore
 
 from ..fakes import SESSION, FakeStore, turn
 from .test_drawn import text_of
@@ -55,7 +55,7 @@ async def test_each_form_tells_it_at_its_turn_and_nowhere_else(number: int) -> N
 
 async def test_the_page_marks_what_only_the_turn_itself_tells_out_of_a_real_store(tmp_path: Path) -> None:
     rows, links = every_repair()
-    store = SqlStore(tmp_path / "chains.sqlite3")
+    store = SqliteStore(tmp_path / "chains.sqlite3")
     await store.open()
     try:
         parts: list[ChainPart] = [WholeTurn(row, ()) for row in rows]

@@ -19,7 +19,7 @@ from cli_session_proxy.domain import lineage
 from cli_session_proxy.domain.models import Agent, Message, TurnRequest
 from cli_session_proxy.engine.placement import Placement
 from cli_session_proxy.stores.base import ImportedTurn, Store
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sqlite.store import SqliteStore
 
 # Few words, so that strangers say the same things.
 WORD = st.sampled_from(["a", "b"])
@@ -46,7 +46,7 @@ async def nobody(_proxy: str | None) -> bool:
 @asynccontextmanager
 async def placing() -> AsyncIterator[tuple[Store, Placement]]:
     with tempfile.TemporaryDirectory() as folder:
-        store = SqlStore(Path(folder) / "chains.sqlite3")
+        store = SqliteStore(Path(folder) / "chains.sqlite3")
         await store.open()
         try:
             yield store, Placement(store, cast(Backend, None), Aside(), nobody)  # placing a turn needs no backend

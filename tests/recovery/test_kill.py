@@ -14,7 +14,7 @@ from cli_session_proxy.backends.claude.process.proc import start_time
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.sql import store_for
+from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.testing.script import Gate, Reply
 from cli_session_proxy.testing.upstream import Upstream
 

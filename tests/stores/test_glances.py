@@ -10,8 +10,9 @@ import pytest
 from sqlalchemy import Connection, Row
 
 from cli_session_proxy.domain.models import Block, Turn
-from cli_session_proxy.stores import rows
-from cli_session_proxy.stores.sql import LARGE, SqlStore
+from cli_session_proxy.stores.sql import rows
+from cli_session_proxy.stores.sql.store import LARGE
+from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy.testing.store_samples import IMAGE, a_turn, an_agent, complete, opened
 
 PICTURE: Block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": IMAGE}}
@@ -22,9 +23,9 @@ def text(size: int) -> Block:
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
-    async with opened(lambda: SqlStore(tmp_path / "chains.sqlite3")) as store:
-        assert isinstance(store, SqlStore)
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    async with opened(lambda: SqliteStore(tmp_path / "chains.sqlite3")) as store:
+        assert isinstance(store, SqliteStore)
         yield store
 
 
@@ -34,7 +35,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
     ids=["short", "long", "too long", "a picture"],
 )
 async def test_a_large_turn_is_read_beside_the_loop(
-    store: SqlStore, monkeypatch: pytest.MonkeyPatch, output: tuple[Block, ...], on_the_loop: bool
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch, output: tuple[Block, ...], on_the_loop: bool
 ) -> None:
     agent = await an_agent(store)
     done = await complete(store, agent, "t1", output=output)

@@ -187,7 +187,7 @@ class _Exchange:
     def _completed(self, result: events.Result) -> base.Completed:
         """With this turn's share of the CLI's running total, which starts anew where the CLI did not restore it."""
         self._answered, self._total = result.session_id or self._answered, result.cost_total_usd
-        before, cost = self._ready.session.cost_total_usd, result.cost_total_usd
+        before, cost = self._ready.spent, result.cost_total_usd
         if cost is not None and cost >= before:
             cost -= before
         return base.Completed(result.stop_reason, result.usage, cost)

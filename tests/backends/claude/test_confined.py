@@ -21,7 +21,7 @@ from cli_session_proxy.http.keys import make
 from cli_session_proxy.http.server import serve
 from cli_session_proxy.http.watchdog import Watchdog
 from cli_session_proxy.settings import Profile, SandboxSettings, Settings
-from cli_session_proxy.stores.sql import FILE
+from cli_session_proxy.stores.sqlite.store import FILE
 from cli_session_proxy.testing.script import ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 

@@ -61,7 +61,7 @@ class Ready:
 
     `leaf` is the uuid of the path's last record; `links` explain how the session came to be what it is. `results` are
     MCP's, for a process that waits for them; `lead` are records of this turn that were written before its frame.
-    `quiet`: the turn has no prompt of its own in the transcript.
+    `quiet`: the turn has no prompt of its own in the transcript. `spent` is the CLI's own total (USD) before it.
     """
 
     process: ClaudeProcess
@@ -73,6 +73,7 @@ class Ready:
     results: Mapping[str, JSON] = field(default_factory=dict)
     lead: tuple[Record, ...] = ()
     quiet: bool = False
+    spent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

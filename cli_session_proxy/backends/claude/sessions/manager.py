@@ -149,7 +149,7 @@ class Sessions:
         try:
             if prepared.resume and not warm:
                 session = await self._loaded(session, process, lenient=last)
-            session = await self._with_total(now, session, warm=warm)
+            spent = await self._spent(now, session, warm=warm)
         except BaseException:  # nobody else knows yet that the process is in use
             process.kill()
             await self._pool.checkin(process)
@@ -166,6 +166,7 @@ class Sessions:
             reason=prepared.reason | evidence,
             lead=tuple(lead),
             quiet=quiet,
+            spent=spent,
         )
 
     async def _loaded(self, session: Session, process: ClaudeProcess, *, lenient: bool) -> Session:
@@ -207,16 +208,16 @@ class Sessions:
         self.captures.follow(session.id, reader)
         return replace(session, mark=mark)
 
-    async def _with_total(self, now: Now, session: Session, *, warm: bool) -> Session:
-        """The session with the CLI's own total before the turn: what the turn costs is the difference.
+    async def _spent(self, now: Now, session: Session, *, warm: bool) -> float:
+        """The CLI's own total before the turn, in USD.
 
         A process that resumes starts from the total in its transcript, which it writes at its end (2.1.329).
         """
-        total = self._totals.get(session.id, 0.0)
-        if not warm:
-            keeps = now.capability.keeps_session_id
-            total = await asyncio.to_thread(transcript.total_cost, Path(session.transcript)) if keeps else 0.0
-        return replace(session, cost_total_usd=total)
+        if warm:
+            return self._totals.get(session.id, 0.0)
+        if not now.capability.keeps_session_id:
+            return 0.0
+        return await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
 
     # calls of the client's tools
 
@@ -231,8 +232,9 @@ class Sessions:
         if process is None:
             return None
         leaf = session.mark.leaf if session.mark else None
-        session = await self._with_total(now, session, warm=True)
-        return Ready(process, session, "warm", leaf, (), {"session": "waited for these results"}, brought, quiet=True)
+        spent = await self._spent(now, session, warm=True)
+        evidence: JSON = {"session": "waited for these results"}
+        return Ready(process, session, "warm", leaf, (), evidence, brought, quiet=True, spent=spent)
 
     async def _reopened(
         self, now: Now, plan: Plan, parent: Turn, session: Session | None, frame_uuid: str
@@ -309,7 +311,6 @@ class Sessions:
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
         if transcript.beside(path).is_dir():
             records += await asyncio.to_thread(transcript.gather, path, since)
-        total = before.cost_total_usd if said.cost_total is None else said.cost_total
         session = Session(
             session_id,
             before.agent_key,
@@ -318,14 +319,13 @@ class Sessions:
             ready.process.version,
             before.created_at,
             taken.mark,
-            total,
         )
         links: tuple[Link, ...] = ()
         if forked and ready.continuity != "started":
             detail: JSON = {"asked": before.id, "answered": session_id, "cli": ready.process.version}
             links = (Link(before.id, session_id, turn.id, "forked_by_cli", detail, time.time()),)
         if taken.mark is not None and (ready.process.usable or ready.process.waiting):
-            self._stays(session_id, turn.id, total)
+            self._stays(session_id, turn.id, ready.spent if said.cost_total is None else said.cost_total)
         return Captured(tuple(records), session, links, taken.note)
 
     def _stays(self, session_id: str, turn_id: str, total: float) -> None:

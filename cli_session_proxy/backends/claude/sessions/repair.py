@@ -80,7 +80,6 @@ class Now:
             cli_version=self.capability.version,
             created_at=was.created_at if was else time.time(),
             mark=mark,
-            cost_total_usd=was.cost_total_usd if was else 0.0,
         )
 
     def link(self, source: str | None, target: str, reason: LinkReason, detail: JSON) -> Link:

@@ -37,9 +37,8 @@ async def settled(
         (found,) = others
     before = await store.session_at(agent.key, turn.parent_id) if turn.parent_id else None
     exchange, now, session_id = found.exchange, time.time(), found.path.stem
-    cost = before.cost_total_usd if before else 0.0
     # Without a mark: nobody has compared what stands before this turn in the file, and the next turn does.
-    session = Session(session_id, agent.key, turn.id, str(found.path), found.version, now, None, cost)
+    session = Session(session_id, agent.key, turn.id, str(found.path), found.version, now)
     return Settled(
         exchange.output,
         found.stop_reason,

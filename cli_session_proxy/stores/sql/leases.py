@@ -1,32 +1,36 @@
 """The bodies of the transactions behind leases: who may write an agent, and which proxies respond.
 
 A lease ends when its holder releases it, or when the holder's heartbeat has expired and another proxy takes it. The
-epoch goes up with each grant to another holder and never comes back. Times are the store's: this machine's clock.
+epoch goes up with each grant to another holder and never comes back. Times are the database's: `store_clock()` is a
+function that it has (see `database`).
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, Double, bindparam, func, select
 
-from ..errors import LeaseLost
-from .base import Granted, Held, HeldLease, Lease, Proxy
-from .prepared import Prepared
+from ...errors import LeaseLost
+from ..base import Granted, Held, HeldLease, Lease, Proxy
+from .prepared import InsertNew, Prepared
 from .tables import followers, leases, proxies
 
-clock = time.time
 # A heartbeat with this share of the lease left needs no renewal at a grant: a proxy that waits asks very often.
 FRESH = 0.7
 
-_BEAT = Prepared(proxies.update().where(proxies.c.id == bindparam("of_proxy")))
-_JOIN = Prepared(proxies.insert())
-_UNTIL = Prepared(select(proxies.c.until).where(proxies.c.id == bindparam("of_proxy")))
+_NOW = func.store_clock(type_=Double)
+_THIS_PROXY = proxies.c.id == bindparam("of_proxy")
+_BEAT = Prepared(proxies.update().where(_THIS_PROXY).values(until=_NOW + bindparam("lease")))
+_JOIN = Prepared(InsertNew(proxies).values(until=_NOW + bindparam("lease")))
+_LEFT = Prepared(select((proxies.c.until - _NOW).label("seconds")).where(_THIS_PROXY))
+# Locked until the end of the transaction: nobody is granted a lease while a write under it is on its way.
 _LEASE = Prepared(
-    select(leases.c.epoch, leases.c.holder, leases.c.wanted).where(leases.c.agent_key == bindparam("of_agent"))
+    select(leases.c.epoch, leases.c.holder, leases.c.wanted)
+    .where(leases.c.agent_key == bindparam("of_agent"))
+    .with_for_update(key_share=True)
 )
-_GRANT = Prepared(leases.insert())
+_FIRST_GRANT = Prepared(InsertNew(leases))
 _CHANGE = Prepared(leases.update().where(leases.c.agent_key == bindparam("of_agent")))
 _RELEASE = Prepared(
     leases.update()
@@ -37,17 +41,16 @@ _RELEASE = Prepared(
     )
     .values(holder=None, wanted=None)
 )
+_FOLLOW = Prepared(InsertNew(followers))
 
 
 def beat(conn: Connection, proxy: Proxy, *, at_least: float = 1.0) -> None:
     """This proxy responds for `proxy.lease` seconds from now, where less than the share `at_least` is left of it."""
-    row = _UNTIL.one(conn, {"of_proxy": proxy.id})
-    now = clock()
-    if row is not None and row.until - now > at_least * proxy.lease:
-        return
-    until = now + proxy.lease
-    if not _BEAT.run(conn, {"of_proxy": proxy.id, "until": until}).rowcount:
-        _JOIN.run(conn, {"id": proxy.id, "host": proxy.host, "until": until})
+    left = _LEFT.one(conn, {"of_proxy": proxy.id})
+    if left is None:
+        _JOIN.run(conn, {"id": proxy.id, "host": proxy.host, "lease": proxy.lease})
+    elif left.seconds <= at_least * proxy.lease:
+        _BEAT.run(conn, {"of_proxy": proxy.id, "lease": proxy.lease})
 
 
 def renew(conn: Connection, proxy: Proxy) -> list[HeldLease]:
@@ -57,16 +60,19 @@ def renew(conn: Connection, proxy: Proxy) -> list[HeldLease]:
 
 
 def responds(conn: Connection, proxy_id: str) -> bool:
-    row = _UNTIL.one(conn, {"of_proxy": proxy_id})
-    return row is not None and row.until > clock()
+    left = _LEFT.one(conn, {"of_proxy": proxy_id})
+    return left is not None and left.seconds > 0
 
 
 def acquire(conn: Connection, agent_key: int, proxy: Proxy, dead: Collection[str]) -> Granted | Held:
     beat(conn, proxy, at_least=FRESH)
     row = _LEASE.one(conn, {"of_agent": agent_key})
     if row is None:
-        _GRANT.run(conn, {"agent_key": agent_key, "epoch": 1, "holder": proxy.id})
-        return Granted(Lease(agent_key, proxy.id, 1), None)
+        first = {"agent_key": agent_key, "epoch": 1, "holder": proxy.id}
+        if _FIRST_GRANT.run(conn, first).rowcount:
+            return Granted(Lease(agent_key, proxy.id, 1), None)
+        row = _LEASE.one(conn, {"of_agent": agent_key})  # another proxy was faster
+        assert row is not None
     if row.holder == proxy.id:
         return Granted(Lease(agent_key, proxy.id, row.epoch), None)
     if row.holder is not None and row.holder not in dead and responds(conn, row.holder):
@@ -107,9 +113,7 @@ def check(conn: Connection, lease: Lease) -> None:
 
 
 def follow(conn: Connection, turn_id: str, proxy_id: str) -> None:
-    there = followers.c.turn_id == turn_id, followers.c.proxy == proxy_id
-    if conn.execute(select(followers.c.turn_id).where(*there)).first() is None:
-        conn.execute(followers.insert(), {"turn_id": turn_id, "proxy": proxy_id})
+    _FOLLOW.run(conn, {"turn_id": turn_id, "proxy": proxy_id})
 
 
 def unfollow(conn: Connection, turn_id: str, proxy_id: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from ..errors import StoreUnavailable
+from ...errors import StoreUnavailable
 
 
 def forget(database: Path, owner: str, agent_id: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, select
 
+from .prepared import InsertNew, Prepared
 from .tables import image_refs, images
 
 # `data` is the Messages API's base64 source; `base64` is where the CLI's own tool results carry a file's.
@@ -21,6 +22,9 @@ _BASE64 = re.compile(r'"(?:data|base64)"\s*:\s*"([A-Za-z0-9+/]{64,}={0,2})"')
 
 # SQLite takes at least 999 variables in a statement, PostgreSQL 32,767.
 CHUNK = 500
+
+_INSERT_IMAGE = Prepared(InsertNew(images))
+_INSERT_REF = Prepared(InsertNew(image_refs))
 
 Place = tuple[int, str]
 """Where an image was: offset in characters of the shortened text, and the sha256 of what stood there."""
@@ -67,13 +71,8 @@ def save(conn: Connection, agent_key: int, new: Mapping[str, str]) -> None:
     for shas in chunks(list(new)):
         there = set(conn.scalars(select(images.c.sha256).where(images.c.sha256.in_(shas))))
         missing = [{"sha256": sha, "size": len(new[sha]), "data": new[sha]} for sha in shas if sha not in there]
-        if missing:
-            conn.execute(images.insert(), missing)
-        mine = select(image_refs.c.sha256).where(image_refs.c.agent_key == agent_key, image_refs.c.sha256.in_(shas))
-        noted = set(conn.scalars(mine))
-        refs = [{"agent_key": agent_key, "sha256": sha} for sha in shas if sha not in noted]
-        if refs:
-            conn.execute(image_refs.insert(), refs)
+        _INSERT_IMAGE.run_each(conn, missing)
+        _INSERT_REF.run_each(conn, [{"agent_key": agent_key, "sha256": sha} for sha in shas])
 
 
 def load(conn: Connection, shas: Iterable[str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""The store on SQL: every method one transaction, handed to `Database` as a plain function.
+"""The store on SQL: every method one transaction, handed to a `Database` as a plain function.
 
-`writing` and `reading` hold what the transactions do, `tables` the schema, `rows` and `images` the forms,
-`migrations` the way from older schemas.
+`writing`, `reading`, `leases`, `conversing` and `importing` hold what the transactions do, `tables` the schema, `rows`
+and `images` the forms, `migrations` the way from older schemas. None of them knows which database it is.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from .. import logs
-from ..domain.models import (
+from ... import logs
+from ...domain.models import (
     JSON,
     Agent,
     Chain,
@@ -31,11 +30,9 @@ from ..domain.models import (
     Status,
     Turn,
 )
-from ..errors import StoreUnavailable
-from ..settings import Settings
-from ..tasks import uninterrupted
-from . import conversing, copies, importing, leases, migrations, reading, writing
-from .base import (
+from ...errors import StoreUnavailable
+from ...tasks import uninterrupted
+from ..base import (
     Arrival,
     Begun,
     ChainPart,
@@ -53,6 +50,7 @@ from .base import (
     TurnOutline,
     TurnPage,
 )
+from . import conversing, importing, leases, migrations, reading, writing
 from .database import Database, Urgency
 from .migrations import MIGRATIONS, Migration
 
@@ -60,41 +58,29 @@ log = logs.get(__name__)
 
 T = TypeVar("T")
 
-FILE = "chains.sqlite3"
-
 # Characters of an input up to which it is written on the event loop.
 SMALL = 32 * 1024
 
 # Bytes of a turn from which it is read on a thread: 0.5 ms; one with images may have many MB.
 LARGE = 256 * 1024
 
-# How long a write waits for another program before `StoreUnavailable`; a commit takes about a millisecond,
-# so only a program that sits on the lock is ever waited for this long.
-BUSY_TIMEOUT = 10.0
-
 
 class SqlStore(Store):
-    """`Store` on one SQLite file in WAL mode. `url_or_path`: a path, or `sqlite:///…`; its directory exists.
+    """`Store` on one database.
 
     A caller that is cancelled in a write leaves all of that write or nothing; which of both, only a read tells.
     """
 
-    def __init__(
-        self,
-        url_or_path: str | Path,
-        *,
-        busy_timeout: float = BUSY_TIMEOUT,
-        migrations: Sequence[Migration] = MIGRATIONS,
-    ) -> None:
-        self._db = Database(url_or_path, busy_timeout=busy_timeout)
+    def __init__(self, database: Database, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+        self._db = database
         self._migrations = migrations
 
     async def open(self) -> None:
         await self._db.open(self._prepare)
 
     def _prepare(self, conn: Connection) -> None:
-        migrations.prepare(conn, self._db.path, self._migrations)
-        importing.clear(conn, self._db.path)
+        migrations.prepare(conn, self._db, self._migrations)
+        importing.clear(conn, self._db)
 
     async def close(self) -> None:
         await self._db.close()
@@ -103,7 +89,7 @@ class SqlStore(Store):
         said = uuid.uuid4().hex
         await self._db.write(lambda conn: writing.probe(conn, said))
         if await self._db.read(reading.probed) is None:
-            raise StoreUnavailable(f"the store {self._db.path} does not keep what it is given: see `doctor`")
+            raise StoreUnavailable(f"the store {self._db.name} does not keep what it is given: see `doctor`")
 
     # agents
 
@@ -121,10 +107,10 @@ class SqlStore(Store):
 
     async def delete_agent(self, key: int) -> None:
         await self._db.write(lambda conn: writing.delete_agent(conn, key), alone=True)
-        await self._db.empty_log()
+        await self._db.purge()
 
     async def forget_copies(self, agent: Agent) -> None:
-        await asyncio.to_thread(copies.forget, self._db.path, agent.owner, agent.agent_id)
+        await asyncio.to_thread(self._db.forget_copies, agent.owner, agent.agent_id)
 
     async def named_by(self, agent_key: int) -> list[str]:
         return await self._db.read(lambda conn: reading.named_by(conn, agent_key))
@@ -146,26 +132,24 @@ class SqlStore(Store):
     # a turn's way
 
     async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> Arrival:
-        return await self._glance(partial(reading.arrival, owner=owner, fingerprint=fingerprint, agent_id=agent_id))
+        return await self._quickly(partial(reading.arrival, owner=owner, fingerprint=fingerprint, agent_id=agent_id))
 
     async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> Standing | None:
-        return await self._glance(partial(reading.standing, agent_key=agent_key, parent_id=parent_id, at_head=at_head))
+        return await self._quickly(partial(reading.standing, agent_key=agent_key, parent_id=parent_id, at_head=at_head))
 
-    async def _glance(self, read: Callable[..., T]) -> T:
-        """On the event loop, unless what is found is large: it then goes the way of all other reads."""
+    async def _quickly(self, read: Callable[..., T]) -> T:
+        """A quick read, unless what is found is large: it then goes the way of all other reads."""
         try:
-            return await self._db.glance(partial(read, limit=LARGE))
+            return await self._db.read(partial(read, limit=LARGE), quick=True)
         except reading.TooLarge:
             return await self._db.read(read)
 
     # turns
 
     async def accept(self, new: NewTurn) -> Turn:
-        if new.promised:
-            return await self._db.write(lambda conn: writing.accept(conn, new))
-        if _is_small(new):
-            return await self._db.jot(lambda conn: writing.accept(conn, new))
-        return await self._db.write(lambda conn: writing.accept(conn, new), Urgency.JOURNAL)
+        urgency = Urgency.DURABLE if new.promised else Urgency.JOURNAL
+        quick = not new.promised and _is_small(new)
+        return await self._db.write(lambda conn: writing.accept(conn, new), urgency, quick=quick)
 
     async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
         await self._db.write(lambda conn: writing.import_turns(conn, turns, head))
@@ -175,12 +159,12 @@ class SqlStore(Store):
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         name = uuid.uuid4().hex
-        lock = importing.lock(self._db.path, name)
-        lock.try_acquire()  # nobody else knows the name
+        claim = self._db.claim(name)
+        assert claim is not None  # nobody else knows the name
         try:
             return await self._bring_in(name, new, parts)
         finally:
-            lock.release(remove=True)
+            claim.release()
 
     async def _bring_in(self, name: str, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         coming = importing.Coming(await self._db.write(lambda conn: importing.begin(conn, new, name)))
@@ -205,7 +189,7 @@ class SqlStore(Store):
             log.warning("import_left", agent_key=agent.key, error=exc.message)
 
     async def begin(self, begun: Begun) -> None:
-        await self._db.jot(lambda conn: writing.begin(conn, begun))
+        await self._db.write(lambda conn: writing.begin(conn, begun), Urgency.JOURNAL, quick=True)
 
     async def commit(self, commit: Commit) -> Turn:
         return await self._db.write(lambda conn: writing.commit(conn, commit))
@@ -249,25 +233,23 @@ class SqlStore(Store):
     # leases
 
     async def renew(self, proxy: Proxy) -> list[HeldLease]:
-        return await self._db.jot(lambda conn: leases.renew(conn, proxy))
+        return await self._db.write(lambda conn: leases.renew(conn, proxy), Urgency.JOURNAL, quick=True)
 
     async def acquire(self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = ()) -> Granted | Held:
-        return await self._db.jot(lambda conn: leases.acquire(conn, agent_key, proxy, dead))
+        work = partial(leases.acquire, agent_key=agent_key, proxy=proxy, dead=dead)
+        return await self._db.write(work, Urgency.JOURNAL, quick=True)
 
     async def release(self, lease: Lease) -> None:
-        await self._db.jot(lambda conn: leases.release(conn, lease))
+        await self._db.write(lambda conn: leases.release(conn, lease), Urgency.JOURNAL, quick=True)
 
     async def wanted(self, proxy_id: str) -> list[int]:
-        return await self._db.glance(lambda conn: leases.wanted(conn, proxy_id))
+        return await self._db.read(lambda conn: leases.wanted(conn, proxy_id), quick=True)
 
     async def responds(self, proxy_id: str) -> bool:
-        return await self._db.glance(lambda conn: leases.responds(conn, proxy_id))
+        return await self._db.read(lambda conn: leases.responds(conn, proxy_id), quick=True)
 
     async def resign(self, proxy_id: str) -> None:
         await self._db.write(lambda conn: leases.resign(conn, proxy_id), Urgency.JOURNAL)
-
-    async def set_head(self, agent_key: int, turn_id: str | None) -> None:
-        await self._db.write(lambda conn: writing.set_head(conn, agent_key, turn_id))
 
     async def turn(self, turn_id: str) -> Turn | None:
         return await self._db.read(lambda conn: reading.turn(conn, turn_id))
@@ -373,8 +355,3 @@ def _is_small(new: NewTurn) -> bool:
     if any(block.get("type") != "text" for block in blocks) or new.call is not None:
         return False
     return sum(len(block["text"]) for block in blocks) + len(new.system or "") < SMALL
-
-
-def store_for(settings: Settings) -> SqlStore:
-    """The store of these settings, `<var>/chains.sqlite3`; not opened, and the directory is the caller's."""
-    return SqlStore(settings.var / FILE)

@@ -1,8 +1,8 @@
 """The bodies of `import_chain`: a chain from elsewhere, in small transactions, of which nobody sees but the last.
 
-In one transaction 20,000 turns would hold the write lock for 10 s, and every other agent's turn would fail on it.
-
-    <database>.import-<name>     held as long as the import of this name is under way: flock(2), see `locks`
+In one transaction 20,000 turns would hold SQLite's write lock for 10 s, and every other agent's turn would fail on it.
+An import claims its name (`Database.claim`) as long as it is under way, so that nobody takes it for one whose program
+died.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from sqlalchemy import Connection, bindparam, select, update
 
-from ..domain.identifiers import is_session_id
-from ..domain.models import FINISHED, Agent, Conversation, Item, Link, Session
-from ..errors import InvalidRequest, NotFound
-from ..locks import FileLock
+from ...domain.identifiers import is_session_id
+from ...domain.models import FINISHED, Agent, Conversation, Item, Link, Session
+from ...errors import InvalidRequest, NotFound
+from ..base import ChainPart, NewChain, WholeTurn
 from . import conversing, reading, writing
-from .base import ChainPart, NewChain, WholeTurn
-from .tables import COMING, agents, frames, items, sessions, turns
+from .database import Database
+from .tables import COMING, agents, items, sessions, turns
 
 # Made once: a statement that is built anew for each turn costs more than its execution.
 _EXISTS = select(turns.c.seq).where(turns.c.id == bindparam("turn_id"))
@@ -33,18 +32,13 @@ PIECE_BYTES = 1024 * 1024
 PAUSE = 0.2
 
 
-def lock(database: Path, name: str) -> FileLock:
-    """Held from before `begin` to the end, so that nobody takes the import for one whose program died."""
-    return FileLock(database.with_name(f"{database.name}.import-{name}"))
-
-
-def clear(conn: Connection, database: Path) -> None:
+def clear(conn: Connection, database: Database) -> None:
     """Remove what imports left whose program died: their turns are in the way of the next try."""
     for key, name in conn.execute(select(agents.c.key, agents.c.agent_id).where(agents.c.owner == COMING)).all():
-        left = lock(database, name)
-        if left.try_acquire():
+        claim = database.claim(name)
+        if claim is not None:
             writing.delete_agent(conn, key)
-            left.release(remove=True)
+            claim.release()
 
 
 def begin(conn: Connection, new: NewChain, name: str) -> Agent:
@@ -124,8 +118,8 @@ def _turn(conn: Connection, agent: Agent, part: WholeTurn, later: list[tuple[str
         later.append((turn.id, turn.parent_id))
         turn = replace(turn, parent_id=None)
     writing.insert_whole(conn, turn, part.records)
-    if turn.frame_uuid is not None and not reading.own_frames(conn, agent.key, [turn.frame_uuid]):
-        conn.execute(frames.insert(), {"agent_key": agent.key, "uuid": turn.frame_uuid})
+    if turn.frame_uuid is not None:
+        writing.note_frame(conn, agent.key, turn.frame_uuid)
 
 
 def _explain(

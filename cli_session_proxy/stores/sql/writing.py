@@ -6,21 +6,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, CursorResult, Row, bindparam, or_, select, update
+from sqlalchemy import Connection, Row, bindparam, case, or_, select, update
 
-from ..domain.models import FINISHED, JSON, ON_PATH, Agent, Delivery, Link, Record, Session, Status, Turn
-from ..errors import NotFound, StoreUnavailable
+from ...domain.models import FINISHED, JSON, ON_PATH, Agent, Delivery, Link, Record, Session, Status, Turn
+from ...errors import NotFound, StoreUnavailable
+from ..base import Begun, Commit, ImportedTurn, KeyTaken, Lease, NewTurn, PathChanged
 from . import conversing, images, leases, reading, rows
-from .base import Begun, Commit, ImportedTurn, KeyTaken, Lease, NewTurn, PathChanged
 from .images import Cutter
-from .prepared import Prepared
+from .prepared import InsertNew, Prepared
 from .tables import PROBE, agents, frames, idempotency_keys, links, meta, records, sessions, turns
 
 _INSERT_TURN = Prepared(turns.insert())
 _INSERT_RECORD = Prepared(records.insert())
 _INSERT_LINK = Prepared(links.insert())
-_INSERT_SESSION = Prepared(sessions.insert())
-_INSERT_FRAME = Prepared(frames.insert().prefix_with("OR IGNORE", dialect="sqlite"))
+_INSERT_SESSION = Prepared(InsertNew(sessions))
+_INSERT_FRAME = Prepared(InsertNew(frames))
+_INSERT_AGENT = Prepared(InsertNew(agents))
+_INSERT_META = Prepared(InsertNew(meta))
+_TAKE_KEY = Prepared(InsertNew(idempotency_keys))
 _THIS_TURN = turns.update().where(turns.c.id == bindparam("turn_id"))
 _UPDATE_TURN = Prepared(_THIS_TURN)
 _SET_DELIVERY = Prepared(_THIS_TURN.where(turns.c.delivery != "delivered"))
@@ -29,19 +32,23 @@ _UPDATE_SESSION = Prepared(
     sessions.update().where(sessions.c.id == bindparam("session_id"), sessions.c.agent_key == bindparam("of_agent"))
 )
 _THIS_AGENT = agents.update().where(agents.c.key == bindparam("of_agent"))
-_ACTIVE = Prepared(_THIS_AGENT.where(agents.c.last_at < bindparam("now")))
-_NEW_HEAD = Prepared(_THIS_AGENT.where(agents.c.last_at <= bindparam("now")))
+# Something of a later time may have been written meanwhile. The row is locked all the same: turns of an agent get
+# their `seq` in the order in which they are committed.
+_LAST_AT = case((agents.c.last_at < bindparam("now"), bindparam("now")), else_=agents.c.last_at)
+_ACTIVE = Prepared(_THIS_AGENT.values(last_at=_LAST_AT))
+_NEW_HEAD = Prepared(_THIS_AGENT.values(last_at=_LAST_AT))
 _MOVE_HEAD = Prepared(_THIS_AGENT)
 
 _UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
 _FAILED: frozenset[Status] = FINISHED - ON_PATH
 _NOT_ON_PATH: frozenset[Status] = _UNFINISHED | _FAILED
 _NEVER_BEGUN: frozenset[Status] = _NOT_ON_PATH - {"running"}
-_WHOLE = Prepared(select(*rows.TURN).where(turns.c.id == bindparam("turn_id")))
+# Read to be changed: PostgreSQL locks the row, SQLite has locked the file.
+_WHOLE = Prepared(select(*rows.TURN).where(turns.c.id == bindparam("turn_id")).with_for_update(key_share=True))
 _STATE = Prepared(
-    select(
-        turns.c.agent_key, turns.c.status, turns.c.reason, turns.c.attempts, turns.c.instance, turns.c.delivery
-    ).where(turns.c.id == bindparam("turn_id"))
+    select(turns.c.agent_key, turns.c.status, turns.c.reason, turns.c.attempts, turns.c.instance, turns.c.delivery)
+    .where(turns.c.id == bindparam("turn_id"))
+    .with_for_update(key_share=True)
 )
 _CHILD = Prepared(
     select(turns.c.id)
@@ -55,16 +62,18 @@ _NAMED_PATH = ("id", "history")
 def probe(conn: Connection, said: str) -> None:
     """A page of the file is written, whatever it held."""
     if not conn.execute(meta.update().where(meta.c.name == PROBE).values(value=said)).rowcount:
-        conn.execute(meta.insert(), {"name": PROBE, "value": said})
+        _INSERT_META.run(conn, {"name": PROBE, "value": said})
 
 
 def ensure_agent(conn: Connection, owner: str, agent_id: str, dir: str, *, named: bool, now: float) -> Agent:
     found = reading.agent(conn, owner, agent_id)
-    if found is not None:
-        return found
-    values = {"owner": owner, "agent_id": agent_id, "dir": dir, "named": named, "created_at": now, "last_at": now}
-    key = _inserted(conn.execute(agents.insert(), values))
-    return Agent(key, owner, agent_id, dir, named, None, now)
+    if found is None:
+        values = {"owner": owner, "agent_id": agent_id, "dir": dir, "named": named, "created_at": now, "last_at": now}
+        _INSERT_AGENT.run(conn, values)
+        found = reading.agent(conn, owner, agent_id)
+    if found is None:
+        raise StoreUnavailable(f"the directory {dir} belongs to another agent: choose another name")
+    return found
 
 
 def delete_agent(conn: Connection, key: int) -> None:
@@ -90,36 +99,34 @@ def accept(conn: Connection, new: NewTurn) -> Turn:
         new.effort, new.profile, reason=new.reason, origin=new.origin, fingerprint=new.fingerprint,
         instance=new.instance, call=new.call,
     )  # fmt: skip
-    owner = _free_key(conn, new) if new.idempotency_key is not None else None
     turn = replace(turn, seq=_insert(conn, turn))
-    if owner is not None:
-        taken = {"owner": owner, "key": new.idempotency_key, "turn_id": new.id, "until": new.idempotency_until}
-        conn.execute(idempotency_keys.insert(), taken)
+    if new.idempotency_key is not None:
+        _take_key(conn, new)
     conversing.take(conn, new.agent_key, new.takes, new.id)
     return turn
 
 
-def _free_key(conn: Connection, new: NewTurn) -> str | None:
-    """The owner, in whose name the key is free now; expired keys of everybody are dropped on the way."""
+def _take_key(conn: Connection, new: NewTurn) -> None:
+    """The key belongs to this turn from now on; expired keys of everybody are dropped on the way."""
     key = idempotency_keys.c
     conn.execute(idempotency_keys.delete().where(key.until <= new.created_at))
     if new.replaces is not None:
         conn.execute(idempotency_keys.delete().where(key.turn_id == new.replaces))
     owner = conn.scalar(select(agents.c.owner).where(agents.c.key == new.agent_key))
-    taken = conn.scalar(select(key.turn_id).where(key.owner == owner, key.key == new.idempotency_key))
-    if taken is not None:
-        raise KeyTaken(taken)
-    return owner
+    taking = {"owner": owner, "key": new.idempotency_key, "turn_id": new.id, "until": new.idempotency_until}
+    if not _TAKE_KEY.run(conn, taking).rowcount:
+        raise KeyTaken(
+            conn.execute(select(key.turn_id).where(key.owner == owner, key.key == new.idempotency_key)).scalar_one()
+        )
 
 
 def _insert(conn: Connection, turn: Turn) -> int:
     """Store a whole turn; its images first, and the agent is active from now. Returns its seq."""
     cutter = Cutter()
     values = rows.turn_values(cutter, turn)
-    seq = _INSERT_TURN.run(conn, values).lastrowid
-    assert seq is not None
-    images.save(conn, turn.agent_key, cutter.images)
     _active(conn, turn.agent_key, turn.created_at)
+    seq = _INSERT_TURN.key(conn, values)
+    images.save(conn, turn.agent_key, cutter.images)
     return seq
 
 
@@ -154,7 +161,7 @@ def begin(conn: Connection, begun: Begun) -> None:
         before = _STATE.one(conn, {"turn_id": turn_id})
         if before is not None and before.delivery != "undelivered":
             raise PathChanged(turn_id)
-    _INSERT_FRAME.run(conn, {"agent_key": row.agent_key, "uuid": begun.frame_uuid})
+    note_frame(conn, row.agent_key, begun.frame_uuid)
     kept = {} if begun.system is None else {"system": rows.dumps(begun.system)}
     _update(
         conn,
@@ -170,6 +177,11 @@ def begin(conn: Connection, begun: Begun) -> None:
         attempts=rows.dumps([*rows.loads(row.attempts), begun.attempt]),
         instance=row.instance if begun.instance is None else begun.instance,
     )
+
+
+def note_frame(conn: Connection, agent_key: int, uuid: str) -> None:
+    """Every frame that was sent, of every attempt, is known as ours."""
+    _INSERT_FRAME.run(conn, {"agent_key": agent_key, "uuid": uuid})
 
 
 def commit(conn: Connection, done: Commit) -> Turn:
@@ -192,7 +204,10 @@ def commit(conn: Connection, done: Commit) -> Turn:
     _update(conn, turn.id, **values)
     images.save(conn, turn.agent_key, cutter.images)
     save_session(conn, done.session, done.links)
-    _stands(conn, done, turn)
+    if done.move_head:
+        _NEW_HEAD.run(conn, {"of_agent": turn.agent_key, "now": done.finished_at, "head": turn.id})
+    else:
+        _active(conn, turn.agent_key, done.finished_at)
     return turn
 
 
@@ -280,11 +295,8 @@ def save_session(conn: Connection, session: Session, new: Sequence[Link]) -> Non
     values = rows.session_values(session)
     changes = {name: value for name, value in values.items() if name not in ("id", "agent_key")}
     found = _UPDATE_SESSION.run(conn, {"session_id": session.id, "of_agent": session.agent_key, **changes})
-    if not found.rowcount:
-        other = conn.scalar(select(sessions.c.agent_key).where(sessions.c.id == session.id))
-        if other is not None:
-            raise StoreUnavailable(f"session {session.id} belongs to another agent for ever: start a new one")
-        _INSERT_SESSION.run(conn, values)
+    if not found.rowcount and not _INSERT_SESSION.run(conn, values).rowcount:
+        raise StoreUnavailable(f"session {session.id} belongs to another agent for ever: start a new one")
     save_links(conn, session.agent_key, new)
 
 
@@ -304,29 +316,12 @@ def _save_records(conn: Connection, agent_key: int, turn_id: str, new: Iterable[
     return rows.size(*(line["line"] for line in lines))
 
 
-def _inserted(result: CursorResult[Any]) -> int:
-    """The id that the database gave to a new row."""
-    assert result.inserted_primary_key is not None
-    key: int = result.inserted_primary_key[0]
-    return key
-
-
 def _update(conn: Connection, turn_id: str, **values: Any) -> bool:
     return bool(_UPDATE_TURN.run(conn, {"turn_id": turn_id, **values}).rowcount)
 
 
 def _active(conn: Connection, agent_key: int, at: float) -> None:
-    _ACTIVE.run(conn, {"of_agent": agent_key, "now": at, "last_at": at})
-
-
-def _stands(conn: Connection, done: Commit, turn: Turn) -> None:
-    """The agent was active, and stands at this turn from now on."""
-    if not done.move_head:
-        _active(conn, turn.agent_key, done.finished_at)
-        return
-    new = {"of_agent": turn.agent_key, "now": done.finished_at, "last_at": done.finished_at, "head": turn.id}
-    if not _NEW_HEAD.run(conn, new).rowcount:  # something of a later time was written meanwhile
-        _MOVE_HEAD.run(conn, {"of_agent": turn.agent_key, "head": turn.id})
+    _ACTIVE.run(conn, {"of_agent": agent_key, "now": at})
 
 
 def _need(conn: Connection, turn_id: str, allowed: frozenset[Status] | None, columns: Prepared = _WHOLE) -> Row[Any]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from ..domain.models import JSON, Agent, FileMark, Link, Message, Record, Session, Turn, Usage
+from ...domain.models import JSON, Agent, FileMark, Link, Message, Record, Session, Turn, Usage
+from ..base import TurnOutline
 from . import images
-from .base import TurnOutline
 from .images import Cutter, Place
 from .tables import turns
 

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, and_, or_, select, update
 
-from ..domain.models import FINISHED, JSON, ON_PATH, Conversation, Item
+from ...domain.models import FINISHED, JSON, ON_PATH, Conversation, Item
 from . import rows
+from .prepared import InsertNew, Prepared
 from .tables import conversations, items, turns
+
+_INSERT_CONVERSATION = Prepared(InsertNew(conversations))
 
 
 def conversation(conn: Connection, agent_key: int) -> Conversation | None:
@@ -18,9 +21,9 @@ def conversation(conn: Connection, agent_key: int) -> Conversation | None:
 
 
 def save_conversation(conn: Connection, agent_key: int, data: Conversation) -> None:
-    conn.execute(conversations.delete().where(conversations.c.agent_key == agent_key))
-    values = {"agent_key": agent_key, "metadata": rows.dumps(data.metadata), "removed": rows.dumps(data.removed)}
-    conn.execute(conversations.insert(), values)
+    values = {"metadata": rows.dumps(data.metadata), "removed": rows.dumps(data.removed)}
+    if not conn.execute(update(conversations).where(conversations.c.agent_key == agent_key).values(values)).rowcount:
+        _INSERT_CONVERSATION.run(conn, {"agent_key": agent_key, **values})
 
 
 def add_items(conn: Connection, agent_key: int, new: Sequence[Item]) -> None:

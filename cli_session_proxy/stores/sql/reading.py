@@ -21,9 +21,9 @@ from sqlalchemy import (
     select,
 )
 
-from ..domain.models import FINISHED, ON_PATH, Agent, Chain, ChainSummary, Link, Record, Session, Turn
+from ...domain.models import FINISHED, ON_PATH, Agent, Chain, ChainSummary, Link, Record, Session, Turn
+from ..base import Arrival, Standing, TurnOutline, TurnPage
 from . import rows
-from .base import Arrival, Standing, TurnOutline, TurnPage
 from .images import chunks
 from .prepared import Prepared
 from .tables import (

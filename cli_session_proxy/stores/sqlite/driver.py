@@ -6,7 +6,7 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 
 # After a burst the WAL file is cut back to this, so that it does not keep its largest size for ever.
 WAL_KEPT = 64 * 1024 * 1024
@@ -41,7 +41,7 @@ WRITING = Kind(
 )
 READING = Kind("BEGIN", ("query_only=ON",))
 # Without checkpoints: they wait for the disk, and the writer makes them.
-JOTTING = Kind("BEGIN IMMEDIATE", ("synchronous=NORMAL", "wal_autocheckpoint=0", "secure_delete=ON"))
+QUICK = Kind("BEGIN IMMEDIATE", ("synchronous=NORMAL", "wal_autocheckpoint=0", "secure_delete=ON"))
 
 
 def cause(exc: Exception) -> tuple[BaseException | None, int]:
@@ -76,13 +76,15 @@ def url_of(url_or_path: str | Path) -> URL:
     return url.set(drivername="sqlite+pysqlite")
 
 
-def engine(url: URL, kind: Kind, busy_timeout: float) -> Engine:
+def engine(url: URL, kind: Kind, busy_timeout: float, clock: Callable[[], float]) -> Engine:
+    # named: `Prepared` gives the driver its values by name;
     # hide_parameters: a traceback in a log must not show a prompt; NullPool: we hold on to the connections ourselves
     arguments = {"timeout": busy_timeout, "check_same_thread": False}
-    made = create_engine(url, hide_parameters=True, connect_args=arguments, poolclass=NullPool)
+    made = create_engine(url, hide_parameters=True, connect_args=arguments, poolclass=NullPool, paramstyle="named")
 
     def connected(dbapi: sqlite3.Connection, _record: object) -> None:
         dbapi.isolation_level = None  # the driver begins nothing by itself: `transaction` does
+        dbapi.create_function("store_clock", 0, clock)
         with closing(dbapi.cursor()) as cursor:
             for pragma in ("foreign_keys=ON", *kind.pragmas):
                 cursor.execute(f"PRAGMA {pragma}")

@@ -11,32 +11,34 @@ of such a group fails, the group is rolled back and each runs by itself, as if t
 An acknowledged turn waits for the disk. What leads up to it (`Urgency.JOURNAL`) survives the end of this process at
 once, and a power cut `SOON` later: whoever asked is not answered yet, and no CLI writes a prompt to its disk sooner.
 
-What is SQLite's own is in `sqlite`.
+How SQLite is spoken to is in `driver`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
 
-from .. import logs
-from ..errors import InvalidRequest, ProxyError, StoreUnavailable
-from . import sqlite
+from ... import logs
+from ...errors import InvalidRequest, ProxyError, StoreUnavailable
+from ...locks import FileLock
+from ..sql.database import Claim, Database, Urgency, Work
+from . import copies
+from . import driver as sqlite
 
 log = logs.get(__name__)
 
 T = TypeVar("T")
-Work = Callable[[Connection], T]
 
 # Reads are short and mostly from the page cache: more threads than this only queue for the interpreter.
 READERS = 4
@@ -50,15 +52,6 @@ ANOTHER_PROGRAM = "another program"
 OTHERS = "the writes before this one"
 
 
-class Urgency(Enum):
-    """When a write is done. `DURABLE`: it is on the disk. `JOURNAL`: it is in the file. `LATER`: the same, in a moment,
-    but before every other write that is asked for after it (only a `jot` goes ahead)."""
-
-    DURABLE = auto()
-    JOURNAL = auto()
-    LATER = auto()
-
-
 @dataclass(slots=True, eq=False)
 class _Write:
     work: Work[Any]
@@ -68,24 +61,28 @@ class _Write:
     done: asyncio.Future[Any]
 
 
-class Database:
+class SqliteDatabase(Database):
     """Runs transactions on one SQLite file. `busy_timeout` (seconds) bounds the wait for another writer.
 
     Use it on the event loop that opened it.
+
+        <file>.import-<name>    a claim: flock(2), see `locks`
+        <file>.v<n>.bak         a copy from before a migration
     """
 
-    def __init__(self, url_or_path: str | Path, *, busy_timeout: float) -> None:
+    def __init__(self, url_or_path: str | Path, *, busy_timeout: float, clock: Callable[[], float] = time.time) -> None:
         self.url = sqlite.url_of(url_or_path)
         self.path = Path(str(self.url.database).removeprefix("file:"))
         self.busy_timeout = busy_timeout
+        self._clock = clock
         self._open = False
         self._ending: asyncio.Task[None] | None = None
         self._engines: list[Engine] = []
         self._writer: Connection | None = None
         self._readers: SimpleQueue[Connection] = SimpleQueue()
         # the event loop's own: they never wait, neither for a lock nor for the disk
-        self._glancer: Connection | None = None
-        self._jotter: Connection | None = None
+        self._quick_reader: Connection | None = None
+        self._quick_writer: Connection | None = None
         self._write_thread: ThreadPoolExecutor | None = None
         self._read_threads: ThreadPoolExecutor | None = None
         self._waiting: deque[_Write] = deque()
@@ -99,8 +96,11 @@ class Database:
         self._synced = False  # the group took all that is in the file to the disk
         self._held_up_by = OTHERS
 
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
     async def open(self, prepare: Work[None]) -> None:
-        """Connect, and run `prepare` (the schema) as the first write. Leaves nothing open when it fails."""
         if self._ending is not None:
             await asyncio.shield(self._ending)
             self._ending = None
@@ -117,7 +117,6 @@ class Database:
             raise
 
     async def close(self) -> None:
-        """Take nothing new, let what was submitted end (bounded by its own waits), disconnect. Idempotent."""
         self._open = False
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._end())
@@ -142,53 +141,42 @@ class Database:
         while self._group is not None:
             await asyncio.wait([self._group])  # by then `_ended` has started the next one
 
-    async def read(self, work: Work[T]) -> T:
-        """Run `work` on one snapshot of the database, beside any writer."""
-        if not self._open:
-            raise _closed()
-        return await asyncio.get_running_loop().run_in_executor(self._read_threads, self._read, work)
-
-    async def glance(self, work: Work[T]) -> T:
-        """A read of a few rows that every turn makes, on the event loop itself: 0.1 to 0.2 ms where the hop to a
-        thread and back takes more than that again. It never waits for a lock: where it would have to, it is `read`.
+    async def read(self, work: Work[T], *, quick: bool = False) -> T:
+        """On a thread, beside any writer. A `quick` read is on the event loop itself: 0.1 to 0.2 ms where the hop to a
+        thread and back takes more than that again. It never waits for a lock: where it would have to, it is any other.
         """
         if not self._open:
             raise _closed()
-        assert self._glancer is not None
-        try:
-            with sqlite.transaction(self._glancer, sqlite.READING):
-                return work(self._glancer)
-        except sqlite.ERRORS as exc:
-            if not sqlite.is_busy(exc):
-                raise self._unavailable(exc) from exc
-        return await self.read(work)
+        if quick:
+            assert self._quick_reader is not None
+            try:
+                with sqlite.transaction(self._quick_reader, sqlite.READING):
+                    return work(self._quick_reader)
+            except sqlite.ERRORS as exc:
+                if not sqlite.is_busy(exc):
+                    raise self._unavailable(exc) from exc
+        return await asyncio.get_running_loop().run_in_executor(self._read_threads, self._read, work)
 
-    async def jot(self, work: Work[T]) -> T:
-        """A journal entry (`Urgency.JOURNAL`), written on the event loop itself while nobody else writes: it does not
-        wait for the disk, so the hop to a thread and back would take longer. Else it is `write`."""
+    async def write(
+        self, work: Work[T], urgency: Urgency = Urgency.DURABLE, *, quick: bool = False, alone: bool = False
+    ) -> T:
+        """A transaction that holds the write lock from its start. A `quick` one is on the event loop itself while
+        nobody else writes: it does not wait for the disk, so the hop to a thread and back would take longer."""
         if not self._open:
             raise _closed()
-        if self._group is None and not self._waiting:
-            assert self._jotter is not None
+        if quick and self._group is None and not self._waiting:
+            assert urgency is Urgency.JOURNAL
+            assert self._quick_writer is not None
             try:
-                with sqlite.transaction(self._jotter, sqlite.JOTTING):
-                    result = work(self._jotter)
+                with sqlite.transaction(self._quick_writer, sqlite.QUICK):
+                    quickly = work(self._quick_writer)
             except sqlite.ERRORS as exc:
                 if not sqlite.is_busy(exc):
                     raise self._unavailable(exc) from exc
             else:
                 self._unsynced = True
                 self._set_timer()
-                return result
-        return await self.write(work, Urgency.JOURNAL)
-
-    async def write(self, work: Work[T], urgency: Urgency = Urgency.DURABLE, *, alone: bool = False) -> T:
-        """Run `work` as one transaction that holds the write lock from its start. All or nothing.
-
-        `alone`: never together with others; for work that is long, or cannot be run a second time.
-        """
-        if not self._open:
-            raise _closed()
+                return quickly
         done = asyncio.get_running_loop().create_future()
         write = _Write(work, urgency, alone, time.monotonic() + self.busy_timeout, done)
         if urgency is Urgency.LATER:
@@ -201,7 +189,22 @@ class Database:
         result: T = await done
         return result
 
-    async def empty_log(self) -> None:
+    def claim(self, name: str) -> Claim | None:
+        """The kernel gives it back when this process ends, however it ends."""
+        lock = FileLock(self.path.with_name(f"{self.path.name}.import-{name}"))
+        return lock if lock.try_acquire() else None
+
+    def back_up(self, version: int) -> None:
+        target = self.path.with_name(f"{self.path.name}.v{version}.bak")
+        try:
+            sqlite.copy_aside(self.path, target)
+        except (OSError, sqlite3.Error) as exc:
+            raise StoreUnavailable(f"no copy of the store could be put at {target} ({exc}): free space there") from exc
+
+    def forget_copies(self, owner: str, agent_id: str) -> None:
+        copies.forget(self.path, owner, agent_id)
+
+    async def purge(self) -> None:
         """Cut the log of earlier pages to nothing, unless somebody still reads it: then it goes with a later write."""
         if not self._open or self._write_thread is None:
             raise _closed()
@@ -274,14 +277,14 @@ class Database:
     def _connect(self) -> None:
         try:
             patient = self.busy_timeout
-            kinds = ((sqlite.WRITING, patient), (sqlite.READING, patient), (sqlite.READING, 0.0), (sqlite.JOTTING, 0.0))
-            self._engines = [sqlite.engine(self.url, kind, timeout) for kind, timeout in kinds]
-            to_write, to_read, to_glance, to_jot = self._engines
+            kinds = ((sqlite.WRITING, patient), (sqlite.READING, patient), (sqlite.READING, 0.0), (sqlite.QUICK, 0.0))
+            self._engines = [sqlite.engine(self.url, kind, timeout, self._clock) for kind, timeout in kinds]
+            to_write, to_read, to_read_quickly, to_write_quickly = self._engines
             self._writer, self._full = to_write.connect(), True
             sqlite.use_wal(self._writer, time.monotonic() + self.busy_timeout)
             for _ in range(READERS):
                 self._readers.put(to_read.connect())
-            self._glancer, self._jotter = to_glance.connect(), to_jot.connect()
+            self._quick_reader, self._quick_writer = to_read_quickly.connect(), to_write_quickly.connect()
         except sqlite.ERRORS as exc:
             raise self._unavailable(exc) from exc
 
@@ -348,12 +351,12 @@ class Database:
             pool.shutdown(wait=True)
         while not self._readers.empty():
             self._readers.get_nowait().close()
-        for conn in (self._glancer, self._jotter, self._writer):
+        for conn in (self._quick_reader, self._quick_writer, self._writer):
             if conn is not None:
                 conn.close()
         for engine in self._engines:
             engine.dispose()
-        self._writer = self._glancer = self._jotter = None
+        self._writer = self._quick_reader = self._quick_writer = None
         self._engines = []
 
     # --- what an error means ---

@@ -5,15 +5,13 @@ A new file is made from `tables` at once; `MIGRATIONS[0]` leads from version 1 t
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from sqlalchemy import Connection, false, inspect, select
 
-from ..errors import StoreUnavailable
-from .sqlite import copy_aside
+from ...errors import StoreUnavailable
+from .database import Database
 from .tables import conversations, followers, items, leases, meta, metadata, proxies, turns
 
 
@@ -40,42 +38,38 @@ def _leases(conn: Connection) -> None:
 MIGRATIONS: tuple[Migration, ...] = (Migration("stateful wires", _stateful_wires), Migration("leases", _leases))
 
 
-def prepare(conn: Connection, path: Path, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Create the schema in an empty file, migrate an older one, refuse a newer or a foreign one.
+def prepare(conn: Connection, database: Database, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+    """Create the schema in an empty database, migrate an older one, refuse a newer or a foreign one.
 
-    Runs under the write lock: of two programs that open the file at once, one does it and the other finds it done.
+    Runs inside `Database.open`: of two programs that open it at once, one does it and the other finds it done.
     """
     newest = 1 + len(migrations)
-    version = _version(conn, path)
+    version = _version(conn, database.name)
     if version is None:
         metadata.create_all(conn)
         conn.execute(meta.insert(), {"name": "schema_version", "value": str(newest)})
     elif version > newest:
         raise StoreUnavailable(
-            f"the store {path} has schema version {version}, this program knows up to {newest}: "
+            f"the store {database.name} has schema version {version}, this program knows up to {newest}: "
             "upgrade cli-session-proxy, or choose another --var",
             detail={"found": version, "known": newest},
         )
     elif version < newest:
-        _migrate(conn, path, version, migrations)
+        _migrate(conn, database, version, migrations)
     # SQLite begins a write on a read-only file without a word; a write of no rows speaks up now, not at a turn
     conn.execute(meta.update().where(false()).values(value=""))
 
 
-def _migrate(conn: Connection, path: Path, version: int, migrations: Sequence[Migration]) -> None:
-    target = path.with_name(f"{path.name}.v{version}.bak")
-    try:
-        copy_aside(path, target)
-    except (OSError, sqlite3.Error) as exc:
-        raise StoreUnavailable(f"no copy of the store could be put at {target} ({exc}): free space there") from exc
+def _migrate(conn: Connection, database: Database, version: int, migrations: Sequence[Migration]) -> None:
+    database.back_up(version)
     for step in migrations[version - 1 :]:
         step.apply(conn)
     newest = str(1 + len(migrations))
     conn.execute(meta.update().where(meta.c.name == "schema_version").values(value=newest))
 
 
-def _version(conn: Connection, path: Path) -> int | None:
-    """The schema's version; None for an empty file."""
+def _version(conn: Connection, name: str) -> int | None:
+    """The schema's version; None for an empty database."""
     names = inspect(conn).get_table_names()
     if not names:
         return None
@@ -83,5 +77,5 @@ def _version(conn: Connection, path: Path) -> int | None:
     if meta.name in names:
         text = conn.scalar(select(meta.c.value).where(meta.c.name == "schema_version"))
     if text is None or not text.isdecimal() or int(text) < 1:
-        raise StoreUnavailable(f"{path} is a database of another program: move it away or choose another --var")
+        raise StoreUnavailable(f"{name} is a database of another program: move it away or choose another --var")
     return int(text)
