@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ..errors import InvalidRequest, UpstreamError
 from . import limits, structured
-from .models import JSON, Block, Message, Tool, ToolChoice, TurnRequest
+from .models import JSON, Block, Message, Tool, ToolChoice, TurnOptions
 
 SERVER = "client"
 PREFIX = f"mcp__{SERVER}__"
@@ -122,39 +122,22 @@ def checked_choice(choice: ToolChoice, tools: Sequence[Tool], where: str = "tool
     return choice
 
 
-# --- what a turn keeps of it ------------------------------------------------------------------------------
-
-
-def wants(request: TurnRequest) -> JSON:
-    """What a turn has to know of its request when it runs, as it is kept in its `reason`; {} for a plain one."""
-    out: JSON = {}
-    if request.tools:
-        out["tools"] = [tool.as_json() for tool in request.tools]
-    if request.tool_choice != ToolChoice():
-        out["tool_choice"] = request.tool_choice.as_json()
-    if request.stop:
-        out["stop"] = list(request.stop)
-    return {"wants": out} if out else {}
+# --- what a turn wants of them ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """The other way round."""
+    """What the model is to be offered, what it may call, and the texts before which its answer ends."""
 
     offers: Offers = field(default_factory=Offers)
     choice: ToolChoice = field(default_factory=ToolChoice)
     stop: tuple[str, ...] = ()
 
     @staticmethod
-    def of(reason: JSON, before: JSON | None = None) -> Wants:
-        """`before` is the reason of the turn whose calls are answered: its tools hold where none are sent."""
-        kept = reason.get("wants", {})
-        tools = kept.get("tools") or ((before or {}).get("wants", {}).get("tools") or [])
-        return Wants(
-            Offers.of([Tool.from_json(tool) for tool in tools]),
-            ToolChoice.from_json(kept.get("tool_choice") or {}),
-            tuple(kept.get("stop") or ()),
-        )
+    def of(options: TurnOptions, before: TurnOptions | None = None) -> Wants:
+        """`before` are the options of the turn whose calls are answered: its tools hold where none are sent."""
+        tools = options.tools or (before.tools if before is not None else ())
+        return Wants(Offers.of(tools), options.tool_choice, options.stop)
 
 
 def instruction(choice: ToolChoice, names: Collection[str]) -> Block | None:

@@ -9,7 +9,21 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from ..domain.models import JSON, Agent, FileMark, Link, Message, Record, Session, Turn, Usage
+from ..domain.evidence import Evidence
+from ..domain.models import (
+    JSON,
+    PLAIN,
+    Agent,
+    FileMark,
+    Link,
+    Message,
+    Placed,
+    Record,
+    Session,
+    Turn,
+    TurnOptions,
+    Usage,
+)
 from . import images
 from .base import TurnOutline
 from .images import Cutter, Place
@@ -20,7 +34,7 @@ Values = dict[str, Any]
 _PLAIN = (
     "seq", "id", "agent_key", "parent_id", "status", "model", "created_at", "effort", "profile", "stop_reason",
     "session_id", "continuity", "cost_usd", "delivery", "origin", "fingerprint", "frame_uuid", "path_hash", "depth",
-    "instance", "started_at", "finished_at",
+    "instance", "started_at", "finished_at", "stop_sequence", "backend", "answered_by",
 )  # fmt: skip
 
 # Made once: `json.dumps` makes an encoder at each call for what is not its default.
@@ -77,7 +91,9 @@ def turn_values(cutter: Cutter, turn: Turn) -> Values:
     texts, places = content(cutter, input=messages(turn.input), output=turn.output, tools=turn.tools)
     texts |= {
         "system": _optional(turn.system),
-        "reason": dumps(turn.reason),
+        "placed": dumps(turn.placed.as_json()),
+        "options": dumps(turn.options.as_json()),
+        "evidence": dumps(turn.evidence.as_json()),
         "usage": dumps(turn.usage.as_json()),
         "timings": dumps(turn.timings),
         "attempts": dumps(turn.attempts),
@@ -93,7 +109,7 @@ def answer_values(cutter: Cutter, turn: Turn, stored: Row[Any]) -> Values:
     texts, places = content(cutter, output=turn.output, tools=turn.tools)
     places = {**(_loaded(stored.images) or {}), **places}
     texts |= {
-        "reason": dumps(turn.reason),
+        "evidence": dumps(turn.evidence.as_json()),
         "usage": dumps(turn.usage.as_json()),
         "timings": dumps(turn.timings),
         "attempts": dumps(turn.attempts),
@@ -101,9 +117,10 @@ def answer_values(cutter: Cutter, turn: Turn, stored: Row[Any]) -> Values:
     }
     names = (
         "status", "stop_reason", "cost_usd", "session_id", "path_hash", "depth", "delivery", "finished_at",
+        "stop_sequence", "backend", "answered_by",
     )  # fmt: skip
     values = {name: getattr(turn, name) for name in names}
-    return values | texts | {"bytes": size(stored.system, stored.input, *texts.values())}
+    return values | texts | {"bytes": size(stored.system, stored.input, stored.placed, stored.options, *texts.values())}
 
 
 def loaded_turn(conn: Connection, row: Row[Any]) -> Turn:
@@ -135,14 +152,27 @@ def _tuple(text: str) -> tuple[Any, ...]:
     return tuple(loads(text))
 
 
+def _placed(text: str) -> Placed:
+    return Placed(**loads(text))
+
+
+def _options(text: str) -> TurnOptions:
+    return PLAIN if text == "{}" else TurnOptions.from_json(loads(text))
+
+
+def _evidence(text: str) -> Evidence:
+    return Evidence.from_json(loads(text))
+
+
 def _usage(text: str) -> Usage:
     return Usage(**loads(text))
 
 
 def turn_outline(row: Row[Any]) -> TurnOutline:
     """From a row of the columns of `OUTLINE`."""
-    turn_id, seq, parent_id, status, session_id, asked, reason, attempts = tuple(row)
-    return TurnOutline(turn_id, seq, parent_id, status, session_id, _messages(asked), loads(reason), _tuple(attempts))
+    turn_id, seq, parent_id, status, session_id, asked, evidence, attempts = tuple(row)
+    known = _messages(asked), _evidence(evidence), _tuple(attempts)
+    return TurnOutline(turn_id, seq, parent_id, status, session_id, *known)
 
 
 def agent(row: Row[Any]) -> Agent:
@@ -212,8 +242,8 @@ _AT = {name: at for at, name in enumerate(Turn.__slots__)}
 _in_order = itemgetter(*(TURN.index(turns.c[name]) for name in _AT))
 _MADE: tuple[tuple[int, Callable[[Any], Any]], ...] = (
     (_AT["input"], _messages), (_AT["output"], _tuple), (_AT["tools"], _tuple), (_AT["system"], _loaded),
-    (_AT["reason"], loads), (_AT["usage"], _usage), (_AT["timings"], loads), (_AT["attempts"], _tuple),
-    (_AT["error"], _loaded), (_AT["call"], _loaded),
+    (_AT["placed"], _placed), (_AT["options"], _options), (_AT["evidence"], _evidence), (_AT["usage"], _usage),
+    (_AT["timings"], loads), (_AT["attempts"], _tuple), (_AT["error"], _loaded), (_AT["call"], _loaded),
 )  # fmt: skip
 
 OUTLINE = tuple(turns.c[name] for name in TurnOutline.__slots__)

@@ -188,7 +188,8 @@ async def test_a_failed_turn_never_reaches_the_model_again(
     assert heard(upstream) == ["one", "two"]
     if "bundled" in str(claude):
         assert turn.continuity == "rebuilt"
-        assert turn.reason["repaired"]["found"] == "tail"
+        assert turn.evidence.repaired is not None
+        assert turn.evidence.repaired.found == "tail"
     else:
         # CLI 1.0.120 left the failed prompt in a copy of its own, which nobody resumes.
         assert turn.continuity == "resumed"
