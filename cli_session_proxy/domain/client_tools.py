@@ -68,6 +68,8 @@ class Offers:
 
     @staticmethod
     def of(tools: Sequence[Tool]) -> Offers:
+        if not tools:
+            return NOTHING
         named = {short_name(tool.name): tool for tool in tools}
         entries = {name: _entry(tool) for name, tool in named.items()}
         return Offers(tuple(tools), entries, {PREFIX + name: tool for name, tool in named.items()})
@@ -78,6 +80,9 @@ class Offers:
     def called(self, name: str) -> Tool | None:
         """The client's tool behind a name of the CLI's; None for any other tool."""
         return self.names.get(name)
+
+
+NOTHING = Offers()
 
 
 def _entry(tool: Tool) -> JSON:
@@ -113,9 +118,9 @@ def checked(tools: Sequence[Tool], where: str = "tools") -> tuple[Tool, ...]:
 
 def checked_choice(choice: ToolChoice, tools: Sequence[Tool], where: str = "tool_choice") -> ToolChoice:
     """The choice, when the tools allow it. Raises `InvalidRequest`."""
-    known = {tool.name for tool in tools}
-    if choice.mode == "required" and not known:
+    if choice.mode == "required" and not tools:
         raise InvalidRequest(f"{where} asks for a call, and there are no tools", param=where)
+    known = {tool.name for tool in tools} if choice.allowed else frozenset()
     for name in choice.allowed or ():
         if name not in known:
             raise InvalidRequest(f"{where} names {name!r}, which is not among the tools", param=where)
@@ -238,8 +243,10 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> Answers:
             raise InvalidRequest(f"there is no open call {call!r} that this result could answer", param="tool_call_id")
         if results.setdefault(call, block) != block:
             raise InvalidRequest(f"there are two different results for the call {call!r}", param="tool_call_id")
+    if not results:
+        return Answers(rest=tuple(rest))
     missing = [call for call in wanted if call not in results]
-    if results and missing:
+    if missing:
         raise InvalidRequest(f"results are missing for the calls {', '.join(missing)}", param="messages")
     return Answers({call: results[call] for call in wanted if call in results}, tuple(rest))
 

@@ -7,7 +7,7 @@ Both forms are here, the fields and the JSON that the store and an export keep, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 # Why a session was written, or put back, before a turn:
@@ -123,12 +123,12 @@ class Evidence:
 
     def plus(self, other: Evidence) -> Evidence:
         """With what the other one has to show, where both do, the other's."""
-        return Evidence(
-            *[
-                value if (value := getattr(other, name)) != _NONE[name] else getattr(self, name)
-                for name in Evidence.__slots__
-            ]
-        )
+        new = {}
+        for name, nothing in _NONE.items():
+            value = getattr(other, name)
+            if value != nothing:
+                new[name] = value
+        return replace(self, **new)
 
     def as_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {}

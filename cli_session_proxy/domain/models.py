@@ -169,8 +169,12 @@ class Placed:
         return self.rule in ("id", "history")
 
     def as_json(self) -> JSON:
-        values = {name: getattr(self, name) for name in Placed.__slots__}
-        return {name: value for name, value in values.items() if value is not None and value is not False}
+        out: JSON = {}
+        for name in Placed.__slots__:
+            value = getattr(self, name)
+            if value is not None and value is not False:
+                out[name] = value
+        return out
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Placed:
@@ -231,10 +235,23 @@ class Usage:
         return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens
 
     def plus(self, other: Usage) -> Usage:
-        return Usage(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cache_read_tokens + other.cache_read_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
+            self.thinking_tokens + other.thinking_tokens,
+        )
 
     def minus(self, other: Usage) -> Usage:
-        return Usage(*(max(0, getattr(self, name) - getattr(other, name)) for name in self.__slots__))
+        """None below 0."""
+        return Usage(
+            max(0, self.input_tokens - other.input_tokens),
+            max(0, self.output_tokens - other.output_tokens),
+            max(0, self.cache_read_tokens - other.cache_read_tokens),
+            max(0, self.cache_write_tokens - other.cache_write_tokens),
+            max(0, self.thinking_tokens - other.thinking_tokens),
+        )
 
     def as_json(self) -> JSON:
         return {name: getattr(self, name) for name in self.__slots__}

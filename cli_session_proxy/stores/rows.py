@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
@@ -36,6 +37,11 @@ _PLAIN = (
     "session_id", "continuity", "cost_usd", "delivery", "origin", "fingerprint", "frame_uuid", "path_hash", "depth",
     "instance", "started_at", "finished_at", "stop_sequence", "backend", "answered_by",
 )  # fmt: skip
+
+# Where turns were placed, and the evidence of those that went as turns should, are the same few texts again and again:
+# how many of them are remembered, and up to which length (characters).
+COMMON = 256
+SHORT = 256
 
 # Made once: `json.dumps` makes an encoder at each call for what is not its default.
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -152,6 +158,7 @@ def _tuple(text: str) -> tuple[Any, ...]:
     return tuple(loads(text))
 
 
+@lru_cache(COMMON)
 def _placed(text: str) -> Placed:
     return Placed(**loads(text))
 
@@ -161,6 +168,11 @@ def _options(text: str) -> TurnOptions:
 
 
 def _evidence(text: str) -> Evidence:
+    return _common_evidence(text) if len(text) < SHORT else Evidence.from_json(loads(text))
+
+
+@lru_cache(COMMON)
+def _common_evidence(text: str) -> Evidence:
     return Evidence.from_json(loads(text))
 
 
