@@ -80,9 +80,10 @@ def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
         "new_options": dumps(reason.options.as_json()),
         "new_evidence": dumps(reason.evidence.as_json()),
         "new_attempts": dumps(attempts),
+        "new_stop_sequence": None if reason.stop_sequence is None else dumps(reason.stop_sequence),
     }
     grown = size(*texts.values()) - size(row.evidence, row.attempts)
-    return {"of": row.seq, "new_stop_sequence": reason.stop_sequence, "new_bytes": row.bytes + grown, **texts}
+    return {"of": row.seq, "new_bytes": row.bytes + grown, **texts}
 
 
 # Rows that are read and written at once.

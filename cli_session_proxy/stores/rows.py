@@ -35,7 +35,7 @@ Values = dict[str, Any]
 _PLAIN = (
     "seq", "id", "agent_key", "parent_id", "status", "model", "created_at", "effort", "profile", "stop_reason",
     "session_id", "continuity", "cost_usd", "delivery", "origin", "fingerprint", "frame_uuid", "path_hash", "depth",
-    "instance", "started_at", "finished_at", "stop_sequence", "backend", "answered_by",
+    "instance", "started_at", "finished_at", "backend", "answered_by",
 )  # fmt: skip
 
 # Where turns were placed, and the evidence of those that went as turns should, are the same few texts again and again:
@@ -97,6 +97,7 @@ def turn_values(cutter: Cutter, turn: Turn) -> Values:
     texts, places = content(cutter, input=messages(turn.input), output=turn.output, tools=turn.tools)
     texts |= {
         "system": _optional(turn.system),
+        "stop_sequence": _optional(turn.stop_sequence),
         "placed": dumps(turn.placed.as_json()),
         "options": dumps(turn.options.as_json()),
         "evidence": dumps(turn.evidence.as_json()),
@@ -115,6 +116,7 @@ def answer_values(cutter: Cutter, turn: Turn, stored: Row[Any]) -> Values:
     texts, places = content(cutter, output=turn.output, tools=turn.tools)
     places = {**(_loaded(stored.images) or {}), **places}
     texts |= {
+        "stop_sequence": _optional(turn.stop_sequence),
         "evidence": dumps(turn.evidence.as_json()),
         "usage": dumps(turn.usage.as_json()),
         "timings": dumps(turn.timings),
@@ -123,7 +125,7 @@ def answer_values(cutter: Cutter, turn: Turn, stored: Row[Any]) -> Values:
     }
     names = (
         "status", "stop_reason", "cost_usd", "session_id", "path_hash", "depth", "delivery", "finished_at",
-        "stop_sequence", "backend", "answered_by",
+        "backend", "answered_by",
     )  # fmt: skip
     values = {name: getattr(turn, name) for name in names}
     return values | texts | {"bytes": size(stored.system, stored.input, stored.placed, stored.options, *texts.values())}
@@ -256,6 +258,7 @@ _MADE: tuple[tuple[int, Callable[[Any], Any]], ...] = (
     (_AT["input"], _messages), (_AT["output"], _tuple), (_AT["tools"], _tuple), (_AT["system"], _loaded),
     (_AT["placed"], _placed), (_AT["options"], _options), (_AT["evidence"], _evidence), (_AT["usage"], _usage),
     (_AT["timings"], loads), (_AT["attempts"], _tuple), (_AT["error"], _loaded), (_AT["call"], _loaded),
+    (_AT["stop_sequence"], _loaded),
 )  # fmt: skip
 
 OUTLINE = tuple(turns.c[name] for name in TurnOutline.__slots__)

@@ -112,7 +112,7 @@ async def test_a_deleted_transcript_is_rebuilt_without_loss_and_keeps_the_prompt
     assert chain is not None
     [repair] = [link for link in chain.links if link.reason == "rebuilt"]
     assert (repair.from_session, repair.to_session, repair.turn_id) == (last.session_id, last.session_id, turn.id)
-    assert "no transcript" in repair.detail["why"]
+    assert "no transcript" in repair.detail["note"]
     assert upstream.requests[-1].prefix_kept(upstream.requests[-2]) == 1.0
 
 

@@ -23,7 +23,7 @@ HOSTILE = (
     "</style></pre></details><style>body{display:none}</style><a href=\"javascript:document.title='owned'\">x</a>"
     "\x1b[31m\x00]]>--><svg onload=document.title='owned'>&lt;b&gt;'\""
 )
-MENDED = Link(SESSION, SESSION, "turn_2", "rebuilt", {"why": "no transcript at /x"}, 2.0)
+MENDED = Link(SESSION, SESSION, "turn_2", "rebuilt", {"note": "no transcript at /x"}, 2.0)
 
 
 def branched() -> FakeStore:

@@ -152,7 +152,7 @@ async def test_an_agent_deleted_meanwhile_is_not_found() -> None:
 async def test_markdown_shows_the_conversation_and_its_repairs() -> None:
     links = (
         Link(None, "s1", "turn_1", "started", {}, 1.0),
-        Link("s1", "s1", "turn_2", "rebuilt", {"found": "missing", "why": "no transcript at /x"}, 2.0),
+        Link("s1", "s1", "turn_2", "rebuilt", {"found": "missing", "note": "no transcript at /x"}, 2.0),
     )
     rows = (
         turn(1, continuity="started"),

@@ -89,7 +89,7 @@ async def test_the_size_of_a_chain_is_that_of_its_texts(path: Path) -> None:
         pass
     texts = (
         "placed", "options", "evidence", "usage", "timings", "attempts", "input", "output", "tools", "system", "error",
-        "call", "images",
+        "call", "images", "stop_sequence",
     )  # fmt: skip
     with closing(sqlite3.connect(path)) as db:
         sizes = " + ".join(f"coalesce(length(cast({name} AS BLOB)), 0)" for name in texts)

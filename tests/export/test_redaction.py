@@ -27,7 +27,7 @@ ROW = turn(
     error={"code": "x", "message": NEVER}, evidence=Evidence(sandbox=NEVER),
     attempts=({"n": 1, "status": "failed", "why": NEVER}, {"n": 2}), tools=({"input": {"x": SAID}},),
 )  # fmt: skip
-LINK = Link(SESSION, SESSION, "turn_1", "rebuilt", {"found": "missing", "why": NEVER}, 1.0)
+LINK = Link(SESSION, SESSION, "turn_1", "rebuilt", {"found": "missing", "note": NEVER}, 1.0)
 VIEWS = ("/a/turns", "/a/turns/turn_1", "/a/turns/turn_1/transcript", "/a/repairs")
 
 

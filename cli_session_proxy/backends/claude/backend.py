@@ -10,6 +10,7 @@ from pathlib import Path
 from ... import logs
 from ...domain.client_tools import Judge, as_cli
 from ...domain.evidence import Evidence
+from ...domain.identifiers import is_model
 from ...domain.lineage import Past
 from ...domain.models import JSON, Agent, BlockDelta, BlockStart, BlockStop, Continuity, Link, Record, Turn
 from ...errors import ClaudeUnavailable
@@ -159,7 +160,7 @@ class _Exchange:
                         case BlockStart() | BlockDelta() | BlockStop():
                             yield event
                         case events.AssistantMessage():
-                            yield base.Said(event.blocks, event.model)
+                            yield base.Said(event.blocks, event.model if is_model(event.model) else None)
                         case events.Abandoned():
                             yield base.Abandoned(event.blocks)
                         case events.SessionSeen():

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ....domain.identifiers import is_session_id
+from ....domain.identifiers import is_model, is_session_id
 from ....domain.models import JSON, Agent, Link, LinkReason, Session, Turn
 from ....stores.base import Store
 from ...base import Settled
@@ -48,7 +48,7 @@ async def settled(
         tuple(entry.record() for entry in exchange.entries),
         session,
         _links(turn, before, session_id, now),
-        exchange.model,
+        exchange.model if is_model(exchange.model) else None,
     )
 
 
