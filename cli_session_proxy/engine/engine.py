@@ -229,12 +229,14 @@ class Engine:
             place = self._lanes.take(found.agent.key)
             try:
                 turn = await self.store.accept(replace(found.new, instance=self._instances.id))
-            except BaseException as exc:
+            except KeyTaken:  # by the same request, which came in twice at once: it is that turn
                 self._lanes.give_up(place)
-                if isinstance(exc, KeyTaken):  # by the same request, which came in at another door meanwhile
-                    continue
-                if isinstance(exc, StoreUnavailable):
-                    raise not_run(exc) from exc
+                continue
+            except StoreUnavailable as exc:
+                self._lanes.give_up(place)
+                raise not_run(exc) from exc
+            except BaseException:
+                self._lanes.give_up(place)
                 raise
             return self._launch(turn, found.agent, place, request.timeout)
 

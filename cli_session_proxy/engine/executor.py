@@ -91,6 +91,7 @@ class Attempt:
     number: int
     at_head: bool
     fault: str | None
+    format: JSON | None
     evidence: Evidence
     frame_uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
     parent: Turn | None = None
@@ -108,10 +109,6 @@ class Attempt:
     asked: bool = False
     started: bool = False
     committed: bool = False
-
-    @property
-    def format(self) -> JSON | None:
-        return self.live.turn.options.format
 
     def start(self) -> None:
         """Tell the clients where the turn runs, once, before the first piece of the answer."""
@@ -176,7 +173,7 @@ class Executor:
             live.at("queued")
             # What an earlier run left off the path its client may have come for since.
             evidence = replace(live.evidence, left_off=None, output_refused=fault or live.evidence.output_refused)
-            attempt = Attempt(live, lease, standing.agent, number, at_head, fault, evidence)
+            attempt = Attempt(live, lease, standing.agent, number, at_head, fault, live.turn.options.format, evidence)
             try:
                 async with limited(deadline, self.too_long):
                     if again:  # what the attempt before left of the session is read anew
@@ -209,14 +206,39 @@ class Executor:
     # --- 3: an exchange that is about to continue the path
 
     async def _answered(self, attempt: Attempt, standing: Standing, deadline: float) -> Completed | Called:
-        live = attempt.live
+        """The backend's answer, whole and checked. Raises `Lost`, `PathChanged`, `InvalidOutput` and `ProxyError`."""
+        live, lease = attempt.live, attempt.lease
         try:
             # A proxy that was paused must not touch the sessions of an agent that another one writes by now.
-            await self._ownership.verify(attempt.lease)
-            standing = await self._arrived(attempt, standing)
-            exchange = attempt.exchange = await self._prepared(attempt, standing)
-            live.at("session_ready")
+            await self._ownership.verify(lease)
+
+            # The turn to continue: decided by the request, or the head as it is now, less what never arrived.
+            while attempt.at_head and (before := standing.parent) is not None and before.delivery == "undelivered":
+                if any(self._instances.alive(proxy) for proxy in await self.store.followers(before.id)):
+                    break  # clients at another proxy wait for it
+                attempt.left_off.append(before.id)
+                attempt.evidence = replace(attempt.evidence, left_off=before.id)
+                standing = await self._standing(lease, before.parent_id, at_head=False)
+            parent = attempt.parent = standing.parent
+            if parent is not None and parent.delivery in ("undelivered", "uncertain"):
+                # Continuing past an answer settles its delivery: from now on the same words are said anew.
+                await self.store.set_delivery(parent.id, "delivered")
+
+            job = self._job(attempt, standing)
+            attempt.uses_tools, attempt.model = bool(job.profile.tools), job.model
+            attempt.cutter = Cutter(job.wants.stop)
+            if attempt.format is not None or any(tool.strict for tool in job.wants.offers.tools):
+                self._checks.expect()  # the process that checks starts while the model thinks
+            ready = await self._backend.prepare(job)
+            if isinstance(ready, Adoptable):
+                parent = attempt.parent = await adopt(self.store, lease, ready, self._observers)
+                session = await self.store.session_at(attempt.agent.key, parent.id)
+                ready = await self._backend.prepare(replace(job, parent=parent, session=session, adopt=False))
+                assert not isinstance(ready, Adoptable)
+            exchange = attempt.exchange = ready
             attempt.evidence = live.evidence = attempt.evidence.plus(exchange.evidence)
+            live.at("session_ready")
+
             now = time.time()
             entry: JSON = {
                 "n": attempt.number,
@@ -224,17 +246,15 @@ class Executor:
                 "frame_uuid": attempt.frame_uuid,
                 "started_at": now,
             }
-            if (
-                exchange.evidence.repaired is not None
-            ):  # the links of an attempt that fails are not stored: its repair is
+            if exchange.evidence.repaired is not None:  # an attempt that fails stores this, but not its links
                 entry["repaired"] = exchange.evidence.repaired.as_json()
             live.attempts.append(entry)
             attempt.asked = True
             await self.store.begin(
                 Begun(
-                    lease=attempt.lease,
+                    lease=lease,
                     turn_id=live.turn.id,
-                    parent_id=attempt.parent.id if attempt.parent else None,
+                    parent_id=parent.id if parent else None,
                     session_id=exchange.session_id,
                     frame_uuid=attempt.frame_uuid,
                     continuity=exchange.continuity,
@@ -258,36 +278,6 @@ class Executor:
         if standing is None:
             raise cancelled("deletion")
         return standing
-
-    async def _arrived(self, attempt: Attempt, standing: Standing) -> Standing:
-        """The turn to continue: decided by the request, or the head as it is now, less what never arrived."""
-        while attempt.at_head and (before := standing.parent) is not None and before.delivery == "undelivered":
-            if any(self._instances.alive(proxy) for proxy in await self.store.followers(before.id)):
-                break  # clients at another proxy wait for it
-            attempt.left_off.append(before.id)
-            attempt.evidence = replace(attempt.evidence, left_off=before.id)
-            standing = await self._standing(attempt.lease, before.parent_id, at_head=False)
-        parent = standing.parent
-        if parent is not None and parent.delivery in ("undelivered", "uncertain"):
-            # Continuing past an answer settles its delivery: from now on the same words are said anew.
-            await self.store.set_delivery(parent.id, "delivered")
-        return standing
-
-    async def _prepared(self, attempt: Attempt, standing: Standing) -> Exchange:
-        attempt.parent = standing.parent
-        job = self._job(attempt, standing)
-        attempt.uses_tools, attempt.model = bool(job.profile.tools), job.model
-        attempt.cutter = Cutter(job.wants.stop)
-        if attempt.format is not None or any(tool.strict for tool in job.wants.offers.tools):
-            self._checks.expect()  # the process that checks starts while the model thinks
-        ready = await self._backend.prepare(job)
-        if isinstance(ready, Adoptable):
-            attempt.parent = await adopt(self.store, attempt.lease, ready, self._observers)
-            session = await self.store.session_at(attempt.agent.key, attempt.parent.id)
-            job = replace(job, parent=attempt.parent, session=session, adopt=False)
-            ready = await self._backend.prepare(job)
-            assert not isinstance(ready, Adoptable)
-        return ready
 
     def _job(self, attempt: Attempt, standing: Standing) -> Job:
         turn, parent = attempt.live.turn, standing.parent

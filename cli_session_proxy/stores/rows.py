@@ -73,7 +73,11 @@ def _loaded(text: str | None) -> Any:
 
 def size(*values: str | bytes | None) -> int:
     """Bytes that these texts take in the file."""
-    return sum(len(v) if isinstance(v, bytes) else len(v.encode("utf-8")) for v in values if v)
+    total = 0
+    for value in values:
+        if value:
+            total += len(value) if isinstance(value, bytes) else len(value.encode("utf-8"))
+    return total
 
 
 def content(cutter: Cutter, **parts: Any) -> tuple[Values, dict[str, list[Place]]]:

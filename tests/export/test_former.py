@@ -1,5 +1,6 @@
-"""What 0.1 wrote opens: its store, its export. `former/` was written by its code, and told by the last one before
-schema version 4.
+"""What 0.1 wrote or read opens: its store, its export, its settings.
+
+`former/` was written by its code, and told by the last one before schema version 4.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cli_session_proxy.domain.models import Tool, ToolChoice, TurnOptions
 from cli_session_proxy.engine.ownership import Instances
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
 from cli_session_proxy.export import incoming, portable, shown
-from cli_session_proxy.settings import Settings
+from cli_session_proxy.settings import Settings, load
 from cli_session_proxy.stores.base import Store
 from cli_session_proxy.stores.sql import FILE, SqlStore
 from cli_session_proxy.testing.store_samples import opened, turn_of
@@ -138,6 +139,14 @@ def _sealed(file: Path, lines: list[str]) -> None:
         for line in lines:
             writer.line(json.loads(line))
         writer.end()
+
+
+def test_every_setting_of_0_1_is_still_one() -> None:
+    settings = load(config=HERE / "cli_session_proxy.toml")
+    assert (settings.port, settings.on_context_full, settings.retention_days) == (8788, "error", 30.0)
+    assert settings.profile_for(None).tools == ("Read", "Bash")
+    assert settings.sandbox.links == {"shared": Path("/x/shared")}
+    assert list(settings.keys) == ["ada"]
 
 
 # --- never under a proxy of an older program
