@@ -45,8 +45,12 @@ class Reason(NamedTuple):
     stop_sequence: str | None
 
 
+# What `reason` raises where an object is not what 0.1 wrote.
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
+
+
 def reason(old: JSON) -> Reason:
-    """Raises KeyError, TypeError, ValueError or AttributeError where the options are not what 0.1 wrote."""
+    """Raises one of `MALFORMED`."""
     rest = dict(old)
     placed = Placed(**{name: rest.pop(name) for name in _PLACED if name in rest})
     options = TurnOptions.from_json(rest.pop("wants", {}) | {"format": rest.pop("format", None)})
@@ -116,7 +120,7 @@ _EVIDENCE: Mapping[str, tuple[str, Any]] = {
     "verified": ("verified", _same),
     "repaired": ("repaired", repair),
     "process": ("exit_code", _exit_code),
-    "reloaded": ("reloaded", tuple),
+    "reloaded": ("reloaded", lambda how: tuple(map(str, how))),
     "output_refused": ("output_refused", _same),
     "retries": ("retries", tuple),
     "cuts": ("cuts", lambda cuts: tuple(StreamCut(cut["text"], cut["thinking"]) for cut in cuts)),

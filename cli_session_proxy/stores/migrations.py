@@ -17,6 +17,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, bindparam, false, inspect, select
 
 from ..domain import former
+from ..domain.evidence import Evidence
+from ..domain.models import PLAIN, Placed
 from ..errors import StoreUnavailable
 from ..locks import RUN, SUFFIX, is_held
 from .rows import dumps, loads, size
@@ -73,7 +75,13 @@ def _typed_turns(conn: Connection) -> None:
 
 
 def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
-    reason = former.reason(loads(row.evidence))
+    old = loads(row.evidence)
+    try:
+        reason = former.reason(old)
+    except (
+        former.MALFORMED
+    ):  # of a file that 0.1 took in without a look at it: it decides nothing, and stays to be seen
+        reason = former.Reason(Placed(), PLAIN, Evidence(other=old), None)
     attempts = [former.attempt(attempt, reason.evidence.output_refused) for attempt in loads(row.attempts)]
     texts = {
         "new_placed": dumps(reason.placed.as_json()),

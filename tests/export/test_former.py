@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.domain.models import Tool, ToolChoice, TurnOptions
+from cli_session_proxy.domain.models import Placed, Tool, ToolChoice, TurnOptions
 from cli_session_proxy.engine.ownership import Instances
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
 from cli_session_proxy.export import incoming, portable, shown
@@ -83,6 +83,17 @@ async def test_what_decides_about_the_next_turn_is_known(path: Path) -> None:
         assert (await turn_of(store, f"{ID}3")).options == TurnOptions(format={"schema": None})
         assert waiting.placed.at_head
         assert await store.claim(f"{ID}3", None)  # a client named this path: it may go on from there still
+
+
+async def test_what_0_1_took_in_without_a_look_stays_to_be_seen_and_decides_nothing(path: Path) -> None:
+    hostile = {"rule": "head", "wants": 5, "cuts": [7]}
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE turns SET reason = ? WHERE id = ?", (json.dumps(hostile), f"{ID}1"))
+        db.commit()
+    async with store_at(path) as store:
+        turn = await turn_of(store, f"{ID}1")
+        assert (turn.placed, turn.options) == (Placed(), TurnOptions())
+        assert shown.turn(turn)["reason"] == hostile
 
 
 async def test_the_size_of_a_chain_is_that_of_its_texts(path: Path) -> None:
