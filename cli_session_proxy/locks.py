@@ -15,6 +15,23 @@ from pathlib import Path
 from .errors import StoreUnavailable
 
 SUFFIX = ".lock"
+# Under `var/`: a file for each proxy, locked as long as it lives.
+RUN = "run"
+
+
+def is_held(path: Path) -> bool:
+    """Somebody has it locked."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who look at once do not see each other
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 class FileLock:

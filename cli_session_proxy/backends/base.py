@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ..domain.client_tools import Answers, Check, Wants
+from ..domain.evidence import Evidence, RecordsFrom
 from ..domain.lineage import Past
 from ..domain.models import (
     JSON,
@@ -97,6 +98,7 @@ class Said:
     """Blocks of the answer, whole. The turn's output is made of these, whatever was streamed before."""
 
     blocks: tuple[Block, ...]
+    model: str | None = None  # that said them, as the backend names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,7 @@ class Kept:
     records: tuple[Record, ...]
     session: Session
     links: tuple[Link, ...]
-    source: str
+    source: RecordsFrom
 
 
 class Exchange(Protocol):
@@ -214,7 +216,7 @@ class Exchange(Protocol):
     def links(self) -> Sequence[Link]: ...
 
     @property
-    def evidence(self) -> JSON: ...
+    def evidence(self) -> Evidence: ...
 
     def say(self) -> AsyncGenerator[Event, None]:
         """Send what is new, once, and yield what comes back. Raises `Lost` and `ProxyError`."""
@@ -243,6 +245,7 @@ class Settled:
     records: tuple[Record, ...]
     session: Session
     links: tuple[Link, ...]
+    model: str | None = None
 
 
 class Counts(NamedTuple):
@@ -255,7 +258,9 @@ class Counts(NamedTuple):
 
 
 class Backend(Protocol):
-    """One per engine. See the module docstring."""
+    """One per engine. See the module docstring. `name` is kept with the turns that it answers."""
+
+    name: str
 
     async def prepare(self, job: Job) -> Exchange | Adoptable:
         """`Adoptable` only where the job says `adopt`. Raises `ProxyError`, and `Lost` where it may be tried again."""

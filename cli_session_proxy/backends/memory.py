@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from dataclasses import dataclass, replace
 
 from ..domain.client_tools import calls_of
+from ..domain.evidence import Evidence
 from ..domain.lineage import Past
 from ..domain.models import (
-    JSON,
     Agent,
     Block,
     BlockDelta,
@@ -43,6 +43,8 @@ async def echo(path: Sequence[Message]) -> Sequence[Block]:
 
 class MemoryBackend:
     """See `base.Backend`. `seen` are the paths that reached the model, in order."""
+
+    name = "memory"
 
     def __init__(self, model: Model = echo) -> None:
         self.model = model
@@ -107,7 +109,7 @@ class _Exchange:
     links: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
-        self.evidence: JSON = {}
+        self.evidence = Evidence()
         if self.continuity in ("started", "rebuilt"):
             was = self.job.session.id if self.job.session else None
             turn = self.job.turn
@@ -136,7 +138,7 @@ class _Exchange:
         agent, turn = self.job.agent, self.job.turn
         new = Session(self.session_id, agent.key, turn.id, "", "memory", turn.created_at)
         session = replace(self.job.session, tip_turn_id=turn.id) if self.job.session else new
-        return Kept(records, session, (), "kept in memory")
+        return Kept(records, session, (), "memory")
 
     async def release(self) -> None: ...
 

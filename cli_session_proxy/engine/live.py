@@ -46,6 +46,7 @@ class LiveTurn:
     ) -> None:
         self.turn = turn
         self.attempts: list[JSON] = list(turn.attempts)
+        self.evidence = turn.evidence  # as it was stored last
         self._steps: dict[str, float] = {}
         self._accepted = time.time()
         self.agent_id = agent_id

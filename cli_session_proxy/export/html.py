@@ -17,9 +17,9 @@ from ..domain.models import ON_PATH, Agent, Link, Turn
 from ..domain.ordering import parents_first
 from ..stores.base import Store
 from . import shown
+from .explain import REPAIRS
 from .outline import Node, Outline, outline
 from .schema import TurnDump
-from .telling import REPAIRS
 from .words import UNSURE, WHY, count, time, visible
 
 # The last turns are open when the page is: what somebody who looks wants to see first.

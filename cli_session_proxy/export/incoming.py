@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from ..backends.claude import environment
-from ..domain.models import JSON, Conversation, Item, Link, Message, Record, Session, Turn, Usage
+from ..domain import former
+from ..domain.client_tools import checked
+from ..domain.evidence import Evidence
+from ..domain.models import JSON, Conversation, Item, Link, Message, Placed, Record, Session, Turn, TurnOptions, Usage
 from ..errors import InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..settings import Settings
 from ..stores.base import ChainPart, NewChain, Store, WholeTurn
 from ..stores.sql.images import restore
 from ..wires.conversations.body import conversation_id
-from .portable import MAX_LINE, READ, SCHEMA, Moved, Progress, as_text
-from .shapes import TurnShape, check_header, check_line, check_record
+from .portable import FORMER, MAX_LINE, READ, SCHEMA, Moved, Progress, as_text
+from .shapes import FormerTurnShape, TurnShape, check_header, check_line, check_record
 
 T = TypeVar("T")
 
@@ -71,6 +74,11 @@ class _Checked:
     sessions: tuple[str, ...]
     images: Mapping[str, int] = field(repr=False)
 
+    @property
+    def former(self) -> bool:
+        """Of 0.1, which noted everything of a turn in one object."""
+        return self.head["schema"] in FORMER
+
 
 def _check(path: Path) -> _Checked:
     """Read the whole file once: is it ours, complete and unchanged?"""
@@ -101,7 +109,7 @@ def _checked(path: Path, file: IO[bytes]) -> _Checked:
         lines += 1
         if raw.startswith((b'{"image":', b'{"session":', b'{"turn":')):
             line = _parsed(path, lines, raw)
-            kind = check_line(f"{path} line {lines}", line)
+            kind = check_line(f"{path} line {lines}", line, former=head["schema"] in FORMER)
             if kind == "image":
                 images[line["image"]] = at
             elif kind == "session":
@@ -194,7 +202,7 @@ class _Reading:
                 line = _parsed(self.checked.path, number, file.readline(MAX_LINE))
                 if number == 1:
                     continue
-                kind = check_line(where, line)
+                kind = check_line(where, line, former=self.checked.former)
                 if kind == "record":
                     records.append(self._record(line, aside))
                     check_record(where, records[-1])
@@ -233,7 +241,8 @@ class _Reading:
     def _turn(self, line: JSON, aside: IO[bytes]) -> Turn:
         told = json.loads(self._restored(line, as_text(line["turn"]), aside))
         # Only what was checked: a field of a later version's is no field of ours.
-        data = {name: told[name] for name in TurnShape.model_fields if name in told}
+        shape = FormerTurnShape if self.checked.former else TurnShape
+        data = {name: told[name] for name in shape.model_fields if name in told}
         data |= {
             "seq": 0,
             "agent_key": 0,
@@ -247,6 +256,16 @@ class _Reading:
             "usage": Usage.from_json(data["usage"]),
             "call": self._call(data.get("call")),
         }
+        if self.checked.former:
+            data |= former.reason(data.pop("reason"))._asdict()
+            data["attempts"] = [former.attempt(one, data["evidence"].output_refused) for one in data["attempts"]]
+        else:
+            data |= {
+                "placed": Placed.from_json(data["placed"]),
+                "options": TurnOptions.from_json(data["options"]),
+                "evidence": Evidence.from_json(data["evidence"]),
+            }
+        checked(data["options"].tools)  # they hold for the results that a client may send next
         return _made(Turn, data)
 
     def _session(self, data: JSON) -> Session:
@@ -254,7 +273,9 @@ class _Reading:
         return _made(Session, data | own | {"agent_key": 0, "transcript": "", "mark": None})
 
     def _link(self, data: JSON) -> Link:
-        own = {name: self.session_id(data[name]) for name in ("from_session", "to_session")}
+        own: JSON = {name: self.session_id(data[name]) for name in ("from_session", "to_session")}
+        if self.checked.former:
+            own["detail"] = former.detail(data["reason"], data["detail"])
         return _made(Link, data | own | {"turn_id": self.turn_id(data["turn_id"])})
 
     def _call(self, call: JSON | None) -> JSON | None:

@@ -8,7 +8,7 @@ from typing import Any
 from ..domain.models import JSON
 from ..engine.subscription import Happened
 from . import shown
-from .telling import REPAIRS
+from .explain import REPAIRS
 from .words import printable, time
 
 # Of a text, what fits on a line of a terminal (characters).

@@ -12,7 +12,7 @@ from ..domain.ordering import by_turn, parents_first
 from ..errors import NotFound
 from ..stores.base import Store
 from . import shown
-from .telling import REPAIRS
+from .explain import REPAIRS
 from .words import UNSURE, time, visible
 
 
@@ -77,7 +77,7 @@ def _link(link: Link) -> str:
 
 def _never_began(turn: Turn) -> bool:
     """It was to continue the head, and ended or waits before it was known which turn that is."""
-    return turn.parent_id is None and turn.started_at is None and turn.reason.get("rule") == "head"
+    return turn.parent_id is None and turn.started_at is None and turn.placed.at_head
 
 
 def _content(blocks: Sequence[dict[str, Any]]) -> Iterator[str]:

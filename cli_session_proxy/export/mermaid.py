@@ -13,8 +13,8 @@ from typing import get_args
 
 from ..domain.models import ON_PATH, Agent, LinkReason, Status
 from ..stores.base import Store
+from .explain import REPAIRS
 from .outline import Node, Outline, outline
-from .telling import REPAIRS
 
 # mermaid's default `maxEdges` is 500 and its `maxTextSize` 50,000 characters (its documentation, "Config").
 MOST_BOXES = 250

@@ -1,6 +1,6 @@
-"""A chain as one file, to go to another machine: `cli-session-proxy/export/2`, JSON lines.
+"""A chain as one file, to go to another machine: `cli-session-proxy/export/3`, JSON lines.
 
-    {"schema": "cli-session-proxy/export/2", "program": …, "exported_at": …, "agent": {…}, "head": …, "sandbox": …}
+    {"schema": "cli-session-proxy/export/3", "program": …, "exported_at": …, "agent": {…}, "head": …, "sandbox": …}
     {"image": sha256, "data": base64}         each image once, before the first line that shows it
     {"turn": {…}}                             in the order of acceptance
     {"record": line, "uuid": …, "synthetic": …}   the records of the turn above, verbatim
@@ -11,7 +11,7 @@
 A turn or record with images carries `"images": [[offset, sha256], …]`: where they were in its text. Everything is
 streamed, so memory is bounded by one turn. What is queued or running, and what recognises a client's retry, stays
 behind. A file without its end, or with another sum, is refused before anything is written. Version 1 had no
-conversations; it is read as well.
+conversations, and version 2 one `reason` instead of `placed`, `options` and `evidence`; both are read as well.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ..domain.models import FINISHED, JSON, Agent, Message, Record, Turn, Usage
+from ..domain.evidence import Evidence
+from ..domain.models import FINISHED, JSON, Agent, Message, Placed, Record, Turn, TurnOptions, Usage
 from ..errors import InvalidRequest, NotFound
 from ..sandbox import Sandboxes
 from ..settings import Settings
 from ..stores.base import Store
 from ..stores.sql.images import Cutter
 
-SCHEMA = "cli-session-proxy/export/2"
-READ = frozenset({"cli-session-proxy/export/1", SCHEMA})
+SCHEMA = "cli-session-proxy/export/3"
+# Those that hold what `domain.former` splits.
+FORMER = frozenset({"cli-session-proxy/export/1", "cli-session-proxy/export/2"})
+READ = FORMER | {SCHEMA}
 
 # (bytes or turns done, in all)
 Progress = Callable[[int, int], None]
@@ -160,7 +163,7 @@ def _fields(row: Any, *without: str) -> JSON:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Message | Usage):
+    if isinstance(value, Message | Usage | Placed | TurnOptions | Evidence):
         return value.as_json()
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..domain import limits
 from ..domain.models import Delivery, LinkReason
 
-# A link in a few words, where the whole sentence (`telling.link`) has no place.
+# A link in a few words, where the whole sentence (`explain.link`) has no place.
 WHY: Mapping[LinkReason, str] = {
     "started": "session started",
     "forked_by_cli": "the CLI answered with a new session id",

@@ -16,7 +16,7 @@ from functools import partial
 from ..domain.models import Link, Turn
 from ..errors import StoreUnavailable
 from ..export import shown
-from ..export.telling import REPAIRS
+from ..export.explain import REPAIRS
 from ..export.words import printable, time
 from ..stores.base import Store
 

@@ -112,7 +112,7 @@ async def test_a_deleted_transcript_is_rebuilt_without_loss_and_keeps_the_prompt
     assert chain is not None
     [repair] = [link for link in chain.links if link.reason == "rebuilt"]
     assert (repair.from_session, repair.to_session, repair.turn_id) == (last.session_id, last.session_id, turn.id)
-    assert "no transcript" in repair.detail["why"]
+    assert "no transcript" in repair.detail["note"]
     assert upstream.requests[-1].prefix_kept(upstream.requests[-2]) == 1.0
 
 
@@ -188,7 +188,8 @@ async def test_a_failed_turn_never_reaches_the_model_again(
     assert heard(upstream) == ["one", "two"]
     if "bundled" in str(claude):
         assert turn.continuity == "rebuilt"
-        assert turn.reason["repaired"]["found"] == "tail"
+        assert turn.evidence.repaired is not None
+        assert turn.evidence.repaired.found == "tail"
     else:
         # CLI 1.0.120 left the failed prompt in a copy of its own, which nobody resumes.
         assert turn.continuity == "resumed"

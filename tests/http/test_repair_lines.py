@@ -31,7 +31,7 @@ from ..fakes import AGENT, FakeEngine, turn
 from ..talking import by_hand
 
 SOON = 60
-GONE = Link("s1", "s1", "turn_2", "rebuilt", {"found": "missing", "why": "no transcript at /x", "records": 9}, 2.0)
+GONE = Link("s1", "s1", "turn_2", "rebuilt", {"found": "missing", "note": "no transcript at /x", "records": 9}, 2.0)
 SAID = "The session's transcript was gone (no transcript at /x): it was written again from the chain (9 lines)."
 
 
@@ -79,7 +79,7 @@ async def test_a_repair_is_one_line_and_a_sound_turn_none() -> None:
 async def test_each_adopted_turn_is_a_line() -> None:
     said: list[str] = []
     async with telling(Names(), said) as lines:
-        link = Link("s1", "s1", "turn_4", "adopted", {"why": "x", "turns": ["turn_3", "turn_4"]}, 1.0)
+        link = Link("s1", "s1", "turn_4", "adopted", {"note": "x", "turns": ["turn_3", "turn_4"]}, 1.0)
         lines.adopted(turn(4), link)
         await until(said, 2)
     first, second = (line.partition("  ")[2] for line in said)

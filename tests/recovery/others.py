@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.sql import FILE
+from cli_session_proxy.stores.sqlite.store import FILE
 from tests.conftest import ROOT
 
 # Seconds for any one answer of a proxy.

@@ -99,7 +99,9 @@ async def test_another_request_keeps_the_answer_that_may_have_arrived(
         await ask(engine, "one")
         [settled, *_] = await turns_of(engine)
     assert heard(upstream) == ["one", "two", "one"]
-    assert "died" in settled.reason["settled"]
+    assert settled.evidence.settled
+    assert settled.backend == "claude"
+    assert settled.answered_by
 
 
 async def test_a_cli_that_was_left_all_the_same_is_ended_before_anything_is_sent_again(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from ... import logs
 from ...domain.client_tools import Judge, as_cli
+from ...domain.evidence import Evidence
+from ...domain.identifiers import is_model
 from ...domain.lineage import Past
 from ...domain.models import JSON, Agent, BlockDelta, BlockStart, BlockStop, Continuity, Link, Record, Turn
 from ...errors import ClaudeUnavailable
@@ -31,6 +33,8 @@ log = logs.get(__name__)
 
 class ClaudeBackend:
     """See `base.Backend`. `born` and `reaped` note the processes, so that others can end them after a crash."""
+
+    name = "claude"
 
     def __init__(
         self,
@@ -138,8 +142,8 @@ class _Exchange:
         return self._ready.links
 
     @property
-    def evidence(self) -> JSON:
-        return self._ready.reason
+    def evidence(self) -> Evidence:
+        return self._ready.evidence
 
     async def say(self) -> AsyncGenerator[Event, None]:
         job, process = self._job, self._ready.process
@@ -156,7 +160,7 @@ class _Exchange:
                         case BlockStart() | BlockDelta() | BlockStop():
                             yield event
                         case events.AssistantMessage():
-                            yield base.Said(event.blocks)
+                            yield base.Said(event.blocks, event.model if is_model(event.model) else None)
                         case events.Abandoned():
                             yield base.Abandoned(event.blocks)
                         case events.SessionSeen():
@@ -212,7 +216,7 @@ class _Exchange:
         except events.ProcessDied as died:
             raise self._backend._lost(job.agent, died) from died
         self._backend._restarts.lived(job.agent.key)
-        return Kept(captured.records, captured.session, captured.links, captured.note)
+        return Kept(captured.records, captured.session, captured.links, captured.source)
 
     async def release(self) -> None:
         try:

@@ -79,6 +79,9 @@ class Database(Protocol):
     def claim(self, name: str) -> Claim | None:
         """Hold this name among all programs on the database; None while another one holds it. On any thread."""
 
+    def living(self) -> set[str] | None:
+        """The ids of the proxies on this host that live, as the kernel proves; None where only heartbeats tell."""
+
     def back_up(self, version: int) -> None:
         """Put a copy aside before a migration from `version`, inside its transaction. `StoreUnavailable` where it
         cannot be made."""

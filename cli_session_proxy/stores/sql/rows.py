@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from ...domain.models import JSON, Agent, FileMark, Link, Message, Record, Session, Turn, Usage
+from ...domain.evidence import Evidence
+from ...domain.models import (
+    JSON,
+    PLAIN,
+    Agent,
+    FileMark,
+    Link,
+    Message,
+    Placed,
+    Record,
+    Session,
+    Turn,
+    TurnOptions,
+    Usage,
+)
 from ..base import TurnOutline
 from . import images
 from .images import Cutter, Place
@@ -20,8 +35,13 @@ Values = dict[str, Any]
 _PLAIN = (
     "seq", "id", "agent_key", "parent_id", "status", "model", "created_at", "effort", "profile", "stop_reason",
     "session_id", "continuity", "cost_usd", "delivery", "origin", "fingerprint", "frame_uuid", "path_hash", "depth",
-    "instance", "started_at", "finished_at",
+    "instance", "started_at", "finished_at", "backend", "answered_by",
 )  # fmt: skip
+
+# Where turns were placed, and the evidence of those that went as turns should, are the same few texts again and again:
+# how many of them are remembered, and up to which length (characters).
+COMMON = 256
+SHORT = 256
 
 # Made once: `json.dumps` makes an encoder at each call for what is not its default.
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -53,7 +73,11 @@ def _loaded(text: str | None) -> Any:
 
 def size(*values: str | bytes | None) -> int:
     """Bytes that these texts take in the file."""
-    return sum(len(v) if isinstance(v, bytes) else len(v.encode("utf-8")) for v in values if v)
+    total = 0
+    for value in values:
+        if value:
+            total += len(value) if isinstance(value, bytes) else len(value.encode("utf-8"))
+    return total
 
 
 def content(cutter: Cutter, **parts: Any) -> tuple[Values, dict[str, list[Place]]]:
@@ -77,7 +101,10 @@ def turn_values(cutter: Cutter, turn: Turn) -> Values:
     texts, places = content(cutter, input=messages(turn.input), output=turn.output, tools=turn.tools)
     texts |= {
         "system": _optional(turn.system),
-        "reason": dumps(turn.reason),
+        "stop_sequence": _optional(turn.stop_sequence),
+        "placed": dumps(turn.placed.as_json()),
+        "options": dumps(turn.options.as_json()),
+        "evidence": dumps(turn.evidence.as_json()),
         "usage": dumps(turn.usage.as_json()),
         "timings": dumps(turn.timings),
         "attempts": dumps(turn.attempts),
@@ -93,7 +120,8 @@ def answer_values(cutter: Cutter, turn: Turn, stored: Row[Any]) -> Values:
     texts, places = content(cutter, output=turn.output, tools=turn.tools)
     places = {**(_loaded(stored.images) or {}), **places}
     texts |= {
-        "reason": dumps(turn.reason),
+        "stop_sequence": _optional(turn.stop_sequence),
+        "evidence": dumps(turn.evidence.as_json()),
         "usage": dumps(turn.usage.as_json()),
         "timings": dumps(turn.timings),
         "attempts": dumps(turn.attempts),
@@ -101,9 +129,10 @@ def answer_values(cutter: Cutter, turn: Turn, stored: Row[Any]) -> Values:
     }
     names = (
         "status", "stop_reason", "cost_usd", "session_id", "path_hash", "depth", "delivery", "finished_at",
+        "backend", "answered_by",
     )  # fmt: skip
     values = {name: getattr(turn, name) for name in names}
-    return values | texts | {"bytes": size(stored.system, stored.input, *texts.values())}
+    return values | texts | {"bytes": size(stored.system, stored.input, stored.placed, stored.options, *texts.values())}
 
 
 def loaded_turn(conn: Connection, row: Row[Any]) -> Turn:
@@ -135,14 +164,33 @@ def _tuple(text: str) -> tuple[Any, ...]:
     return tuple(loads(text))
 
 
+@lru_cache(COMMON)
+def _placed(text: str) -> Placed:
+    return Placed(**loads(text))
+
+
+def _options(text: str) -> TurnOptions:
+    return PLAIN if text == "{}" else TurnOptions.from_json(loads(text))
+
+
+def _evidence(text: str) -> Evidence:
+    return _common_evidence(text) if len(text) < SHORT else Evidence.from_json(loads(text))
+
+
+@lru_cache(COMMON)
+def _common_evidence(text: str) -> Evidence:
+    return Evidence.from_json(loads(text))
+
+
 def _usage(text: str) -> Usage:
     return Usage(**loads(text))
 
 
 def turn_outline(row: Row[Any]) -> TurnOutline:
     """From a row of the columns of `OUTLINE`."""
-    turn_id, seq, parent_id, status, session_id, asked, reason, attempts = tuple(row)
-    return TurnOutline(turn_id, seq, parent_id, status, session_id, _messages(asked), loads(reason), _tuple(attempts))
+    turn_id, seq, parent_id, status, session_id, asked, evidence, attempts = tuple(row)
+    known = _messages(asked), _evidence(evidence), _tuple(attempts)
+    return TurnOutline(turn_id, seq, parent_id, status, session_id, *known)
 
 
 def agent(row: Row[Any]) -> Agent:
@@ -212,8 +260,9 @@ _AT = {name: at for at, name in enumerate(Turn.__slots__)}
 _in_order = itemgetter(*(TURN.index(turns.c[name]) for name in _AT))
 _MADE: tuple[tuple[int, Callable[[Any], Any]], ...] = (
     (_AT["input"], _messages), (_AT["output"], _tuple), (_AT["tools"], _tuple), (_AT["system"], _loaded),
-    (_AT["reason"], loads), (_AT["usage"], _usage), (_AT["timings"], loads), (_AT["attempts"], _tuple),
-    (_AT["error"], _loaded), (_AT["call"], _loaded),
+    (_AT["placed"], _placed), (_AT["options"], _options), (_AT["evidence"], _evidence), (_AT["usage"], _usage),
+    (_AT["timings"], loads), (_AT["attempts"], _tuple), (_AT["error"], _loaded), (_AT["call"], _loaded),
+    (_AT["stop_sequence"], _loaded),
 )  # fmt: skip
 
 OUTLINE = tuple(turns.c[name] for name in TurnOutline.__slots__)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, case, or_, select, update
 
-from ...domain.models import FINISHED, JSON, ON_PATH, Agent, Delivery, Link, Record, Session, Status, Turn
+from ...domain.models import FINISHED, JSON, ON_PATH, Agent, Delivery, Link, Placed, Record, Session, Status, Turn
 from ...errors import NotFound, StoreUnavailable
 from ..base import Begun, Commit, ImportedTurn, KeyTaken, Lease, NewTurn, PathChanged
 from . import conversing, images, leases, reading, rows
@@ -46,7 +46,7 @@ _NEVER_BEGUN: frozenset[Status] = _NOT_ON_PATH - {"running"}
 # Read to be changed: PostgreSQL locks the row, SQLite has locked the file.
 _WHOLE = Prepared(select(*rows.TURN).where(turns.c.id == bindparam("turn_id")).with_for_update(key_share=True))
 _STATE = Prepared(
-    select(turns.c.agent_key, turns.c.status, turns.c.reason, turns.c.attempts, turns.c.instance, turns.c.delivery)
+    select(turns.c.agent_key, turns.c.status, turns.c.placed, turns.c.attempts, turns.c.instance, turns.c.delivery)
     .where(turns.c.id == bindparam("turn_id"))
     .with_for_update(key_share=True)
 )
@@ -55,8 +55,6 @@ _CHILD = Prepared(
     .where(turns.c.parent_id == bindparam("of_turn"), or_(*(turns.c.status == one for one in ("running", *ON_PATH))))
     .limit(1)
 )
-# The rules by which a client says itself what it continues (see `continuity`).
-_NAMED_PATH = ("id", "history")
 
 
 def probe(conn: Connection, said: str) -> None:
@@ -96,7 +94,7 @@ def delete_agent(conn: Connection, key: int) -> None:
 def accept(conn: Connection, new: NewTurn) -> Turn:
     turn = Turn(
         new.id, 0, new.agent_key, new.parent_id, "queued", new.model, tuple(new.input), new.created_at, new.system,
-        new.effort, new.profile, reason=new.reason, origin=new.origin, fingerprint=new.fingerprint,
+        new.effort, new.profile, placed=new.placed, options=new.options, origin=new.origin, fingerprint=new.fingerprint,
         instance=new.instance, call=new.call,
     )  # fmt: skip
     turn = replace(turn, seq=_insert(conn, turn))
@@ -172,7 +170,7 @@ def begin(conn: Connection, begun: Begun) -> None:
         session_id=begun.session_id,
         frame_uuid=begun.frame_uuid,
         continuity=begun.continuity,
-        reason=rows.dumps({**rows.loads(row.reason), **begun.reason}),
+        evidence=rows.dumps(begun.evidence.as_json()),
         started_at=begun.started_at,
         attempts=rows.dumps([*rows.loads(row.attempts), begun.attempt]),
         instance=row.instance if begun.instance is None else begun.instance,
@@ -196,7 +194,8 @@ def commit(conn: Connection, done: Commit) -> Turn:
         turn, status=done.status, output=tuple(done.output), stop_reason=done.stop_reason, usage=done.usage,
         cost_usd=done.cost_usd, tools=tuple(done.tools), timings=done.timings, attempts=tuple(done.attempts),
         session_id=done.session.id, path_hash=done.path_hash, depth=done.depth, delivery=done.delivery,
-        finished_at=done.finished_at, reason={**turn.reason, **done.reason},
+        finished_at=done.finished_at, evidence=done.evidence, stop_sequence=done.stop_sequence, backend=done.backend,
+        answered_by=done.answered_by,
     )  # fmt: skip
     cutter = Cutter()
     values = rows.answer_values(cutter, turn, row)
@@ -268,7 +267,7 @@ def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
     A turn that waits looks at the path when it begins; one that runs, and is no child, has begun without this answer.
     """
     row = _need(conn, turn_id, ON_PATH, _STATE)
-    named = rows.loads(row.reason).get("rule") in _NAMED_PATH
+    named = Placed.from_json(rows.loads(row.placed)).names_path
     if row.delivery == "undelivered" and not named and not _is_continued(conn, turn_id):
         head = conn.scalar(select(agents.c.head).where(agents.c.key == row.agent_key))
         if head != turn_id or any(turn.status == "running" for turn in reading.waiting(conn, row.agent_key)):

@@ -31,7 +31,7 @@ from sqlalchemy import Connection, Engine
 
 from ... import logs
 from ...errors import InvalidRequest, ProxyError, StoreUnavailable
-from ...locks import FileLock
+from ...locks import RUN, SUFFIX, FileLock, is_held
 from ..sql.database import Claim, Database, Urgency, Work
 from . import copies
 from . import driver as sqlite
@@ -193,6 +193,10 @@ class SqliteDatabase(Database):
         """The kernel gives it back when this process ends, however it ends."""
         lock = FileLock(self.path.with_name(f"{self.path.name}.import-{name}"))
         return lock if lock.try_acquire() else None
+
+    def living(self) -> set[str]:
+        run = self.path.parent / RUN
+        return {file.name.removesuffix(SUFFIX) for file in run.glob(f"*{SUFFIX}") if is_held(file)}
 
     def back_up(self, version: int) -> None:
         target = self.path.with_name(f"{self.path.name}.v{version}.bak")

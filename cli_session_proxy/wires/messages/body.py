@@ -153,7 +153,7 @@ def message(turn: Turn) -> JSON:
         **_head(turn.id, turn.model),
         "content": _content(turn),
         "stop_reason": stop_reason(turn),
-        "stop_sequence": turn.reason.get("stop_sequence"),
+        "stop_sequence": turn.stop_sequence,
         "usage": usage(turn),
     }
 
@@ -259,7 +259,7 @@ class EventWriter:
         if turn.status == "requires_action":
             calls = [block for block in turn.output if block.get("type") == "tool_use"]
             events += [piece for block in calls if block["id"] not in self._calls for piece in self._block(block)]
-        delta = {"stop_reason": stop_reason(turn), "stop_sequence": turn.reason.get("stop_sequence")}
+        delta = {"stop_reason": stop_reason(turn), "stop_sequence": turn.stop_sequence}
         return [*events, _event("message_delta", delta=delta, usage=usage(turn)), _event("message_stop")]
 
     def _block(self, block: Block) -> list[bytes]:

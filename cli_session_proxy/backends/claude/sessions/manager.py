@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ....domain import client_tools
 from ....domain.client_tools import Answers, Wants
+from ....domain.evidence import Evidence, RecordsFrom
 from ....domain.identifiers import is_session_id
 from ....domain.models import JSON, Agent, Block, Link, Record, Session, Turn
 from ....errors import InvalidRequest, SessionBusy
@@ -66,7 +67,7 @@ class Captured:
     records: tuple[Record, ...]
     session: Session
     links: tuple[Link, ...]
-    note: str
+    source: RecordsFrom
 
 
 class Sessions:
@@ -103,7 +104,7 @@ class Sessions:
         place = confine.Place(cwd, self._sandboxes.tmpdir(agent.dir), self._config_dir)
         wrapper = await confine.wrapper(self._settings, plan.profile, capability.path, place, env)
         now = Now(agent, parent, turn_id, cwd, capability, adopt, wrapper)
-        evidence: JSON = {"sandbox": str(cwd)} if gone else {}
+        evidence = Evidence(sandbox=str(cwd)) if gone else Evidence()
         wrong: list[str] = []
         while len(wrong) < LOADS:
             last = len(wrong) == LOADS - 1
@@ -112,8 +113,7 @@ class Sessions:
             except WrongTranscript as changed:
                 wrong.append(changed.how)
                 continue
-            evidence |= {"reloaded": wrong} if wrong else {}
-            return replace(ready, reason=ready.reason | evidence)
+            return replace(ready, evidence=ready.evidence.plus(replace(evidence, reloaded=tuple(wrong))))
         raise SessionBusy(
             f"the session's transcript was changed {len(wrong)} times while the Claude CLI was loading it "
             f"({', '.join(wrong)}): stop what else writes to {self._config_dir}, and send this again",
@@ -140,9 +140,7 @@ class Sessions:
         except ProcessDied:
             await self._confirmed(prepared.session, lenient=last)
             raise
-        evidence: JSON = {}
-        if (code := self._pool.take_end(launch.session_id)) is not None:
-            evidence = {"process": f"had ended with exit code {code}"}
+        ended = self._pool.take_end(launch.session_id)
         if process.session_id != launch.session_id:  # started ahead of time
             prepared = self._start(now, process.session_id)
         session = prepared.session
@@ -163,7 +161,7 @@ class Sessions:
             continuity="warm" if warm else prepared.continuity,
             leaf=session.mark.leaf if session.mark else None,
             links=prepared.links,
-            reason=prepared.reason | evidence,
+            evidence=replace(prepared.evidence, exit_code=ended),
             lead=tuple(lead),
             quiet=quiet,
             spent=spent,
@@ -233,8 +231,7 @@ class Sessions:
             return None
         leaf = session.mark.leaf if session.mark else None
         spent = await self._spent(now, session, warm=True)
-        evidence: JSON = {"session": "waited for these results"}
-        return Ready(process, session, "warm", leaf, (), evidence, brought, quiet=True, spent=spent)
+        return Ready(process, session, "warm", leaf, (), Evidence(waited=True), brought, quiet=True, spent=spent)
 
     async def _reopened(
         self, now: Now, plan: Plan, parent: Turn, session: Session | None, frame_uuid: str
@@ -272,11 +269,11 @@ class Sessions:
             await self._pool.discard(session.id)
         elif warm is not None and warm.usable and session.mark and transcript.is_unchanged(path, session.mark):
             # Its memory is the path, whatever the file holds: that is for the next process to load, which is confirmed.
-            return Prepared(session, True, "resumed", (), {"verified": "unchanged since the last turn"})
+            return Prepared(session, True, "resumed", (), Evidence(verified="unchanged since the last turn"))
         verdict = await self._repairs.check(path, session, parent)
         if verdict.found == "equal":
             session = now.session(session.id, session.transcript, verdict.mark, session)
-            return Prepared(session, True, "resumed", (), {"verified": verdict.note})
+            return Prepared(session, True, "resumed", (), Evidence(verified=verdict.note))
         await self._end(session.id)
         return await self._repairs.mend(now, parent, session, path)
 
@@ -326,7 +323,7 @@ class Sessions:
             links = (Link(before.id, session_id, turn.id, "forked_by_cli", detail, time.time()),)
         if taken.mark is not None and (ready.process.usable or ready.process.waiting):
             self._stays(session_id, turn.id, ready.spent if said.cost_total is None else said.cost_total)
-        return Captured(tuple(records), session, links, taken.note)
+        return Captured(tuple(records), session, links, taken.source)
 
     def _stays(self, session_id: str, turn_id: str, total: float) -> None:
         """The process is in step with this turn now. What is known of processes that are gone is forgotten."""

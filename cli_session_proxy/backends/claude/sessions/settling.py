@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ....domain.identifiers import is_session_id
-from ....domain.models import Agent, Link, LinkReason, Session, Turn
+from ....domain.identifiers import is_model, is_session_id
+from ....domain.models import JSON, Agent, Link, LinkReason, Session, Turn
 from ....stores.base import Store
 from ...base import Settled
 from .. import transcript
@@ -47,6 +47,7 @@ async def settled(
         tuple(entry.record() for entry in exchange.entries),
         session,
         _links(turn, before, session_id, now),
+        exchange.model if is_model(exchange.model) else None,
     )
 
 
@@ -102,9 +103,9 @@ def _since(folder: Path, at: float) -> list[Path]:
 
 def _links(turn: Turn, before: Session | None, session_id: str, now: float) -> tuple[Link, ...]:
     """What led to this session, as far as the journal tells."""
-    detail = {"settled": "after a crash"}
-    evidence = turn.reason.get("repaired") or turn.reason.get("session")
-    evidence = evidence if isinstance(evidence, dict) else {}
+    detail: JSON = {"settled": True}
+    done = turn.evidence.repaired or turn.evidence.written
+    evidence = {} if done is None else done.as_json()
     if before is None and turn.continuity == "started":
         return (Link(None, session_id, turn.id, "started", detail, now),)
     asked = turn.session_id or session_id

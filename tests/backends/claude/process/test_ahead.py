@@ -140,7 +140,7 @@ async def test_verify_finds_nothing_and_a_second_proxy_resumes_it(
     async with running(settings) as engine:
         turn = await ask(engine, "again", agent="second")
         assert turn.continuity == "resumed"
-        assert turn.reason["verified"]
+        assert turn.evidence.verified
     assert heard(upstream) == ["hello", "again"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -11,14 +10,14 @@ from typing import get_args
 
 import pytest
 
-from cli_session_proxy.backends.claude.sessions import capture, repair
 from cli_session_proxy.backends.claude.sessions.tails import Behind
 from cli_session_proxy.backends.claude.transcript.comparing import Found
 from cli_session_proxy.backends.claude.transcript.following import How
-from cli_session_proxy.domain.models import Delivery, Link, LinkReason, Session, Turn
+from cli_session_proxy.domain.evidence import Evidence, RecordsFrom, Repair, RepairCode
+from cli_session_proxy.domain.models import Delivery, Link, LinkReason, Placed, Session, Turn
 from cli_session_proxy.domain.ordering import parents_first, sorted_by_parent
 from cli_session_proxy.engine.subscription import Happened
-from cli_session_proxy.export import FORMATS, live, telling
+from cli_session_proxy.export import FORMATS, explain, live
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 from cli_session_proxy.stores.sqlite.store import SqliteStore
 
@@ -70,16 +69,17 @@ async def test_the_page_marks_what_only_the_turn_itself_tells_out_of_a_real_stor
         assert ("<span class='mend'>repaired</span>" in shown) == case.is_repair, case.name
 
 
-GONE = {"found": "missing", "why": "no transcript at /x", "records": 4}
+GONE = Repair("rewritten", 4, found="missing", note="no transcript at /x")
 
 
 async def test_a_repair_is_told_even_when_the_next_attempt_needed_another() -> None:
-    behind = {"found": "tail", "behind": "ours", "records": 4}
+    behind = Repair("rewritten", 4, found="tail", behind="ours")
     row = turn(
-        1, reason={"repaired": behind},
-        attempts=({"n": 1, "status": "failed", "why": "it died", "repaired": GONE}, {"n": 2, "repaired": behind}),
+        1, evidence=Evidence(repaired=behind),
+        attempts=({"n": 1, "status": "failed", "why": "it died", "repaired": GONE.as_json()},
+                  {"n": 2, "repaired": behind.as_json()}),
     )  # fmt: skip
-    data = await chain(store_of(row, links=(Link("s1", "s1", "turn_1", "rebuilt", behind, 1.0),)))
+    data = await chain(store_of(row, links=(Link("s1", "s1", "turn_1", "rebuilt", behind.as_json(), 1.0),)))
     assert [text.partition(" (")[0] for text in data["turns"][0]["says"]] == [
         "The session's transcript was gone", "Attempt 1 failed",
     ]  # fmt: skip
@@ -87,9 +87,11 @@ async def test_a_repair_is_told_even_when_the_next_attempt_needed_another() -> N
 
 
 async def test_a_repair_of_a_failed_attempt_is_told_once() -> None:
-    tried = {"n": 1, "status": "failed", "why": "it died", "repaired": GONE}
-    [again] = (await chain(store_of(turn(1, reason={"repaired": GONE}, attempts=(tried, {"n": 2})))))["turns"]
-    [failed] = (await chain(store_of(turn(1, reason={"repaired": GONE}, attempts=(tried, {"code": "x"})))))["turns"]
+    tried = {"n": 1, "status": "failed", "why": "it died", "repaired": GONE.as_json()}
+    [again] = (await chain(store_of(turn(1, evidence=Evidence(repaired=GONE), attempts=(tried, {"n": 2})))))["turns"]
+    [failed] = (await chain(store_of(turn(1, evidence=Evidence(repaired=GONE), attempts=(tried, {"code": "x"})))))[
+        "turns"
+    ]
     for row, more in ((again, ["Attempt 1 failed"]), (failed, [])):
         assert [text.partition(" (")[0] for text in row["says"]] == ["The session's transcript was gone", *more]
 
@@ -104,23 +106,21 @@ async def test_attempts_are_counted_over_the_retries_of_a_client() -> None:
 
 
 def test_the_link_of_another_turn_hides_nothing() -> None:
-    row = turn(2, reason={"repaired": GONE})
+    row = turn(2, evidence=Evidence(repaired=GONE))
     lines = live.lines(Happened(row, (Link("s1", "s1", "turn_1", "rebuilt", {"found": "different"}, 1.0),)))
     assert "The session's transcript was gone" in lines
 
 
-def test_what_the_engine_notes_is_what_is_told() -> None:
-    """Each note that chooses a sentence is one that the engine writes."""
-    engine = "".join(inspect.getsource(module) for module in (capture, repair))
-    notes = [*telling._RECORDS, telling.IMPORTED, telling.NOBODY_WAITS]
-    assert [note for note in notes if f'"{note}"' not in engine] == []
-    assert set(telling._BEHIND) == set(get_args(Behind))
-    assert set(telling._FOUND) | {"equal"} == set(get_args(Found))
-    assert set(telling._CHANGED) == set(get_args(How))
+def test_there_are_words_for_each_code() -> None:
+    assert set(explain._RECORDS) == set(get_args(RecordsFrom))
+    assert {*explain._WHY, *explain._DONE} == set(get_args(RepairCode))
+    assert set(explain._BEHIND) == set(get_args(Behind))
+    assert set(explain._FOUND) | {"equal"} == set(get_args(Found))
+    assert set(explain._CHANGED) == set(get_args(How))
 
 
 def test_a_link_of_a_newer_version_is_told_as_such() -> None:
-    assert telling.link("merged", {}, "s1", "s2") == "This version does not know what this means."  # type: ignore[arg-type]
+    assert explain.link("merged", {}, "s1", "s2") == "This version does not know what this means."  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("format", ["markdown", "html"])
@@ -139,8 +139,8 @@ def _escaped(text: str) -> str:
 
 
 async def test_evidence_is_no_markup_and_no_secret() -> None:
-    why = "no transcript at /x/**bold**<script>\n## Turn 9\n`code` sk-ant-api03-abcdef123456"
-    links = (Link("s1", "s1", "turn_1", "rebuilt", {"found": "missing", "why": why}, 1.0),)
+    note = "no transcript at /x/**bold**<script>\n## Turn 9\n`code` sk-ant-api03-abcdef123456"
+    links = (Link("s1", "s1", "turn_1", "rebuilt", {"found": "missing", "note": note}, 1.0),)
     failed = turn(2, status="failed", error={"code": "x", "message": "*no* <b>sk-ant-api03-abcdef123456"})
     store = store_of(turn(1), failed, links=links)
     text = await text_of(store, "markdown")
@@ -150,7 +150,9 @@ async def test_evidence_is_no_markup_and_no_secret() -> None:
 
 
 async def test_a_sound_turn_says_nothing() -> None:
-    data = await chain(store_of(turn(1, reason={"rule": "head", "verified": "unchanged", "records": "read from the "})))
+    data = await chain(
+        store_of(turn(1, placed=Placed("head"), evidence=Evidence(verified="unchanged", records="transcript")))
+    )
     assert data["turns"][0]["says"] == []
 
 
@@ -193,7 +195,7 @@ async def test_a_turn_without_its_parent_is_told_at_the_end() -> None:
 
 
 async def test_a_turn_that_never_began_is_no_new_start() -> None:
-    failed = turn(2, status="failed", parent_id=None, started_at=None, continuity=None, reason={"rule": "head"})
+    failed = turn(2, status="failed", parent_id=None, started_at=None, continuity=None, placed=Placed("head"))
     text = await text_of(store_of(turn(1), replace(failed, error={"code": "x", "message": "y"})), "markdown")
     assert "a new start" not in text
     assert "a new start" in await text_of(store_of(turn(1), turn(2, parent_id=None)), "markdown")

@@ -1,7 +1,7 @@
-"""What broke at a turn and how it was mended, in sentences: one table for every form that a person reads.
+"""Codes into words: what broke at a turn and how it was mended, in sentences, and what a dump shows of the evidence.
 
-A link is told by its reason and evidence, a turn by its attempts and its reason. Both come in as a dump shows
-them (`shown`), without secrets. Evidence that an older version left out is not guessed: the sentence is shorter.
+The one room for it: the engine and the backends keep codes with data (`domain.evidence`), and every form that a person
+reads is told from here. Evidence that an older version left out is not guessed: the sentence is shorter.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..domain.models import JSON, Link, LinkReason
+from ..domain.evidence import OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
+from ..domain.models import JSON, Link, LinkReason, Turn
 from .words import count
 
 NO_SESSION = "none"
-# Why a session was written that nothing was wrong with (`Repairs`).
-IMPORTED = "the client's history was imported"
-NOBODY_WAITS = "nobody waits for these results any more"
 
 # Links that stand for a repair or for somebody else's doing: what a reader looks for.
 REPAIRS: frozenset[LinkReason] = frozenset({"rebuilt", "moved", "adopted", "reset_by_cli"})
@@ -49,18 +47,100 @@ _CHANGED: Mapping[str, str] = {
 }
 # How an attempt ended that another one followed.
 _ENDED: Mapping[str, str] = {"failed": "failed ({why})", "cancelled": "was cancelled ({why})"}
-# How a turn's records came to be (`Sessions.capture`), where they were not simply read.
-_RECORDS: Mapping[str, str] = {
-    "the transcript is gone; records made from the frames": (
-        "The transcript was gone when the turn ended: its records were made from what the CLI had said."
-    ),
-    "the transcript was replaced during the turn": (
-        "The transcript was replaced during the turn: it is verified before the next one."
-    ),
-    "the transcript does not continue the path": (
+# What a dump shows for a code: programs have relied on these words since 0.1.
+_WHY: Mapping[RepairCode, str] = {
+    "client_history": "the client's history was imported",
+    "left_path": "the path leaves the session's",
+    "open_calls": "nobody waits for these results any more",
+}
+_DONE: Mapping[RepairCode, str] = {
+    "rewritten": "written again from the chain's records",
+    "moved": "moved back",
+}
+_RECORDS: Mapping[RecordsFrom, str] = {
+    "transcript": "read from the transcript",
+    "copy": "read from the CLI's copy of the session",
+    "replaced": "the transcript was replaced during the turn",
+    "frames": "the transcript is gone; records made from the frames",
+    "unlinked": "the transcript does not continue the path",
+    "cut": "cut at a stop sequence",
+    "memory": "kept in memory",
+}
+# How a turn's records came to be, where they were not simply read.
+_NOT_READ: Mapping[RecordsFrom, str] = {
+    "frames": "The transcript was gone when the turn ended: its records were made from what the CLI had said.",
+    "replaced": "The transcript was replaced during the turn: it is verified before the next one.",
+    "unlinked": (
         "The transcript did not go on from the conversation when the turn ended: it is verified before the next one."
     ),
 }
+
+
+# --- as a dump shows it
+
+
+def reason(turn: Turn) -> JSON:
+    """`TurnDump.reason`: how the turn was placed, what was asked of it and what happened, in one object."""
+    placed, evidence = turn.placed, turn.evidence
+    out: JSON = dict(evidence.other) | placed.as_json()
+    if placed.messages is not None:
+        out["delta"] = placed.delta
+    wants = turn.options.as_json()
+    if "format" in wants:
+        out["format"] = wants.pop("format")
+    if wants:
+        out["wants"] = wants
+    if turn.stop_sequence is not None:
+        out["stop_sequence"] = turn.stop_sequence
+    said = evidence.as_json()
+    out |= {name: said[name] for name in _AS_THEY_ARE if name in said}
+    if evidence.repaired is not None:
+        out["repaired"] = _repair(evidence.repaired)
+    if evidence.written is not None:
+        out["session"] = _repair(evidence.written)
+    elif evidence.waited:
+        out["session"] = "waited for these results"
+    if evidence.exit_code is not None:
+        out["process"] = f"had ended with exit code {evidence.exit_code}"
+    if evidence.settled:
+        out["settled"] = "the proxy died after the CLI had finished this turn: read from the transcript"
+    if evidence.records is not None:
+        out["records"] = _RECORDS.get(evidence.records, evidence.records)
+    if evidence.brought is not None:
+        by_client = evidence.brought.by == "client"
+        out["why"] = "sent by the client as history" if by_client else evidence.brought.note
+        if evidence.brought.session is not None:
+            out["session"] = evidence.brought.session
+    return out
+
+
+_AS_THEY_ARE = ("left_off", "sandbox", "verified", "reloaded", "output_refused", "retries", "cuts", "compacted")
+
+
+def detail(kept: JSON) -> JSON:
+    """`LinkDump.detail`."""
+    out = {name: value for name, value in kept.items() if name not in ("code", "note", "settled")}
+    code: Any = kept.get("code")
+    why = _WHY.get(code) or kept.get("note")
+    if why is not None:
+        out["why"] = why
+    if code in _DONE:
+        out["done"] = _DONE[code]
+    if "settled" in kept:
+        out["settled"] = "after a crash"
+    return out
+
+
+def attempt(kept: JSON) -> JSON:
+    """One of `TurnDump.attempts`."""
+    return kept | {"repaired": detail(kept["repaired"])} if isinstance(kept.get("repaired"), dict) else kept
+
+
+def _repair(done: Repair) -> JSON:
+    return detail(done.as_json())
+
+
+# --- in sentences
 
 
 def link(reason: LinkReason, detail: JSON, source: str | None, target: str) -> str:
@@ -72,32 +152,56 @@ def link(reason: LinkReason, detail: JSON, source: str | None, target: str) -> s
     return said
 
 
-def turn(reason: JSON, attempts: Sequence[JSON], links: Sequence[Link] = ()) -> list[str]:
+def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = ()) -> list[str]:
     """What happened to a turn beside what its links tell, in order; nothing for one that went as turns should."""
     before_the_last = [attempt for attempt in attempts if "n" in attempt][:-1] if len(attempts) > 1 else []
-    if "repaired" in reason and _is_told(reason["repaired"], before_the_last, links):
-        reason = {name: value for name, value in reason.items() if name != "repaired"}
-    said = [tell(reason[name]) for name, tell in _BEFORE.items() if reason.get(name)]
+    said = []
+    if evidence.left_off:
+        said.append(
+            f"The answer of {evidence.left_off} never reached its client: the conversation goes on from before it."
+        )
+    if evidence.sandbox:
+        said.append(
+            f"The agent's sandbox directory was gone (nothing at {evidence.sandbox}): it was made again, empty."
+        )
+    if evidence.repaired is not None and not _is_told(evidence.repaired, before_the_last, links):
+        said.append(_repaired(evidence.repaired.as_json()))
+    if evidence.exit_code is not None:
+        said.append(
+            f"The CLI process that was kept for this session had ended with exit code {evidence.exit_code}: a new one "
+            "resumed the session, whose transcript was verified first."
+        )
+    if evidence.reloaded:
+        said.append(_reloaded(evidence.reloaded))
     if before_the_last:
-        said += _attempts(reason, before_the_last)
-    said += [tell(reason[name]) for name, tell in _AFTER.items() if reason.get(name)]
-    return [sentence for sentence in said if sentence]
+        said += _attempts(before_the_last)
+    if evidence.retries:
+        said.append(_retries(evidence.retries))
+    if evidence.cuts:
+        said.append(_cuts(evidence.cuts))
+    if evidence.settled:
+        said.append("The proxy died after the CLI had finished this turn: the answer was read from the transcript.")
+    if evidence.compacted:
+        said.append("The CLI compacted the conversation: of what is before, the model knows a summary.")
+    if evidence.records is not None and evidence.records in _NOT_READ:
+        said.append(_NOT_READ[evidence.records])
+    return said
 
 
-def _is_told(repaired: JSON, attempts: Sequence[JSON], links: Sequence[Link]) -> bool:
+def _is_told(repaired: Repair, attempts: Sequence[JSON], links: Sequence[Link]) -> bool:
     """By its link, which is stored with the attempt that succeeded, or with the attempt that failed after it."""
     if any(link.reason in ("rebuilt", "moved") for link in links):
         return True
-    return any(attempt.get("repaired") == repaired for attempt in attempts)
+    return any(Repair.from_json(attempt["repaired"]) == repaired for attempt in attempts if "repaired" in attempt)
 
 
-def _attempts(reason: JSON, attempts: Sequence[JSON]) -> Iterator[str]:
+def _attempts(attempts: Sequence[JSON]) -> Iterator[str]:
     """Attempts that others followed. They are counted here: a run that its client asked for counts its own anew."""
     for number, attempt in enumerate(attempts, 1):
         if "repaired" in attempt:
             yield _repaired(attempt["repaired"])
         why = str(attempt.get("why") or attempt.get("code") or "no reason is known")
-        if why == reason.get("output_refused"):
+        if attempt.get("code") == OUTPUT_REFUSED:
             why = f"its answer was not the JSON that was asked for ({why})"
         ended = _ENDED.get(str(attempt.get("status")), "was answered, but the answer could not be kept").format(why=why)
         if attempt.get("asked") is False:
@@ -109,26 +213,8 @@ def _attempts(reason: JSON, attempts: Sequence[JSON]) -> Iterator[str]:
         )
 
 
-# --- turns, by what their reason holds
-
-
-def _left_off(turn_id: str) -> str:
-    return f"The answer of {turn_id} never reached its client: the conversation goes on from before it."
-
-
-def _sandbox(path: str) -> str:
-    return f"The agent's sandbox directory was gone (nothing at {path}): it was made again, empty."
-
-
 def _repaired(detail: JSON) -> str:
     return _moved(detail, "", "") if "found_at" in detail else _rebuilt(detail, "", "")
-
-
-def _process(ended: str) -> str:
-    return (
-        f"The CLI process that was kept for this session {ended}: a new one resumed the session, whose transcript was "
-        "verified first."
-    )
 
 
 def _reloaded(how: Sequence[str]) -> str:
@@ -148,11 +234,11 @@ def _retries(retries: Sequence[JSON]) -> str:
     return f"The provider failed{times} ({what}): the CLI asked it again."
 
 
-def _cuts(cuts: Sequence[JSON]) -> str:
+def _cuts(cuts: Sequence[StreamCut]) -> str:
     times = "" if len(cuts) == 1 else f" {len(cuts)} times"
     said = f"The provider's stream was cut{times}, and the CLI asked for the rest."
-    words = sum(cut["text"] for cut in cuts)
-    thought = sum(cut["thinking"] for cut in cuts)
+    words = sum(cut.text for cut in cuts)
+    thought = sum(cut.thinking for cut in cuts)
     if words:
         said += (
             f" {count(words, 'character')} of an unfinished text had been given to a client: they are part of the "
@@ -166,35 +252,6 @@ def _cuts(cuts: Sequence[JSON]) -> str:
     if not words and not thought:
         said += " No client had been given any of its unfinished words: they were taken back."
     return said
-
-
-def _settled(_how: str) -> str:
-    return "The proxy died after the CLI had finished this turn: the answer was read from the transcript."
-
-
-def _compacted(_how: JSON) -> str:
-    return "The CLI compacted the conversation: of what is before, the model knows a summary."
-
-
-def _records(how: str) -> str:
-    return _RECORDS.get(how, "")
-
-
-# In the order in which things happen: before the first attempt, and after the last one.
-_BEFORE: Mapping[str, Callable[[Any], str]] = {
-    "left_off": _left_off,
-    "sandbox": _sandbox,
-    "repaired": _repaired,
-    "process": _process,
-    "reloaded": _reloaded,
-}
-_AFTER: Mapping[str, Callable[[Any], str]] = {
-    "retries": _retries,
-    "cuts": _cuts,
-    "settled": _settled,
-    "compacted": _compacted,
-    "records": _records,
-}
 
 
 # --- links, by reason
@@ -213,19 +270,18 @@ def _forked(detail: JSON, source: str, target: str) -> str:
 
 
 def _rebuilt(detail: JSON, _source: str, _target: str) -> str:
-    why = str(detail.get("why", ""))
     lines = f" ({count(detail['records'], 'line')})" if "records" in detail else ""
-    if why == IMPORTED:
+    if detail.get("code") == "client_history":
         return f"The client brought a conversation that was new here: a session was written from it{lines}."
     kept = f"; what was there is kept at {detail['kept']}" if "kept" in detail else ""
-    if why == NOBODY_WAITS:
+    if detail.get("code") == "open_calls":
         return (
             "The CLI process that waited for these tool results was gone: the session was written again from the "
             f"chain{lines}, results and all, and a new process goes on from them{kept}."
         )
     found = str(detail.get("found", ""))
     broke = _BEHIND.get(str(detail.get("behind"))) or _FOUND.get(found, "The session was not equal to the chain")
-    evidence = f" ({why})" if why and "behind" not in detail else ""
+    evidence = f" ({detail['note']})" if detail.get("note") and "behind" not in detail else ""
     if detail.get("also_at"):
         evidence += f"; a copy at {', '.join(detail['also_at'])} is not the chain's either"
     return f"{broke}{evidence}: it was written again from the chain{lines}{kept}."
@@ -233,7 +289,7 @@ def _rebuilt(detail: JSON, _source: str, _target: str) -> str:
 
 def _branched(detail: JSON, source: str, target: str) -> str:
     lines = f" ({count(detail['records'], 'line')})" if "records" in detail else ""
-    if detail.get("why") == NOBODY_WAITS:
+    if detail.get("code") == "open_calls":
         return (
             f"The CLI process that waited for these tool results was gone: session {target} was written from the "
             f"chain{lines}, results and all, and a new process goes on from them."
