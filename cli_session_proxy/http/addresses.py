@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.applications import Starlette
@@ -12,21 +14,50 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
+from ..domain.models import JSON
+
 Handler = Callable[..., Awaitable[Any]]
+
+EVENT_STREAM = "text/event-stream"
+STREAMED = ("application/json", EVENT_STREAM)
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What `/openapi.json` says of an address: the schema of its body and of its query, the media of its answers.
+
+    `turn`: it makes a turn, so an agent may be named in its headers.
+    """
+
+    body: JSON | None = None
+    query: Mapping[str, JSON] = field(default_factory=dict)
+    media: tuple[str, ...] = ("application/json",)
+    turn: bool = False
 
 
 class Address(Route):
     """A route that answers just the one method. `handler` takes `request` and the path's parameters, as far as it
-    names them, and returns a `Response` or the object of a JSON answer; its docstring describes it."""
+    names them, and returns a `Response` or the object of a JSON answer; its docstring describes it.
 
-    def __init__(self, method: str, path: str, handler: Handler) -> None:
+    `shown` are the addresses that stand for a path with a form of its own, such as `{model}:{method}`."""
+
+    def __init__(self, method: str, path: str, handler: Handler, shown: Mapping[str, About]) -> None:
         super().__init__(path, _endpoint(handler), methods=[method])
         self.methods = {method}  # without the HEAD that Starlette adds: a dump would be written for nobody
         self.description = inspect.getdoc(handler) or ""
+        self.shown = shown
 
 
-def add(app: Starlette, method: str, path: str, handler: Handler) -> None:
-    app.router.routes.append(Address(method, path, handler))
+def add(
+    app: Starlette,
+    method: str,
+    path: str,
+    handler: Handler,
+    about: About | None = None,
+    shown: Mapping[str, About] | None = None,
+) -> None:
+    plain = re.sub(r"\{(\w+):path\}", r"{\1}", path)
+    app.router.routes.append(Address(method, path, handler, shown or {plain: about or About()}))
 
 
 def methods_of(app: Starlette, scope: Scope) -> set[str]:

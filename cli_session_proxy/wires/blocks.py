@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ LOW_BUDGET, MEDIUM_BUDGET = 2048, 4096
 # Anthropic's documentation gives them ("Token counting", "Vision"). An estimate: a real count needs the provider.
 BYTES_PER_TOKEN, TOKENS_PER_MESSAGE, TOKENS_PER_IMAGE = 3.5, 4, 1600
 
+_DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.I)
+
 
 def is_web_address(url: str) -> bool:
     return url[:7].lower() == "http://" or url[:8].lower() == "https://"
@@ -45,6 +48,16 @@ def base64_image(media_type: str, data: str, param: str) -> Block:
     if empty:
         raise InvalidRequest(f"{param} holds no image", param=param)
     return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
+
+
+def image_block(url: str, param: str) -> Block:
+    """An image by http(s) URL or as a data URL; `param` is the field it stood in. Raises `InvalidRequest`."""
+    if is_web_address(url):
+        return {"type": "image", "source": {"type": "url", "url": url}}
+    head = _DATA_URL.match(url)
+    if head is None or head[2].lower() != ";base64":
+        raise InvalidRequest(f"{param} must be an http(s) URL or data:image/…;base64,…", param=param)
+    return base64_image(head[1], url[head.end() :], param)
 
 
 def typed_blocks(parts: Iterable[object], where: str, kinds: Mapping[str, Reader]) -> list[Block]:

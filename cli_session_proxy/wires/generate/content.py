@@ -6,36 +6,21 @@ Names of fields are accepted as the JSON form of protobuf allows: camelCase and 
 from __future__ import annotations
 
 import json
-import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any
 
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
 from ..blocks import base64_image, checked_conversation, is_web_address, telling
 from ..common import wrong_type
+from ..google import either, standard_base64
 
-T = TypeVar("T")
 Part = Mapping[str, Any]
 
 _KINDS = "text, inlineData, fileData, functionCall or functionResponse"
-
-
-def either(
-    body: Part, name: str, kind: type[T] | None = None, wanted: str = "", *, where: str = ""
-) -> Any:  # typed where a kind is given; the union of both would need a cast at each call
-    """The field under its camelCase or snake_case name, checked as `common.optional` does where a `kind` is given."""
-    value = body.get(name)
-    if value is None:
-        value = body.get(re.sub("[A-Z]", lambda upper: f"_{upper[0].lower()}", name))
-    if value is None or kind is None:
-        return value
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise wrong_type(f"{where}{name}", wanted)
-    return value
 
 
 def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Message, ...]]:
@@ -174,42 +159,9 @@ def _inline(data: Part, where: str) -> Block:
     return base64_image(mime, standard_base64(encoded), f"{where}.data")
 
 
-def standard_base64(data: str) -> str:
-    """google-genai 3.4 sends the URL-safe alphabet, others the standard one; protobuf's JSON form takes both."""
-    data = data.translate(str.maketrans("-_", "+/"))
-    return data + "=" * (-len(data) % 4)
-
-
 def _file(data: Part, where: str) -> Block:
     uri = either(data, "fileUri", str, "a string", where=f"{where}.") or ""
     mime = either(data, "mimeType", str, "a string", where=f"{where}.") or "image/"
     if not is_web_address(uri) or not mime.startswith("image/"):
         raise InvalidRequest(f"{where}.fileUri must be the http(s) URL of an image", param=f"{where}.fileUri")
     return {"type": "image", "source": {"type": "url", "url": uri}}
-
-
-# Where a Schema of Google's holds further ones: in a field, in a list, under names.
-_INNER, _INNER_LISTS, _INNER_NAMES = ("items", "additionalProperties"), ("anyOf", "prefixItems"), ("properties", "defs")
-_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-
-
-def json_schema(schema: Part) -> dict[str, Any]:
-    """Google's Schema (a subset of OpenAPI 3.0: types in capitals, `nullable`, snake_case allowed) as JSON Schema."""
-    out: dict[str, Any] = {}
-    for given, value in schema.items():
-        name = re.sub("_([a-z])", lambda letter: letter[1].upper(), given)
-        if name in _INNER and isinstance(value, dict):
-            out[name] = json_schema(value)
-        elif name in _INNER_LISTS and isinstance(value, list):
-            out[name] = [json_schema(one) if isinstance(one, dict) else one for one in value]
-        elif name in _INNER_NAMES and isinstance(value, dict):
-            out[name] = {key: json_schema(one) if isinstance(one, dict) else one for key, one in value.items()}
-        elif name == "type" and isinstance(value, str):
-            out["type"] = value.lower()
-        elif name in _COUNTS and isinstance(value, str) and value.isdecimal():
-            out[name] = int(value)  # int64 is a text in the JSON form of protobuf
-        elif name not in ("nullable", "propertyOrdering", "example"):
-            out[name] = value
-    if schema.get("nullable") and "type" in out:
-        out["type"] = [out["type"], "null"]
-    return out
