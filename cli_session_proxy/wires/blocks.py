@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -109,6 +110,37 @@ def checked_arguments(conversation: Iterable[Message], where: str) -> None:
         raise InvalidRequest(
             f"{where}: the arguments of the calls have more than {limits.VALUES:,} JSON values: send less", param=where
         )
+
+
+class OpenCalls:
+    """The calls of a history that wait for a result, on wires whose clients may give them no ids."""
+
+    def __init__(self) -> None:
+        self._open: set[str] = set()
+        # Ids by function, and under None all of them; those that are answered are still among them.
+        self._of: dict[str | None, deque[str]] = {None: deque()}
+        self._count = 0
+
+    def call(self, given: str | None, name: str) -> str:
+        self._count += 1
+        made = given or f"call_{self._count}"
+        self._open.add(made)
+        self._of.setdefault(name, deque()).append(made)
+        self._of[None].append(made)
+        return made
+
+    def result(self, given: str | None, name: str | None) -> str:
+        """The id of the call this answers: the one it names, else the oldest open call (of that function)."""
+        if given is not None:
+            self._open.discard(given)
+            return given
+        waiting = self._of.get(name, deque())
+        while waiting:
+            if (oldest := waiting.popleft()) in self._open:
+                self._open.discard(oldest)
+                return oldest
+        self._count += 1
+        return f"call_{self._count}"
 
 
 def effort_of_budget(tokens: int) -> str:

@@ -7,7 +7,8 @@ from .chat.wire import WIRE as CHAT
 from .generate.wire import WIRE as GENERATE
 from .interactions.wire import WIRE as INTERACTIONS
 from .messages.wire import WIRE as MESSAGES
+from .ollama.wire import WIRE as OLLAMA
 from .responses.wire import WIRE as RESPONSES
 
 # In the order in which they are asked where several speak one address.
-WIRES: tuple[Wire, ...] = (CHAT, MESSAGES, GENERATE, INTERACTIONS, RESPONSES)
+WIRES: tuple[Wire, ...] = (CHAT, MESSAGES, GENERATE, INTERACTIONS, RESPONSES, OLLAMA)

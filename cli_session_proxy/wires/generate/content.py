@@ -6,7 +6,6 @@ Names of fields are accepted as the JSON form of protobuf allows: camelCase and 
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import base64_image, checked_conversation, is_web_address, telling
+from ..blocks import OpenCalls, base64_image, checked_conversation, is_web_address, telling
 from ..common import wrong_type
 from ..google import either, standard_base64
 
@@ -29,7 +28,7 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
     if not isinstance(contents, list) or not contents:
         raise InvalidRequest("contents must be a list with at least one content", param="contents")
     limits.at_most(contents, limits.MESSAGES, "contents")
-    calls = _Calls()
+    calls = OpenCalls()
     conversation: list[tuple[str, Message]] = []
     answer: list[Block] | None = None  # of the contents of the model's that stand in a row
     for index, content in enumerate(contents):
@@ -75,36 +74,7 @@ def _system(body: Part) -> str | None:
     return "\n\n".join(block["text"] for block in _blocks(system, "systemInstruction", None)) or None
 
 
-class _Calls:
-    """The calls of the history that wait for a result. Gemini's older clients give them no ids."""
-
-    def __init__(self) -> None:
-        self._open: set[str] = set()
-        self._of: dict[str, deque[str]] = {}  # function -> ids; those that are answered are still among them
-        self._count = 0
-
-    def call(self, given: str | None, name: str) -> str:
-        self._count += 1
-        made = given or f"call_{self._count}"
-        self._open.add(made)
-        self._of.setdefault(name, deque()).append(made)
-        return made
-
-    def result(self, given: str | None, name: str) -> str:
-        """The id of the call this answers: the one it names, else the oldest open call of that function."""
-        if given is not None:
-            self._open.discard(given)
-            return given
-        waiting = self._of.get(name, deque())
-        while waiting:
-            if (oldest := waiting.popleft()) in self._open:
-                self._open.discard(oldest)
-                return oldest
-        self._count += 1
-        return f"call_{self._count}"
-
-
-def _blocks(content: Part, where: str, calls: _Calls | None) -> list[Block]:
+def _blocks(content: Part, where: str, calls: OpenCalls | None) -> list[Block]:
     """The blocks of a content's parts; without `calls` (a system instruction) only texts."""
     parts = content.get("parts")
     if isinstance(parts, dict):  # a repeated field of one, as older clients send it
@@ -121,7 +91,7 @@ def _blocks(content: Part, where: str, calls: _Calls | None) -> list[Block]:
     return blocks
 
 
-def _block(part: Part, where: str, calls: _Calls | None) -> Block | None:
+def _block(part: Part, where: str, calls: OpenCalls | None) -> Block | None:
     text = either(part, "text", str, "a string", where=f"{where}.")
     if either(part, "thought", bool, "true or false", where=f"{where}."):
         return None  # a summary that Google's clients send back; the chain has its own, signed
