@@ -11,8 +11,8 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Match, Route
-from starlette.types import Scope
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Receive, Scope, Send
 
 from ..domain.models import JSON
 
@@ -48,6 +48,24 @@ class Address(Route):
         self.shown = shown
 
 
+class Exact(BaseRoute):
+    """The addresses without parameters, found by one look; it stands before all routes, which are tried in turn."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], Address] = {}
+
+    def take(self, address: Address) -> None:
+        for method in address.methods or ():
+            self._found.setdefault((method, address.path), address)
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        found = self._found.get((scope.get("method", ""), scope["path"]))
+        return (Match.NONE, {}) if found is None else (Match.FULL, {"address": found, "path_params": {}})
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await scope["address"].handle(scope, receive, send)
+
+
 def add(
     app: Starlette,
     method: str,
@@ -56,8 +74,15 @@ def add(
     about: About | None = None,
     shown: Mapping[str, About] | None = None,
 ) -> None:
+    routes = app.router.routes
+    if not routes:
+        routes.append(Exact())
     plain = re.sub(r"\{(\w+):path\}", r"{\1}", path)
-    app.router.routes.append(Address(method, path, handler, shown or {plain: about or About()}))
+    address = Address(method, path, handler, shown or {plain: about or About()})
+    routes.append(address)
+    if "{" not in path:
+        assert isinstance(routes[0], Exact), "all routes are made here"
+        routes[0].take(address)
 
 
 def methods_of(app: Starlette, scope: Scope) -> set[str]:
