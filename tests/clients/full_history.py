@@ -220,7 +220,8 @@ async def historian(wire: str, root: str, *, stream: bool, tools: bool = False) 
         async with anthropic.AsyncAnthropic(base_url=root, api_key="k", max_retries=0) as client:
             yield WIRES[wire](client, stream=stream, tools=tools)
     elif wire == "ollama":
-        yield Ollama(ollama_client(root), stream=stream, tools=tools)
+        async with ollama_client(root) as lines:
+            yield Ollama(lines, stream=stream, tools=tools)
     else:
         async with google_client(root) as client:
             yield WIRES[wire](client, stream=stream, tools=tools)

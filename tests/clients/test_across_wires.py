@@ -29,6 +29,7 @@ async def test_every_turn_by_another_wire_is_remembered(
         openai.AsyncOpenAI(base_url=f"{root}/v1", api_key="k", max_retries=0, default_headers=NAMED) as of_openai,
         anthropic.AsyncAnthropic(base_url=root, api_key="k", max_retries=0, default_headers=NAMED) as of_anthropic,
         google_client(root, NAMED) as of_google,
+        ollama_client(root, **NAMED) as of_ollama,
     ):
 
         async def chat(text: str) -> str:
@@ -53,9 +54,7 @@ async def test_every_turn_by_another_wire_is_remembered(
             return str(made.output_text)
 
         async def lines(text: str) -> str:
-            answer = await ollama_client(root, **NAMED).chat(
-                model="sonnet", messages=[{"role": "user", "content": text}]
-            )
+            answer = await of_ollama.chat(model="sonnet", messages=[{"role": "user", "content": text}])
             return answer.message.content or ""
 
         async def lite(text: str) -> str:

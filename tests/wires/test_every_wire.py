@@ -155,8 +155,9 @@ async def test_the_vendors_clients_are_told_of_an_error_in_mid_stream(
             assert last.status == "cancelled"
         else:
             assert (last.error.code, last.error.message) == (error.code, error.message)
-    with pytest.raises(ollama.ResponseError, match=error.message):
-        await drawn(await ollama_client(root).chat(model="sonnet", messages=said, stream=True))
+    async with ollama_client(root) as lines:
+        with pytest.raises(ollama.ResponseError, match=error.message):
+            await drawn(await lines.chat(model="sonnet", messages=said, stream=True))
 
 
 @pytest.mark.parametrize("generate", [False, True])
@@ -164,8 +165,7 @@ async def test_the_ollama_client_reads_on_over_keep_alives(tmp_path: Path, gener
     said = asyncio.Event()
     engine = FakeEngine(lambda _: [started(), said, *hello()[1:]])
     settings = Settings(var=tmp_path / "var", port=0, keepalive=0.05)
-    async with serving(engine.as_engine(), settings) as url:
-        client = ollama_client(url.removesuffix("/v1"))
+    async with serving(engine.as_engine(), settings) as url, ollama_client(url.removesuffix("/v1")) as client:
         parts: list[Any] = []
         wanted: Any = {"prompt": "hello"} if generate else {"messages": [{"role": "user", "content": "hello"}]}
         async for part in await (client.generate if generate else client.chat)(model="sonnet", stream=True, **wanted):

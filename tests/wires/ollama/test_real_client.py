@@ -24,9 +24,9 @@ PNG = base64.b64decode(
 
 
 @pytest.fixture
-async def proxy(make_settings: MakeSettings, claude_2: Path) -> AsyncIterator[tuple[Engine, str]]:
-    async with proxied(make_settings(claude_bin=claude_2)) as (engine, root):
-        yield engine, root
+async def proxy(make_settings: MakeSettings, claude_2: Path) -> AsyncIterator[tuple[Engine, ollama.AsyncClient, str]]:
+    async with proxied(make_settings(claude_bin=claude_2)) as (engine, root), ollama_client(root) as client:
+        yield engine, client, root
 
 
 async def said(client: ollama.AsyncClient, stream: bool, messages: list[Any], **more: Any) -> Any:
@@ -47,9 +47,10 @@ async def said(client: ollama.AsyncClient, stream: bool, messages: list[Any], **
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_chat_of_five_turns_is_one_chain(proxy: tuple[Engine, str], upstream: Upstream, stream: bool) -> None:
-    engine, root = proxy
-    client = ollama_client(root)
+async def test_a_chat_of_five_turns_is_one_chain(
+    proxy: tuple[Engine, ollama.AsyncClient, str], upstream: Upstream, stream: bool
+) -> None:
+    engine, client, _ = proxy
     messages: list[Any] = []
 
     async def say(text: str) -> str:
@@ -64,15 +65,15 @@ async def test_a_chat_of_five_turns_is_one_chain(proxy: tuple[Engine, str], upst
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_named_agent_sends_only_what_is_new(
-    proxy: tuple[Engine, str], upstream: Upstream, stream: bool
+    proxy: tuple[Engine, ollama.AsyncClient, str], upstream: Upstream, stream: bool
 ) -> None:
-    engine, root = proxy
-    client = ollama_client(f"{root}/agents/ada%2Fb")
+    engine, _, root = proxy
+    async with ollama_client(f"{root}/agents/ada%2Fb") as client:
 
-    async def say(text: str) -> str:
-        return str((await said(client, stream, [{"role": "user", "content": text}])).content)
+        async def say(text: str) -> str:
+            return str((await said(client, stream, [{"role": "user", "content": text}])).content)
 
-    await five_turns(say, upstream)
+        await five_turns(say, upstream)
     await the_one_chain(engine)
     [row] = await chains(engine)
     assert row.agent.agent_id == "ada/b"
@@ -80,10 +81,9 @@ async def test_a_named_agent_sends_only_what_is_new(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_prompts_are_remembered_by_their_context(
-    proxy: tuple[Engine, str], upstream: Upstream, stream: bool
+    proxy: tuple[Engine, ollama.AsyncClient, str], upstream: Upstream, stream: bool
 ) -> None:
-    engine, root = proxy
-    client = ollama_client(root)
+    engine, client, _ = proxy
     context: list[Any] = []
 
     async def say(text: str) -> str:
@@ -108,7 +108,7 @@ async def test_prompts_are_remembered_by_their_context(
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("named", [True, False])
 async def test_tools_are_called_and_their_results_go_on_in_the_same_turn(
-    proxy: tuple[Engine, str], upstream: Upstream, stream: bool, named: bool
+    proxy: tuple[Engine, ollama.AsyncClient, str], upstream: Upstream, stream: bool, named: bool
 ) -> None:
     def weather(city: str) -> str:
         """The weather of a city.
@@ -118,8 +118,7 @@ async def test_tools_are_called_and_their_results_go_on_in_the_same_turn(
         """
         return f"{city} is sunny"
 
-    _, root = proxy
-    client = ollama_client(root)
+    _, client, _ = proxy
     cities = ("Rome", "Oslo")
     upstream.when("where", ToolUse([("mcp__client__weather", {"city": city}) for city in cities], text="Let me look."))
     messages: list[Any] = [{"role": "user", "content": "where"}]
@@ -141,11 +140,12 @@ async def test_tools_are_called_and_their_results_go_on_in_the_same_turn(
     assert last.prefix_kept(upstream.requests[0]) == 1.0
 
 
-async def test_images_and_schemas_reach_the_model(proxy: tuple[Engine, str], upstream: Upstream) -> None:
-    _, root = proxy
-    client = ollama_client(root)
+async def test_images_and_schemas_reach_the_model(
+    proxy: tuple[Engine, ollama.AsyncClient, str], upstream: Upstream
+) -> None:
+    _, client, _ = proxy
     schema = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
-    upstream.when("colour", Reply('{"colour": "teal"}'))
+    upstream.next(Reply('{"colour": "teal"}'))
     message = {"role": "user", "content": "which colour?", "images": [PNG]}
     answer = await client.chat(model="sonnet", messages=[message], format=schema)
     assert answer.message.content == '{"colour": "teal"}'
@@ -153,9 +153,8 @@ async def test_images_and_schemas_reach_the_model(proxy: tuple[Engine, str], ups
     assert [block["source"]["media_type"] for block in shown] == ["image/png"]
 
 
-async def test_what_clients_ask_before_they_chat(proxy: tuple[Engine, str]) -> None:
-    engine, root = proxy
-    client = ollama_client(root)
+async def test_what_clients_ask_before_they_chat(proxy: tuple[Engine, ollama.AsyncClient, str]) -> None:
+    engine, client, root = proxy
     names = [model.model for model in (await client.list()).models]
     assert "sonnet:latest" in names
     shown = await client.show("sonnet:latest")
