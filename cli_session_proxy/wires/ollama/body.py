@@ -45,6 +45,8 @@ _FLAGS = (
 )  # fmt: skip
 IGNORED = ("keep_alive", "truncate", "shift", "template", "raw")
 
+# Stands for a piece of text while its line's frame is made.
+_HERE = "here"
 # The longest id of a turn is far shorter.
 _LONGEST_CONTEXT = 128
 _FINISH_REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length"}
@@ -346,9 +348,6 @@ class LineWriter:
         if kind == "thinking" and not self._call.thoughts:
             return ""
         return whole.removeprefix(sent) if whole.startswith(sent) else ""
-
-
-_HERE = "here"
 
 
 def _line(data: JSON) -> bytes:

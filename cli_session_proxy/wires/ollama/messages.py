@@ -56,7 +56,7 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
         else:
             raise InvalidRequest(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
     told = "\n\n".join(text for text in system if text.strip()) or None
-    return told, checked_conversation(conversation) if conversation else ()
+    return told, checked_conversation(conversation) if messages else ()
 
 
 def asked(text: str, images: list[Any], where: str) -> Message:

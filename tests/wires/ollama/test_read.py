@@ -125,6 +125,7 @@ def test_a_request_without_a_word_makes_no_turn(keep_alive: Any, reason: str) ->
     [
         ({"messages": "hello"}, "messages"),
         ({"messages": [{"role": "critic", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "  "}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x", "images": ["!"]}]}, "messages[0].images[0]"),
