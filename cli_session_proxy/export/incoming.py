@@ -27,7 +27,7 @@ from ..sandbox import directory_name
 from ..settings import Settings
 from ..stores.base import ChainPart, NewChain, Store, WholeTurn
 from ..stores.sql.images import restore
-from ..wires.conversations.body import conversation_id
+from ..wires.responses.conversations import conversation_id
 from .portable import FORMER, MAX_LINE, READ, SCHEMA, Moved, Progress, as_text
 from .shapes import FormerTurnShape, TurnShape, check_header, check_line, check_record
 

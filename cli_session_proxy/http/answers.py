@@ -19,7 +19,8 @@ from .. import logs
 from ..domain.models import JSON, Finished, Started, Turn, TurnEvent
 from ..engine.engine import Answer, Engine
 from ..errors import ProxyError
-from ..wires.common import SSE_KEEP_ALIVE, encoded_agent_id
+from ..wires.base import Writer
+from ..wires.common import encoded_agent_id
 from .gate import as_proxy_error, encoded, send_error
 
 log = logs.get(__name__)
@@ -42,14 +43,6 @@ class Call(Protocol):
 class BackgroundCall(Call, Protocol):
     @property
     def background(self) -> bool: ...
-
-
-class Writer(Protocol):
-    """A wire's stream: events in, bytes out."""
-
-    def feed(self, event: TurnEvent) -> Iterable[bytes]: ...
-
-    def error(self, error: ProxyError) -> Iterable[bytes]: ...
 
 
 class ClientGoneError(Exception):
@@ -226,7 +219,7 @@ class StreamAnswer(TurnResponse):
 
     def _head(self) -> dict[str, str]:
         return {
-            "Content-Type": "text/event-stream; charset=utf-8",
+            "Content-Type": self._writer.media_type,
             "Cache-Control": "no-cache, no-store",
             **self._head_fields,
         }
@@ -247,7 +240,7 @@ class StreamAnswer(TurnResponse):
             if silence < self._keepalive:
                 await asyncio.sleep(self._keepalive - silence)
             else:
-                await client.write(SSE_KEEP_ALIVE, self._head())
+                await client.write(self._writer.keep_alive(), self._head())
 
 
 def reply(

@@ -10,8 +10,9 @@ from starlette.responses import Response
 from ..domain.models import FINISHED, Turn
 from ..engine.engine import Engine
 from ..errors import NotFound, SessionBusy
+from ..wires.base import Writer
 from ..wires.common import encoded_agent_id
-from .answers import StreamAnswer, Writer
+from .answers import StreamAnswer
 
 
 class Replay(Writer, Protocol):
@@ -60,8 +61,8 @@ class KeptTurns:
         turn = await self.turn(owner, given)  # it may have ended in between
         if turn.status not in FINISHED:
             raise SessionBusy("another proxy on this store runs this turn: ask again without stream")
-        body = b"".join(writer(turn).whole(turn))
-        return Response(body, media_type="text/event-stream", headers=await self.about(turn))
+        written = writer(turn)
+        return Response(b"".join(written.whole(turn)), media_type=written.media_type, headers=await self.about(turn))
 
     async def cancel(self, owner: str, given: str) -> Turn:
         """The turn after its end was asked for, and waited for where it runs in this proxy."""

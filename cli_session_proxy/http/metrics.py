@@ -20,7 +20,7 @@ from ..backends.base import Counts
 from ..domain.models import Link, Turn
 from ..engine.engine import Engine
 from ..errors import ProxyError
-from .addresses import add
+from .addresses import About, add
 
 MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -162,7 +162,7 @@ class MetricsRoute:
 
     def add_to(self, app: Starlette) -> None:
         app.state.metrics = self._metrics
-        add(app, "GET", "/metrics", self.metrics)
+        add(app, "GET", "/metrics", self.metrics, About(media=("text/plain",)))
 
     async def metrics(self) -> Response:
         return Response(self._metrics.text(), media_type=MEDIA_TYPE)

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import uvicorn
@@ -17,15 +17,11 @@ from ..commands.login import report
 from ..engine.engine import Engine
 from ..errors import ConfigError
 from ..settings import Settings
-from ..wires.conversations.routes import ConversationsRoutes
-from ..wires.generate.routes import GenerateRoutes
-from ..wires.interactions.routes import InteractionsRoutes
-from ..wires.messages.routes import MessagesRoutes
-from ..wires.responses.routes import ResponsesRoutes
+from ..wires.base import Table, Wire
+from ..wires.registry import WIRES
 from .binding import bound
 from .bounds import Bounds
 from .connection import Connection
-from .dialogues import Dialogues
 from .gate import Gate
 from .keys import Keys, make
 from .listening import Listening
@@ -52,24 +48,21 @@ Say = Callable[[str], None]
 log = logs.get(__name__)
 
 
-def create_app(engine: Engine, settings: Settings) -> Starlette:
+def create_app(engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES) -> Starlette:
     """The app on a started engine. The caller starts and stops the engine."""
     app = Starlette()
     app.router.redirect_slashes = False
     app.state.aside = engine.aside
-    OpenApiRoute().add_to(app)
+    table = Table(wires)
+    OpenApiRoute(table).add_to(app)
     MetricsRoute(engine).add_to(app)
     Ui(engine, settings).add_to(app)
     Routes(engine, settings).add_to(app)
-    MessagesRoutes(engine, settings).add_to(app)
-    GenerateRoutes(engine, settings).add_to(app)
-    InteractionsRoutes(engine, settings).add_to(app)
-    dialogues = Dialogues(engine)
-    ResponsesRoutes(engine, settings, dialogues).add_to(app)
-    ConversationsRoutes(settings, dialogues).add_to(app)
+    for wire in table.wires:
+        wire.routes(engine, settings).add_to(app)
     keys = Keys(settings)
     origins = Origins(settings.host, settings.allowed_origins, locked=bool(keys))
-    app.add_middleware(Gate, origins=origins, keys=keys, bounds=Bounds.of(settings))
+    app.add_middleware(Gate, wires=table, origins=origins, keys=keys, bounds=Bounds.of(settings))
     return app
 
 

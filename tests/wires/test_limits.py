@@ -17,6 +17,7 @@ from cli_session_proxy.wires.common import Naming, read_bytes
 from cli_session_proxy.wires.generate import body as generate
 from cli_session_proxy.wires.interactions import body as interactions
 from cli_session_proxy.wires.messages import body as messages
+from cli_session_proxy.wires.ollama import body as ollama
 from cli_session_proxy.wires.responses import body as responses
 
 Read = Callable[[JSON, Naming], Any]
@@ -27,6 +28,7 @@ READ: dict[str, Read] = {
     "generate": partial(generate.read, model="sonnet"),
     "interactions": interactions.read,
     "responses": responses.read,
+    "ollama": ollama.read_chat,
 }
 SAID: dict[str, Callable[[str], JSON]] = {
     "chat": lambda role: {"role": role, "content": "a"},
@@ -34,6 +36,7 @@ SAID: dict[str, Callable[[str], JSON]] = {
     "generate": lambda role: {"role": {"assistant": "model"}.get(role, role), "parts": [{"text": "a"}]},
     "interactions": lambda role: {"type": "model_output" if role == "assistant" else "user_input", "content": "a"},
     "responses": lambda role: {"role": role, "content": "a"},
+    "ollama": lambda role: {"role": role, "content": "a"},
 }
 FIELD = {
     "chat": "messages",
@@ -41,6 +44,7 @@ FIELD = {
     "generate": "contents",
     "interactions": "input",
     "responses": "input",
+    "ollama": "messages",
 }
 
 
@@ -89,6 +93,7 @@ STOPS: dict[str, Callable[[list[str]], JSON]] = {
     "messages": lambda stops: {"stop_sequences": stops},
     "generate": lambda stops: {"generationConfig": {"stopSequences": stops}},
     "interactions": lambda stops: {"generation_config": {"stop_sequences": stops}},
+    "ollama": lambda stops: {"options": {"stop": stops}},
 }
 
 
@@ -110,6 +115,7 @@ TOOLS: dict[str, Callable[[int, JSON], JSON]] = {
     "generate": lambda n, schema: {"functionDeclarations": [{"name": f"f{n}", "parametersJsonSchema": schema}]},
     "interactions": function,
     "responses": function,
+    "ollama": lambda n, schema: {"type": "function", "function": {"name": f"f{n}", "parameters": schema}},
 }
 
 

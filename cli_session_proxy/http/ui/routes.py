@@ -16,7 +16,8 @@ from ...errors import NotFound
 from ...export import shown
 from ...settings import Settings
 from ...wires.common import decoded_agent_id
-from ..addresses import add
+from ...wires.schemas import COUNT, SWITCH
+from ..addresses import About, add
 from ..bodies import is_on, owner_of, whole_number
 from . import views
 from .comparing import compare
@@ -59,16 +60,17 @@ class Ui:
 
     def add_to(self, app: Starlette) -> None:
         chain = "/v1/chains/{agent_id}"
-        for path, handler in (
-            ("/ui", self.page),
-            ("/ui/", self.page),
-            ("/ui/{name}", self.file),
-            (f"{chain}/turns", self.turns),
-            (f"{chain}/turns/{{turn_id}}", self.turn),
-            (f"{chain}/turns/{{turn_id}}/transcript", self.transcript),
-            (f"{chain}/repairs", self.repairs),
+        page = About(media=("text/html",))
+        for path, handler, about in (
+            ("/ui", self.page, page),
+            ("/ui/", self.page, page),
+            ("/ui/{name}", self.file, About(media=("text/html", "text/css", "text/javascript"))),
+            (f"{chain}/turns", self.turns, About(query={"before": COUNT, "limit": COUNT})),
+            (f"{chain}/turns/{{turn_id}}", self.turn, About(query={"redact": SWITCH})),
+            (f"{chain}/turns/{{turn_id}}/transcript", self.transcript, None),
+            (f"{chain}/repairs", self.repairs, None),
         ):
-            add(app, "GET", path, handler)
+            add(app, "GET", path, handler, about)
 
     # the page itself
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from ...domain.models import JSON, Agent, Item
 from ...errors import InvalidRequest, NotFound
-from ..responses.body import checked_metadata
-from ..responses.items import written
+from .body import checked_metadata
+from .items import written
 
 # OpenAI's bound for one call.
 ITEMS_LIMIT = 20

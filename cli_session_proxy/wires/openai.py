@@ -1,4 +1,4 @@
-"""`tools`, `tool_choice` and `parallel_tool_calls` of OpenAI's wires. Pure.
+"""What OpenAI's wires share: errors, efforts, `tools`, `tool_choice` and `parallel_tool_calls`. Pure.
 
 Chat Completions puts a function's fields under `function`, Responses beside `type`: both are read here.
 """
@@ -8,12 +8,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from .. import redact
 from ..domain.client_tools import checked, checked_choice
-from ..domain.models import Tool, ToolChoice
-from ..errors import InvalidRequest
+from ..domain.models import JSON, Tool, ToolChoice
+from ..errors import InvalidRequest, ProxyError
+from .base import ErrorShape
 from .common import optional, required, wrong_type
+from .schemas import TEXT, TEXT_OR_NULL, error_schema
 
+# OpenAI's efforts → the CLI's (`--effort`, --help of 2.1.329: low, medium, high, xhigh, max).
+EFFORTS = {
+    "none": "low", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "max",
+}  # fmt: skip
+
+_ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
+                405: "invalid_request_error", 409: "conflict_error", 413: "invalid_request_error",
+                429: "rate_limit_error", 499: "request_cancelled"}  # fmt: skip
 _MODES: Mapping[str, Literal["auto", "none", "required"]] = {"auto": "auto", "none": "none", "required": "required"}
+
+
+def openai_error(error: ProxyError) -> JSON:
+    """`{"error": {message, type, param, code}}`; `code` is our own."""
+    kind = _ERROR_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+    return {"error": {"message": redact.text(error.message), "type": kind, "param": error.param, "code": error.code}}
+
+
+OPENAI = ErrorShape(
+    "openai",
+    lambda error, _: openai_error(error),
+    error_schema({"message": TEXT, "type": TEXT, "param": TEXT_OR_NULL, "code": TEXT_OR_NULL}),
+)
 
 
 def read_tools(body: Mapping[str, Any]) -> tuple[Tool, ...]:

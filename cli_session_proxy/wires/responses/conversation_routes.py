@@ -11,15 +11,15 @@ from starlette.responses import JSONResponse, Response
 
 from ...domain.models import JSON
 from ...errors import NotFound
-from ...http.addresses import add
+from ...http.addresses import About, add
 from ...http.answers import ignored_header
 from ...http.bodies import named, read_call
-from ...http.dialogues import Dialogues, new_id
 from ...settings import Settings
 from ..common import Fields, Naming
-from ..responses import items as responses_items
-from ..responses.body import checked_metadata
-from . import body as conversations
+from . import conversations, schema
+from . import items as responses_items
+from .body import checked_metadata
+from .dialogues import Dialogues, new_id
 
 T = TypeVar("T")
 
@@ -33,17 +33,14 @@ class ConversationsRoutes:
         self._dialogues = dialogues
 
     def add_to(self, app: Starlette) -> None:
-        for method, path, handler in (
-            ("POST", "/v1/conversations", self.create),
-            ("GET", ID, self.retrieve),
-            ("POST", ID, self.update),
-            ("DELETE", ID, self.delete),
-            ("POST", f"{ID}/items", self.add_items),
-            ("GET", f"{ID}/items", self.items),
-            ("GET", ITEM, self.item),
-            ("DELETE", ITEM, self.delete_item),
-        ):
-            add(app, method, path, handler)
+        add(app, "POST", "/v1/conversations", self.create, About(schema.CONVERSATION))
+        add(app, "GET", ID, self.retrieve)
+        add(app, "POST", ID, self.update, About(schema.NOTES))
+        add(app, "DELETE", ID, self.delete)
+        add(app, "POST", f"{ID}/items", self.add_items, About(schema.ITEMS))
+        add(app, "GET", f"{ID}/items", self.items, About(query=schema.PAGE))
+        add(app, "GET", ITEM, self.item)
+        add(app, "DELETE", ITEM, self.delete_item)
 
     async def create(self, request: Request) -> Response:
         new, headers = await self._read(request, lambda body: conversations.read(body, new_id))

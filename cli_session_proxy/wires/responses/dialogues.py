@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
-from ..domain.models import FINISHED, JSON, ON_PATH, Agent, Block, Conversation, Item, Message, Turn, TurnRequest
-from ..engine.engine import Engine
-from ..engine.live import Answer
-from ..errors import InvalidRequest, NotFound, PreviousNotFound
-from ..sandbox import directory_name
-from ..wires.conversations import body as conversations
-from ..wires.conversations.body import NewConversation, agent_id_of, unknown
-from ..wires.responses import body as responses
-from ..wires.responses import items as responses_items
-from ..wires.responses.body import ResponsesCall, response_id, turn_id_of
-from ..wires.responses.items import Entry
-from .kept import KeptTurns
+from ...domain.models import FINISHED, JSON, ON_PATH, Agent, Block, Conversation, Item, Message, Turn, TurnRequest
+from ...engine.engine import Engine
+from ...engine.live import Answer
+from ...errors import InvalidRequest, NotFound, PreviousNotFound
+from ...http.kept import KeptTurns
+from ...sandbox import directory_name
+from . import body as responses
+from . import conversations
+from . import items as responses_items
+from .body import ResponsesCall, response_id, turn_id_of
+from .conversations import NewConversation, agent_id_of, unknown
+from .items import Entry
 
 
 def new_id(kind: str) -> str:
