@@ -88,12 +88,13 @@ def serve(
     settings = load(**flags)
     import uvloop
 
+    from .commands.login import report
     from .http.server import serve as run
     from .http.watchdog import Watchdog
 
     watchdog = Watchdog()
     watchdog.start()  # never stopped: the end of the interpreter waits for threads, which may hang as well
-    uvloop.run(run(settings, _say_at_once, watchdog))
+    uvloop.run(run(settings, _say_at_once, report, watchdog))
 
 
 @app.command()

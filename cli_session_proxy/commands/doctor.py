@@ -20,8 +20,7 @@ from typing import Literal
 
 import httpx
 
-from ..backends.claude import environment
-from ..backends.claude.process import capability, confine
+from ..backends.claude.process import capability, confine, environment
 from ..backends.claude.process.capability import Capability
 from ..backends.claude.process.memory import FIRST_GUESS
 from ..backends.claude.process.proc import start_time

@@ -12,9 +12,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
 
+from ..backends.claude import transcript
+from ..backends.claude.process import environment
 from ..backends.claude.sessions.adoption import Adopted, adopt_session
 from ..backends.claude.sessions.verifying import Verified, Verifier
-from ..domain.models import Agent
+from ..domain.models import Agent, Record
 from ..errors import NotFound
 from ..export import incoming, portable
 from ..export.portable import Moved
@@ -97,11 +99,24 @@ async def export(settings: Settings, owner: str, agent_id: str, path: Path | Non
             )
 
 
+class _KeptByClaude:
+    """`incoming.Kept`: sessions of any working directory, and files that lay beside a transcript."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._projects = environment.config_dir(settings) / "projects"
+
+    def has_session(self, session_id: str) -> bool:
+        return any(self._projects.glob(f"*/{session_id}.jsonl"))
+
+    def is_sound(self, record: Record) -> bool:
+        return not transcript.is_file(record) or transcript.is_sound(record)
+
+
 async def import_(settings: Settings, owner: str, path: Path, agent_id: str | None) -> Moved:
     """Take a file of `export` in. Raises `NotFound`, `InvalidRequest`."""
     async with _ready(settings) as store:
         with _bytes_bar("importing") as told:
-            return await incoming.bring_in(settings, store, owner, path, agent_id, told)
+            return await incoming.bring_in(store, _KeptByClaude(settings), owner, path, agent_id, told)
 
 
 async def doctor(settings: Settings, say: Say, *, as_json: bool) -> bool:

@@ -6,14 +6,13 @@ import asyncio
 import gc
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
 
 from .. import logs
-from ..commands.login import report
 from ..engine.engine import Engine
 from ..errors import ConfigError
 from ..settings import Settings
@@ -49,6 +48,8 @@ LAST_BYTES = 2
 LAST_RESORT = 4.0
 
 Say = Callable[[str], None]
+# What the backend lacks, in lines for the person who starts the server.
+Report = Callable[[Settings, Keys], AsyncIterator[str]]
 log = logs.get(__name__)
 
 
@@ -59,7 +60,7 @@ def create_app(engine: Engine, settings: Settings) -> Starlette:
     app.state.aside = engine.aside
     OpenApiRoute().add_to(app)
     MetricsRoute(engine).add_to(app)
-    Ui(engine, settings).add_to(app)
+    Ui(engine).add_to(app)
     Routes(engine, settings).add_to(app)
     MessagesRoutes(engine, settings).add_to(app)
     GenerateRoutes(engine, settings).add_to(app)
@@ -73,7 +74,7 @@ def create_app(engine: Engine, settings: Settings) -> Starlette:
     return app
 
 
-async def serve(settings: Settings, say: Say, watchdog: Watchdog) -> None:
+async def serve(settings: Settings, say: Say, report: Report, watchdog: Watchdog) -> None:
     """Listen until SIGTERM or SIGINT, then let running turns end. Raises `ConfigError` before listening."""
     if settings.make_key:
         make(settings.var)
@@ -85,7 +86,7 @@ async def serve(settings: Settings, say: Say, watchdog: Watchdog) -> None:
         try:
             await engine.start()
             logs.configure(settings)
-            await _run(engine, settings, listener, say, repairs, watchdog)
+            await _run(engine, settings, listener, say, report, repairs, watchdog)
         finally:
             await engine.stop()
             logs.shut_down()
@@ -96,6 +97,7 @@ async def _run(
     settings: Settings,
     listener: socket.socket,
     say: Say,
+    report: Report,
     repairs: RepairLines,
     watchdog: Watchdog,
 ) -> None:
@@ -112,7 +114,7 @@ async def _run(
     ):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         asked = asyncio.create_task(stop.wait())
-        telling = asyncio.create_task(_tell(server, settings, listener, repairs, say))
+        telling = asyncio.create_task(_tell(server, settings, listener, repairs, say, report))
         systemd = Systemd.of(os.environ)
         living = asyncio.create_task(systemd.live(server.ready))
         try:
@@ -146,12 +148,14 @@ def _collect_less() -> None:
     gc.set_threshold(20_000, 50, 100)
 
 
-async def _tell(server: Server, settings: Settings, listener: socket.socket, repairs: RepairLines, say: Say) -> None:
+async def _tell(
+    server: Server, settings: Settings, listener: socket.socket, repairs: RepairLines, say: Say, report: Report
+) -> None:
     await server.ready.wait()
     try:
         for line in banner(place_of(listener), needs_key=bool(Keys(settings))):
             say(line)
-        async for line in report(settings):
+        async for line in report(settings, Keys(settings)):
             say(line)
         for line in notices(settings, Keys(settings)):
             say(line)

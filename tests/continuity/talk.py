@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from cli_session_proxy.backends.claude import environment
+from cli_session_proxy.backends.claude.process import environment
 from cli_session_proxy.domain.models import Link, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError

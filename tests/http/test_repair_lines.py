@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from cli_session_proxy import logs
+from cli_session_proxy.commands.login import report
 from cli_session_proxy.domain.models import Agent, Link
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.http import repair_lines, server
@@ -187,7 +188,7 @@ async def test_a_repair_that_a_stopping_proxy_makes_is_told(
     loop = asyncio.get_running_loop()
     tmp_path.joinpath("var").mkdir()
     await asyncio.wait_for(
-        server.serve(Settings(port=0, var=tmp_path / "var", claude_bin=tmp_path / "none"), say, watchdog), SOON
+        server.serve(Settings(port=0, var=tmp_path / "var", claude_bin=tmp_path / "none"), say, report, watchdog), SOON
     )
     assert [line.partition(" ")[0] for line in said[:4]] == ["listening", "page:", "try:", "claude:"]
     assert said[4].startswith("no key: ")
@@ -201,7 +202,7 @@ async def test_without_a_terminal_the_proxy_serves_all_the_same(
         raise BrokenPipeError
 
     tmp_path.joinpath("var").mkdir()
-    serving = asyncio.create_task(server.serve(Settings(port=0, var=tmp_path / "var"), say, watchdog))
+    serving = asyncio.create_task(server.serve(Settings(port=0, var=tmp_path / "var"), say, report, watchdog))
     async with asyncio.timeout(SOON):
         while (where := served_at(tmp_path / "var")) is None:  # noqa: ASYNC110 - a file tells nobody
             await asyncio.sleep(0.01)

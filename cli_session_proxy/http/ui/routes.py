@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,17 +10,14 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ...backends.claude.sessions.verifying import Verifier
 from ...domain.models import Agent, Turn
 from ...engine.engine import Engine
 from ...errors import NotFound
 from ...export import shown
-from ...settings import Settings
 from ...wires.common import decoded_agent_id
 from ..addresses import add
 from ..bodies import is_on, owner_of, whole_number
 from . import views
-from .comparing import compare
 
 STATIC = Path(__file__).parent / "static"
 FILES: Mapping[str, str] = {
@@ -53,9 +51,8 @@ REPAIRS = 200
 class Ui:
     """The handlers. `add_to` before the catch-all of `/v1/chains/`."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._settings = settings
 
     def add_to(self, app: Starlette) -> None:
         chain = "/v1/chains/{agent_id}"
@@ -110,9 +107,8 @@ class Ui:
     async def transcript(self, request: Request) -> Response:
         """The difference between the chain and the transcript at this turn."""
         agent = await self._agent(request)
-        store = self._engine.store
-        verifier = Verifier(self._settings, store)
-        return JSONResponse(await compare(verifier, store, agent, await self._turn(request, agent)))
+        compared = await self._engine.backend.compare(agent, await self._turn(request, agent))
+        return JSONResponse(await asyncio.to_thread(views.comparison, compared))
 
     async def repairs(self, request: Request) -> Response:
         """The newest links that are not a plain start, newest first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....domain.client_tools import Judge
 from ....domain.models import JSON, Block
-from ..events import Refused
+from .events import Refused
 
 
 class CallReader:

@@ -17,7 +17,7 @@ from .... import logs
 from ....errors import ProxyError, SessionBusy
 from ....settings import Settings
 from ...base import Counts
-from ..events import ProcessDied
+from .events import ProcessDied
 from .places import START_TIME, Born, Places
 from .process import ClaudeProcess, Launch
 

@@ -24,9 +24,9 @@ from ....domain.client_tools import Judge, Offers, refused
 from ....domain.models import JSON, Block
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
-from ..events import Called, CliEvent, ProcessDied, Refused, Result
 from . import capability, frames
 from .child import Child
+from .events import Called, CliEvent, ProcessDied, Refused, Result
 from .guardian import Guardian
 from .launch import Launch, check_tools, printable
 from .output import READ_SIZE, End, Output

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from ....domain import limits
-from ..opening import contents
+from ..transcript.opening import contents
 from .proc import start_time
 
 # A loaded machine may stop a CLI in the middle of writing its entry. Seconds.

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from ....domain.client_tools import Judge
 from ....domain.identifiers import is_session_id
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
-from ..events import (
+from .call_reader import CallReader, is_call
+from .events import (
     Abandoned,
     Activity,
     ApiRetry,
@@ -21,7 +22,6 @@ from ..events import (
     SessionSeen,
     ToolActivity,
 )
-from .call_reader import CallReader, is_call
 
 # What of an answer reaches a client; every other block belongs to the CLI's own tools.
 ANSWER_BLOCKS = frozenset({"text", "thinking", "redacted_thinking"})

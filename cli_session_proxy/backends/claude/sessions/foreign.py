@@ -14,8 +14,8 @@ from pathlib import Path
 from ....domain.identifiers import is_session_id, is_version
 from ....errors import InvalidRequest
 from .. import transcript
-from ..opening import opened
 from ..transcript import Entry
+from ..transcript.opening import opened
 from .exchanges import began, is_compaction, is_prompt
 
 # (bytes done, bytes in all)

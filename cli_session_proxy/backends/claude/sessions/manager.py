@@ -26,11 +26,11 @@ from ....errors import InvalidRequest, SessionBusy
 from ....sandbox import Sandboxes
 from ....settings import Profile, Settings
 from ....stores.base import Standing, Store
-from .. import environment, transcript
-from ..events import ProcessDied, WrongTranscript
+from .. import transcript
 from ..process import capability as cli
-from ..process import confine, frames
+from ..process import confine, environment, frames
 from ..process.capability import Capability
+from ..process.events import ProcessDied, WrongTranscript
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
 from ..transcript import Scribe

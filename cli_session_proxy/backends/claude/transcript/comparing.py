@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from ....domain.models import FileMark, Record
-from ..opening import opened
 from .entries import Entry, Parsed, copied_up_to, parse, parse_records, unbroken
 from .marks import mark_of
+from .opening import opened
 
 Found = Literal["equal", "tail", "missing", "unreadable", "different"]
 State = Literal["equal", "changed", "lost"]

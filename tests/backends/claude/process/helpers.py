@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cli_session_proxy.backends.claude.events import AssistantMessage, CliEvent, Result
+from cli_session_proxy.backends.claude.process.events import AssistantMessage, CliEvent, Result
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 
 DATA = Path(__file__).parent / "data"

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli_session_proxy.backends.claude.events import (
+from cli_session_proxy.backends.claude.process.capability import Capability
+from cli_session_proxy.backends.claude.process.events import (
     Abandoned,
     Activity,
     ApiRetry,
@@ -22,8 +23,7 @@ from cli_session_proxy.backends.claude.events import (
     SessionSeen,
     ToolActivity,
 )
-from cli_session_proxy.backends.claude.failures import error_for
-from cli_session_proxy.backends.claude.process.capability import Capability
+from cli_session_proxy.backends.claude.process.failures import error_for
 from cli_session_proxy.backends.claude.process.frames import (
     FrameTooDeep,
     LineSplitter,

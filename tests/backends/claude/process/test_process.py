@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.backends.claude.events import Activity, ProcessDied, Result
 from cli_session_proxy.backends.claude.process import child
 from cli_session_proxy.backends.claude.process.child import write_prompt
+from cli_session_proxy.backends.claude.process.events import Activity, ProcessDied, Result
 from cli_session_proxy.backends.claude.process.guardian import Guardian
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.domain.client_tools import Offers

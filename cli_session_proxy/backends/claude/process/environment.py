@@ -12,8 +12,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from ... import redact
-from ...settings import ENVIRONMENT_ALLOWED, ENVIRONMENT_OF_PROVIDERS, Settings
+from .... import redact
+from ....settings import ENVIRONMENT_ALLOWED, ENVIRONMENT_OF_PROVIDERS, Settings
 
 TMPDIR = "TMPDIR"
 CONFIG_DIR = "CLAUDE_CONFIG_DIR"

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ... import redact
-from ...domain.models import JSON
-from ...errors import (
+from .... import redact
+from ....domain.models import JSON
+from ....errors import (
     ClaudeNotLoggedIn,
     ClaudeUnavailable,
     ContextTooLong,
@@ -30,7 +30,7 @@ from ...errors import (
     UpstreamError,
     likely,
 )
-from ...settings import MODELS
+from ....settings import MODELS
 from .events import ProcessDied, Result, WrongTranscript
 from .resets import seconds_until
 
