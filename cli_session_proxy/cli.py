@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import io
 import json
 import os
 import sys
@@ -317,7 +318,9 @@ def _write(text: str) -> None:
 
 def main(args: list[str] | None = None) -> None:
     """The entry point: an error is one line that says what to do."""
-    _utf8(sys.stdout)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A dump is UTF-8 whatever the locale; half a surrogate pair is shown as "?".
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     try:
         check_system()
         app(args)
@@ -328,9 +331,3 @@ def main(args: list[str] | None = None) -> None:
         # The reader of our output has enough (`dump | head`); nothing more may be written at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-
-
-def _utf8(stream: Any) -> None:
-    # A dump is UTF-8 whatever the locale; half a surrogate pair is shown as "?".
-    if hasattr(stream, "reconfigure"):
-        stream.reconfigure(encoding="utf-8", errors="replace")

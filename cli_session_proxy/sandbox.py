@@ -76,7 +76,7 @@ class Sandboxes:
 
     def path(self, agent_dir: str) -> Path:
         """`<var>/sandbox/agents/<dir>`; nothing is created."""
-        if not _is_directory_name(agent_dir):
+        if not _is_safe(agent_dir) and _HASHED.fullmatch(agent_dir) is None:
             raise SandboxError(f"{agent_dir!r} is not an agent's directory name: it is made by directory_name()")
         return self._prefix / agent_dir
 
@@ -154,10 +154,6 @@ def _is_safe(name: str) -> bool:
     return len(name) <= READABLE_LIMIT and _SAFE.fullmatch(name) is not None and not _LIKE_HASHED.search(name)
 
 
-def _is_directory_name(name: str) -> bool:
-    return _is_safe(name) or _HASHED.fullmatch(name) is not None
-
-
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
     try:
@@ -180,13 +176,19 @@ def _make(path: Path) -> None:
 
 def _link(sandbox: Path, name: str, target: Path) -> None:
     """Make `sandbox/name` a link to `target`: silent when it is one, atomically re-pointed when it is stale."""
-    place = _inside(sandbox, name)
+    relative = PurePosixPath(name)
+    if relative.is_absolute() or not relative.parts or ".." in relative.parts:
+        raise SandboxError(f"[sandbox.links] {name!r}: must be a path inside the sandbox, such as 'skills'")
+    place = sandbox.joinpath(*relative.parts)
     wanted = os.path.abspath(target.expanduser())
     if not os.path.exists(wanted):
         raise SandboxError(f"[sandbox.links] {name}: its target {wanted} does not exist; make it or mend the setting")
     if _points_at(place, wanted):
         return
-    _parents(sandbox, place)
+    folder = sandbox
+    for part in place.relative_to(sandbox).parts[:-1]:
+        folder = folder / part
+        _make(folder)  # refused where one is itself a link: it would lead outside
     with _explained(f"[sandbox.links] {name}: cannot link {place}"):
         try:
             os.symlink(wanted, place)
@@ -198,21 +200,6 @@ def _link(sandbox: Path, name: str, target: Path) -> None:
                     f"[sandbox.links] {name}: {place} is a real file or folder: left alone, move it away"
                 ) from None
             _repoint(place, wanted)
-
-
-def _inside(sandbox: Path, name: str) -> Path:
-    relative = PurePosixPath(name)
-    if relative.is_absolute() or not relative.parts or ".." in relative.parts:
-        raise SandboxError(f"[sandbox.links] {name!r}: must be a path inside the sandbox, such as 'skills'")
-    return sandbox.joinpath(*relative.parts)
-
-
-def _parents(sandbox: Path, place: Path) -> None:
-    """Make the folders between the sandbox and a link; one that is itself a link would lead outside."""
-    folder = sandbox
-    for part in place.relative_to(sandbox).parts[:-1]:
-        folder = folder / part
-        _make(folder)
 
 
 def _points_at(place: Path, wanted: str) -> bool:

@@ -183,7 +183,10 @@ class There:
                     raise _error(await answer.aread())
                 async for line in answer.aiter_lines():
                     if line.startswith("data:") and line != "data: [DONE]":
-                        yield _text(json.loads(line.removeprefix("data:")))
+                        chunk = json.loads(line.removeprefix("data:"))
+                        if "error" in chunk:
+                            raise from_dict(chunk["error"])
+                        yield "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
         except httpx.HTTPError as exc:
             raise UpstreamError("the server went away in the middle: say it again") from exc
 
@@ -194,12 +197,6 @@ class There:
             raise UpstreamError("the server went away after its answer") from exc
         rows: list[JSON] = answer.json()["data"] if answer.status_code == 200 else []
         return rows[0] if rows else None
-
-
-def _text(chunk: JSON) -> str:
-    if "error" in chunk:
-        raise from_dict(chunk["error"])
-    return "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
 
 
 def _error(body: bytes) -> ProxyError:

@@ -16,11 +16,11 @@ from ..backends.claude import transcript
 from ..backends.claude.process import environment
 from ..backends.claude.sessions.adoption import Adopted, adopt_session
 from ..backends.claude.sessions.verifying import Verified, Verifier
-from ..domain.models import Agent, Record
+from ..domain.models import Record
 from ..errors import NotFound
 from ..export import incoming, portable
 from ..export.portable import Moved
-from ..export.words import count
+from ..export.words import count, printable
 from ..sandbox import make_private
 from ..settings import Settings
 from ..stores.base import Store
@@ -36,7 +36,10 @@ BAR_FROM = 2
 async def verify(settings: Settings, owner: str | None, agent_id: str | None) -> list[Verified]:
     """Every agent's chain against its transcripts; of one agent where it is named. Raises `NotFound`."""
     async with opened(settings) as store:
-        agents = [] if store is None else await _chosen(store, owner, agent_id)
+        agents = []
+        if store is not None:
+            every = [row.agent async for row in store.summaries(owner)]
+            agents = [agent for agent in every if agent_id in (None, agent.agent_id)]
         if agent_id is not None and not agents:
             raise NotFound(f"there is no agent {agent_id!r} in {settings.var}: see `chains`")
         if store is None:
@@ -49,11 +52,6 @@ async def verify(settings: Settings, owner: str | None, agent_id: str | None) ->
                 done.append(await verifier.verify(agent))
                 bar.advance(task)
         return done
-
-
-async def _chosen(store: Store, owner: str | None, agent_id: str | None) -> list[Agent]:
-    summaries = [row.agent async for row in store.summaries(owner)]
-    return [agent for agent in summaries if agent_id in (None, agent.agent_id)]
 
 
 def print_verified(found: list[Verified]) -> Iterator[str]:
@@ -153,8 +151,3 @@ def _bar(column: ProgressColumn, *, shown: bool) -> Progress:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), column)
     return Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))
-
-
-def printable(text: str) -> str:
-    """Without control characters: a name or a path must not steer the terminal."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

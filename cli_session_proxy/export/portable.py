@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ..domain.models import FINISHED, JSON, Agent, Message, Record, Turn, Usage
+from ..domain.models import FINISHED, JSON, Agent, Message, Turn, Usage
 from ..errors import InvalidRequest, NotFound
 from ..sandbox import Sandboxes
 from ..settings import Settings
@@ -104,7 +104,9 @@ async def _lines_of(
         async for line in _turn_lines(store, turn, out):
             yield line
         progress(out.turns, out.turns)
-    known = await _still_there(store, agent, out)
+    if await store.agent_by_key(agent.key) is None:
+        raise NotFound(f"agent {agent.agent_id!r} was deleted while it was exported")
+    known = out.ids
     for session in chain.sessions:
         yield {"session": _fields(session, "agent_key", "mark", "transcript")}
     for link in chain.links:
@@ -124,8 +126,13 @@ async def _turn_lines(store: Store, turn: Turn, out: _Writer) -> AsyncIterator[J
         if above is None or above.status not in FINISHED:  # asked to continue a turn that never ended
             turn = dataclasses.replace(turn, parent_id=None)
     cutter = Cutter()
-    line = _with_images(cutter, "turn", as_text(_fields(turn, "seq", "agent_key", "instance", "fingerprint")))
-    lines = [_record_line(cutter, record) for record in await store.own_records(turn.id)]
+    shortened, places = cutter.cut(as_text(_fields(turn, "seq", "agent_key", "instance", "fingerprint")))
+    line: JSON = {"turn": json.loads(shortened)} | ({"images": places} if places else {})
+    lines: list[JSON] = []
+    for record in await store.own_records(turn.id):
+        shortened, places = cutter.cut(record.line)
+        told: JSON = {"record": shortened, "uuid": record.uuid, "synthetic": record.synthetic}
+        lines.append(told | ({"images": places} if places else {}))
     for sha256, data in cutter.images.items():
         if sha256 not in out.images:
             out.images.add(sha256)
@@ -134,24 +141,6 @@ async def _turn_lines(store: Store, turn: Turn, out: _Writer) -> AsyncIterator[J
     yield line
     for line in lines:
         yield line
-
-
-async def _still_there(store: Store, agent: Agent, out: _Writer) -> set[str]:
-    if await store.agent_by_key(agent.key) is None:
-        raise NotFound(f"agent {agent.agent_id!r} was deleted while it was exported")
-    return out.ids
-
-
-def _with_images(cutter: Cutter, name: str, text: str) -> JSON:
-    shortened, places = cutter.cut(text)
-    line: JSON = {name: json.loads(shortened)}
-    return line | {"images": places} if places else line
-
-
-def _record_line(cutter: Cutter, record: Record) -> JSON:
-    shortened, places = cutter.cut(record.line)
-    line: JSON = {"record": shortened, "uuid": record.uuid, "synthetic": record.synthetic}
-    return line | {"images": places} if places else line
 
 
 def _fields(row: Any, *without: str) -> JSON:

@@ -103,7 +103,9 @@ async def _run(
 ) -> None:
     app = create_app(engine, settings)
     server = Server(app, settings)
-    _collect_less()
+    # What start-up made stays; a turn makes thousands of objects that die by themselves (3 % of its time).
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
     stop = asyncio.Event()
     watchdog.last = engine.kill
     deadline = partial(watchdog.end_within, settings.drain_timeout + LAST_RESORT)
@@ -140,12 +142,6 @@ def _refuse_open_backs(settings: Settings) -> None:
             f"profile {confined[0]} is confined, but its agents could ask this proxy for every chain over loopback: "
             "add --make-key (they do not see the key), or --uds PATH"
         )
-
-
-def _collect_less() -> None:
-    """What start-up made stays; a turn makes thousands of objects that die by themselves (3 % of its time)."""
-    gc.freeze()
-    gc.set_threshold(20_000, 50, 100)
 
 
 async def _tell(

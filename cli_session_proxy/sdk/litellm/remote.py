@@ -55,7 +55,9 @@ def _opened(runtime: Runtime, call: Call, deadline: Deadline) -> AbstractAsyncCo
         headers["authorization"] = f"Bearer {call.api_key}"
     client = runtime.client()
     try:
-        request = client.build_request("POST", _url(call), json=call.body, headers=headers)
+        base = (call.api_base or "").rstrip("/").removesuffix("/chat/completions")
+        url = f"{base}/chat/completions" if base.endswith("/v1") else f"{base}/v1/chat/completions"
+        request = client.build_request("POST", url, json=call.body, headers=headers)
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as exc:
         raise InvalidRequest(f"api_base {call.api_base!r} is no URL: {exc}", param="api_base") from exc
     return _response(client, request, call, deadline)
@@ -73,11 +75,6 @@ async def _response(
         yield response
     finally:
         await response.aclose()
-
-
-def _url(call: Call) -> str:
-    base = (call.api_base or "").rstrip("/").removesuffix("/chat/completions")
-    return f"{base}/chat/completions" if base.endswith("/v1") else f"{base}/v1/chat/completions"
 
 
 async def _reached(call: Call, deadline: Deadline, work: Any) -> Any:

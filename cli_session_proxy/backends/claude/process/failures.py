@@ -92,8 +92,8 @@ def _facts(result: Result, retries: Sequence[JSON], model: str, now: float) -> _
     body = _provider_error(said)
     status = result.api_error_status or (int(match[1]) if match else None)
     kind = str(result.detail.get("api_error_type") or body.get("type") or "")
-    text = str(body.get("message") or said)
-    return _Facts(status, kind, _clean(text), result.terminal_reason or "", _wait(result, said, retries, now), model)
+    text = redact.text(" ".join(str(body.get("message") or said).split()))[:TEXT_LIMIT]
+    return _Facts(status, kind, text, result.terminal_reason or "", _wait(result, said, retries, now), model)
 
 
 def _provider_error(said: str) -> JSON:
@@ -120,10 +120,6 @@ def _wait(result: Result, said: str, retries: Sequence[JSON], now: float) -> flo
     return max(1.0, known[-1]) if known else None
 
 
-def _clean(text: str) -> str:
-    return redact.text(" ".join(text.split()))[:TEXT_LIMIT]
-
-
 def _not_logged_in(facts: _Facts) -> ProxyError:
     said = _OWN_ADVICE.sub("", facts.text)
     return ClaudeNotLoggedIn(f"{said}: {NOT_LOGGED_IN}", detail=facts.detail)
@@ -137,11 +133,6 @@ def likely_model(model: str) -> str:
 
 def _limited(facts: _Facts) -> ProxyError:
     return RateLimited(facts.text, retry_after=facts.wait, detail=facts.detail)
-
-
-def _bad_request(facts: _Facts) -> ProxyError:
-    wrong = UpstreamError if _HISTORY.search(facts.text) else InvalidRequest
-    return wrong(facts.text, detail=facts.detail)
 
 
 # In order: the first that applies. Login before the statuses (1.x has no status for it), the limits before login.
@@ -178,7 +169,11 @@ _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], .
             detail=f.detail,
         ),
     ),
-    (lambda f: f.status in {400, 422}, _bad_request),
+    (
+        lambda f: f.status in {400, 422} and _HISTORY.search(f.text) is not None,
+        lambda f: UpstreamError(f.text, detail=f.detail),
+    ),
+    (lambda f: f.status in {400, 422}, lambda f: InvalidRequest(f.text, detail=f.detail)),
     (
         lambda f: f.status in {408, 504} or (f.status is None and _TIMEOUT.search(f.text) is not None),
         lambda f: TurnTimeout(f.text, detail=f.detail),

@@ -314,12 +314,9 @@ class Places:
             if process.returncode is not None:
                 self._reaped(process.pid)
                 if died:
-                    self._remember(process.launch.session_id, process.returncode)
-
-    def _remember(self, session_id: str, code: int) -> None:
-        self.ended[session_id] = code
-        while len(self.ended) > REMEMBERED:
-            del self.ended[next(iter(self.ended))]
+                    self.ended[process.launch.session_id] = process.returncode
+                    while len(self.ended) > REMEMBERED:
+                        del self.ended[next(iter(self.ended))]
 
     def _leave(self, process: ClaudeProcess) -> None:
         """From now on nobody gets it."""

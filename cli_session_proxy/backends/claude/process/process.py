@@ -198,7 +198,9 @@ class ClaudeProcess:
                     await judge.examine(calls)
                 for event in reader.feed(frame):
                     if isinstance(event, Refused):
-                        await self._refuse(event)
+                        reply = self._tools.answer(event.call, refused(event.why))
+                        if reply is not None:
+                            await self._write(frames.answer(reply))
                     if isinstance(event, Result):
                         self._complete(event)
                         complete = True
@@ -209,10 +211,6 @@ class ClaudeProcess:
             if not complete:
                 self._spoiled = True
                 self._release()
-
-    async def _refuse(self, call: Refused) -> None:
-        if (frame := self._tools.answer(call.call, refused(call.why))) is not None:
-            await self._write(frames.answer(frame))
 
     def _complete(self, result: Result) -> None:
         """The turn is over. Raises ProcessDied where the CLI did not know the session: no turn happened."""

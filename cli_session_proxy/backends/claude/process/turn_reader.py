@@ -185,17 +185,16 @@ class TurnReader:
         self._calls.message(message_id)
         verdicts = [self._calls.decide(block) for block in _blocks(message) if block.get("type") == "tool_use"]
         refused = [verdict for verdict in verdicts if isinstance(verdict, Refused)]
-        blocks = tuple(block for block in map(self._answered, _blocks(message)) if block is not None)
-        words = tuple(block for block in blocks if block.get("type") != "tool_use")
+        answer: list[Block] = []
+        for block in _blocks(message):
+            if block.get("type") in ANSWER_BLOCKS:
+                answer.append(block)
+            elif block.get("type") == "tool_use" and (call := self._calls.decided(str(block.get("id")))) is not None:
+                answer.append(call)
+        words = tuple(block for block in answer if block.get("type") != "tool_use")
         events = [] if message_id in self._streamed else self._made(words)
-        said = AssistantMessage(_text(frame.get("uuid")), _text(message.get("id")), _text(model), blocks)
+        said = AssistantMessage(_text(frame.get("uuid")), _text(message.get("id")), _text(model), tuple(answer))
         return [*cut, *events, said, *refused, *self._own_tools(frame)]
-
-    def _answered(self, block: Block) -> Block | None:
-        """The block as it belongs to the answer; None where it does not."""
-        if block.get("type") == "tool_use":
-            return self._calls.decided(str(block.get("id")))
-        return block if block.get("type") in ANSWER_BLOCKS else None
 
     def _own_tools(self, frame: JSON) -> list[CliEvent]:
         """What the CLI does with tools by itself: the client's calls and their results are the client's business."""

@@ -132,8 +132,12 @@ class Sessions:
                 return waiting
             prepared, lead = await self._reopened(now, plan, now.parent, session, frame_uuid)
             quiet = not plan.prompt
+        elif now.parent is None:
+            prepared = self._start(now)
+        elif session is None:
+            prepared = await self._repairs.branch(now, now.parent)
         else:
-            prepared = await self._prepare(now, session)
+            prepared = await self._verify(now, now.parent, session)
         launch = _launch(now, plan, env, prepared.session.id, resume=prepared.resume)
         try:
             process, warm = await self._pool.checkout(launch)
@@ -247,13 +251,6 @@ class Sessions:
         lead = reopening.lead(known, parent, plan.answers, scribe, closed=closed, uuid=uuid_of_closing)
         prepared = await self._repairs.written(now, session_id, [*known, *lead], session)
         return prepared, lead
-
-    async def _prepare(self, now: Now, session: Session | None) -> Prepared:
-        if now.parent is None:
-            return self._start(now)
-        if session is None:
-            return await self._repairs.branch(now, now.parent)
-        return await self._verify(now, now.parent, session)
 
     def _start(self, now: Now, session_id: str | None = None) -> Prepared:
         session = now.session(session_id or str(uuid.uuid4()), self._path(now.cwd), None)

@@ -155,7 +155,8 @@ class Verifier:
         found = [name(*fault) for fault in _faults(verdict)]
         if verdict.found == "missing":
             found = await asyncio.to_thread(self._elsewhere, session.id, path, known, name) or found
-        if found and await self._running(agent, session):
+        unfinished = [turn async for turn in self._store.unfinished()] if found else []
+        if any(turn.agent_key == agent.key and turn.session_id in (session.id, None) for turn in unfinished):
             found = [one for one in found if one.kind not in ("unknown", "cut")]
             return Looked(len(known), busy=True, differences=tuple(found), verdict=verdict)
         leftover = LEFTOVERS.get(await self._tails.behind(agent, verdict))
@@ -172,12 +173,6 @@ class Verifier:
             if _compare(place, known).found == "equal":
                 return [name("elsewhere", f"it lies at {place} instead of {path}; the next turn moves it back")]
         return []
-
-    async def _running(self, agent: Agent, session: Session) -> bool:
-        async for turn in self._store.unfinished():
-            if turn.agent_key == agent.key and turn.session_id in (session.id, None):
-                return True
-        return False
 
 
 async def compare(verifier: Verifier, store: Store, agent: Agent, turn: Turn) -> Comparison:

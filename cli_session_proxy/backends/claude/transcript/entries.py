@@ -113,14 +113,11 @@ def unbroken(entries: Sequence[Entry], start: str | None) -> bool:
     at = start
     for entry in entries:
         anew = entry.parent is None and entry.data.get("subtype") == "compact_boundary"
-        if entry.parent != at and not anew and not _answers_its_call(entry):
+        answers_its_call = entry.parent is not None and entry.data.get("sourceToolAssistantUUID") == entry.parent
+        if entry.parent != at and not anew and not answers_its_call:
             return False
         at = entry.uuid
     return True
-
-
-def _answers_its_call(entry: Entry) -> bool:
-    return entry.parent is not None and entry.data.get("sourceToolAssistantUUID") == entry.parent
 
 
 def is_complete(entries: Sequence[Entry]) -> bool:
