@@ -231,7 +231,7 @@ def import_(
 
     settings = load(config=config, var=var, claude_config_dir=claude_config_dir)
     done = asyncio.run(upkeep.import_(settings, owner, file, agent_id))
-    _say(_json_of(done) if as_json else f"took in agent {done.agent_id}: {done.turns} turns ({done.records} records)")
+    _say(_json_of(done) if as_json else f"imported agent {done.agent_id}: {done.turns} turns ({done.records} records)")
 
 
 @app.command()

@@ -22,7 +22,7 @@ async def let_go(*cuts: Cut, engine: Engine, stream: bool) -> AsyncIterator[None
     async def drop() -> None:
         for cut in cuts:
             await cut.reached.wait()
-            await quiet([process.pid for process in claude(engine).pool._places.all()])
+            await quiet([process.pid for process in claude(engine).pool.table.all()])
             while not any(_heard(engine, given=stream)):  # noqa: ASYNC110 - a live turn tells nobody how far it is
                 await asyncio.sleep(0.01)
             cut.open()

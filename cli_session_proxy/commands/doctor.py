@@ -163,7 +163,7 @@ def _sandbox(settings: Settings) -> Finding:
     for name, target in settings.sandbox.links.items():
         if not target.expanduser().exists():
             says = f"[sandbox.links] {name}: {target} does not exist"
-            return Finding("sandbox", "error", says, f"mkdir -p {target}, or mend [sandbox.links]")
+            return Finding("sandbox", "error", says, f"mkdir -p {target}, or correct [sandbox.links]")
     return Finding("sandbox", "ok", str(root) if root.exists() else f"{root} (made at the first turn)")
 
 

@@ -125,7 +125,7 @@ async def doctor(settings: Settings, say: Say, *, as_json: bool) -> bool:
         if not as_json:
             say(f"{one.level:8}{one.check:14}{printable(one.says)}")
             if one.mend:
-                say(f"{'':22}mend: {printable(one.mend)}")
+                say(f"{'':22}fix: {printable(one.mend)}")
     if as_json:
         say(json.dumps([asdict(one) for one in found], indent=1))
     return all(one.level != "error" for one in found)

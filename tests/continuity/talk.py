@@ -204,12 +204,12 @@ class EngineTalk(Talk):
         return self.settings.var / "sandbox" / "agents" / self.agent
 
     def pids(self) -> list[int]:
-        places = claude(self.engine).pool._places
-        return [process.pid for process in places.all() if process.alive and process not in places.spares]
+        table = claude(self.engine).pool.table
+        return [process.pid for process in table.all() if process.alive and process not in table.spares]
 
     def busy(self) -> bool:
         """A turn is with the CLI, prompt and all."""
-        return any(process.busy for process in claude(self.engine).pool._places.all())
+        return any(process.busy for process in claude(self.engine).pool.table.all())
 
     async def links(self) -> list[Link]:
         """What was linked since the links were last asked for."""

@@ -85,7 +85,7 @@ async def test_results_that_another_proxy_took_survive_the_death_of_the_proxy_th
 
 
 def own(engine: Engine) -> list[int]:
-    return [process.pid for process in claude(engine).pool._places.all()]
+    return [process.pid for process in claude(engine).pool.table.all()]
 
 
 async def test_results_are_taken_by_a_proxy_beside_the_one_that_died_while_its_calls_waited(

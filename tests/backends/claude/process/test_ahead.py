@@ -26,9 +26,9 @@ from .helpers import is_gone, until
 async def ready(engine: Engine) -> int:
     """The pid of the spare, when it has started."""
     await until(lambda: engine.processes().spare == 1)
-    places = claude(engine).pool._places
-    (spare,) = places.spares
-    assert await asyncio.shield(places.spares[spare])
+    table = claude(engine).pool.table
+    (spare,) = table.spares
+    assert await asyncio.shield(table.spares[spare])
     return spare.pid
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 
 import pytest
 
-from cli_session_proxy.backends.claude.process import memory, places
+from cli_session_proxy.backends.claude.process import memory, process_table
 from cli_session_proxy.backends.claude.process.memory import FIRST_GUESS, Memory, weigh
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.errors import QueueFull
@@ -47,7 +47,7 @@ def each(monkeypatch: pytest.MonkeyPatch) -> Weigh:
         weight = bytes_
 
     monkeypatch.setattr(memory, "weigh", weighed)
-    monkeypatch.setattr(places, "WEIGH_EVERY", 0.02)
+    monkeypatch.setattr(process_table, "WEIGH_EVERY", 0.02)
     return to
 
 

@@ -1,8 +1,8 @@
 """How many CLI processes there may be, and which one has to go when there are too many.
 
 - At most `max_processes`, and no more than `max_memory` holds by measurement; one may always run.
-- To make room the idle ones are ended: spares first, then the least recently used. A busy one never is.
-- Whoever waits for a place gets one in the order of asking.
+- To make room, idle processes are evicted: spares first, then the least recently used. A busy one never is.
+- Places are given in the order of asking.
 - Only `max_spawns` start at once. Every wait is bounded by `spawn_timeout`; then it is `QueueFull`.
 """
 
@@ -47,8 +47,11 @@ REMEMBERED = 1024
 Born = Callable[[int, str | None, Path], None]  # pid, start time, working directory
 
 
-class Places:
-    """The processes that there are, by session. `started` is told how many seconds one took to its first word."""
+class ProcessTable:
+    """The processes that there are, by session, and how many more there may be.
+
+    `started` is told how many seconds one took to its first word.
+    """
 
     def __init__(
         self,
@@ -67,8 +70,8 @@ class Places:
         self._reaped = reaped
         self._started = started
         self._out: dict[ClaudeProcess, float] = {}  # those in use, since when
-        self._dying: set[ClaudeProcess] = set()
-        self._reserved = 0  # places taken by processes that are being spawned
+        self._ending: set[ClaudeProcess] = set()
+        self.reserved = 0  # places taken by processes that are being spawned
         self._queued = 0  # who waits for a place or a start
         self._line: deque[object] = deque()  # of those, who waits for a place, in order
         self._changed = asyncio.Event()  # set at every change; who waits clears it first
@@ -77,8 +80,8 @@ class Places:
         self._use = Average(FIRST_GUESS)
         self._memory = Memory(settings.max_memory)
         self._used = asyncio.Event()  # since the processes were weighed
-        self._useless = asyncio.Event()  # an idle one may have become useless
-        self._services: dict[str, asyncio.Task[None]] = {}
+        self.useless_ones = asyncio.Event()  # an idle one may have become useless
+        self.services: dict[str, asyncio.Task[None]] = {}
 
     # --- who has what
 
@@ -96,7 +99,7 @@ class Places:
     def let_go(self, process: ClaudeProcess) -> None:
         """It was taken, and nothing came of it."""
         self._out.pop(process, None)
-        self._useless.set()
+        self.useless_ones.set()
         self._changed.set()
 
     def note(self, process: ClaudeProcess) -> None:
@@ -106,7 +109,7 @@ class Places:
     def keep_ahead(self, process: ClaudeProcess) -> None:
         """It was taken, and starts up now for a session that is to come."""
         booted = self.spares[process] = self._own(process.boot())
-        booted.add_done_callback(lambda _: self._useless.set())
+        booted.add_done_callback(lambda _: self.useless_ones.set())
         self.let_go(process)
 
     def useless(self, process: ClaudeProcess) -> bool:
@@ -121,13 +124,14 @@ class Places:
         return len(self._out)
 
     def all(self) -> set[ClaudeProcess]:
-        return {*self.processes.values(), *self._out, *self._dying}
+        return {*self.processes.values(), *self._out, *self._ending}
 
     def idle(self) -> list[ClaudeProcess]:
         return [process for process in self.processes.values() if process not in self._out]
 
-    def dying(self, session_id: str) -> list[ClaudeProcess]:
-        return [process for process in self._dying if process.launch.session_id == session_id]
+    def ending(self, session_id: str | None = None) -> list[ClaudeProcess]:
+        """Those that are told to end and are not dead yet: of this session, or all."""
+        return [process for process in self._ending if session_id in (None, process.launch.session_id)]
 
     def weight(self) -> int:
         """Bytes of all processes, as far as measured; 0 without a limit, as nobody measures then."""
@@ -172,7 +176,7 @@ class Places:
         """
         while True:
             await self._calm()
-            if self._has_room():
+            if self.has_room():
                 break
             least = self._least_used()
             if least is None:
@@ -183,7 +187,7 @@ class Places:
                 await asyncio.sleep(left)
             else:
                 await self.retire(least)
-        self._reserved += 1
+        self.reserved += 1
         await self._spawns.acquire()  # at once: nobody had it
         try:
             wanted = await launch()
@@ -212,7 +216,7 @@ class Places:
         """Start it in the place that was reserved, with the permit that was got; both are given back."""
         try:
             try:
-                process = await ClaudeProcess.spawn(launch, self._settings, self._guardian, self._useless.set)
+                process = await ClaudeProcess.spawn(launch, self._settings, self._guardian, self.useless_ones.set)
                 self.note(process)
             except BaseException:
                 self._spawns.release()
@@ -225,7 +229,7 @@ class Places:
             self._free()
 
     def _free(self) -> None:
-        self._reserved -= 1
+        self.reserved -= 1
         self._changed.set()
 
     async def _reserve(self) -> None:
@@ -234,11 +238,11 @@ class Places:
         self._line.append(mine)
         try:
             async with asyncio.timeout(self._settings.spawn_timeout):
-                while not self.closed and not (self._line[0] is mine and self._has_room()):
+                while not self.closed and not (self._line[0] is mine and self.has_room()):
                     await self._make_room()
             if self.closed:
                 raise _closed()
-            self._reserved += 1
+            self.reserved += 1
         except TimeoutError as exc:
             raise self._full("every Claude CLI is busy") from exc
         finally:
@@ -246,11 +250,11 @@ class Places:
             self._changed.set()
 
     async def _make_room(self) -> None:
-        """Let an idle process end, where not as many are ending as wait already; then wait for a change.
+        """Evict an idle process unless enough evictions are in flight; then wait for any change.
 
-        Not for the end of that one: the first place counts, whoever leaves it.
+        The place to come may be another one's than that of the evicted process.
         """
-        short = not self._has_room() and len(self._dying) < len(self._line)
+        short = not self.has_room() and len(self._ending) < len(self._line)
         if short and (least := self._least_used()) is not None:
             self._leave(least)
             self._own(self.retire(least))
@@ -285,11 +289,11 @@ class Places:
         self._changed.clear()
         await self._changed.wait()
 
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
         """For one process more, by count and by memory."""
         pids = {process.pid for process in self.all()}
-        few = len(pids) + self._reserved < self._settings.max_processes
-        return few and self._memory.room(pids, self._reserved)
+        few = len(pids) + self.reserved < self._settings.max_processes
+        return few and self._memory.room(pids, self.reserved)
 
     def _least_used(self) -> ClaudeProcess | None:
         """Who goes first: one that has ended by itself, a spare, the one not used for the longest time."""
@@ -303,13 +307,13 @@ class Places:
     # --- one less
 
     async def close(self, process: ClaudeProcess) -> None:
-        """End it. Its place is free when it is dead, not before; until then `dying` knows it."""
+        """End it. Its place is free when it is dead, not before; until then it is among the `ending` ones."""
         died = process.died
         self._leave(process)
         try:
             await process.close()
         finally:
-            self._dying.discard(process)
+            self._ending.discard(process)
             self.let_go(process)
             if process.returncode is not None:
                 self._reaped(process.pid)
@@ -324,7 +328,7 @@ class Places:
         if self.processes.get(session_id) is process:
             del self.processes[session_id]
         self.spares.pop(process, None)
-        self._dying.add(process)
+        self._ending.add(process)
 
     async def retire(self, process: ClaudeProcess) -> None:
         """End it where nobody waits for that."""
@@ -337,13 +341,13 @@ class Places:
         """End every process, at once and waited for. Nothing can be spawned afterwards."""
         self.closed = True
         self._changed.set()  # whoever waits for a place is told
-        for service in self._services.values():
+        for service in self.services.values():
             service.cancel()
-        if self._services:
-            await asyncio.wait(self._services.values())
-        while self._reserved or self.all():
+        if self.services:
+            await asyncio.wait(self.services.values())
+        while self.reserved or self.all():
             await asyncio.gather(*(self.retire(process) for process in self.all()))
-            if self._reserved:  # its place is given back when it is one of us, or has failed
+            if self.reserved:  # its place is given back when it is one of us, or has failed
                 await self._change()
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -361,9 +365,9 @@ class Places:
 
     def serve(self, name: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
         """Have this running, once, until everything is closed."""
-        running = self._services.get(name)
+        running = self.services.get(name)
         if not self.closed and (running is None or running.done()):
-            service = self._services[name] = asyncio.create_task(work())
+            service = self.services[name] = asyncio.create_task(work())
             service.add_done_callback(_ended)
 
     async def _weigh(self) -> None:
@@ -384,7 +388,7 @@ class Places:
         """Retire what has been idle for `process_idle`, and at once what is of no use."""
         shortest = min(self._settings.process_idle, self._settings.tool_timeout)
         while True:
-            self._useless.clear()
+            self.useless_ones.clear()
             for process in self.idle():
                 # Asked again: the process may have been taken while another one was closed.
                 if process not in self._out and self._time_left(process) <= 0:
@@ -392,7 +396,7 @@ class Places:
             left = [self._time_left(process) for process in self.idle()]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.05, min([*left, shortest]))):
-                    await self._useless.wait()
+                    await self.useless_ones.wait()
 
     def _time_left(self, process: ClaudeProcess) -> float:
         """How long this idle process may stay, in seconds."""
