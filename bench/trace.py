@@ -97,6 +97,8 @@ async def trace(root: Path, *, stream: bool) -> Trace:
                         process.stdin.write(b"end\n")
                         calls = json.loads(await _said(process, MARK))
                         return Trace([(file, name) for file, name in calls])
+            except EOFError as exc:
+                raise RuntimeError(f"{exc}: {(place.folder / 'log').read_text()[-2000:]}") from exc
             finally:
                 if process.returncode is None:
                     process.terminate()
@@ -109,7 +111,7 @@ async def _said(process: asyncio.subprocess.Process, begins: str) -> str:
     while line := (await process.stdout.readline()).decode():
         if line.startswith(begins):
             return line.removeprefix(begins)
-    raise RuntimeError(f"the traced proxy ended before it said {begins!r}")
+    raise EOFError(f"the traced proxy ended before it said {begins!r}")
 
 
 def main() -> None:

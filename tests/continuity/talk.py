@@ -9,7 +9,7 @@ import re
 import secrets
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..talking import claude, request, text
+from ..until import until
 from .score import Fact, Score, score
 
 POLL = 0.01
@@ -36,14 +37,6 @@ class Refused(Exception):
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
-
-
-async def until(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
-    """The first true value of the condition; what happens in another process can only be looked at."""
-    async with asyncio.timeout(timeout):
-        while not (value := condition()):  # noqa: ASYNC110 - a file or a process of somebody else's tells nobody
-            await asyncio.sleep(POLL)
-        return value
 
 
 class Talk(ABC):

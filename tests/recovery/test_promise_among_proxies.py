@@ -20,7 +20,8 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..conftest import MakeSettings
 from ..talking import ask, claude, heard, request, running
 from ..tools.test_loops import TOOLS, called, calls, result, results, tool_blocks
-from .others import other_proxy, until
+from ..until import until
+from .others import other_proxy
 from .test_kill import queued, turns_of
 from .test_several_proxies import reached
 

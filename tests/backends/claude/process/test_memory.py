@@ -15,8 +15,9 @@ from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.errors import QueueFull
 from cli_session_proxy.settings import Settings
 
+from ....until import until
 from .conftest import Fake
-from .helpers import ask, is_gone, until
+from .helpers import ask, is_gone
 
 MB = 1024 * 1024
 LINUX = sys.platform == "linux"

@@ -20,8 +20,8 @@ from cli_session_proxy.errors import ClaudeUnavailable, QueueFull
 from cli_session_proxy.settings import Settings
 
 from ....simulated import FastLoop, still
+from ....until import until
 from .acting import Actor, Stage, launch
-from .helpers import until
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from cli_session_proxy.backends.claude.process.launch import Launch
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.settings import Profile, Settings
 
+from ....until import until
 from .conftest import Fake
-from .helpers import ask, is_gone, said, until
+from .helpers import ask, is_gone, said
 
 New = Callable[..., Awaitable[Launch]]
 

@@ -19,8 +19,9 @@ from cli_session_proxy.testing.script import ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ....conftest import MakeSettings
+from ....until import until
 from .conftest import MakeLaunch
-from .helpers import is_gone, unchecked, until
+from .helpers import is_gone, unchecked
 
 OFFERS = Offers.of((Tool("get_weather"),))
 Ends = Callable[[Pool, ClaudeProcess, MakeLaunch, Path], Awaitable[object]]
