@@ -24,8 +24,12 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+import aiofiles
+from aiofiles.threadpool.binary import AsyncBufferedIOBase
 
 from ..domain.models import FINISHED, JSON, Agent, Message, Turn, Usage
 from ..errors import InvalidRequest, NotFound
@@ -42,6 +46,8 @@ Progress = Callable[[int, int], None]
 
 # A line is one record or one image; the API takes requests of 32 MB, so that this is no line of ours.
 MAX_LINE = 256 * 1024 * 1024
+# Lines are written in blocks of at least so many bytes: each write is a hop to a thread.
+BLOCK = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +63,25 @@ class Moved:
 
 async def export(settings: Settings, store: Store, agent: Agent, path: Path, progress: Progress) -> Moved:
     """Write the chain as it is now, for this user only (0600). Nothing stays when it fails. Raises `InvalidRequest`."""
-    file = await asyncio.to_thread(_created, path)
+    try:
+        file = await aiofiles.open(path, "xb", opener=partial(os.open, mode=0o600))
+    except FileExistsError:
+        raise InvalidRequest(f"{path} is there already: move it away, or choose another file with -o") from None
+    except OSError as exc:
+        raise InvalidRequest(f"{path} cannot be written ({exc.strerror}): choose another file with -o") from exc
     out = _Writer(file)
     try:
         async for line in _lines_of(settings, store, agent, out, progress):
-            await asyncio.to_thread(out.line, line)
-        await asyncio.to_thread(out.end)
+            await out.line(line)
+        await out.end()
     except BaseException as exc:
         await asyncio.to_thread(path.unlink, missing_ok=True)
         if isinstance(exc, OSError):
             raise InvalidRequest(f"{path} cannot be written ({exc.strerror}): free space, or choose -o") from exc
         raise
     finally:
-        file.close()
+        await file.close()
     return Moved(agent.agent_id, path, out.turns, out.records)
-
-
-def _created(path: Path) -> IO[bytes]:
-    try:
-        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-    except FileExistsError:
-        raise InvalidRequest(f"{path} is there already: move it away, or choose another file with -o") from None
-    except OSError as exc:
-        raise InvalidRequest(f"{path} cannot be written ({exc.strerror}): choose another file with -o") from exc
 
 
 async def _lines_of(
@@ -162,8 +164,9 @@ def as_text(value: Any) -> str:
 class _Writer:
     """Lines into a file, with the running sum."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: AsyncBufferedIOBase) -> None:
         self._file = file
+        self._block = bytearray()
         self._hash = hashlib.sha256()
         self._lines = 0
         self.turns = 0
@@ -171,16 +174,20 @@ class _Writer:
         self.ids: set[str] = set()
         self.images: set[str] = set()
 
-    def line(self, value: JSON) -> None:
+    async def line(self, value: JSON) -> None:
         data = as_text(value).encode() + b"\n"
         self._hash.update(data)
-        self._file.write(data)
+        self._block += data
+        if len(self._block) >= BLOCK:
+            await self._file.write(self._block)
+            self._block = bytearray()
         self._lines += 1
         self.turns += "turn" in value
         self.records += "record" in value
 
-    def end(self) -> None:
+    async def end(self) -> None:
         counts = {"lines": self._lines, "turns": self.turns, "records": self.records}
-        self._file.write(as_text({"end": counts | {"sha256": self._hash.hexdigest()}}).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._block += as_text({"end": counts | {"sha256": self._hash.hexdigest()}}).encode() + b"\n"
+        await self._file.write(self._block)
+        await self._file.flush()
+        await asyncio.to_thread(os.fsync, self._file.fileno())

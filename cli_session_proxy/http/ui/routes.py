@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
+import aiofiles
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -70,12 +71,12 @@ class Ui:
     # the page itself
 
     async def page(self) -> Response:
-        return _file("index.html")
+        return await _file("index.html")
 
     async def file(self, name: str) -> Response:
         if name not in FILES:
             raise NotFound(f"/ui/{name} does not exist: the page is at /ui")
-        return _file(name)
+        return await _file(name)
 
     # what it shows
 
@@ -131,5 +132,6 @@ class Ui:
         return turn
 
 
-def _file(name: str) -> Response:
-    return Response((STATIC / name).read_bytes(), media_type=FILES[name], headers=dict(HEADERS))
+async def _file(name: str) -> Response:
+    async with aiofiles.open(STATIC / name, "rb") as file:
+        return Response(await file.read(), media_type=FILES[name], headers=dict(HEADERS))
