@@ -305,7 +305,7 @@ def _say(line: str) -> None:
 
 
 def _say_at_once(line: str) -> None:
-    """Past Python's buffers: whoever stands in this write, because nobody reads, must not hold their lock at exit."""
+    """Write past Python's buffers: a write that blocks on a full pipe must not hold their lock at exit."""
     data = f"{line}\n".encode("utf-8", "replace")
     while data:
         data = data[os.write(sys.stdout.fileno(), data) :]
@@ -328,6 +328,6 @@ def main(args: list[str] | None = None) -> None:
         print(f"error: {' '.join(exc.message.split())}", file=sys.stderr)
         sys.exit(2 if isinstance(exc, ConfigError) else 1)
     except BrokenPipeError:
-        # The reader of our output has enough (`dump | head`); nothing more may be written at exit.
+        # The reader has closed the pipe (`dump | head`); nothing more may be written at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -123,7 +123,7 @@ class Sandboxes:
         """Delete the sandbox and the TMPDIR; what links point at stays. Nothing there is fine."""
         self._prepared.pop(agent_dir, None)
         for path in (self.path(agent_dir), self.tmpdir(agent_dir)):
-            if path.is_symlink():  # rmtree would refuse as well, in words that help nobody
+            if path.is_symlink():  # rmtree refuses it as well, in words that do not help
                 raise SandboxError(
                     f"{path} is a symbolic link, not an agent's directory: left alone, remove it yourself"
                 )
@@ -210,7 +210,7 @@ def _points_at(place: Path, wanted: str) -> bool:
 
 
 def _repoint(place: Path, wanted: str) -> None:
-    """Replace a link in one step, so that nobody ever finds it missing."""
+    """Replace a link atomically: it is never missing."""
     fresh = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
     os.symlink(wanted, fresh)
     try:

@@ -124,7 +124,7 @@ def _abilities(cli: Capability) -> Finding:
 
 
 async def _looked(check: str, look: Callable[[], Finding]) -> Finding:
-    """The finding; that the place may not even be looked at is one."""
+    """The finding of `look`. A place that cannot be read is a finding, too."""
     try:
         return await asyncio.to_thread(look)
     except OSError as exc:
@@ -193,7 +193,7 @@ def _memory(settings: Settings) -> Finding:
 
 
 def _store(path: Path) -> tuple[Finding, float | None]:
-    """Health of the file, read only, beside whoever writes it; and when something last happened in it."""
+    """Health of the file, read only and beside a running proxy; and the time of its last turn."""
     if not path.exists():
         return Finding("store", "ok", f"{path} (made at the first turn)"), None
     try:

@@ -148,7 +148,7 @@ async def dump(settings: Settings, owner: str, agent_id: str, shown: Shown, writ
 
 
 async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, write: Write) -> None:
-    """Write each turn and repair as it happens, whoever runs it; ends when the agent is deleted."""
+    """Write each turn and repair as it happens, in any proxy; ends when the agent is deleted."""
     forms = {"json": live.json_line, "markdown": live.lines}
     if shown.format not in forms:
         raise ConfigError(f"--follow takes --format {' or '.join(forms)}")

@@ -1,4 +1,4 @@
-"""What `serve` says of its own standing: where it listens, who can come in, and what its settings mean for others."""
+"""What `serve` prints at its start: where it listens, who has access, and what its settings mean for others."""
 
 from __future__ import annotations
 

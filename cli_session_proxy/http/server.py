@@ -39,11 +39,11 @@ from .systemd import Systemd
 from .ui.routes import Ui
 from .watchdog import Watchdog, on_signals
 
-# Longer than clients keep an idle connection in their pools (httpx: 5 s, requests and browsers: about 60 s), so that
-# it is they who close it and no request meets a closing one.
+# Seconds; longer than clients keep idle connections (httpx: 5 s, requests and browsers: about 60 s), so that the client
+# closes first and no request meets a closing connection.
 IDLE_CONNECTION = 75
-# Seconds after the drain: clients get their last bytes, then what is left is not waited for. SIGTERM has promised that
-# the service ends within `drain_timeout` and five seconds.
+# Seconds after the drain in which clients get their last bytes. The contract: after SIGTERM the service ends within
+# `drain_timeout` and five seconds.
 LAST_BYTES = 2
 LAST_RESORT = 4.0
 
@@ -103,7 +103,7 @@ async def _run(
 ) -> None:
     app = create_app(engine, settings)
     server = Server(app, settings)
-    # What start-up made stays; a turn makes thousands of objects that die by themselves (3 % of its time).
+    # Objects of the start-up are permanent, and a turn's own are freed without the collector (3 % of a turn's time).
     gc.freeze()
     gc.set_threshold(20_000, 50, 100)
     stop = asyncio.Event()
@@ -123,7 +123,7 @@ async def _run(
             await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             systemd.tell(STOPPING="1", STATUS="running turns end")
-            # Together: the server takes no more connections, the engine ends the turns that open ones wait for.
+            # Together: the server accepts no more connections while the engine ends the turns that open ones wait for.
             server.should_exit = True
             asked.cancel()
             await engine.stop()
@@ -135,7 +135,7 @@ async def _run(
 
 
 def _refuse_open_backs(settings: Settings) -> None:
-    """An agent that is confined but may ask the proxy for everybody's chains is not. Raises `ConfigError`."""
+    """Refuse confined profiles on an open port: their agents could read every chain there. Raises `ConfigError`."""
     confined = sorted(name for name, profile in settings.profiles.items() if profile.confined)
     if confined and settings.uds is None and not Keys(settings):
         raise ConfigError(
@@ -161,7 +161,7 @@ async def _tell(
 
 
 class Server(Listening):
-    """For clients that keep their connections, and for an end that waits as long as the engine's."""
+    """Keeps idle connections for clients, and drains as long as the engine does."""
 
     def __init__(self, app: Starlette, settings: Settings) -> None:
         patience = settings.drain_timeout + LAST_BYTES

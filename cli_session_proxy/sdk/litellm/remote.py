@@ -18,7 +18,7 @@ from ..runtime import Runtime
 from .call import Call
 from .reply import Deadline, Identity, Reply
 
-# For an answer without one of our codes: somebody else's server, or a proxy in between.
+# For an answer without one of our codes: another server, or a proxy in between.
 _BY_STATUS: dict[int, type[ProxyError]] = {400: InvalidRequest, 401: Unauthorized, 403: Unauthorized, 429: RateLimited}
 
 

@@ -126,7 +126,7 @@ def _not_logged_in(facts: _Facts) -> ProxyError:
 
 
 def likely_model(model: str) -> str:
-    """What is probably meant by a model's name that nobody knows, by the words that it is made of."""
+    """A hint at the model that an unknown name probably means, by the words that it is made of."""
     meant = [likely(word, MODELS) for word in re.split(r"[^A-Za-z]+", model) if word]
     return next((f": did you mean `{one}`?" for one in meant if one is not None and one != model), "")
 
@@ -147,7 +147,7 @@ _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], .
         lambda f: ContextTooLong(f"{f.text}: start a new chain or send less", detail=f.detail),
     ),
     (
-        # Neither a bad login nor a limit that time lifts: somebody has to pay.
+        # Neither a bad login nor a limit that time lifts: the account has to be paid.
         lambda f: _BILLING.search(f.text) is not None,
         lambda f: UpstreamError(f"{f.text}: see the account's billing", detail=f.detail),
     ),

@@ -24,8 +24,8 @@ from .process_table import START_TIME, Born, ProcessTable
 log = logs.get(__name__)
 
 
-# The start of a spare takes a core from the first turn of the session that took the one before: after so many seconds
-# such a turn only waits for the provider.
+# A spare's start would compete for a core with the first turn of the session that claimed the last spare. After so
+# many seconds that turn only waits for the provider.
 FIRST_TURN = 1.0
 
 
@@ -49,8 +49,8 @@ class Pool:
         self._spares = settings.spares
         self._ahead = ahead
         self.table = ProcessTable(settings, born, reaped, started)
-        self._newest: tuple[Launch, ClaudeProcess] | None = None  # what the last new session wanted, and got
-        self._refused: str | None = None  # the kind whose spare did not take its claim
+        self._newest: tuple[Launch, ClaudeProcess] | None = None  # what the last new session asked for, and its process
+        self._refused: str | None = None  # the kind of spare that refused its claim
         self._sessions: dict[str, asyncio.Lock] = {}
         self._waiting: Counter[str] = Counter()
 
@@ -96,7 +96,7 @@ class Pool:
         return self.table.ended.pop(session_id, None)
 
     async def take_waiting(self, launch: Launch) -> ClaudeProcess | None:
-        """The session's process, where it waits for results and would go on as the launch asks; else None."""
+        """The session's process, if it waits for results and fits the launch; else None."""
         async with self._session(launch.session_id):
             current = self.peek(launch.session_id)
             if current is None or self.table.taken(current) or not current.waiting:
@@ -123,7 +123,7 @@ class Pool:
             await self._discard(session_id)
 
     def kill(self) -> None:
-        """End every process at once. Nothing is waited for; any thread may ask for it, when all else has failed."""
+        """End every process at once. Does not wait; safe from any thread, as a last resort."""
         for process in self.table.all():
             process.kill()
 
@@ -177,9 +177,9 @@ class Pool:
         return None
 
     async def _prepare(self) -> None:
-        """Have `spares` of the kind last wanted, where there is room for them when everybody else has a place.
+        """Keep `spares` processes of the kind last asked for, where there is room beside all sessions.
 
-        No more than that are started for one new session: one that dies at once is not started again and again.
+        At most that many starts for each new session: a spare that dies at once is not started again and again.
         """
         spares = self.table.spares
         newest, starts = None, 0
@@ -189,8 +189,8 @@ class Pool:
             wanted, first = newest
             await self.table.given_back(first, FIRST_TURN)
             for other in list(spares):
-                # Asked again: it may have been claimed while another one was ended.
-                if other in spares and (other.launch.kind != wanted.kind or self.table.useless(other)):
+                # Checked again: it may have been claimed while another one was closed.
+                if other in spares and (other.launch.kind != wanted.kind or self.table.unusable(other)):
                     await self.table.retire(other)
             if newest is not self._newest:
                 continue

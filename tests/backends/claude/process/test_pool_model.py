@@ -210,7 +210,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.table.busy() == len(held)
         assert self.table.reserved == 0
         assert not self.table.ending()
-        assert not any(self.table.useless(process) for process in self.table.idle())
+        assert not any(self.table.unusable(process) for process in self.table.idle())
         assert len(self.table.spares) <= self.settings.spares
 
     def teardown(self) -> None:

@@ -37,7 +37,7 @@ async def retired_for_another(pool: Pool, process: ClaudeProcess, real: MakeLaun
 
 async def retired_after_tool_timeout(pool: Pool, process: ClaudeProcess, real: MakeLaunch, binary: Path) -> None:
     process.last_used -= 3600
-    pool.table.useless_ones.set()  # the reaper looks
+    pool.table.reap_now.set()  # the reaper looks
     await until(lambda: is_gone(process.pid))
 
 
