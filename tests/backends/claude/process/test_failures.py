@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.backends.claude.process.events import ProcessDied, Result
-from cli_session_proxy.backends.claude.process.failures import error_for, error_for_death
-from cli_session_proxy.backends.claude.process.resets import seconds_until
+from cli_session_proxy.backends.claude.process.failures import error_for, error_for_death, seconds_until
 from cli_session_proxy.backends.claude.process.turn_reader import TurnReader
 
 from .helpers import DATA, recorded
