@@ -67,7 +67,7 @@ class Sandboxes:
         self._prefix = settings.var / "sandbox" / "agents"
         self._tmp = settings.var / "tmp"
         self._links = dict(settings.sandbox.links)
-        self._prepared: dict[str, tuple[str, str]] = {}  # the two directories of each that was
+        self._prepared: dict[str, tuple[Path, Path]] = {}  # what `prepare` made, by agent
 
     @property
     def prefix(self) -> Path:
@@ -85,24 +85,27 @@ class Sandboxes:
 
         Safe to call again and by several processes.
         """
-        path = self.path(agent_dir)
-        for made in (path, self.tmpdir(agent_dir)):
+        path, tmpdir = self.path(agent_dir), self.tmpdir(agent_dir)
+        for made in (path, tmpdir):
             make_private(made.parent)
             _make(made)
         for name, target in self._links.items():
             _link(path, name, target)
-        self._prepared[agent_dir] = str(path), str(self.tmpdir(agent_dir))
+        self._prepared[agent_dir] = path, tmpdir
         return path
 
-    def is_prepared(self, agent_dir: str) -> bool:
-        """`prepare` has nothing to do: it was done here before, and there are no links to look at. Costs two stats."""
-        places = self._prepared.get(agent_dir)
-        if self._links or places is None:
-            return False
+    def prepared(self, agent_dir: str) -> tuple[Path, Path] | None:
+        """The sandbox and the TMPDIR, if `prepare` has nothing left to do: both are still there, and there are no links
+        to check. Costs two stats."""
+        known = None if self._links else self._prepared.get(agent_dir)
+        if known is None:
+            return None
+        sandbox, tmpdir = known
         try:
-            return all(stat.S_ISDIR(os.lstat(place).st_mode) for place in places)
+            there = stat.S_ISDIR(os.lstat(sandbox).st_mode) and stat.S_ISDIR(os.lstat(tmpdir).st_mode)
         except OSError:
-            return False
+            return None
+        return known if there else None
 
     def has(self, agent_dir: str) -> bool:
         return self.path(agent_dir).is_dir()

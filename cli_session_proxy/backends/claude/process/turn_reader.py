@@ -157,6 +157,7 @@ class TurnReader:
 
     def _stream(self, event: JSON, abandoned: object) -> list[CliEvent]:
         """`abandoned` stands at the `message_stop` that CLI 2.1 makes of a cut: from which block on they are void."""
+        at = _count(event.get("index"))
         match event.get("type"):
             case "message_start":
                 events = self._cut_short()
@@ -173,14 +174,15 @@ class TurnReader:
                 block = _dict(event.get("content_block"))
                 if block.get("type") not in ANSWER_BLOCKS:
                     return []
-                index = self._blocks[_index(event)] = self._number()
-                self._open.add(_index(event))
+                index = self._blocks[at] = self._next
+                self._next += 1
+                self._open.add(at)
                 return [BlockStart(index, block)]
-            case "content_block_delta" if _index(event) in self._open:
-                return [BlockDelta(self._blocks[_index(event)], _dict(event.get("delta")))]
-            case "content_block_stop" if _index(event) in self._open:
-                self._open.remove(_index(event))
-                return [BlockStop(self._blocks[_index(event)])]
+            case "content_block_delta" if at in self._open:
+                return [BlockDelta(self._blocks[at], _dict(event.get("delta")))]
+            case "content_block_stop" if at in self._open:
+                self._open.remove(at)
+                return [BlockStop(self._blocks[at])]
             case "message_delta":
                 self._using = {**self._using, **_dict(event.get("usage"))}
                 self._whole = bool(_dict(event.get("delta")).get("stop_reason"))
@@ -219,10 +221,6 @@ class TurnReader:
         self._open.clear()
         return events
 
-    def _number(self) -> int:
-        self._next += 1
-        return self._next - 1
-
     def _assistant(self, frame: JSON) -> list[CliEvent]:
         message = _dict(frame.get("message"))
         model = message.get("model")
@@ -257,7 +255,7 @@ class TurnReader:
         """The block events of an answer that came whole."""
         events = self._close_all()
         for block in blocks:
-            index = self._number()
+            index, self._next = self._next, self._next + 1
             start, deltas = _as_stream(block)
             events += [BlockStart(index, start), *(BlockDelta(index, delta) for delta in deltas), BlockStop(index)]
         return events
@@ -329,10 +327,6 @@ def _text(value: object) -> str | None:
 
 def _count(value: object) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _index(event: JSON) -> int:
-    return _count(event.get("index"))
 
 
 def _without_ids(frame: JSON) -> JSON:

@@ -93,14 +93,16 @@ class Sessions:
         """
         agent, parent, session = standing.agent, standing.parent, standing.session
         gone = False
-        if not self._sandboxes.is_prepared(agent.dir):
+        prepared = self._sandboxes.prepared(agent.dir)
+        if prepared is None:
             gone = parent is not None and parent.session_id is not None and not self._sandboxes.has(agent.dir)
             await asyncio.to_thread(self._sandboxes.prepare, agent.dir)
-        cwd = self._sandboxes.path(agent.dir)
-        env = self._env | {environment.TMPDIR: str(self._sandboxes.tmpdir(agent.dir))}
+            prepared = self._sandboxes.path(agent.dir), self._sandboxes.tmpdir(agent.dir)
+        cwd, tmpdir = prepared
+        env = self._env | {environment.TMPDIR: str(tmpdir)}
         capability = await cli.probe(cli.find(self._settings), env, cwd)
         _refuse_what_it_cannot(capability, plan)
-        place = confine.Place(cwd, self._sandboxes.tmpdir(agent.dir), self._config_dir)
+        place = confine.Place(cwd, tmpdir, self._config_dir)
         wrapper = await confine.wrapper(self._settings, plan.profile, capability.path, place, env)
         now = Now(agent, parent, turn_id, cwd, capability, adopt, wrapper)
         evidence: JSON = {"sandbox": str(cwd)} if gone else {}
@@ -296,7 +298,7 @@ class Sessions:
             for ended in {before.id, session_id}:
                 await self._end(ended)
         taken = await self.captures.taken(ready, turn, path, said)
-        if partials.words(said.output, said.partial):
+        if said.partial and partials.words(said.output, said.partial):
             if said.calls:
                 ready.process.kill()  # asked to end, it would answer the calls by itself
             for ended in {before.id, session_id}:

@@ -70,7 +70,7 @@ def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], data: st.Da
         found += splitter.feed(whole[at : at + size])
         at += size
     assert found == lines
-    assert splitter.finish() == b"rest"
+    assert splitter.feed(b"\n") == [b"rest"]
 
 
 def test_a_line_over_the_cap_is_an_error_whether_it_ends_or_not() -> None:
