@@ -135,7 +135,10 @@ class TurnReader:
                 return self._assistant(frame)
             case "user":
                 return self._own_tools(frame) or [Activity(kind)]
-            case "control_request" if _is_call(frame) and self._streaming is None:
+            case "control_request" if (
+                self._streaming is None
+                and _dict(_dict(frame.get("request")).get("message")).get("method") == "tools/call"
+            ):
                 return self._called() or [Activity(kind)]
             case "result":
                 return self._result(frame)
@@ -301,13 +304,6 @@ def _session_id(frame: JSON) -> str:
 def _seen(frame: JSON, cause: str) -> CliEvent:
     named = _session_id(frame)
     return SessionSeen(named, cause) if named else Activity(cause)
-
-
-def _is_call(frame: JSON) -> bool:
-    """A request of the CLI's to make a call of the client's tool."""
-    request = frame.get("request")
-    message = request.get("message") if isinstance(request, dict) else None
-    return isinstance(message, dict) and message.get("method") == "tools/call"
 
 
 def calls_in(frame: JSON | None) -> list[Block]:
