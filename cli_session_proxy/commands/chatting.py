@@ -34,7 +34,7 @@ from .showing import alive, client_of, key_of
 
 Write = Callable[[str], None]
 
-REPAIRS = frozenset({"rebuilt", "moved", "adopted"})
+TOLD_LINKS = frozenset({"rebuilt", "moved", "adopted"})
 READ = 4096
 PROMPT = "› "
 
@@ -99,7 +99,7 @@ def _told(turn: JSON) -> str:
     """One line on how the turn was had, and one for each repair."""
     cost = "" if turn["cost_usd"] is None else f", ${turn['cost_usd']:.4f}"
     out = [f"  [{turn['continuity']}, session {(turn['session_id'] or 'none')[:8]}{cost}]"]
-    told = [link["says"] for link in turn["links"] if link["reason"] in REPAIRS]
+    told = [link["says"] for link in turn["links"] if link["reason"] in TOLD_LINKS]
     out += [f"  [{printable(text)}]" for text in (*told, *turn["says"])]
     return "".join(f"{line}\n" for line in out)
 

@@ -46,7 +46,7 @@ PAGE = 100
 # A row of a page is two short texts: a thousand of them are a few hundred KB.
 MAX_PAGE = 1000
 # Links of the timeline's overview; older ones stand at their turns.
-REPAIRS = 200
+NEWEST_REPAIRS = 200
 
 
 class Ui:
@@ -114,7 +114,7 @@ class Ui:
     async def repairs(self, request: Request) -> Response:
         """The newest links that are not a plain start, newest first."""
         agent = await self._agent(request)
-        links = await self._engine.store.repairs(agent.key, limit=REPAIRS)
+        links = await self._engine.store.repairs(agent.key, limit=NEWEST_REPAIRS)
         return JSONResponse({"object": "list", "data": [shown.link(link) for link in links]})
 
     async def _agent(self, request: Request) -> Agent:
