@@ -16,7 +16,7 @@ MINUTES ?= 15
 SEED ?=
 CHAOS := $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-.PHONY: serve login demo test bench bench-quick check continuity chaos dist image tools chromium bubblewrap clean
+.PHONY: serve login demo test bench bench-quick trace check continuity chaos dist image tools chromium bubblewrap clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
 	@$(BIN)/cli-session-proxy serve
@@ -42,6 +42,9 @@ bench: $(VENV)/.bench $(CCPROXY)/.installed  ## the proxy beside the bare CLI an
 
 bench-quick: $(VENV)/.bench $(CCPROXY)/.installed  ## the same in about two minutes; prints only
 	$(BIN)/python -m bench --quick --json var/bench-quick.json
+
+trace: $(VENV)/.bench  ## the functions that one warm chat turn runs through, from the socket to the acknowledgement
+	@$(BIN)/python -m bench.trace
 
 dist: $(VENV)/.test  ## the wheel and the sdist, as an index takes them
 	rm -rf dist

@@ -48,7 +48,7 @@ class FileLock:
             raise StoreUnavailable(f"cannot open {self._path} ({exc.strerror}): mend that, then try again") from exc
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _is_file(fd, self._path):  # removed by the one who had it: that file locks nobody out
+            if not _is_file(fd, self._path):  # its last holder removed it: a lock on that file excludes no one
                 raise BlockingIOError
         except BlockingIOError:
             os.close(fd)

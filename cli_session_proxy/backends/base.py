@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ..domain.client_tools import Answers, Check, Wants
 from ..domain.evidence import Evidence, RecordsFrom
@@ -248,6 +248,34 @@ class Settled:
     model: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedRecord:
+    """One record of a turn. `state`: equal, lost, changed, or on one side only. `chain` and `file` are what either side
+    says, as blocks; None where it has no such record, and for the file where both say the same."""
+
+    uuid: str | None
+    kind: str
+    state: str
+    chain: Sequence[Any] | None
+    file: Sequence[Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What the backend keeps outside the store, compared with the chain at one turn.
+
+    `found`: `equal`, `busy` (a turn is just writing it), `different`, or `none` where no session holds this turn.
+    `differences` are kinds and sentences.
+    """
+
+    found: Literal["none", "equal", "busy", "different"]
+    differences: tuple[tuple[str, str], ...] = ()
+    records: tuple[ComparedRecord, ...] = ()
+    session_id: str | None = None
+    transcript: str | None = None
+    tip_turn_id: str | None = None
+
+
 class Counts(NamedTuple):
     """Processes in use, idle ones that are kept warm, spares; and the bytes of all, as last measured."""
 
@@ -270,6 +298,9 @@ class Backend(Protocol):
 
     async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
         """The whole answer of a turn that ran when its proxy ended; None where it is not there. Only looks."""
+
+    async def compare(self, agent: Agent, turn: Turn) -> Comparison:
+        """How the turn's session differs from the chain. Only looks; costs as much as the path is long."""
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
         """End these processes of other proxies, by pid and start time, and wait for it. False where one lives on."""

@@ -29,7 +29,7 @@ from ..domain.models import (
     Turn,
     Usage,
 )
-from .base import Adoptable, Answered, Called, Completed, Counts, Event, Exchange, Job, Kept, Said, Settled
+from .base import Adoptable, Answered, Called, Comparison, Completed, Counts, Event, Exchange, Job, Kept, Said, Settled
 
 # What the model says to a path: blocks of the Messages API, `tool_use` among them.
 Model = Callable[[Sequence[Message]], Awaitable[Sequence[Block]]]
@@ -67,6 +67,9 @@ class MemoryBackend:
 
     async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
         return self.left.get(turn.id)
+
+    async def compare(self, agent: Agent, turn: Turn) -> Comparison:
+        return Comparison("none")
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
         return not strays

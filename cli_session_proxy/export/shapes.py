@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
-from ..backends.claude import transcript
 from ..domain.identifiers import MODEL, TURN_ID, UUID, VERSION
-from ..domain.models import JSON, Continuity, Delivery, LinkReason, Record
+from ..domain.models import JSON, Continuity, Delivery, LinkReason
 from ..errors import InvalidRequest
 from ..sandbox import AGENT_ID_LIMIT
 
@@ -315,14 +314,6 @@ def check_line(where: str, line: JSON, *, former: bool) -> str:
             f"{where}: {kind[:40]} is no part of an export; upgrade cli-session-proxy, or export it again"
         )
     return kind
-
-
-def check_record(where: str, record: Record) -> None:
-    """A whole record: one line of a transcript, or a file that lay beside it."""
-    if "\n" in record.line or "\r" in record.line:
-        raise InvalidRequest(f"{where}: record: it is more than one line")
-    if transcript.is_file(record) and not transcript.is_sound(record):
-        raise InvalidRequest(f"{where}: record: a file whose name is no place below a session's own folder")
 
 
 def _check(shape: type[BaseModel], value: Any, where: str, *below: str) -> None:

@@ -95,7 +95,7 @@ class Metrics:
         self._cost.inc(max(0.0, turn.cost_usd or 0.0))
 
     def adopted(self, turn: Turn, link: Link) -> None:  # noqa: ARG002 - an observer's shape
-        """Turns that somebody had outside the proxy came in."""
+        """A turn that was held outside the proxy was adopted."""
         self._count_links((link,))
 
     def _count_links(self, links: Sequence[Link]) -> None:
@@ -130,7 +130,7 @@ class Metrics:
 
 
 def _codes(error: type[ProxyError]) -> frozenset[str]:
-    """The stable codes of the contract: any other, from an older store perhaps, is counted as `other`."""
+    """The stable codes of the contract. Any other, such as an older store's, counts as `other`."""
     return frozenset({error.code}.union(*(_codes(kind) for kind in error.__subclasses__())))
 
 
@@ -154,7 +154,7 @@ class _Now(Collector):
 
 
 class MetricsRoute:
-    """`GET /metrics`, for whoever has a key."""
+    """`GET /metrics`; needs a key where there are keys."""
 
     def __init__(self, engine: Engine) -> None:
         self._metrics = Metrics(engine)

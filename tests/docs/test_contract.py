@@ -10,7 +10,7 @@ import typer.main
 
 from cli_session_proxy import errors
 from cli_session_proxy.aside import pool
-from cli_session_proxy.backends.claude import opening
+from cli_session_proxy.backends.claude.transcript import opening
 from cli_session_proxy.cli import app as commands
 from cli_session_proxy.domain import limits, structured
 from cli_session_proxy.engine.engine import Engine

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sqlite3
 from collections.abc import AsyncIterator
@@ -14,12 +13,14 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+import aiofiles
 import pytest
 
+from cli_session_proxy.commands import upkeep
 from cli_session_proxy.domain.models import Placed, Tool, ToolChoice, TurnOptions
 from cli_session_proxy.engine.ownership import Instances
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
-from cli_session_proxy.export import incoming, portable, shown
+from cli_session_proxy.export import portable, shown
 from cli_session_proxy.settings import Settings, load
 from cli_session_proxy.stores.base import Store
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
@@ -111,21 +112,21 @@ async def test_the_size_of_a_chain_is_that_of_its_texts(path: Path) -> None:
 
 async def test_an_export_of_0_1_comes_in(tmp_path: Path) -> None:
     settings = Settings(var=tmp_path, claude_config_dir=tmp_path / "claude")
+    await upkeep.import_(settings, "local", HERE / "chain.export", None)
     async with store_at(tmp_path / FILE) as store:
-        await incoming.bring_in(settings, store, "local", HERE / "chain.export", None, lambda _done, _all: None)
         said = as_told_before(await told(store))
     finished = [turn for turn in TOLD["turns"] if turn["id"] != f"{ID}7"]
     assert said == {"turns": finished, "links": TOLD["links"]}
 
 
 async def test_what_is_exported_comes_in_as_it_was(path: Path, tmp_path: Path) -> None:
-    settings = Settings(var=tmp_path, claude_config_dir=tmp_path / "claude")
+    here, there = (
+        Settings(var=var, claude_config_dir=tmp_path / "claude") for var in (path.parent, tmp_path / "other")
+    )
     file = tmp_path / "chain.export"
-    async with store_at(path) as store, store_at(tmp_path / "other.sqlite3") as other:
-        agent = await store.agent("local", "ada")
-        assert agent is not None
-        await portable.export(settings, store, agent, file, lambda _done, _all: None)
-        await incoming.bring_in(settings, other, "local", file, None, lambda _done, _all: None)
+    await upkeep.export(here, "local", "ada", file)
+    await upkeep.import_(there, "local", file, None)
+    async with store_at(path) as store, store_at(there.var / FILE) as other:
         before, after = await told(store), await told(other)
         assert before["turns"][:-1] == after["turns"]
         assert before["links"] == after["links"]
@@ -138,22 +139,21 @@ async def test_an_export_of_0_1_with_tools_that_are_none_is_refused(tmp_path: Pa
     settings = Settings(var=tmp_path, claude_config_dir=tmp_path / "claude")
     file = tmp_path / "hostile.export"
     lines = (HERE / "chain.export").read_text().replace('"parallel":true', '"parallel":5').splitlines()[:-1]
-    _sealed(file, lines)
-    async with store_at(tmp_path / FILE) as store:
-        with pytest.raises(InvalidRequest, match=r"wants\.tool_choice\.parallel"):
-            await incoming.bring_in(settings, store, "local", file, None, lambda _done, _all: None)
+    await _sealed(file, lines)
+    with pytest.raises(InvalidRequest, match=r"wants\.tool_choice\.parallel"):
+        await upkeep.import_(settings, "local", file, None)
 
 
-def _sealed(file: Path, lines: list[str]) -> None:
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT), "wb") as out:
+async def _sealed(file: Path, lines: list[str]) -> None:
+    async with aiofiles.open(file, "wb") as out:
         writer = portable._Writer(out)
         for line in lines:
-            writer.line(json.loads(line))
-        writer.end()
+            await writer.line(json.loads(line))
+        await writer.end()
 
 
 def test_every_setting_of_0_1_is_still_one() -> None:
-    settings = load(config=HERE / "cli_session_proxy.toml")
+    settings = load(config=HERE / "settings.toml")
     assert (settings.port, settings.on_context_full, settings.retention_days) == (8788, "error", 30.0)
     assert settings.profile_for(None).tools == ("Read", "Bash")
     assert settings.sandbox.links == {"shared": Path("/x/shared")}

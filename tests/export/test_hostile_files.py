@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends.claude import environment
+from cli_session_proxy.backends.claude.process import environment
 from cli_session_proxy.commands import upkeep
 from cli_session_proxy.domain.models import Conversation, Item, Link, Message, Record, Session, Turn
 from cli_session_proxy.errors import InvalidRequest, ProxyError, SandboxError

@@ -9,7 +9,7 @@ import signal
 import sqlite3
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,13 +19,6 @@ from tests.conftest import ROOT
 
 # Seconds for any one answer of a proxy.
 PATIENCE = 60.0
-
-
-async def until(met: Callable[[], Awaitable[bool]]) -> None:
-    """Look again and again: what other processes do, nobody tells us."""
-    async with asyncio.timeout(PATIENCE):
-        while not await met():  # noqa: ASYNC110 - see above
-            await asyncio.sleep(0.02)
 
 
 class Other:

@@ -20,7 +20,8 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard, running, text
-from .others import other_proxy, until
+from ..until import until
+from .others import other_proxy
 from .proxy import STEPS
 
 # At these steps the CLI has the whole answer on disk: nobody needs to ask the model again.

@@ -20,7 +20,8 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..conftest import MakeSettings
 from ..talking import ask, claude, heard, request, running
 from ..tools.test_loops import TOOLS, called, calls, result, results, tool_blocks
-from .others import other_proxy, until
+from ..until import until
+from .others import other_proxy
 from .test_kill import queued, turns_of
 from .test_several_proxies import reached
 
@@ -85,7 +86,7 @@ async def test_results_that_another_proxy_took_survive_the_death_of_the_proxy_th
 
 
 def own(engine: Engine) -> list[int]:
-    return [process.pid for process in claude(engine).pool._places.all()]
+    return [process.pid for process in claude(engine).pool.table.all()]
 
 
 async def test_results_are_taken_by_a_proxy_beside_the_one_that_died_while_its_calls_waited(

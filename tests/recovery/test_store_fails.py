@@ -18,7 +18,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard
-from .others import until
+from ..until import until
 from .test_kill import turns_of
 
 

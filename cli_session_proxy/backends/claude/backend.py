@@ -19,13 +19,14 @@ from ...settings import Settings
 from ...stores.base import Standing, Store
 from .. import base
 from ..base import Adoptable, Answered, Counts, Event, Exchange, Job, Kept, Lost, Settled
-from . import events, failures
+from .process import events, failures
 from .process.child import end_left
 from .process.pool import Pool
 from .process.restarts import Restarts
 from .sessions import adoption, history, settling
 from .sessions.capture import Ready, Said
 from .sessions.manager import Foreign, Plan, Sessions
+from .sessions.verifying import Verifier, compare
 from .sessions.watcher import Watcher
 
 log = logs.get(__name__)
@@ -51,6 +52,7 @@ class ClaudeBackend:
         self.pool = Pool(settings, ahead=sandboxes.ahead, born=born, reaped=reaped, started=started)
         self.sessions = Sessions(settings, store, self.pool, sandboxes)
         self._restarts = Restarts()
+        self._verifier = Verifier(settings, store)
         self._watcher = Watcher(settings, sandboxes, self.sessions)
 
     # --- a turn
@@ -92,6 +94,9 @@ class ClaudeBackend:
 
     async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
         return await settling.settled(self._store, self.sessions.transcript_of, agent, turn)
+
+    async def compare(self, agent: Agent, turn: Turn) -> base.Comparison:
+        return await compare(self._verifier, self._store, agent, turn)
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
         ended = await asyncio.gather(*(asyncio.to_thread(end_left, pid, started) for pid, started in strays))

@@ -6,10 +6,10 @@ other agent has an id too, so that a chain begun on another wire can be gone on 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...domain.identifiers import conversation_id
 from ...domain.models import JSON, Agent, Item
 from ...errors import InvalidRequest, NotFound
 from .body import checked_metadata
@@ -17,29 +17,6 @@ from .items import written
 
 # OpenAI's bound for one call.
 ITEMS_LIMIT = 20
-
-_MADE_HERE = re.compile(r"conv_[0-9a-f]{32}")
-# "x" is no hexadecimal digit: no name can look like an id that was made here.
-_OF_NAME = re.compile(r"conv_x((?:[0-9a-f]{2})+)")
-
-
-def conversation_id(agent_id: str) -> str:
-    if _MADE_HERE.fullmatch(agent_id):
-        return agent_id
-    return f"conv_x{agent_id.encode('utf-8', 'surrogatepass').hex()}"
-
-
-def agent_id_of(conversation: str) -> str | None:
-    """The agent that a conversation's id names; None where it cannot be one of ours."""
-    if _MADE_HERE.fullmatch(conversation):
-        return conversation
-    named = _OF_NAME.fullmatch(conversation)
-    if named is None:
-        return None
-    try:
-        return bytes.fromhex(named[1]).decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        return None
 
 
 def unknown(conversation: str) -> NotFound:

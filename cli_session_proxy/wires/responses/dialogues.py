@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
+from ...domain.identifiers import agent_id_of, conversation_id
 from ...domain.models import FINISHED, JSON, ON_PATH, Agent, Block, Conversation, Item, Message, Turn, TurnRequest
 from ...engine.engine import Engine
 from ...engine.live import Answer
@@ -22,7 +23,7 @@ from . import body as responses
 from . import conversations
 from . import items as responses_items
 from .body import ResponsesCall, response_id, turn_id_of
-from .conversations import NewConversation, agent_id_of, unknown
+from .conversations import NewConversation, unknown
 from .items import Entry
 
 
@@ -211,7 +212,7 @@ class Dialogues:
                 return await self._engine.submit(request)
             # Exchanges are brought in, or the path is left: that needs a head which does not move meanwhile.
             await self._engine.settled(agent.key)
-            agent = await self._conversation_agent(agent.owner, conversations.conversation_id(agent.agent_id))
+            agent = await self._conversation_agent(agent.owner, conversation_id(agent.agent_id))
             kept, rest = await self._without(agent, removed)
             head = await self._head(call)
             request = _request(call, (*rest, *said), head, takes=takes, continues=kept.id if kept else None)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cli_session_proxy.commands import upkeep
+from cli_session_proxy.domain.identifiers import conversation_id
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.wires.responses.conversations import conversation_id
 
 from .conftest import Door, OpenDoor
 

@@ -25,7 +25,8 @@ from ....sandbox import Sandboxes, directory_name
 from ....settings import Settings
 from ....stores.base import ChainPart, ImportedTurn, NewChain, Store, WholeTurn
 from ...base import Adoptable
-from .. import environment, transcript
+from .. import transcript
+from ..process import environment
 from .exchanges import Exchange, exchanges
 from .foreign import ForeignFile, Progress, survey
 from .manager import Foreign

@@ -15,10 +15,10 @@ from ....domain.evidence import Evidence, RecordsFrom
 from ....domain.models import JSON, Block, Continuity, FileMark, Link, Message, Record, Session, Turn
 from ....stores.base import Store
 from .. import transcript
-from ..events import WrongTranscript
-from ..opening import contents
+from ..process.events import WrongTranscript
 from ..process.process import ClaudeProcess
 from ..transcript import Entry, Parsed, Reader, Scribe
+from ..transcript.opening import contents
 from . import partials, stopping
 from .exchanges import is_prompt
 from .reopening import SYNTHETIC_MODEL

@@ -27,11 +27,11 @@ from ....errors import InvalidRequest, SessionBusy
 from ....sandbox import Sandboxes
 from ....settings import Profile, Settings
 from ....stores.base import Standing, Store
-from .. import environment, transcript
-from ..events import ProcessDied, WrongTranscript
+from .. import transcript
 from ..process import capability as cli
-from ..process import confine, frames
+from ..process import confine, environment, frames
 from ..process.capability import Capability
+from ..process.events import ProcessDied, WrongTranscript
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
 from ..transcript import Scribe
@@ -94,14 +94,16 @@ class Sessions:
         """
         agent, parent, session = standing.agent, standing.parent, standing.session
         gone = False
-        if not self._sandboxes.is_prepared(agent.dir):
+        prepared = self._sandboxes.prepared(agent.dir)
+        if prepared is None:
             gone = parent is not None and parent.session_id is not None and not self._sandboxes.has(agent.dir)
             await asyncio.to_thread(self._sandboxes.prepare, agent.dir)
-        cwd = self._sandboxes.path(agent.dir)
-        env = self._env | {environment.TMPDIR: str(self._sandboxes.tmpdir(agent.dir))}
+            prepared = self._sandboxes.path(agent.dir), self._sandboxes.tmpdir(agent.dir)
+        cwd, tmpdir = prepared
+        env = self._env | {environment.TMPDIR: str(tmpdir)}
         capability = await cli.probe(cli.find(self._settings), env, cwd)
         _refuse_what_it_cannot(capability, plan)
-        place = confine.Place(cwd, self._sandboxes.tmpdir(agent.dir), self._config_dir)
+        place = confine.Place(cwd, tmpdir, self._config_dir)
         wrapper = await confine.wrapper(self._settings, plan.profile, capability.path, place, env)
         now = Now(agent, parent, turn_id, cwd, capability, adopt, wrapper)
         evidence = Evidence(sandbox=str(cwd)) if gone else Evidence()
@@ -132,8 +134,12 @@ class Sessions:
                 return waiting
             prepared, lead = await self._reopened(now, plan, now.parent, session, frame_uuid)
             quiet = not plan.prompt
+        elif now.parent is None:
+            prepared = self._start(now)
+        elif session is None:
+            prepared = await self._repairs.branch(now, now.parent)
         else:
-            prepared = await self._prepare(now, session)
+            prepared = await self._verify(now, now.parent, session)
         launch = _launch(now, plan, env, prepared.session.id, resume=prepared.resume)
         try:
             process, warm = await self._pool.checkout(launch)
@@ -247,13 +253,6 @@ class Sessions:
         prepared = await self._repairs.written(now, session_id, [*known, *lead], session)
         return prepared, lead
 
-    async def _prepare(self, now: Now, session: Session | None) -> Prepared:
-        if now.parent is None:
-            return self._start(now)
-        if session is None:
-            return await self._repairs.branch(now, now.parent)
-        return await self._verify(now, now.parent, session)
-
     def _start(self, now: Now, session_id: str | None = None) -> Prepared:
         session = now.session(session_id or str(uuid.uuid4()), self._path(now.cwd), None)
         return Prepared(session, False, "started", (now.link(None, session.id, "started", {}),))
@@ -298,7 +297,7 @@ class Sessions:
             for ended in {before.id, session_id}:
                 await self._end(ended)
         taken = await self.captures.taken(ready, turn, path, said)
-        if partials.words(said.output, said.partial):
+        if said.partial and partials.words(said.output, said.partial):
             if said.calls:
                 ready.process.kill()  # asked to end, it would answer the calls by itself
             for ended in {before.id, session_id}:

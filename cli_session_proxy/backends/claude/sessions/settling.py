@@ -12,8 +12,8 @@ from ....domain.models import JSON, Agent, Link, LinkReason, Session, Turn
 from ....stores.base import Store
 from ...base import Settled
 from .. import transcript
-from ..opening import contents
 from ..transcript import Entry, Parsed
+from ..transcript.opening import contents
 from .exchanges import Exchange, invented
 
 

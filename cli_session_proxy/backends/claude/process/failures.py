@@ -12,10 +12,12 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta, tzinfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from ... import redact
-from ...domain.models import JSON
-from ...errors import (
+from .... import redact
+from ....domain.models import JSON
+from ....errors import (
     ClaudeNotLoggedIn,
     ClaudeUnavailable,
     ContextTooLong,
@@ -30,9 +32,8 @@ from ...errors import (
     UpstreamError,
     likely,
 )
-from ...settings import MODELS
+from ....settings import MODELS
 from .events import ProcessDied, Result, WrongTranscript
-from .resets import seconds_until
 
 TEXT_LIMIT = 500
 
@@ -92,8 +93,8 @@ def _facts(result: Result, retries: Sequence[JSON], model: str, now: float) -> _
     body = _provider_error(said)
     status = result.api_error_status or (int(match[1]) if match else None)
     kind = str(result.detail.get("api_error_type") or body.get("type") or "")
-    text = str(body.get("message") or said)
-    return _Facts(status, kind, _clean(text), result.terminal_reason or "", _wait(result, said, retries, now), model)
+    text = redact.text(" ".join(str(body.get("message") or said).split()))[:TEXT_LIMIT]
+    return _Facts(status, kind, text, result.terminal_reason or "", _wait(result, said, retries, now), model)
 
 
 def _provider_error(said: str) -> JSON:
@@ -120,28 +121,19 @@ def _wait(result: Result, said: str, retries: Sequence[JSON], now: float) -> flo
     return max(1.0, known[-1]) if known else None
 
 
-def _clean(text: str) -> str:
-    return redact.text(" ".join(text.split()))[:TEXT_LIMIT]
-
-
 def _not_logged_in(facts: _Facts) -> ProxyError:
     said = _OWN_ADVICE.sub("", facts.text)
     return ClaudeNotLoggedIn(f"{said}: {NOT_LOGGED_IN}", detail=facts.detail)
 
 
 def likely_model(model: str) -> str:
-    """What is probably meant by a model's name that nobody knows, by the words that it is made of."""
+    """A hint at the model that an unknown name probably means, by the words that it is made of."""
     meant = [likely(word, MODELS) for word in re.split(r"[^A-Za-z]+", model) if word]
     return next((f": did you mean `{one}`?" for one in meant if one is not None and one != model), "")
 
 
 def _limited(facts: _Facts) -> ProxyError:
     return RateLimited(facts.text, retry_after=facts.wait, detail=facts.detail)
-
-
-def _bad_request(facts: _Facts) -> ProxyError:
-    wrong = UpstreamError if _HISTORY.search(facts.text) else InvalidRequest
-    return wrong(facts.text, detail=facts.detail)
 
 
 # In order: the first that applies. Login before the statuses (1.x has no status for it), the limits before login.
@@ -156,7 +148,7 @@ _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], .
         lambda f: ContextTooLong(f"{f.text}: start a new chain or send less", detail=f.detail),
     ),
     (
-        # Neither a bad login nor a limit that time lifts: somebody has to pay.
+        # Neither a bad login nor a limit that time lifts: the account has to be paid.
         lambda f: _BILLING.search(f.text) is not None,
         lambda f: UpstreamError(f"{f.text}: see the account's billing", detail=f.detail),
     ),
@@ -178,7 +170,11 @@ _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], .
             detail=f.detail,
         ),
     ),
-    (lambda f: f.status in {400, 422}, _bad_request),
+    (
+        lambda f: f.status in {400, 422} and _HISTORY.search(f.text) is not None,
+        lambda f: UpstreamError(f.text, detail=f.detail),
+    ),
+    (lambda f: f.status in {400, 422}, lambda f: InvalidRequest(f.text, detail=f.detail)),
     (
         lambda f: f.status in {408, 504} or (f.status is None and _TIMEOUT.search(f.text) is not None),
         lambda f: TurnTimeout(f.text, detail=f.detail),
@@ -209,3 +205,52 @@ def error_for_death(died: ProcessDied) -> ProxyError:
     if died.no_conversation:
         return UpstreamError("the Claude CLI lost the session: send the turn again", detail=detail)
     return UpstreamError(f"the Claude CLI gave no result: {died.why}; send the turn again", detail=detail)
+
+
+# --- when a usage limit ends, from the CLI's words
+
+# Seen: `Claude AI usage limit reached|1760000000` (1.0.x), `5-hour limit reached ∙ resets 3:51am` (1.0.120),
+# `You've hit your 5-hour limit · resets 3:51am (UTC)` (2.1.329); a weekly limit names the day: `resets Nov 25, 3am`.
+_EPOCH = re.compile(r"limit reached\|(\d{10,13})\b")
+_RESETS = re.compile(
+    r"resets\s+(?:(?P<month>[A-Z][a-z]{2})[a-z]*\s+(?P<day>\d{1,2})(?:,|\s+at)?\s+)?"
+    r"(?P<hour>\d{1,2})(?::(?P<minute>\d{2}))?\s*(?P<half>[ap]m)(?:\s*\((?P<zone>[\w/+-]+)\))?",
+    re.IGNORECASE,
+)
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MILLISECONDS = 10**11  # an epoch above this cannot be in seconds
+
+
+def seconds_until(text: str, now: float) -> float | None:
+    """Seconds from `now` (epoch) to the reset that the text names, at least 1; None when it names none.
+
+    A clock time without a zone is the CLI's local time, which is ours: TZ is passed on to it.
+    """
+    epoch = _EPOCH.search(text)
+    if epoch is not None:
+        value = int(epoch[1])
+        return max(1.0, (value / 1000 if value > _MILLISECONDS else value) - now)
+    match = _RESETS.search(text)
+    if match is None:
+        return None
+    here = datetime.fromtimestamp(now, _zone(match["zone"])).astimezone(_zone(match["zone"]))
+    try:
+        at = here.replace(
+            hour=int(match["hour"]) % 12 + (12 if match["half"].lower() == "pm" else 0),
+            minute=int(match["minute"] or 0), second=0, microsecond=0,
+        )  # fmt: skip
+        if match["month"]:
+            at = at.replace(month=_MONTHS.index(match["month"].lower()) + 1, day=int(match["day"]))
+            at = at if at > here else at.replace(year=at.year + 1)
+        elif at <= here:
+            at += timedelta(days=1)
+    except ValueError:  # "resets 31:99pm": words that only look like a time
+        return None
+    return max(1.0, at.timestamp() - now)
+
+
+def _zone(name: str | None) -> tzinfo | None:
+    try:
+        return ZoneInfo(name) if name else None
+    except (ZoneInfoNotFoundError, ValueError):
+        return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
+from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from ... import redact
-from ...settings import ENVIRONMENT_ALLOWED, ENVIRONMENT_OF_PROVIDERS, Settings
+from .... import redact
+from ....settings import ENVIRONMENT_ALLOWED, ENVIRONMENT_OF_PROVIDERS, Settings
 
 TMPDIR = "TMPDIR"
 CONFIG_DIR = "CLAUDE_CONFIG_DIR"
@@ -31,9 +31,9 @@ TOOL_DEFAULTS = {
 
 # What a switch of the CLI's holds where it is off (its own reading, 2.1.329).
 _OFF = frozenset({"", "0", "false", "no", "off"})
-# Values that are hidden wherever they turn up: a CLI's last words on stderr may quote them.
+# Names of values that are redacted everywhere: stderr of a CLI may quote them.
 _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$")
-# What a CLI that talks to a person needs besides: a terminal, a way to open a browser, and whose keychain it is.
+# What an interactive CLI needs besides: a terminal, a way to open a browser, and the user's keychain.
 INTERACTIVE = (
     "TERM", "COLORTERM", "USER", "LOGNAME", "BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR",
     "DBUS_SESSION_BUS_ADDRESS", "SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "WSL_DISTRO_NAME", "WSL_INTEROP",
@@ -105,7 +105,7 @@ def interactive(settings: Settings, *, tmpdir: Path) -> dict[str, str]:
 
 
 def login_command(settings: Settings) -> str:
-    """What somebody at this machine types to log in the CLI of these settings: the program as it was started here."""
+    """The command that logs in the CLI of these settings, with this program named as it was started."""
     started = sys.argv[0]
     words = [PROGRAM]
     if Path(started).parts[-2:] == ("cli_session_proxy", "__main__.py"):
