@@ -114,7 +114,19 @@ class Helpers:
         self._keep(await Helper.start(self._memory))
 
     async def _answer(self, given: bytes) -> bytes:
-        helper = await self._helper()
+        kept = await self._kept()
+        try:
+            return await self._asked(kept or await self._started(), given)
+        except Ended as exc:
+            # One that was kept may have died before it was asked. What ends a second one ends every one.
+            if kept is None or exc.took_too_long or self._closed:
+                raise self._why(exc) from exc
+        try:
+            return await self._asked(await self._started(), given)
+        except Ended as exc:
+            raise self._why(exc) from exc
+
+    async def _asked(self, helper: Helper, given: bytes) -> bytes:
         self._busy.add(helper)
         fit = False
         try:
@@ -124,12 +136,6 @@ class Helpers:
             return answer
         except TimeoutError as exc:
             raise self._too_long() from exc
-        except Ended as exc:
-            if self._closed:
-                raise _closing() from exc
-            log.warning("helper_ended", by=exc.by)
-            why = self._too_long() if exc.took_too_long else OutOfBoundsError("it ends the process that does it")
-            raise why from exc
         finally:
             self._busy.discard(helper)
             if fit:
@@ -137,15 +143,23 @@ class Helpers:
             else:
                 self._tasks.own(helper.end())
 
-    async def _helper(self) -> Helper:
+    def _why(self, ended: Ended) -> Exception:
+        if self._closed:
+            return _closing()
+        log.warning("helper_ended", by=ended.by)
+        return self._too_long() if ended.took_too_long else OutOfBoundsError("it ends the process that does it")
+
+    async def _kept(self) -> Helper | None:
+        """One that is there already."""
         if self._ahead is not None and not self._idle:
             await asyncio.wait([self._ahead])
-        while self._idle:
-            helper, timer = self._idle.popitem()
-            timer.cancel()
-            if helper.alive:
-                return helper
-            self._tasks.own(helper.end())
+        if not self._idle:
+            return None
+        helper, timer = self._idle.popitem()
+        timer.cancel()
+        return helper
+
+    async def _started(self) -> Helper:
         if self._closed:
             raise _closing()
         starting = self._tasks.own(Helper.start(self._memory))
