@@ -24,6 +24,7 @@ from ..wires.schemas import COUNT, SWITCH, TEXT
 from .addresses import EVENT_STREAM, About, add, methods_of
 from .bodies import is_on, owner_of, whole_number
 from .gate import CHAINS, error_body, raw_path
+from .large_turns import Teller
 
 EVENTS = b"/events"
 SEQ_DIGITS = 19  # a seq is a 64-bit number
@@ -50,6 +51,7 @@ class Routes:
         self._settings = settings
         self._sandboxes = Sandboxes(settings)
         self._since = int(time.time())
+        self._tell = Teller(engine.aside.showing)
 
     def add_to(self, app: Starlette) -> None:
         dumps = tuple(dict.fromkeys(one.media_type.partition(";")[0] for one in FORMATS.values()))
@@ -114,7 +116,8 @@ class Routes:
         verbatim = not is_on(request, "redact", default=True)
         agent = await self._agent(request)
         written = FORMATS[name]
-        text = written.write(self._engine.store, agent, sandbox=str(self._sandboxes.path(agent.dir)), verbatim=verbatim)
+        sandbox = str(self._sandboxes.path(agent.dir))
+        text = written.write(self._engine.store, agent, sandbox=sandbox, verbatim=verbatim, tell=self._tell)
         headers = {"Content-Security-Policy": DUMP_POLICY} if name == "html" else {}
         return StreamingResponse(_utf8(text), media_type=written.media_type, headers=headers)
 
@@ -133,7 +136,7 @@ class Routes:
             if not self._engine.ready:
                 return
             for one in happened:
-                yield live.event(one).encode()
+                yield live.event(one, await self._tell(one.turn, one.links)).encode()
             if happened or time.monotonic() - quiet > self._settings.keepalive:
                 quiet = time.monotonic()
                 yield b": alive\n\n"

@@ -104,12 +104,16 @@ def stop_texts(given: object, where: str) -> tuple[str, ...]:
 
 
 def checked_arguments(conversation: Iterable[Message], where: str) -> None:
-    """Arguments that came as text, of all calls together, hold no more than a body may. Raises `InvalidRequest`."""
+    """Arguments that came as text are JSON, and of all calls together as large as a body. Raises `InvalidRequest`."""
     arguments = [block["input"] for message in conversation for block in message.content if block["type"] == "tool_use"]
     if limits.holds_more(arguments, limits.VALUES):
         raise InvalidRequest(
             f"{where}: the arguments of the calls have more than {limits.VALUES:,} JSON values: send less", param=where
         )
+    try:  # the fingerprint has seen them as a text; half a character in one stays: a model may have said it
+        json.dumps(arguments, allow_nan=False)
+    except ValueError as exc:
+        raise InvalidRequest(f"{where}: the arguments of a call hold a number that is not JSON", param=where) from exc
 
 
 class OpenCalls:

@@ -150,16 +150,19 @@ def _no_constant(name: str) -> float:
 
 def fingerprint(owner: str, agent_id: str | None, wire: str, body: Mapping[str, Any], *, fresh: bool = False) -> str:
     """Equal for equal requests: sha256 over who asks whom by which wire, and the body in canonical JSON."""
+    return hashlib.sha256(canonical([owner, agent_id, wire, fresh, body])).hexdigest()
+
+
+def canonical(value: Any) -> bytes:
+    """Equal for equal values. Raises `InvalidRequest` for what Python reads and no JSON can carry on."""
     try:
-        canonical = json.dumps(
-            [owner, agent_id, wire, fresh, body],
-            sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False,
-        ).encode("utf-8")  # fmt: skip
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode(
+            "utf-8"
+        )
     except UnicodeEncodeError as exc:
         raise InvalidRequest("the body holds half a surrogate pair, which is no text: send whole characters") from exc
     except ValueError as exc:  # 1e999 is read as infinity
         raise InvalidRequest("the body holds a number that JSON cannot carry") from exc
-    return hashlib.sha256(canonical).hexdigest()
 
 
 def model_name(value: object) -> str:

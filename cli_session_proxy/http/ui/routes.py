@@ -19,6 +19,7 @@ from ...wires.common import decoded_agent_id
 from ...wires.schemas import COUNT, SWITCH
 from ..addresses import About, add
 from ..bodies import is_on, owner_of, whole_number
+from ..large_turns import Teller
 from . import views
 
 STATIC = Path(__file__).parent / "static"
@@ -55,6 +56,7 @@ class Ui:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._tell = Teller(engine.aside.showing)
 
     def add_to(self, app: Starlette) -> None:
         chain = "/v1/chains/{agent_id}"
@@ -99,7 +101,7 @@ class Ui:
         children = await self._engine.store.children(turn.id)
         return JSONResponse(
             {
-                "turn": shown.turn(turn, around.links, verbatim=verbatim),
+                "turn": await self._tell(turn, around.links, verbatim=verbatim),
                 "links": [shown.link(link) for link in around.links],
                 "number": around.newest,
                 "children": [child.id for child in children],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from starlette.applications import Starlette
@@ -15,10 +16,8 @@ from ...http.addresses import About, add
 from ...http.answers import ignored_header
 from ...http.bodies import named, read_call
 from ...settings import Settings
-from ..common import Fields, Naming
 from . import conversations, schema
 from . import items as responses_items
-from .body import checked_metadata
 from .dialogues import Dialogues, new_id
 
 T = TypeVar("T")
@@ -43,14 +42,14 @@ class ConversationsRoutes:
         add(app, "DELETE", ITEM, self.delete_item)
 
     async def create(self, request: Request) -> Response:
-        new, headers = await self._read(request, lambda body: conversations.read(body, new_id))
+        new, headers = await self._read(request, partial(conversations.read, new_id=new_id))
         return JSONResponse(await self._dialogues.create(named(request).owner, new), headers=headers)
 
     async def retrieve(self, request: Request, conversation_id: str) -> JSON:
         return await self._dialogues.conversation(named(request).owner, conversation_id)
 
     async def update(self, request: Request, conversation_id: str) -> Response:
-        metadata, headers = await self._read(request, lambda body: checked_metadata(body.get("metadata")))
+        metadata, headers = await self._read(request, conversations.read_metadata)
         noted = await self._dialogues.annotate(named(request).owner, conversation_id, metadata)
         return JSONResponse(noted, headers=headers)
 
@@ -59,7 +58,7 @@ class ConversationsRoutes:
         return conversations.deleted(conversation_id)
 
     async def add_items(self, request: Request, conversation_id: str) -> Response:
-        new, headers = await self._read(request, lambda body: conversations.read_items(body.get("items"), new_id))
+        new, headers = await self._read(request, partial(conversations.read_added, new_id=new_id))
         added = await self._dialogues.add_items(named(request).owner, conversation_id, new)
         return JSONResponse(responses_items.listed(added), headers=headers)
 
@@ -77,11 +76,9 @@ class ConversationsRoutes:
         return await self._dialogues.remove_item(named(request).owner, conversation_id, item_id)
 
     async def _read(self, request: Request, read: Callable[[JSON], T]) -> tuple[T, dict[str, str]]:
-        """What the body means, and the headers of the answer: they name what looks misspelt."""
+        """What the body means, and the headers of the answer: they name what looks misspelt.
 
-        def noted(body: JSON, _naming: Naming) -> tuple[T, tuple[str, ...]]:
-            fields = Fields(body)
-            return read(fields), fields.misspelt()
-
-        meant, misspelt = await read_call(request, self._settings.max_body, noted)
+        `read` is importable by its name: a large body is read in another process.
+        """
+        meant, misspelt = await read_call(request, self._settings.max_body, partial(conversations.noted, read=read))
         return meant, ignored_header(misspelt)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ...domain.identifiers import conversation_id
 from ...domain.models import JSON, Agent, Item
 from ...errors import InvalidRequest, NotFound
+from ..common import Fields, Naming, canonical
 from .body import checked_metadata
 from .items import written
+
+T = TypeVar("T")
 
 # OpenAI's bound for one call.
 ITEMS_LIMIT = 20
@@ -29,10 +33,28 @@ class NewConversation:
     items: tuple[Item, ...]
 
 
+def noted(body: JSON, _naming: Naming, *, read: Callable[[JSON], T]) -> tuple[T, tuple[str, ...]]:
+    """What a body means by one of those below, and its fields that look misspelt. Raises `InvalidRequest`.
+
+    Nothing here becomes a turn, whose fingerprint would refuse what cannot be written down again.
+    """
+    canonical(body)
+    fields = Fields(body)
+    return read(fields), fields.misspelt()
+
+
 def read(body: JSON, new_id: Callable[[str], str]) -> NewConversation:
     """The body of a new conversation. Raises `InvalidRequest`."""
     given = body.get("items")
     return NewConversation(checked_metadata(body.get("metadata")), read_items(given or [], new_id))
+
+
+def read_metadata(body: JSON) -> JSON:
+    return checked_metadata(body.get("metadata"))
+
+
+def read_added(body: JSON, new_id: Callable[[str], str]) -> tuple[Item, ...]:
+    return read_items(body.get("items"), new_id)
 
 
 def read_items(given: object, new_id: Callable[[str], str]) -> tuple[Item, ...]:
