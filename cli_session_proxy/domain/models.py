@@ -19,7 +19,7 @@ JSON = dict[str, Any]
 Role = Literal["user", "assistant"]
 Status = Literal["queued", "running", "completed", "requires_action", "failed", "cancelled"]
 Continuity = Literal["started", "warm", "resumed", "rebuilt", "branched"]
-LinkReason = Literal["started", "forked_by_cli", "rebuilt", "branched", "reset_by_cli", "moved", "adopted"]
+LinkReason = Literal["started", "forked_by_cli", "rebuilt", "branched", "moved", "adopted"]
 # Who ended a turn from outside: its client; that every client has `left`; the deletion of its agent; the proxy that was
 # `stopping`; or another proxy, which was granted the agent.
 CancelledBy = Literal["client", "left", "deletion", "stopping", "takeover"]

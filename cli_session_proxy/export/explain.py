@@ -16,7 +16,7 @@ from .words import count
 NO_SESSION = "none"
 
 # Links that stand for a repair or for somebody else's doing: what a reader looks for.
-REPAIRS: frozenset[LinkReason] = frozenset({"rebuilt", "moved", "adopted", "reset_by_cli"})
+REPAIRS: frozenset[LinkReason] = frozenset({"rebuilt", "moved", "adopted"})
 
 # What the verdict on a transcript (`transcript.comparing`) means to a person.
 _FOUND: Mapping[str, str] = {
@@ -300,10 +300,6 @@ def _branched(detail: JSON, source: str, target: str) -> str:
     return f"This turn continues an earlier one{where}: the path to it was {made}{left}."
 
 
-def _reset(_detail: JSON, source: str, target: str) -> str:
-    return f"The CLI left session {source} for a new one, {target} (/clear): the chain goes on as before."
-
-
 def _moved(detail: JSON, _source: str, _target: str) -> str:
     if "found_at" not in detail:
         return "The session's transcript was not where the CLI looks: it was moved back."
@@ -331,7 +327,6 @@ _LINKS: Mapping[LinkReason, Callable[[JSON, str, str], str]] = {
     "forked_by_cli": _forked,
     "rebuilt": _rebuilt,
     "branched": _branched,
-    "reset_by_cli": _reset,
     "moved": _moved,
     "adopted": _adopted,
 }

@@ -16,7 +16,6 @@ WHY: Mapping[LinkReason, str] = {
     "forked_by_cli": "the CLI answered with a new session id",
     "rebuilt": "repaired: the session was rebuilt from the chain",
     "branched": "a branch: the session was made from an earlier turn",
-    "reset_by_cli": "the CLI reset its session (/clear)",
     "moved": "repaired: the transcript was moved back",
     "adopted": "turns made outside the proxy were adopted",
 }

@@ -167,10 +167,6 @@ CASES = (
         "branched", {"from_turn": "turn_2", "records": 8, "settled": True}, None,
     ),
     Case(
-        "/clear", "The CLI left session 5e550000 for a new one, 5e551011 (/clear): the chain goes on as before.",
-        "reset_by_cli", {}, ANOTHER,
-    ),
-    Case(
         "a process that was killed",
         "Attempt 1 failed (it ended with exit code -9 before the result): the prompt was sent again as attempt 2, to a "
         "session that does not know of it.",

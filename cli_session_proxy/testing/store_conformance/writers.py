@@ -136,24 +136,32 @@ async def a_commit_with_a_stale_epoch_is_refused_to_its_own_holder_too(factory: 
         assert (await one.commit(a_commit(turn, agent, lease=now))).status == "completed"
 
 
-async def a_commit_that_meets_a_takeover_is_whole_or_refused(factory: StoreFactory, _clock: Clock) -> None:
+async def what_a_successor_finds_at_its_takeover_stays_as_it_found_it(factory: StoreFactory, _clock: Clock) -> None:
+    """A commit on its way at that moment is there whole by then, or is refused."""
+
+    async def take_over(store: Store, agent: Agent, turn: Turn) -> Turn:
+        assert await store.acquire(agent.key, TWO, dead=("one",)) == Granted(Lease(agent.key, "two", 2), "one")
+        return await turn_of(store, turn.id)
+
     async with opened(factory) as one, opened(factory) as two:
-        for number in range(8):
+        for number in range(20):
             agent = await _an_agent(one, f"a{number}")
             lease = await _granted(one, agent, ONE)
             turn = await _running(one, agent, lease, f"t{number}")
-            commit = one.commit(a_commit(turn, agent, session=f"s{number}", lease=lease))
-            takeover = two.acquire(agent.key, TWO, dead=("one",))
-            both = (commit, takeover) if number % 2 else (takeover, commit)
-            results = await asyncio.gather(*both, return_exceptions=True)
-            assert Granted(Lease(agent.key, "two", 2), "one") in results
-            now, head = await turn_of(two, turn.id), await two.agent_by_key(agent.key)
-            assert head is not None
-            if any(isinstance(result, LeaseLost) for result in results):
-                assert (now.status, head.head, await two.records(turn.id)) == ("running", None, [])
+            commit = asyncio.ensure_future(one.commit(a_commit(turn, agent, session=f"s{number}", lease=lease)))
+            for _ in range(number % 4):
+                await asyncio.sleep(0)
+            found = await take_over(two, agent, turn)
+            await asyncio.wait([commit])
+            assert await turn_of(one, turn.id) == found
+            there = await two.agent_by_key(agent.key)
+            assert there is not None
+            if found.status == "completed":
+                assert commit.result() == found
+                assert (there.head, len(await two.records(turn.id))) == (turn.id, 1)
             else:
-                assert now in results
-                assert (now.status, head.head, len(await two.records(turn.id))) == ("completed", turn.id, 1)
+                assert isinstance(commit.exception(), LeaseLost)
+                assert (found.status, there.head, await two.records(turn.id)) == ("running", None, [])
 
 
 async def an_answer_that_was_written_and_never_acknowledged_is_there_once(factory: StoreFactory, _clock: Clock) -> None:
@@ -178,19 +186,17 @@ async def an_answer_that_was_written_and_never_acknowledged_is_there_once(factor
 async def a_writer_that_leaves_at_any_moment_leaves_all_of_its_write_or_nothing(
     factory: StoreFactory, _clock: Clock
 ) -> None:
-    async with opened(factory) as store:
-        agent = await _an_agent(store)
-        lease = await _granted(store, agent, ONE)
-        for moments in range(6):
+    for moments in range(6):
+        async with opened(factory) as store:  # what was submitted ends before it is closed
+            agent = await _an_agent(store)
+            lease = await _granted(store, agent, ONE)
             turn = await _running(store, agent, lease, f"t{moments}")
             commit = asyncio.ensure_future(store.commit(a_commit(turn, agent, session=f"s{moments}", lease=lease)))
             for _ in range(moments):
                 await asyncio.sleep(0)
             commit.cancel()
             await asyncio.wait([commit])
-            # The next write of this store comes after all that it had begun.
-            after = await store.accept(a_turn(agent, f"after{moments}"))
-            await store.fail(after.id, "cancelled", {"code": "x"}, (), {}, 20.0)
+        async with opened(factory) as store:
             now, session = await turn_of(store, turn.id), await store.session(f"s{moments}")
             there = (now.status, len(await store.records(turn.id)), session is not None)
             assert there in {("running", 0, False), ("completed", 1, True)}
