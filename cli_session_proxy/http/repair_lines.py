@@ -15,7 +15,7 @@ from functools import partial
 
 from ..domain.models import Link, Turn
 from ..errors import StoreUnavailable
-from ..export import shown
+from ..export import explain, shown
 from ..export.explain import REPAIRS
 from ..export.words import printable, time
 from ..stores.base import Store
@@ -46,7 +46,8 @@ class RepairLines:
         """Not a repair."""
 
     def _take(self, turn: Turn, links: Sequence[Link]) -> None:
-        if not any(_sentences(turn, links)):
+        repaired = any(link.reason in REPAIRS for link in links)
+        if not repaired and not explain.turn(turn.evidence, turn.attempts, links):
             return
         if len(self._waiting) == WAITING:
             self._waiting.popleft()
