@@ -156,7 +156,7 @@ def _sealed(file: Path, lines: list[str]) -> None:
 
 
 def test_every_setting_of_0_1_is_still_one() -> None:
-    settings = load(config=HERE / "cli_session_proxy.toml")
+    settings = load(config=HERE / "settings.toml")
     assert (settings.port, settings.on_context_full, settings.retention_days) == (8788, "error", 30.0)
     assert settings.profile_for(None).tools == ("Read", "Bash")
     assert settings.sandbox.links == {"shared": Path("/x/shared")}
