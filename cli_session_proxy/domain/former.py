@@ -79,18 +79,18 @@ def repair(old: JSON) -> Repair:
 
 
 def detail(of: LinkReason, old: JSON) -> JSON:
-    """The evidence of a link."""
-    new = dict(old)
+    """The evidence of a link. What it says under a name that 0.1 did not use is nobody's code."""
+    new = {name: value for name, value in old.items() if name not in ("code", "note")}
     if "settled" in new:
         new["settled"] = True
     if of not in ("rebuilt", "branched", "moved", "adopted"):
         return new
     why = new.pop("why", None)
-    if why in _WHY:
+    if str(why) in _WHY:
         new["code"] = _WHY[why]
     elif why is not None:
         new["note"] = why
-    if new.get("done") in _DONE:
+    if str(new.get("done")) in _DONE:
         new["code"] = _DONE[new.pop("done")]
     return new
 

@@ -1,9 +1,9 @@
 """The engine: one request walks through here, top to bottom.
 
-submit    1 placement: which parent does this continue, is it a retry?   2 accepted durably, in its lane
+submit    1 `Placement.resolve`: is it a retry, which turn does it continue?   2 accepted durably, in its lane
 _run        the lane's turn comes, no other proxy writes this agent
-attempts  3 sessions: a process whose memory is the path                 4 one frame in, events out
-          5 answer, records, links and head in one transaction           6 acknowledged: `Finished`
+executor  3 the backend: a process whose memory is the path                    4 one frame in, events out
+          5 answer, records, links and head in one transaction                 6 acknowledged: `Finished`
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ class TurnShape(_Turn):
     evidence: EvidenceShape
     stop_sequence: str | None
     backend: Word | None
-    answered_by: Annotated[str, Field(max_length=256)] | None
+    answered_by: Model | None
 
 
 class FormerTurnShape(_Turn):

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 
 from ..domain.models import Link, Turn
 from ..errors import StoreUnavailable
-from ..export import shown
+from ..export import explain, shown
 from ..export.explain import REPAIRS
 from ..export.words import printable, time
 from ..stores.base import Store
@@ -45,7 +45,8 @@ class RepairLines:
         """Not a repair."""
 
     def _take(self, turn: Turn, links: Sequence[Link]) -> None:
-        if not any(_sentences(turn, links)):
+        repaired = any(link.reason in REPAIRS for link in links)
+        if not repaired and not explain.turn(turn.evidence, turn.attempts, links):
             return
         if len(self._waiting) == WAITING:
             self._waiting.popleft()

@@ -90,11 +90,14 @@ async def test_what_0_1_took_in_without_a_look_stays_to_be_seen_and_decides_noth
     hostile = {"rule": "head", "wants": 5, "cuts": [7]}
     with closing(sqlite3.connect(path)) as db:
         db.execute("UPDATE turns SET reason = ? WHERE id = ?", (json.dumps(hostile), f"{ID}1"))
+        db.execute("UPDATE links SET detail = ? WHERE turn_id = ?", ('{"code":[1],"done":[2],"x":3}', f"{ID}3"))
         db.commit()
     async with store_at(path) as store:
         turn = await turn_of(store, f"{ID}1")
         assert (turn.placed, turn.options) == (Placed(), TurnOptions())
         assert shown.turn(turn)["reason"] == hostile
+        (link,) = [link for link in (await told(store))["links"] if link["turn_id"] == f"{ID}3"]
+        assert link["detail"] == {"done": [2], "x": 3}
 
 
 async def test_the_size_of_a_chain_is_that_of_its_texts(path: Path) -> None:

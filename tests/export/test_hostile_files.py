@@ -40,7 +40,7 @@ TURN_1 = "turn_" + "1" * 32
 # From `<config>/projects/<folder>/` up to a file beside the configuration.
 CLIMBS = "../../../victim"
 HEADER: dict[str, Any] = {
-    "schema": "cli-session-proxy/export/2", "exported_at": 1.0, "head": TURN_1, "sandbox": "/x",
+    "schema": "cli-session-proxy/export/3", "exported_at": 1.0, "head": TURN_1, "sandbox": "/x",
     "agent": {"agent_id": "a", "named": True, "created_at": 1.0},
 }  # fmt: skip
 
@@ -50,8 +50,10 @@ def turn_line(**more: Any) -> dict[str, Any]:
         "id": TURN_1, "parent_id": None, "status": "completed", "model": "sonnet", "created_at": 1.0,
         "input": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}], "system": None, "effort": None,
         "profile": None, "output": [{"type": "text", "text": "Hi."}], "stop_reason": "end_turn",
-        "session_id": SESSION, "continuity": "started", "reason": {}, "usage": {}, "cost_usd": None, "error": None,
-        "attempts": [], "timings": {}, "tools": [], "delivery": "delivered", "origin": "chat", "frame_uuid": None,
+        "session_id": SESSION, "continuity": "started", "placed": {}, "options": {},
+        "evidence": {}, "stop_sequence": None, "backend": None, "answered_by": None, "usage": {},
+        "cost_usd": None, "error": None, "attempts": [], "timings": {}, "tools": [],
+        "delivery": "delivered", "origin": "chat", "frame_uuid": None,
         "path_hash": "ab", "depth": 1, "started_at": 1.0, "finished_at": 2.0, "call": None,
     }  # fmt: skip
     return {"turn": made | more}
@@ -239,7 +241,9 @@ BAD_TURNS: dict[str, Any] = {
     "model": "--dangerously-skip-permissions", "continuity": "<b>", "delivery": "<b>", "origin": "a b",
     "effort": "--x", "stop_reason": "<b>", "profile": 7, "depth": -1, "created_at": "now", "finished_at": 1e300,
     "usage": {"input_tokens": 2**70}, "cost_usd": "1", "input": [{"role": "system", "content": []}],
-    "output": [{"type": "text", "text": 5}], "attempts": [7], "reason": {"repaired": "x"}, "error": {"message": 5},
+    "output": [{"type": "text", "text": 5}], "attempts": [7], "placed": {"messages": -1},
+    "options": {"tools": [7]}, "evidence": {"repaired": "x"}, "stop_sequence": 5, "backend": "<b>", "answered_by": "-x",
+    "error": {"message": 5},
     "tools": ["x"], "timings": {"total": "x"}, "frame_uuid": "../x", "path_hash": 5, "system": 5, "call": {"shown": 5},
 }  # fmt: skip
 
