@@ -97,16 +97,6 @@ async def test_a_foreign_id_is_refused_word_for_word_as_a_made_up_one(two: Two) 
         assert (path, *foreign) == (path, status, (await refused(two.bob, method, path, body, made_up))[1])
 
 
-async def test_a_foreign_context_is_refused_word_for_word_as_a_made_up_one(two: Two) -> None:
-    for door in ("/api/generate", f"/agents/{AGENT}/api/generate"):
-        said = []
-        for turn in (two.ids["turn"], f"{two.ids['turn'][:-8]}00000000"):
-            answer = await two.bob.post(door, json={"prompt": "hello", "context": list(turn.encode())})
-            assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
-            said.append(answer.text.replace(turn, "turn"))
-        assert said[0] == said[1]
-
-
 async def refused(
     http: httpx.AsyncClient, method: str, path: str, body: dict[str, Any] | None, ids: dict[str, str]
 ) -> tuple[int, str]:

@@ -172,3 +172,26 @@ async def test_what_clients_ask_before_they_chat(proxy: tuple[Engine, ollama.Asy
         assert (await http.get("/api/version")).json() == {"version": "0.12.10"}
     with pytest.raises(ollama.ResponseError, match="does not exist"):
         await client.embed(model="sonnet", input="x")
+
+
+async def test_a_foreign_context_is_refused_word_for_word_as_a_made_up_one(
+    make_settings: MakeSettings, claude_2: Path
+) -> None:
+    keys = {name: f"{name}s-secret-0123456789" for name in ("alice", "bob")}
+    async with (
+        proxied(make_settings(claude_bin=claude_2, keys=keys)) as (_, root),
+        ollama_client(root, Authorization=f"Bearer {keys['alice']}") as alice,
+        ollama_client(root, Authorization=f"Bearer {keys['bob']}") as bob,
+        ollama_client(root) as nobody,
+    ):
+        context = list((await alice.generate(model="sonnet", prompt="hello")).context or [])
+        told = []
+        for given in (context, [*context[:-8], *b"00000000"]):
+            with pytest.raises(ollama.ResponseError) as refused:
+                await bob.generate(model="sonnet", prompt="hello", context=given)
+            assert refused.value.status_code == 404
+            told.append(refused.value.error.replace(bytes(given).decode(), "turn"))
+        assert told[0] == told[1]
+        with pytest.raises(ollama.ResponseError) as unknown:
+            await nobody.list()
+        assert unknown.value.status_code == 401
