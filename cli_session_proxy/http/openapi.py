@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute
 
 from ..domain.models import JSON
+from ..wires.addresses import About, Address, add
 from ..wires.base import ErrorShape, Table
 from ..wires.schemas import TEXT
-from .addresses import About, Address, add
 from .gate import OPEN, OPEN_BELOW
 
 HEADERS: Mapping[str, JSON] = {

@@ -18,12 +18,13 @@ from ..export import FORMATS, live
 from ..export.summaries import summary_json
 from ..sandbox import Sandboxes
 from ..settings import MODELS, Settings
+from ..wires.addresses import EVENT_STREAM, About, add, methods_of
 from ..wires.base import Models
+from ..wires.bodies import is_on, owner_of, whole_number
 from ..wires.common import decoded_agent_id, model_name
 from ..wires.schemas import COUNT, SWITCH, TEXT
-from .addresses import EVENT_STREAM, About, add, methods_of
-from .bodies import is_on, owner_of, whole_number
-from .gate import CHAINS, error_body, raw_path
+from ..wires.sending import error_body, raw_path
+from .gate import CHAINS
 from .large_turns import Teller
 
 EVENTS = b"/events"

@@ -15,10 +15,11 @@ from cli_session_proxy.cli import app as commands
 from cli_session_proxy.domain import limits, structured
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.export import schema
-from cli_session_proxy.http import bodies, connection, large_turns
-from cli_session_proxy.http.addresses import Address
+from cli_session_proxy.http import connection, large_turns
 from cli_session_proxy.http.server import create_app
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.wires import bodies
+from cli_session_proxy.wires.addresses import Address
 
 from ..conftest import ROOT, MakeSettings
 

@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...engine.engine import Engine
-from ...http.addresses import STREAMED, About, add
-from ...http.answers import reply
-from ...http.bodies import read_call
 from ...settings import Settings
+from ..addresses import STREAMED, About, add
+from ..answers import reply
+from ..bodies import read_call
 from . import body as chat
 from . import schema
 

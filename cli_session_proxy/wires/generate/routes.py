@@ -10,10 +10,10 @@ from starlette.responses import JSONResponse, Response
 
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
-from ...http.addresses import EVENT_STREAM, About, add
-from ...http.answers import ESTIMATED, reply
-from ...http.bodies import read_call
 from ...settings import Settings
+from ..addresses import EVENT_STREAM, About, add
+from ..answers import ESTIMATED, reply
+from ..bodies import read_call
 from ..google import checked_model
 from . import body as generate
 from . import schema

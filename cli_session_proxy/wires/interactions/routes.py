@@ -12,11 +12,11 @@ from starlette.responses import JSONResponse, Response
 from ...domain.models import JSON, ON_PATH, TurnRequest
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
-from ...http.addresses import STREAMED, About, add
-from ...http.answers import kept_reply
-from ...http.bodies import named, read_call
-from ...http.kept import KeptTurns
 from ...settings import Settings
+from ..addresses import STREAMED, About, add
+from ..answers import kept_reply
+from ..bodies import named, read_call
+from ..kept import KeptTurns
 from ..schemas import TEXT, YES_OR_NO
 from . import body as interactions
 from . import schema

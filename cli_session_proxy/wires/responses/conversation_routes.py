@@ -12,10 +12,10 @@ from starlette.responses import JSONResponse, Response
 
 from ...domain.models import JSON
 from ...errors import NotFound
-from ...http.addresses import About, add
-from ...http.answers import ignored_header
-from ...http.bodies import named, read_call
 from ...settings import Settings
+from ..addresses import About, add
+from ..answers import ignored_header
+from ..bodies import named, read_call
 from . import conversations, schema
 from . import items as responses_items
 from .dialogues import Dialogues, new_id

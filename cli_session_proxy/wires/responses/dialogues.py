@@ -17,8 +17,8 @@ from ...domain.models import FINISHED, JSON, ON_PATH, Agent, Block, Conversation
 from ...engine.engine import Engine
 from ...engine.live import Answer
 from ...errors import InvalidRequest, NotFound, PreviousNotFound
-from ...http.kept import KeptTurns
 from ...sandbox import directory_name
+from ..kept import KeptTurns
 from . import body as responses
 from . import conversations
 from . import items as responses_items

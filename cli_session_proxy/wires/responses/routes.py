@@ -11,11 +11,11 @@ from starlette.responses import JSONResponse, Response
 from ...domain.models import JSON
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
-from ...http.addresses import STREAMED, About, add
-from ...http.answers import ESTIMATED, kept_reply
-from ...http.bodies import named, read_call
 from ...settings import Settings
+from ..addresses import STREAMED, About, add
+from ..answers import ESTIMATED, kept_reply
 from ..blocks import estimated_tokens
+from ..bodies import named, read_call
 from ..schemas import YES_OR_NO
 from . import body as responses
 from . import items as responses_items

@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from cli_session_proxy.http.bodies import MIDDLING
 from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
+from cli_session_proxy.wires.bodies import MIDDLING
 
 from ...talking import heard
 from .conftest import Door

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from starlette.types import Message
 
-from cli_session_proxy.http.answers import Client, ClientGoneError
+from cli_session_proxy.wires.answers import Client, ClientGoneError
 
 
 class Wire:

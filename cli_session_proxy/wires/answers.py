@@ -19,9 +19,9 @@ from .. import logs
 from ..domain.models import JSON, Finished, Started, Turn, TurnEvent
 from ..engine.engine import Answer, Engine
 from ..errors import ProxyError
-from ..wires.base import Writer
-from ..wires.common import encoded_agent_id
-from .gate import as_proxy_error, encoded, send_error
+from .base import Writer
+from .common import encoded_agent_id
+from .sending import as_proxy_error, encoded, send_error
 
 log = logs.get(__name__)
 

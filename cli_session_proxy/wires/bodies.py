@@ -15,8 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from ..aside.pool import Aside, OutOfBoundsError
 from ..domain.models import JSON
 from ..errors import InvalidRequest, RequestTooLarge
-from ..wires.common import Naming, naming, read_bytes
-from .gate import headers_of
+from .common import Naming, naming, read_bytes
+from .sending import headers_of
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from ..domain.models import FINISHED, Turn
 from ..engine.engine import Engine
 from ..errors import NotFound, SessionBusy
-from ..wires.base import Writer
-from ..wires.common import encoded_agent_id
 from .answers import StreamAnswer
+from .base import Writer
+from .common import encoded_agent_id
 
 
 class Replay(Writer, Protocol):
