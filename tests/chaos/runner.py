@@ -66,6 +66,7 @@ class Kept:
     request: int
     before: int
     why: str
+    said: bool  # the dump says why
 
 
 @dataclass(slots=True)
@@ -93,6 +94,11 @@ class Report:
     @property
     def low(self) -> list[Kept]:
         return [one for one in self.kept if one.share < 0.99]
+
+    @property
+    def unexplained(self) -> list[Kept]:
+        """Of these, what no turn of a dump accounts for."""
+        return [one for one in self.low if not one.said]
 
     def lines(self) -> Iterator[str]:
         yield f"chaos: {self.command}"
@@ -183,14 +189,15 @@ class _Run:
         self._journal += [Told(number) for number, seen in self._model.seen.items() if seen.outcome == "answered"]
         verdict = judge(self._journal)
         numbers = self._numbers()
-        why = {
-            numbers[turn["id"]]: explained(turn) for dump in dumps for turn in dump["turns"] if turn["id"] in numbers
-        }
-        kept = [
-            Kept(self._model.seen[after].prefix_kept(self._model.seen[before]), turn, after, before, why.get(turn, "?"))
-            for after, before in verdict.extends.items()
-            if (turn := verdict.turn_of.get(after)) is not None
-        ]
+        turns = {numbers[turn["id"]]: turn for dump in dumps for turn in dump["turns"] if turn["id"] in numbers}
+        kept: list[Kept] = []
+        for after, before in verdict.extends.items():
+            number = verdict.turn_of.get(after)
+            if number is not None:
+                share = self._model.seen[after].prefix_kept(self._model.seen[before])
+                turn = turns.get(number)
+                why = "no dump has this turn" if turn is None else explained(turn)
+                kept.append(Kept(share, number, after, before, why, turn is not None and bool(turn["says"])))
         chains = [line for dump in dumps for line in drawn(dump, numbers)]
         logs = {f"proxy {proxy.number}": proxy.log for proxy in self._world.proxies}
         return Report(self._history, verdict.faults, kept, verdict.counts, self._done, chains, logs)
