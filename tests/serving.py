@@ -42,7 +42,7 @@ async def serve(settings: Settings, cwd: Path) -> AsyncIterator[tuple[str, Proce
     named = {
         "port": settings.port, "var": settings.var, "claude_bin": settings.claude_bin,
         "claude_config_dir": settings.claude_config_dir, "claude_env": json.dumps(settings.claude_env),
-        "drain_timeout": settings.drain_timeout, "turn_timeout": settings.turn_timeout,
+        "drain_timeout": settings.drain_timeout, "turn_timeout": settings.turn_timeout, "lease": settings.lease,
     }  # fmt: skip
     env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
     env |= {f"CLI_SESSION_PROXY_{name.upper()}": str(value) for name, value in named.items()}

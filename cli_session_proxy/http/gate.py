@@ -6,6 +6,7 @@ One ASGI layer around the whole app, so that every route has the same rules and 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
@@ -18,7 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import logs
 from ..domain.models import JSON
-from ..errors import InvalidRequest, NotFound, ProxyError, Unauthorized
+from ..engine.live import RESTART
+from ..errors import Interrupted, InvalidRequest, NotFound, ProxyError, Unauthorized
 from ..sandbox import LOCAL_OWNER
 from ..wires.common import decoded_agent_id, retry_after
 from ..wires.failures import SHAPES, wire_of
@@ -115,6 +117,12 @@ class Gate:
                 with self._bounds.request(inner["state"]["owner"]) as held:
                     inner["state"]["held"] = held
                     await self._app(inner, receive, out)
+            except asyncio.CancelledError:
+                # The server stops, and what a turn still needs for its end takes longer than the drain.
+                if not started:
+                    why = "the proxy stopped before this answer was ready: send the request again"
+                    await send_error(out, inner, Interrupted(why, retry_after=RESTART))
+                raise
             except Exception as exc:  # noqa: BLE001 - the last place: whatever it is, the client gets an answer
                 error = as_proxy_error(exc)
                 if error.code == Unauthorized.code or error.param in _WHO_ASKS:

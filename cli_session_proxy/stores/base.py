@@ -274,8 +274,11 @@ class Leases(Protocol):
     async def renew(self, proxy: Proxy) -> list[HeldLease]:
         """A heartbeat. Returns the leases that this proxy holds now."""
 
-    async def acquire(self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = ()) -> Granted | Held:
-        """The agent's lease, or who has it. `dead` are proxies that the caller knows to have ended."""
+    async def acquire(
+        self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = (), expired: bool = True
+    ) -> Granted | Held:
+        """The agent's lease, or who has it. `dead` are proxies that the caller knows to have ended. Without `expired`
+        a holder whose heartbeat has expired is not replaced."""
 
     async def release(self, lease: Lease) -> None:
         """Give it back, if it is still held."""

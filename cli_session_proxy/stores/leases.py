@@ -61,7 +61,7 @@ def responds(conn: Connection, proxy_id: str) -> bool:
     return row is not None and row.until > clock()
 
 
-def acquire(conn: Connection, agent_key: int, proxy: Proxy, dead: Collection[str]) -> Granted | Held:
+def acquire(conn: Connection, agent_key: int, proxy: Proxy, dead: Collection[str], *, expired: bool) -> Granted | Held:
     beat(conn, proxy, at_least=FRESH)
     row = _LEASE.one(conn, {"of_agent": agent_key})
     if row is None:
@@ -69,7 +69,7 @@ def acquire(conn: Connection, agent_key: int, proxy: Proxy, dead: Collection[str
         return Granted(Lease(agent_key, proxy.id, 1), None)
     if row.holder == proxy.id:
         return Granted(Lease(agent_key, proxy.id, row.epoch), None)
-    if row.holder is not None and row.holder not in dead and responds(conn, row.holder):
+    if row.holder is not None and row.holder not in dead and (not expired or responds(conn, row.holder)):
         if row.wanted is None:
             _CHANGE.run(conn, {"of_agent": agent_key, "wanted": proxy.id})
         return Held(row.holder)

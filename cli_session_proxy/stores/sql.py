@@ -251,8 +251,10 @@ class SqlStore(Store):
     async def renew(self, proxy: Proxy) -> list[HeldLease]:
         return await self._db.jot(lambda conn: leases.renew(conn, proxy))
 
-    async def acquire(self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = ()) -> Granted | Held:
-        return await self._db.jot(lambda conn: leases.acquire(conn, agent_key, proxy, dead))
+    async def acquire(
+        self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = (), expired: bool = True
+    ) -> Granted | Held:
+        return await self._db.jot(lambda conn: leases.acquire(conn, agent_key, proxy, dead, expired=expired))
 
     async def release(self, lease: Lease) -> None:
         await self._db.jot(lambda conn: leases.release(conn, lease))

@@ -110,6 +110,7 @@ async def many(history: History, seconds: float, logs: Path | None) -> int:
     reasons: Counter[str] = Counter()
     failing: dict[int, list[str]] = {}
     while True:
+        print(f"seed {history.seed}", file=sys.stderr, flush=True)
         report = await once(history, logs)
         total += report.counts
         total["histories"] += 1

@@ -66,8 +66,10 @@ class Other:
 
 
 @asynccontextmanager
-async def other_proxy(settings: Settings, *, die_at: str | None = None, runs: str = "asyncio") -> AsyncIterator[Other]:
-    told = json.dumps({"settings": settings.model_dump(mode="json"), "die_at": die_at, "runs": runs})
+async def other_proxy(
+    settings: Settings, *, die_at: str | None = None, runs: str = "asyncio", like: str = "here"
+) -> AsyncIterator[Other]:
+    told = json.dumps({"settings": settings.model_dump(mode="json"), "die_at": die_at, "runs": runs, "like": like})
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.recovery.proxy", told,
         stdin=PIPE, stdout=PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -84,6 +84,18 @@ async def an_expired_lease_that_nobody_took_is_renewed_under_its_epoch(factory: 
         assert await store.acquire(agent.key, OTHER) == Held("stopped")
 
 
+async def an_expired_lease_is_left_to_its_holder_by_who_cannot_tell_a_pause_from_its_own(
+    factory: StoreFactory,
+) -> None:
+    async with opened(factory) as store:
+        agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
+        await store.acquire(agent.key, STOPPED)
+        assert await store.acquire(agent.key, OTHER, expired=False) == Held("stopped")
+        assert await store.wanted("stopped") == [agent.key]
+        ended = await store.acquire(agent.key, OTHER, dead=("stopped",), expired=False)
+        assert ended == Granted(Lease(agent.key, "other", 2), "stopped")
+
+
 async def a_holder_that_is_known_to_have_ended_is_replaced_at_once(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
