@@ -387,11 +387,14 @@ class Turns(Protocol):
 class Answers(Protocol):
     """Whether answers arrived, and who still wants them."""
 
-    async def set_delivery(self, turn_id: str, delivery: Delivery, *, soon: bool = False) -> None:
+    async def set_delivery(
+        self, turn_id: str, delivery: Delivery, *, by: str | None = None, soon: bool = False
+    ) -> None:
         """Note whether the answer arrived. `delivered` is final: a later word does not change it.
 
-        An answer that another turn continues has arrived: `undelivered` does not change it. `soon`: it
-        may be stored a moment later, as nothing depends on it yet.
+        An answer that another turn continues has arrived: `undelivered` does not change it; neither does it where
+        another proxy than `by` has claimed the answer for its own client. `soon`: it may be stored a moment later,
+        as nothing depends on it yet.
         """
 
     async def claim(self, turn_id: str, instance: str | None) -> bool:

@@ -363,11 +363,13 @@ class _Run:
         return all(self._world.proxies[one.proxy].paused_at is not None for one in self._attempts[turn])
 
     def _overdue(self, paused: Proxy) -> None:
-        """A proxy was paused for longer than a lease: whoever asked another one since has been answered."""
+        """A proxy was paused for longer than a lease: whoever asked another one since has been answered. One that was
+        paused itself takes nothing over until the others had the time of a lease to wake up as well."""
         assert paused.paused_at is not None
         for attempts in self._attempts.values():
             for attempt in attempts:
-                waited = time.monotonic() - max(paused.paused_at, attempt.begun)
+                awake = self._world.proxies[attempt.proxy].woke_at
+                waited = time.monotonic() - max(paused.paused_at, attempt.begun, awake)
                 if attempt.task.done() or waited < TAKEN_OVER or self._blocked(attempt, taken_over=True):
                     continue
                 self._journal.append(Hung(attempt.number, waited))

@@ -6,13 +6,16 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
 
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.sql import FILE
 from tests.conftest import ROOT
 
 # Seconds for any one answer of a proxy.
@@ -24,6 +27,31 @@ async def until(met: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not await met():  # noqa: ASYNC110 - see above
             await asyncio.sleep(0.02)
+
+
+async def paused(process: Process, settings: Settings) -> None:
+    """Stop a proxy in its tracks, and not where it holds the store's write lock: then nobody could write, and every
+    other proxy would say that (`test_store_fails` has a lock that another program keeps)."""
+
+    async def stopped_and_the_store_is_free() -> bool:
+        process.send_signal(signal.SIGSTOP)
+        if not all_threads_stopped(process.pid):
+            return False
+        with closing(sqlite3.connect(settings.var / FILE, timeout=0, isolation_level=None)) as store:
+            try:
+                store.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                process.send_signal(signal.SIGCONT)
+                return False
+            store.execute("ROLLBACK")
+            return True
+
+    await until(stopped_and_the_store_is_free)
+
+
+def all_threads_stopped(pid: int) -> bool:
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(thread.read_bytes().rpartition(b")")[2].split()[0] == b"T" for thread in threads)
 
 
 class Other:
@@ -54,6 +82,12 @@ class Other:
     async def ask(self, *said: str, **more: Any) -> dict[str, Any] | None:
         await self.tell(*said, **more)
         return await self.heard()
+
+    async def pause(self, settings: Settings) -> None:
+        await paused(self.process, settings)
+
+    def wake(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
 
     async def died(self) -> int:
         async with asyncio.timeout(PATIENCE):

@@ -24,6 +24,7 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..conftest import MakeSettings
 from ..serving import START, serve
 from .others import until
+from .test_several_proxies import reached
 
 SAID: Any = [{"role": "user", "content": "remember a = 1"}]
 ANSWER = "Noted: a is 1."
@@ -148,14 +149,16 @@ async def test_a_stream_of_responses_that_a_stop_ends_fails_with_our_code(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
     settings = make_settings(claude_bin=claude_2, drain_timeout=0.2)
-    upstream.when(WORDS, Gate(after=1))
+    gate = Gate(after=1)
+    upstream.when(WORDS, gate)
     async with (
         serve(settings, tmp_path) as (url, process),
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
     ):
         events = await client.responses.create(model="sonnet", input=WORDS, stream=True)
         async for event in events:
-            if event.type == "response.output_text.delta":
+            if event.type == "response.created":
+                await reached(gate)
                 process.send_signal(signal.SIGTERM)
             if event.type == "response.failed":
                 break

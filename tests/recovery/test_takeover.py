@@ -20,7 +20,7 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..conftest import MakeSettings
 from ..serving import START, serve
 from ..talking import ask, heard, running
-from .others import other_proxy, until
+from .others import other_proxy, paused, until
 from .test_kill import turns_of
 from .test_several_proxies import reached
 
@@ -38,7 +38,7 @@ async def test_a_machine_that_sleeps_while_another_proxy_waits_for_the_agent_fen
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     """Both proxies sleep, and the one that waits wakes up first: to it, every lease of the others has expired."""
-    settings = make_settings(claude_bin=claude_2, lease=LEASE)
+    settings = make_settings(claude_bin=claude_2, lease=2 * LEASE)
     gate = Gate()
     upstream.when("slow", gate)
     store = store_for(settings)
@@ -54,15 +54,15 @@ async def test_a_machine_that_sleeps_while_another_proxy_waits_for_the_agent_fen
         await until(both_there)
         first, second = [turn.instance or "" async for turn in store.unfinished()]
         for one in (holder, waiting):
-            one.process.send_signal(signal.SIGSTOP)
+            await one.pause(settings)
 
         async def expired() -> bool:
             return not (await store.responds(first) or await store.responds(second))
 
         await until(expired)
-        waiting.process.send_signal(signal.SIGCONT)
+        waiting.wake()
         await until(lambda: store.responds(second))  # it has asked for the agent in the transaction that says so
-        holder.process.send_signal(signal.SIGCONT)
+        holder.wake()
         gate.open()
         assert (await holder.heard() or {}).get("text") == "You said: slow (1)"
         assert (await waiting.heard() or {}).get("text") == "You said: next (2)"
@@ -83,10 +83,10 @@ async def test_a_session_whose_cli_cannot_be_ended_is_left_to_it(
         assert first is not None
         await other.tell("lost", wait=False)
         await reached(gate)
-        other.process.send_signal(signal.SIGSTOP)
+        await other.pause(settings)
         second = await ask(survivor, "second")
         gate.open()  # the CLI that nobody ended writes its answer into the session that it has
-        other.process.send_signal(signal.SIGCONT)
+        other.wake()
         assert (await other.heard() or {}).get("error") in ("lease_lost", "interrupted")
         third = await ask(survivor, "third")
         old, _, *_ = await turns_of(survivor)
@@ -118,7 +118,7 @@ async def test_a_client_of_another_proxy_is_answered_though_the_agents_holder_is
         if busy:
             lost = asyncio.create_task(said(holder, "lost"))
             await reached(gate)
-        process.send_signal(signal.SIGSTOP)
+        await paused(process, settings)
         assert (await said(other, "second")).status_code == 200
         process.send_signal(signal.SIGCONT)
         if busy:

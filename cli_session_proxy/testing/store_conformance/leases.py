@@ -190,6 +190,18 @@ async def an_answer_that_a_turn_continues_has_arrived(factory: StoreFactory) -> 
         assert (await turn_of(store, "t1")).delivery == "pending"
 
 
+async def an_answer_that_another_proxy_gives_to_its_client_is_that_proxys_to_mark(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        await complete(store, agent, "t1")
+        await store.set_delivery("t1", "undelivered", by="a")
+        assert await store.claim("t1", "b")
+        await store.set_delivery("t1", "undelivered", by="a")
+        assert (await turn_of(store, "t1")).delivery == "pending"
+        await store.set_delivery("t1", "undelivered", by="b")
+        assert (await turn_of(store, "t1")).delivery == "undelivered"
+
+
 async def an_undelivered_answer_is_claimed_while_the_conversation_can_go_on_from_it(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
