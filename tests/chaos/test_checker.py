@@ -400,6 +400,12 @@ def test_a_cut_answer_that_was_acknowledged_is_found(tale: Tale) -> None:
     assert tale.kinds() == {("unsaid", 5)}
 
 
+def test_calls_that_are_made_before_the_streams_end_are_the_answer(tale: Tale) -> None:
+    attempt = tale.send(5)
+    tale.hear(attempt, "acknowledged", tale.ask(prompt(5), tale.paths["ada"], calls=("c1",), whole=False))
+    assert tale.kinds() == set()
+
+
 def test_two_answers_of_one_turn_are_found(tale: Tale) -> None:
     tale.turn(5)
     second = tale.ask(prompt(5), tale.paths["ada"][:-1])
