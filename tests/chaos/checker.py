@@ -241,7 +241,7 @@ class _Judge:
         for answer in turn.answers:
             number = self._made_for(answer)
             made_for = None if number is None else self._turn_of.get(number)
-            # Calls are made when their blocks are whole: 2.1.330 goes on from them where only the stream's end is missing.
+            # Calls are made when their blocks are whole: 2.1.330 goes on from them without the end of the stream.
             if made_for is turn and (number in self._told or answer.calls):
                 continue
             other = made_for or self._author(answer.text)
