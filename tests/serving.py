@@ -18,6 +18,8 @@ from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.server import Server, create_app
 from cli_session_proxy.settings import Settings
 
+from .conftest import ROOT
+
 # Seconds in which a process of ours starts, or ends.
 START = 30.0
 
@@ -44,7 +46,7 @@ async def serve(settings: Settings, cwd: Path) -> AsyncIterator[tuple[str, Proce
         "claude_config_dir": settings.claude_config_dir, "claude_env": json.dumps(settings.claude_env),
         "drain_timeout": settings.drain_timeout, "turn_timeout": settings.turn_timeout, "lease": settings.lease,
     }  # fmt: skip
-    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
+    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "PYTHONPATH": str(ROOT)}
     env |= {f"CLI_SESSION_PROXY_{name.upper()}": str(value) for name, value in named.items()}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "cli_session_proxy", "serve", env=env, cwd=cwd, stdout=PIPE, stderr=STDOUT

@@ -57,7 +57,7 @@ async def waiting(proxy: Other, upstream: Upstream) -> None:
 async def using_its_own_tools(proxy: Other, upstream: Upstream) -> None:
     """A shell of the CLI's Bash tool runs: in a session of its own."""
     upstream.when("two", ToolUse([("Bash", {"command": "sleep 3600", "description": "Wait"})]))
-    await proxy.tell("two")
+    await proxy.tell("two", wait=False)  # it hears a SIGTERM while the turn runs
 
     async def sleeping() -> bool:
         return any(command == "sleep 3600" for _, command in left(Path(os.environ["HOME"])))
