@@ -20,6 +20,8 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.wires.base import Wire
 from cli_session_proxy.wires.registry import WIRES
 
+from .conftest import ROOT
+
 # Seconds in which a process of ours starts, or ends.
 START = 30.0
 
@@ -44,9 +46,9 @@ async def serve(settings: Settings, cwd: Path) -> AsyncIterator[tuple[str, Proce
     named = {
         "port": settings.port, "var": settings.var, "claude_bin": settings.claude_bin,
         "claude_config_dir": settings.claude_config_dir, "claude_env": json.dumps(settings.claude_env),
-        "drain_timeout": settings.drain_timeout, "turn_timeout": settings.turn_timeout,
+        "drain_timeout": settings.drain_timeout, "turn_timeout": settings.turn_timeout, "lease": settings.lease,
     }  # fmt: skip
-    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
+    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "PYTHONPATH": str(ROOT)}
     env |= {f"CLI_SESSION_PROXY_{name.upper()}": str(value) for name, value in named.items()}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "cli_session_proxy", "serve", env=env, cwd=cwd, stdout=PIPE, stderr=STDOUT

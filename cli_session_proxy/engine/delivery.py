@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from .. import logs
-from ..domain.models import Turn
+from ..domain.models import Delivery, Turn
 from ..errors import StoreUnavailable
 from ..stores.base import Store
 from ..tasks import Tasks
@@ -57,7 +57,8 @@ class Deliveries:
             if arrived or not elsewhere:
                 # "pending" and "delivered" are the same to the next turn; an undelivered one it would leave off.
                 soon = arrived and live.turn.delivery == "pending"
-                await self._store.set_delivery(turn_id, "delivered" if arrived else "undelivered", soon=soon)
+                delivery: Delivery = "delivered" if arrived else "undelivered"
+                await self._store.set_delivery(turn_id, delivery, by=self._instances.id, soon=soon)
             if elsewhere:
                 await self._store.unfollow(turn_id, self._instances.id)
         except StoreUnavailable as exc:

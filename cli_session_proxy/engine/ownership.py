@@ -20,6 +20,7 @@ import json
 import os
 import shutil
 import socket
+import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -167,6 +168,8 @@ class Ownership:
         self._locks: dict[int, asyncio.Lock] = {}
         self._users: Counter[int] = Counter()  # of these locks
         self._renewed = 0.0  # the loop's time of the last heartbeat that was stored
+        self._ran = time.time()  # when this process was last seen to run
+        self._awake = 0.0  # when it woke up from its last pause
 
     async def keep(self) -> None:
         """Keep the leases alive. Until it is cancelled."""
@@ -182,6 +185,7 @@ class Ownership:
         """Hand over the leases that other proxies ask for, where no turn uses them. Until it is cancelled."""
         while True:
             await asyncio.sleep(HANDOVER_POLL)
+            self._slept()
             if not self._held or not self._instances.others():
                 continue
             try:
@@ -251,7 +255,7 @@ class Ownership:
         """The lease, once what a former holder left is settled; None while another proxy has it."""
         held = self._held.get(agent.key)
         if held is None:
-            got = await self._store.acquire(agent.key, self._proxy)
+            got = await self._store.acquire(agent.key, self._proxy, expired=not self._slept())
             if isinstance(got, Held) and not self._instances.alive(got.holder):
                 got = await self._store.acquire(agent.key, self._proxy, dead=(got.holder,))
             if isinstance(got, Held):
@@ -264,6 +268,15 @@ class Ownership:
             await self._settle(agent, held.lease)
             held.settled = True
         return held.lease
+
+    def _slept(self) -> bool:
+        """This process was paused within the last lease. If the machine slept, so did the other proxies: that their
+        heartbeats have expired says nothing until they had the time for new ones."""
+        now = time.time()
+        if abs(now - self._ran) > HEARTBEAT * self._proxy.lease:
+            self._awake = now
+        self._ran = now
+        return now - self._awake < self._proxy.lease
 
     async def _comes_later(self, agent: Agent, lease: Lease, turn: Turn | None) -> bool:
         """Is a turn of another proxy first?

@@ -6,6 +6,7 @@ One ASGI layer around the whole app, so that every route has the same rules and 
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,8 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import logs, redact
-from ..errors import InvalidRequest, NotFound, Unauthorized
+from ..engine.live import RESTART
+from ..errors import Interrupted, InvalidRequest, NotFound, Unauthorized
 from ..sandbox import LOCAL_OWNER
 from ..wires.base import Table, Wire
 from ..wires.common import decoded_agent_id
@@ -111,6 +113,12 @@ class Gate:
                 with self._bounds.request(inner["state"]["owner"]) as held:
                     inner["state"]["held"] = held
                     await self._app(inner, receive, out)
+            except asyncio.CancelledError:
+                # The server stops, and what a turn still needs for its end takes longer than the drain.
+                if not started:
+                    why = "the proxy stopped before this answer was ready: send the request again"
+                    await send_error(out, inner, Interrupted(why, retry_after=RESTART))
+                raise
             except Exception as exc:  # noqa: BLE001 - the last place: whatever it is, the client gets an answer
                 error = as_proxy_error(exc)
                 if error.code == Unauthorized.code or error.param in _WHO_ASKS:

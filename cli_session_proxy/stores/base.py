@@ -283,8 +283,11 @@ class Leases(Protocol):
     async def renew(self, proxy: Proxy) -> list[HeldLease]:
         """A heartbeat. Returns the leases that this proxy holds now."""
 
-    async def acquire(self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = ()) -> Granted | Held:
-        """The agent's lease, or who has it. `dead` are proxies that the caller knows to have ended."""
+    async def acquire(
+        self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = (), expired: bool = True
+    ) -> Granted | Held:
+        """The agent's lease, or who has it. `dead` are proxies that the caller knows to have ended. Without `expired`
+        a holder whose heartbeat has expired is not replaced."""
 
     async def release(self, lease: Lease) -> None:
         """Give it back, if it is still held."""
@@ -393,11 +396,14 @@ class Turns(Protocol):
 class Answers(Protocol):
     """Whether answers arrived, and who still wants them."""
 
-    async def set_delivery(self, turn_id: str, delivery: Delivery, *, soon: bool = False) -> None:
+    async def set_delivery(
+        self, turn_id: str, delivery: Delivery, *, by: str | None = None, soon: bool = False
+    ) -> None:
         """Note whether the answer arrived. `delivered` is final: a later word does not change it.
 
-        An answer that another turn continues has arrived: `undelivered` does not change it. `soon`: it
-        may be stored a moment later, as nothing depends on it yet.
+        An answer that another turn continues has arrived: `undelivered` does not change it; neither does it where
+        another proxy than `by` has claimed the answer for its own client. `soon`: it may be stored a moment later,
+        as nothing depends on it yet.
         """
 
     async def claim(self, turn_id: str, instance: str | None) -> bool:

@@ -72,7 +72,7 @@ def chosen(text: str) -> list[int]:
 async def once(history: History, logs: Path | None = None) -> Report:
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         report = await run(history, binary(history.shape.cli), Path(folder) / "run")
-    if logs is not None and report.faults:
+    if logs is not None and (report.faults or report.unexplained):
         await asyncio.to_thread(written, report, logs)
     return report
 
@@ -107,21 +107,32 @@ async def many(history: History, seconds: float, logs: Path | None) -> int:
     until = time.monotonic() + seconds
     total: Counter[str] = Counter()
     shares: list[float] = []
+    reasons: Counter[str] = Counter()
     failing: dict[int, list[str]] = {}
     while True:
+        print(f"seed {history.seed}", file=sys.stderr, flush=True)
         report = await once(history, logs)
         total += report.counts
         total["histories"] += 1
         shares += [one.share for one in report.kept]
         total["kept below 0.99"] += len(report.low)
-        if report.faults:
-            failing[history.seed] = [str(fault) for fault in report.faults]
-        if report.faults or not seconds:
+        for low in report.low:
+            reasons[low.why] += 1
+            print(f"seed {history.seed}: turn {low.turn} kept {low.share:.3f}: {low.why}", flush=True)
+        wrong = [str(fault) for fault in report.faults]
+        wrong += [f"unexplained: turn {one.turn} kept {one.share:.3f}" for one in report.unexplained]
+        if wrong:
+            failing[history.seed] = wrong
+        if wrong or not seconds:
             print("\n".join(report.lines()), flush=True)
         if time.monotonic() >= until:
             break
         history = made(history.seed + 1, history.shape)
-    print(f"{history.shape}: {dict(total)}, prefix kept in the median {statistics.median(shares or [1.0]):.3f}")
+    print(f"{history.shape}: {dict(total)}")
+    shares = shares or [1.0]
+    print(f"prefix kept: median {statistics.median(shares):.4f}, minimum {min(shares):.4f} of {len(shares)}")
+    for why, count in reasons.most_common():
+        print(f"  {count} below 0.99: {why}")
     for seed, faults in failing.items():
         print(f"seed {seed}: {len(faults)} faults, the first: {faults[0]}")
     return 1 if failing else 0

@@ -31,12 +31,16 @@ Kind = Literal[
     "two answers",  # one turn was answered twice, differently
     "run again",  # the model was asked for a turn whose answer had been acknowledged
     "orphan",  # a CLI lived on, or asked, after its proxy had died
+    "unreadable",  # a client got an answer that is not in its wire's shape
     "hung",  # an attempt got no answer
     "unserved",  # in the end, with nothing in the way, an agent got no answer any more
 ]
 
 # Seconds after a proxy's death in which a request of its CLI may still arrive: it was on its way.
 ON_ITS_WAY = 0.5
+
+# In the code of an attempt whose answer no client of its wire can read.
+NOT_JSON = "not JSON"
 
 # The model's own mark in each of its answers: see `model`.
 MARK = re.compile(r"ok-(\d+)")
@@ -237,7 +241,8 @@ class _Judge:
         for answer in turn.answers:
             number = self._made_for(answer)
             made_for = None if number is None else self._turn_of.get(number)
-            if number in self._told and made_for is turn:
+            # Calls are made when their blocks are whole: 2.1.330 goes on from them without the end of the stream.
+            if made_for is turn and (number in self._told or answer.calls):
                 continue
             other = made_for or self._author(answer.text)
             if other is not None and other.agent != turn.agent:
@@ -245,6 +250,9 @@ class _Judge:
             else:
                 says = f"its client read {_short(answer)}, no whole answer of the model to it"
                 yield Fault("unsaid", turn.agent, turn.number, says)
+        for one in turn.attempts:
+            if one.heard is not None and NOT_JSON in one.heard.code:
+                yield Fault("unreadable", turn.agent, turn.number, f"its client read {one.heard.code}")
         once = {one.heard.answer for one in turn.attempts if one.acknowledged and one.heard and not one.sent.anew}
         if len(once) > 1:
             said = " and ".join(_short(answer) for answer in once if answer)

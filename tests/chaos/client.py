@@ -16,6 +16,9 @@ from urllib.parse import quote
 
 import httpx
 
+from cli_session_proxy.domain.lineage import TEXT_JOIN
+
+from .checker import NOT_JSON
 from .journal import JSON, Answer, Asking, Entry, Heard, Result, Said, Sent
 from .model import TOOL
 from .reading import TOKEN
@@ -221,7 +224,9 @@ def _items(asked: Asking, calls: tuple[Call, ...]) -> str | list[JSON]:
 
 
 def _got(text: str, calls: list[Call], response_id: str | None = None) -> Got:
-    return Got(Answer(text.strip(), tuple(call.token for call in calls)), tuple(calls), response_id)
+    # As the model is shown them: texts are stripped one by one (a cut one may end in a blank).
+    text = TEXT_JOIN.join(part.strip() for part in text.split(TEXT_JOIN)).strip()
+    return Got(Answer(text, tuple(call.token for call in calls)), tuple(calls), response_id)
 
 
 def _token(arguments: str) -> str:
@@ -254,16 +259,16 @@ class _ResponsesReader:
     def __init__(self) -> None:
         self.got: Got | None = None
         self.error: str | None = None
-        self._text = ""
+        self._texts: dict[str, str] = {}  # of each item
 
     def feed(self, data: JSON) -> None:
         kind = data.get("type")
         if kind == "response.output_text.delta":
-            self._text += data["delta"]
+            self._texts[data["item_id"]] = self._texts.get(data["item_id"], "") + data["delta"]
         elif kind == "response.completed":
             got = self._whole(data["response"])
             # What was streamed is what the client has shown.
-            self.got = Got(Answer(self._text.strip(), got.answer.calls), got.calls, got.response_id)
+            self.got = _got(TEXT_JOIN.join(self._texts.values()), list(got.calls), got.response_id)
         elif kind in ("response.failed", "error"):
             self.error = _code(data.get("response", data))
         elif "output" in data:
@@ -276,7 +281,7 @@ class _ResponsesReader:
             for item in response["output"]
             if item["type"] == "function_call"
         ]
-        return _got("\n\n".join(said), calls, response["id"])
+        return _got(TEXT_JOIN.join(said), calls, response["id"])
 
 
 class _MessagesReader:
@@ -310,7 +315,7 @@ class _MessagesReader:
             for block in blocks
             if block["type"] == "tool_use"
         ]
-        self.got = _got("\n\n".join(block["text"].strip() for block in blocks if block["type"] == "text"), calls)
+        self.got = _got(TEXT_JOIN.join(block["text"] for block in blocks if block["type"] == "text"), calls)
 
 
 def _code(data: JSON) -> str:
@@ -404,7 +409,12 @@ class Caller:
         async with http.stream("POST", url, json=attempt.request.body, headers=headers) as response:
             attempt.headers = dict(response.headers)
             if not response.headers["content-type"].startswith("text/event-stream"):
-                body = json.loads(await response.aread())
+                content = await response.aread()
+                try:
+                    body = json.loads(content)
+                except ValueError:
+                    reader.error = f"{response.status_code} {NOT_JSON}: {content[:100]!r}"
+                    return
                 if response.status_code >= 400:
                     reader.error = f"{response.status_code} {_code(body)}"
                 else:

@@ -66,6 +66,7 @@ class Kept:
     request: int
     before: int
     why: str
+    said: bool  # the dump says why
 
 
 @dataclass(slots=True)
@@ -93,6 +94,11 @@ class Report:
     @property
     def low(self) -> list[Kept]:
         return [one for one in self.kept if one.share < 0.99]
+
+    @property
+    def unexplained(self) -> list[Kept]:
+        """Of these, what no turn of a dump accounts for."""
+        return [one for one in self.low if not one.said]
 
     def lines(self) -> Iterator[str]:
         yield f"chaos: {self.command}"
@@ -183,14 +189,15 @@ class _Run:
         self._journal += [Told(number) for number, seen in self._model.seen.items() if seen.outcome == "answered"]
         verdict = judge(self._journal)
         numbers = self._numbers()
-        why = {
-            numbers[turn["id"]]: explained(turn) for dump in dumps for turn in dump["turns"] if turn["id"] in numbers
-        }
-        kept = [
-            Kept(self._model.seen[after].prefix_kept(self._model.seen[before]), turn, after, before, why.get(turn, "?"))
-            for after, before in verdict.extends.items()
-            if (turn := verdict.turn_of.get(after)) is not None
-        ]
+        turns = {numbers[turn["id"]]: turn for dump in dumps for turn in dump["turns"] if turn["id"] in numbers}
+        kept: list[Kept] = []
+        for after, before in verdict.extends.items():
+            number = verdict.turn_of.get(after)
+            if number is not None:
+                share = self._model.seen[after].prefix_kept(self._model.seen[before])
+                turn = turns.get(number)
+                why = "no dump has this turn" if turn is None else explained(turn)
+                kept.append(Kept(share, number, after, before, why, turn is not None and bool(turn["says"])))
         chains = [line for dump in dumps for line in drawn(dump, numbers)]
         logs = {f"proxy {proxy.number}": proxy.log for proxy in self._world.proxies}
         return Report(self._history, verdict.faults, kept, verdict.counts, self._done, chains, logs)
@@ -356,11 +363,13 @@ class _Run:
         return all(self._world.proxies[one.proxy].paused_at is not None for one in self._attempts[turn])
 
     def _overdue(self, paused: Proxy) -> None:
-        """A proxy was paused for longer than a lease: whoever asked another one since has been answered."""
+        """A proxy was paused for longer than a lease: whoever asked another one since has been answered. One that was
+        paused itself takes nothing over until the others had the time of a lease to wake up as well."""
         assert paused.paused_at is not None
         for attempts in self._attempts.values():
             for attempt in attempts:
-                waited = time.monotonic() - max(paused.paused_at, attempt.begun)
+                awake = self._world.proxies[attempt.proxy].woke_at
+                waited = time.monotonic() - max(paused.paused_at, attempt.begun, awake)
                 if attempt.task.done() or waited < TAKEN_OVER or self._blocked(attempt, taken_over=True):
                     continue
                 self._journal.append(Hung(attempt.number, waited))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cli_session_proxy.domain.client_tools import NOT_ANSWERED, cli_name
 
-from .checker import ON_ITS_WAY, Fault, Kind, judge
+from .checker import NOT_JSON, ON_ITS_WAY, Fault, Kind, judge
 from .journal import (
     JSON,
     Answer,
@@ -108,8 +108,8 @@ class Tale:
             self.journal.append(Told(self.requests))
         return answer
 
-    def hear(self, attempt: int, outcome: Outcome, answer: Answer | None = None) -> None:
-        self.journal.append(Heard(self.now(), attempt, outcome, answer))
+    def hear(self, attempt: int, outcome: Outcome, answer: Answer | None = None, code: str = "") -> None:
+        self.journal.append(Heard(self.now(), attempt, outcome, answer, code))
 
     def turn(
         self, turn: int, *, agent: str = "ada", outcome: Outcome = "acknowledged", calls: Sequence[str] = (),
@@ -400,6 +400,12 @@ def test_a_cut_answer_that_was_acknowledged_is_found(tale: Tale) -> None:
     assert tale.kinds() == {("unsaid", 5)}
 
 
+def test_calls_that_are_made_before_the_streams_end_are_the_answer(tale: Tale) -> None:
+    attempt = tale.send(5)
+    tale.hear(attempt, "acknowledged", tale.ask(prompt(5), tale.paths["ada"], calls=("c1",), whole=False))
+    assert tale.kinds() == set()
+
+
 def test_two_answers_of_one_turn_are_found(tale: Tale) -> None:
     tale.turn(5)
     second = tale.ask(prompt(5), tale.paths["ada"][:-1])
@@ -472,6 +478,11 @@ def test_what_was_seen_from_outside_is_told(tale: Tale) -> None:
     attempt = tale.send(5)
     tale.journal += [Orphans("p", (17,)), Hung(attempt, 30.0), Unserved("bob", ("503 x",))]
     assert tale.kinds() == {("orphan", None), ("hung", 5), ("unserved", None)}
+
+
+def test_an_answer_that_no_client_of_its_wire_can_read_is_found(tale: Tale) -> None:
+    tale.hear(tale.send(5), "failed", code=f"500 {NOT_JSON}: b'Internal Server Error'")
+    assert tale.kinds() == {("unreadable", 5)}
 
 
 def test_a_fault_that_shows_in_every_request_is_told_once(tale: Tale) -> None:

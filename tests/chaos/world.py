@@ -59,6 +59,7 @@ class Proxy:
         self.url = ""
         self.stopping = False
         self.paused_at: float | None = None
+        self.woke_at = 0.0
         self.log: list[str] = []
         self._world = world
         self._starts = 0
@@ -113,7 +114,7 @@ class Proxy:
 
     def wake(self) -> None:
         self.signal(signal.SIGCONT)
-        self.paused_at = None
+        self.paused_at, self.woke_at = None, time.monotonic()
 
     async def ended(self) -> int | None:
         """Wait until it has ended; its exit code."""

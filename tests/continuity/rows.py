@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from . import rows_cli, rows_files, rows_many, rows_upstream
+from . import rows_cli, rows_files, rows_many, rows_proxies, rows_upstream
 
 ROWS = (
     *rows_files.ROWS,
     *rows_cli.ROWS,
     *rows_upstream.ROWS,
     *rows_many.ROWS,
+    *rows_proxies.ROWS,
     *rows_upstream.TEXT_ROWS,
     *rows_upstream.MODEL_ROWS,
 )

@@ -33,8 +33,9 @@ Serving = Callable[..., "contextlib.AbstractAsyncContextManager[Door]"]
 class Door:
     """A server on a free port with its engine, and clients of it."""
 
-    def __init__(self, engine: FakeEngine, port: int) -> None:
+    def __init__(self, engine: FakeEngine, port: int, server: Server) -> None:
         self.engine = engine
+        self.server = server
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.http = httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=SOON)
@@ -71,7 +72,7 @@ def serving(tmp_path: Path) -> Serving:
         server = Server(create_app(engine.as_engine(), settings), settings)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await asyncio.wait_for(server.ready.wait(), SOON)
-        door = Door(engine, listener.getsockname()[1])
+        door = Door(engine, listener.getsockname()[1], server)
         try:
             yield door
         finally:
@@ -248,6 +249,27 @@ async def test_an_unforeseen_error_is_a_500_that_tells_nothing(serving: Serving,
         logs.shut_down()
     assert "PROMPT" not in answer.text + logged
     assert "RuntimeError" in logged
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_the_drain_did_not_wait_for_is_a_503_to_come_back_for(
+    stream: bool, serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server cancels what is left then; of itself it would say 500 in plain text."""
+    monkeypatch.setattr("cli_session_proxy.http.server.LAST_BYTES", -1)  # the drain of these tests is a second
+    submitted = asyncio.Event()
+
+    def script(_request: object) -> list[Step]:
+        submitted.set()
+        return [asyncio.Event()]
+
+    async with serving(script) as door:
+        asking = asyncio.create_task(door.post({**HELLO, "stream": stream}))
+        await asyncio.wait_for(submitted.wait(), SOON)
+        door.server.should_exit = True
+        answer = await asyncio.wait_for(asking, SOON)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "interrupted")
+        assert int(answer.headers["retry-after"]) > 0
 
 
 async def test_a_stream_that_ends_without_its_turn_is_an_error(serving: Serving) -> None:

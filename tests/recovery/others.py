@@ -10,15 +10,43 @@ import sqlite3
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
 
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sqlite.store import FILE
 from tests.conftest import ROOT
 
+from ..until import until
+
 # Seconds for any one answer of a proxy.
 PATIENCE = 60.0
+
+
+async def paused(process: Process, settings: Settings) -> None:
+    """Stop a proxy in its tracks, and not where it holds the store's write lock: then nobody could write, and every
+    other proxy would say that (`test_store_fails` has a lock that another program keeps)."""
+
+    async def stopped_and_the_store_is_free() -> bool:
+        process.send_signal(signal.SIGSTOP)
+        if not all_threads_stopped(process.pid):
+            return False
+        with closing(sqlite3.connect(settings.var / FILE, timeout=0, isolation_level=None)) as store:
+            try:
+                store.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                process.send_signal(signal.SIGCONT)
+                return False
+            store.execute("ROLLBACK")
+            return True
+
+    await until(stopped_and_the_store_is_free)
+
+
+def all_threads_stopped(pid: int) -> bool:
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(thread.read_bytes().rpartition(b")")[2].split()[0] == b"T" for thread in threads)
 
 
 class Other:
@@ -50,21 +78,15 @@ class Other:
         await self.tell(*said, **more)
         return await self.heard()
 
+    async def pause(self, settings: Settings) -> None:
+        await paused(self.process, settings)
+
+    def wake(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
     async def died(self) -> int:
         async with asyncio.timeout(PATIENCE):
             return await self.process.wait()
-
-    def pause(self, settings: Settings) -> None:
-        """Stop it between two writes: a process that stops in the middle of one keeps the store locked for all."""
-        store = sqlite3.connect(settings.var / FILE, isolation_level=None, timeout=PATIENCE)
-        try:
-            store.execute("BEGIN IMMEDIATE")
-            self.process.send_signal(signal.SIGSTOP)
-            stopped = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
-            assert stopped is not None
-            store.execute("ROLLBACK")
-        finally:
-            store.close()
 
     async def end(self, number: signal.Signals) -> int:
         if self.process.returncode is None:
@@ -73,8 +95,10 @@ class Other:
 
 
 @asynccontextmanager
-async def other_proxy(settings: Settings, *, die_at: str | None = None, runs: str = "asyncio") -> AsyncIterator[Other]:
-    told = json.dumps({"settings": settings.model_dump(mode="json"), "die_at": die_at, "runs": runs})
+async def other_proxy(
+    settings: Settings, *, die_at: str | None = None, runs: str = "asyncio", like: str = "here"
+) -> AsyncIterator[Other]:
+    told = json.dumps({"settings": settings.model_dump(mode="json"), "die_at": die_at, "runs": runs, "like": like})
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.recovery.proxy", told,
         stdin=PIPE, stdout=PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -1,6 +1,7 @@
 """A proxy in a process of its own, that can be told to die at a named step of a turn.
 
-    python -m tests.recovery.proxy '{"settings": …, "die_at": STEP | null, "runs": "asyncio" | "uvloop" | "thread"}'
+    python -m tests.recovery.proxy '{"settings": …, "die_at": STEP | null, "runs": "asyncio" | "uvloop" | "thread",
+                                     "like": "here" | "macos"}'
 
 It reads requests from stdin, one JSON object a line: {"say": […], "die": bool, …} with further fields of the request
 ("tools" as JSON), and answers with one JSON object a line. What is said are texts.
@@ -16,11 +17,13 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import structlog
 import uvloop
 
+from cli_session_proxy.backends.claude.process import guardian, proc
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.backends.claude.sessions.manager import Sessions
 from cli_session_proxy.domain.models import Tool
@@ -42,6 +45,16 @@ STEPS: dict[str, tuple[type, str, bool]] = {
     "before acknowledge": (SqliteStore, "commit", False),
 }
 armed = False
+
+
+def without_linux() -> None:
+    """No parent-death signal, and start times as psutil tells them: what there is on macOS."""
+
+    async def none() -> tuple[str, ...]:
+        return ()
+
+    guardian._death_signal = none
+    vars(proc)["sys"] = SimpleNamespace(platform="darwin")
 
 
 def deadly(owner: type, name: str, *, before: bool) -> None:
@@ -74,6 +87,8 @@ async def main() -> None:
     global armed
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     told = json.loads(sys.argv[1])
+    if told["like"] == "macos":
+        without_linux()
     if told["die_at"] is not None:
         owner, name, before = STEPS[told["die_at"]]
         deadly(owner, name, before=before)

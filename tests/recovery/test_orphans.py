@@ -58,7 +58,7 @@ async def waiting(proxy: Other, upstream: Upstream) -> None:
 async def using_its_own_tools(proxy: Other, upstream: Upstream) -> None:
     """A shell of the CLI's Bash tool runs: in a session of its own."""
     upstream.when("two", ToolUse([("Bash", {"command": "sleep 3600", "description": "Wait"})]))
-    await proxy.tell("two")
+    await proxy.tell("two", wait=False)  # it hears a SIGTERM while the turn runs
 
     async def sleeping() -> bool:
         return any(command == "sleep 3600" for _, command in left(Path(os.environ["HOME"])))
@@ -67,9 +67,11 @@ async def using_its_own_tools(proxy: Other, upstream: Upstream) -> None:
 
 
 @asynccontextmanager
-async def killed(settings: Settings, upstream: Upstream, doing: Doing, runs: str = "asyncio") -> AsyncIterator[Other]:
+async def killed(
+    settings: Settings, upstream: Upstream, doing: Doing, runs: str = "asyncio", like: str = "here"
+) -> AsyncIterator[Other]:
     """The proxy is killed while it is at that; at the end nothing of it is left, and nobody has asked the model."""
-    async with other_proxy(settings, runs=runs) as proxy:
+    async with other_proxy(settings, runs=runs, like=like) as proxy:
         await doing(proxy, upstream)
         yield proxy
         before = len(upstream.requests)
@@ -98,6 +100,16 @@ async def test_a_cli_that_waits_for_results_does_not_ask_the_model_when_its_prox
     kind: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
     async with killed(make_settings(claude_bin=wrapped(claude_2, tmp_path / "bin", kind)), upstream, waiting):
+        pass
+
+
+@every_kind
+@pytest.mark.parametrize("doing", [idle, answering, waiting])
+async def test_it_is_so_without_a_parent_death_signal_too(
+    doing: Doing, kind: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    settings = make_settings(claude_bin=wrapped(claude_2, tmp_path / "bin", kind))
+    async with killed(settings, upstream, doing, like="macos"):
         pass
 
 

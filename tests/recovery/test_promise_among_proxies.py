@@ -234,11 +234,11 @@ async def test_a_paused_proxys_agent_is_taken_over_and_the_proxy_is_fenced_out(
         await other.ask("first")
         await other.tell("lost", wait=False)
         await reached(gate)
-        other.pause(settings)
+        await other.pause(settings)
         paused = [pid for pid in clis(settings) if pid not in own(survivor)]
         await ask(survivor, "second")
         assert heard(upstream) == ["first", "second"]
-        other.process.send_signal(signal.SIGCONT)
+        other.wake()
         gate.open()
         told = await other.heard()
         assert told is not None
@@ -257,9 +257,9 @@ async def test_an_idle_paused_proxy_keeps_its_agents_for_the_time_of_its_lease_o
     settings = short_lease()
     async with running(settings) as survivor, other_proxy(settings) as other:
         await other.ask("first")
-        other.pause(settings)
+        await other.pause(settings)
         await ask(survivor, "second")
-        other.process.send_signal(signal.SIGCONT)
+        other.wake()
         assert (await other.ask("third") or {}).get("text") == "You said: third (3)"
         await ask(survivor, "fourth")
     assert heard(upstream) == ["first", "second", "third", "fourth"]
@@ -274,14 +274,14 @@ async def test_a_pause_in_which_nobody_asked_for_the_agent_fences_nobody_out(
     async with running(settings) as survivor, other_proxy(settings) as other:
         await other.tell("slow", wait=False)
         await reached(gate)
-        other.pause(settings)
+        await other.pause(settings)
 
         async def expired() -> bool:
             (turn,) = await turns_of(survivor)
             return not await survivor.store.responds(str(turn.instance))
 
         await until(expired)
-        other.process.send_signal(signal.SIGCONT)
+        other.wake()
         gate.open()
         assert (await other.heard() or {}).get("text") == "You said: slow (1)"
         await ask(survivor, "second")
@@ -297,9 +297,9 @@ async def test_the_same_words_at_another_proxy_while_the_first_is_paused_run_onc
     async with running(settings) as survivor, other_proxy(settings) as other:
         await other.tell("one", wait=False, idempotency_key="k")
         await reached(gate)
-        other.pause(settings)
+        await other.pause(settings)
         turn = await ask(survivor, "one", idempotency_key="k")
-        other.process.send_signal(signal.SIGCONT)
+        other.wake()
         gate.open()
         await other.heard()
         assert (await other.ask("one", idempotency_key="k") or {}).get("turn") == turn.id

@@ -23,6 +23,8 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..serving import START, serve
+from ..until import until
+from .test_several_proxies import reached
 
 SAID: Any = [{"role": "user", "content": "remember a = 1"}]
 ANSWER = "Noted: a is 1."
@@ -90,6 +92,80 @@ async def test_a_client_that_retries_by_itself_gets_its_answer_from_the_next_pro
     assert (turn.status, turn.delivery) == ("completed", "delivered")
     assert [attempt.get("code") for attempt in turn.attempts] == ["interrupted", None]
     assert upstream.requests[-1].user_texts() == [SAID[0]["content"]]
+
+
+WORDS = "stop here"
+CONTENTS = {"contents": [{"parts": [{"text": WORDS}]}]}
+MESSAGES = {"model": "sonnet", "messages": [{"role": "user", "content": WORDS}]}
+ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", MESSAGES),
+    "responses": ("/v1/responses", {"model": "sonnet", "input": WORDS}),
+    "messages": ("/v1/messages", MESSAGES | {"max_tokens": 100}),
+    "generate": ("/v1beta/models/sonnet:generateContent", CONTENTS),
+    "interactions": ("/v1beta/interactions", {"model": "sonnet", "input": WORDS}),
+}
+STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{name}, streamed": (route, body | {"stream": True}) for name, (route, body) in ANSWERS.items()
+}
+STREAMS["generate, streamed"] = ("/v1beta/models/sonnet:streamGenerateContent?alt=sse", CONTENTS)
+
+
+def code_of(wire: str, body: dict[str, Any]) -> str:
+    """Our code, where the wire has a place for it."""
+    error = body["error"]
+    if wire.startswith("messages"):
+        return str(error["details"]["error_code"])
+    return str(error["details"][0]["reason"] if wire.startswith("generate") else error["code"])
+
+
+async def test_every_wire_says_that_the_proxy_stopped_and_when_to_come_back(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    """A turn of each wire runs when the proxy is stopped, streamed and not. Nothing of an answer is out yet."""
+    settings = make_settings(claude_bin=claude_2, drain_timeout=0.2)
+    upstream.when(WORDS, Gate(), times=None)
+    wires = ANSWERS | STREAMS
+    async with serve(settings, tmp_path) as (url, process), httpx.AsyncClient(trust_env=False, timeout=START) as http:
+        asking = {
+            wire: asyncio.create_task(http.post(url + route, json=body, headers={"X-Agent-Id": f"of {wire}"}))
+            for wire, (route, body) in wires.items()
+        }
+        await upstream.arrived(text=WORDS)
+
+        async def all_accepted() -> bool:
+            return len(await all_turns(settings)) == len(wires)
+
+        await until(all_accepted)
+        process.send_signal(signal.SIGTERM)
+        answers = {wire: await task for wire, task in asking.items()}
+    assert {wire: answer.status_code for wire, answer in answers.items()} == dict.fromkeys(wires, 503)
+    assert {wire: code_of(wire, answer.json()) for wire, answer in answers.items()} == dict.fromkeys(
+        wires, "interrupted"
+    )
+    assert all(int(answer.headers["retry-after"]) > 0 for answer in answers.values())
+
+
+async def test_a_stream_of_responses_that_a_stop_ends_fails_with_our_code(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    settings = make_settings(claude_bin=claude_2, drain_timeout=0.2)
+    gate = Gate(after=1)
+    upstream.when(WORDS, gate)
+    async with (
+        serve(settings, tmp_path) as (url, process),
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
+    ):
+        events = await client.responses.create(model="sonnet", input=WORDS, stream=True)
+        async for event in events:
+            if event.type == "response.created":
+                await reached(gate)
+                process.send_signal(signal.SIGTERM)
+            if event.type == "response.failed":
+                break
+    assert event.type == "response.failed"
+    assert event.response.status == "failed"
+    assert event.response.error is not None
+    assert str(event.response.error.code) == "interrupted"  # ours; the SDK's type knows OpenAI's only
 
 
 async def test_a_stopped_proxy_says_when_to_come_back_and_a_cancelled_turn_is_not_its_doing(

@@ -23,20 +23,24 @@ async def test_a_stall_upstream_ends_in_bounded_time(
     after: int, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     upstream.when("stalled", Stall(after=after), times=None)
-    async with running(make_settings(claude_bin=claude_2, idle_timeout=2.0)) as engine:
+    async with running(make_settings(claude_bin=claude_2)) as engine:
         await ask(engine, "one")
-        async with asyncio.timeout(20):
-            with pytest.raises(TurnTimeout):
-                await ask(engine, "stalled")
+        # Short only for the turn that stalls: on a busy machine the others have silences of their own.
+        patient, engine.settings.idle_timeout = engine.settings.idle_timeout, 2.0
+        with pytest.raises(TurnTimeout):
+            await ask(engine, "stalled")
+        engine.settings.idle_timeout = patient
         await ask(engine, "two")
     assert heard(upstream) == ["one", "two"]
 
 
 async def test_a_turn_ends_with_its_own_time(claude_2: Path, make_settings: MakeSettings, upstream: Upstream) -> None:
     upstream.when("slow", Gate())
-    async with running(make_settings(claude_bin=claude_2, turn_timeout=2.0)) as engine:
+    async with running(make_settings(claude_bin=claude_2)) as engine:
+        patient, engine.settings.turn_timeout = engine.settings.turn_timeout, 2.0
         with pytest.raises(TurnTimeout, match="longer than 2 s"):
             await ask(engine, "slow")
+        engine.settings.turn_timeout = patient  # the next one has the time that a busy machine takes
         await ask(engine, "one")
     assert heard(upstream) == ["one"]
 

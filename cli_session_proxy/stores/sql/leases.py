@@ -64,7 +64,7 @@ def responds(conn: Connection, proxy_id: str) -> bool:
     return left is not None and left.seconds > 0
 
 
-def acquire(conn: Connection, agent_key: int, proxy: Proxy, dead: Collection[str]) -> Granted | Held:
+def acquire(conn: Connection, agent_key: int, proxy: Proxy, dead: Collection[str], *, expired: bool) -> Granted | Held:
     beat(conn, proxy, at_least=FRESH)
     row = _LEASE.one(conn, {"of_agent": agent_key})
     if row is None:
@@ -75,7 +75,7 @@ def acquire(conn: Connection, agent_key: int, proxy: Proxy, dead: Collection[str
         assert row is not None
     if row.holder == proxy.id:
         return Granted(Lease(agent_key, proxy.id, row.epoch), None)
-    if row.holder is not None and row.holder not in dead and responds(conn, row.holder):
+    if row.holder is not None and row.holder not in dead and (not expired or responds(conn, row.holder)):
         if row.wanted is None:
             _CHANGE.run(conn, {"of_agent": agent_key, "wanted": proxy.id})
         return Held(row.holder)

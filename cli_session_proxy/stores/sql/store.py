@@ -214,9 +214,11 @@ class SqlStore(Store):
     async def requeue(self, turn_id: str, instance: str | None) -> Turn:
         return await self._db.write(lambda conn: writing.requeue(conn, turn_id, instance))
 
-    async def set_delivery(self, turn_id: str, delivery: Delivery, *, soon: bool = False) -> None:
+    async def set_delivery(
+        self, turn_id: str, delivery: Delivery, *, by: str | None = None, soon: bool = False
+    ) -> None:
         urgency = Urgency.LATER if soon else Urgency.DURABLE
-        await self._db.write(lambda conn: writing.set_delivery(conn, turn_id, delivery), urgency)
+        await self._db.write(lambda conn: writing.set_delivery(conn, turn_id, delivery, by), urgency)
 
     async def claim(self, turn_id: str, instance: str | None) -> bool:
         return await self._db.write(lambda conn: writing.claim(conn, turn_id, instance))
@@ -235,8 +237,10 @@ class SqlStore(Store):
     async def renew(self, proxy: Proxy) -> list[HeldLease]:
         return await self._db.write(lambda conn: leases.renew(conn, proxy), Urgency.JOURNAL, quick=True)
 
-    async def acquire(self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = ()) -> Granted | Held:
-        work = partial(leases.acquire, agent_key=agent_key, proxy=proxy, dead=dead)
+    async def acquire(
+        self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = (), expired: bool = True
+    ) -> Granted | Held:
+        work = partial(leases.acquire, agent_key=agent_key, proxy=proxy, dead=dead, expired=expired)
         return await self._db.write(work, Urgency.JOURNAL, quick=True)
 
     async def release(self, lease: Lease) -> None:

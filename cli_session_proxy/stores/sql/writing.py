@@ -254,8 +254,8 @@ def requeue(conn: Connection, turn_id: str, instance: str | None) -> Turn:
     return turn
 
 
-def set_delivery(conn: Connection, turn_id: str, delivery: Delivery) -> None:
-    if delivery == "undelivered" and _is_continued(conn, turn_id):
+def set_delivery(conn: Connection, turn_id: str, delivery: Delivery, by: str | None) -> None:
+    if delivery == "undelivered" and (_is_continued(conn, turn_id) or _is_claimed(conn, turn_id, by)):
         return
     if not _SET_DELIVERY.run(conn, {"turn_id": turn_id, "delivery": delivery}).rowcount:
         _need(conn, turn_id, None, _STATE)
@@ -280,6 +280,11 @@ def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
 def _is_continued(conn: Connection, turn_id: str) -> bool:
     """A turn goes on from this one's answer: it runs, or it is on a path."""
     return _CHILD.one(conn, {"of_turn": turn_id}) is not None
+
+
+def _is_claimed(conn: Connection, turn_id: str, by: str | None) -> bool:
+    """Another proxy gives this answer to its own client by now."""
+    return by is not None and _need(conn, turn_id, None, _STATE).instance not in (None, by)
 
 
 def set_head(conn: Connection, agent_key: int, turn_id: str | None) -> None:

@@ -85,6 +85,18 @@ async def an_expired_lease_that_nobody_took_is_renewed_under_its_epoch(factory: 
         assert await store.acquire(agent.key, OTHER) == Held("stopped")
 
 
+async def an_expired_lease_is_left_to_its_holder_by_who_cannot_tell_a_pause_from_its_own(
+    factory: StoreFactory,
+) -> None:
+    async with opened(factory) as store:
+        agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
+        await store.acquire(agent.key, STOPPED)
+        assert await store.acquire(agent.key, OTHER, expired=False) == Held("stopped")
+        assert await store.wanted("stopped") == [agent.key]
+        ended = await store.acquire(agent.key, OTHER, dead=("stopped",), expired=False)
+        assert ended == Granted(Lease(agent.key, "other", 2), "stopped")
+
+
 async def a_holder_that_is_known_to_have_ended_is_replaced_at_once(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
@@ -177,6 +189,18 @@ async def an_answer_that_a_turn_continues_has_arrived(factory: StoreFactory) -> 
         await store.commit(a_commit(child, agent))
         await store.set_delivery("t1", "undelivered")
         assert (await turn_of(store, "t1")).delivery == "pending"
+
+
+async def an_answer_that_another_proxy_gives_to_its_client_is_that_proxys_to_mark(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        await complete(store, agent, "t1")
+        await store.set_delivery("t1", "undelivered", by="a")
+        assert await store.claim("t1", "b")
+        await store.set_delivery("t1", "undelivered", by="a")
+        assert (await turn_of(store, "t1")).delivery == "pending"
+        await store.set_delivery("t1", "undelivered", by="b")
+        assert (await turn_of(store, "t1")).delivery == "undelivered"
 
 
 async def an_undelivered_answer_is_claimed_while_the_conversation_can_go_on_from_it(factory: StoreFactory) -> None:
