@@ -127,10 +127,12 @@ class DictStore:
         self.proxies[proxy.id] = time.monotonic() + proxy.lease
         return [HeldLease(lease, None) for lease in self.leases.values() if lease.holder == proxy.id]
 
-    async def acquire(self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = ()) -> Granted | Held:
+    async def acquire(
+        self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = (), expired: bool = True
+    ) -> Granted | Held:
         await self.renew(proxy)
         now = self.leases.get(agent_key, Lease(agent_key, proxy.id, 0))
-        if now.holder != proxy.id and now.holder not in dead and await self.responds(now.holder):
+        if now.holder != proxy.id and now.holder not in dead and (not expired or await self.responds(now.holder)):
             return Held(now.holder)
         self.leases[agent_key] = Lease(agent_key, proxy.id, now.epoch + 1)
         return Granted(self.leases[agent_key], None if now.holder == proxy.id else now.holder)
