@@ -149,7 +149,8 @@ async def test_images_and_schemas_reach_the_model(
     message = {"role": "user", "content": "which colour?", "images": [PNG]}
     answer = await client.chat(model="sonnet", messages=[message], format=schema)
     assert answer.message.content == '{"colour": "teal"}'
-    shown = [block for block in upstream.requests[-1].messages[-1]["content"] if block["type"] == "image"]
+    blocks = [block for message in upstream.requests[-1].messages for block in message["content"]]
+    shown = [block for block in blocks if isinstance(block, dict) and block["type"] == "image"]
     assert [block["source"]["media_type"] for block in shown] == ["image/png"]
 
 
