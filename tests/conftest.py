@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
@@ -24,6 +25,10 @@ CI = bool(os.environ.get("CI"))
 # Of the caller's environment these families never reach a test.
 FORBIDDEN = ("ANTHROPIC_", "CLAUDE", "AWS_", "GOOGLE_", "CLI_SESSION_PROXY_", "LITELLM_", "OPENAI_", "GEMINI_")
 MakeSettings = Callable[..., Settings]
+
+# No test is about its time: a loaded machine is as good as a quiet one.
+hypothesis_settings.register_profile("untimed", deadline=None)
+hypothesis_settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)
