@@ -195,11 +195,6 @@ class LiveTurn:
             self._waiters.append(waiter)
             await patience.wait(waiter)
 
-    async def _outcome(self, patience: _Patience) -> Turn:
-        await patience.wait(self._finished.wait())
-        self._raise_error()
-        return self.turn
-
     def _raise_error(self) -> None:
         if self._error is not None:
             raise errors.from_dict(self._error.as_dict())
@@ -276,7 +271,9 @@ class Answer:
 
     async def turn(self) -> Turn:
         """The committed turn. Raises the turn's `ProxyError` when it failed or was cancelled."""
-        return await self._live._outcome(self._patience)
+        await self._patience.wait(self._live._finished.wait())
+        self._live._raise_error()
+        return self._live.turn
 
     def acknowledge(self) -> None:
         """The finish event (or the whole body) was handed to the client. Idempotent."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
@@ -148,29 +148,30 @@ def loaded_turns(conn: Connection, rows: Sequence[Row[Any]]) -> list[Turn]:
 
 
 def _turn(row: Row[Any], places: dict[str, list[Place]], known: dict[str, str]) -> Turn:
-    values = list(_in_order(row))
+    values = dict(zip(_FIELDS, _in_order(row), strict=True))
     for name, cut in places.items():
-        values[_AT[name]] = images.restore(values[_AT[name]], cut, known)
-    for at, made in _MADE:
-        values[at] = made(values[at])
-    return Turn(*values)
+        values[name] = images.restore(values[name], cut, known)
+    for name in ("timings", "system", "stop_sequence", "error", "call"):
+        if values[name] is not None:
+            values[name] = loads(values[name])
+    for name in ("output", "tools", "attempts"):
+        values[name] = tuple(loads(values[name]))
+    options = values["options"]
+    values["input"] = _messages(values["input"])
+    values["placed"] = _placed(values["placed"])
+    values["options"] = PLAIN if options == "{}" else TurnOptions.from_json(loads(options))
+    values["evidence"] = _evidence(values["evidence"])
+    values["usage"] = Usage(**loads(values["usage"]))
+    return Turn(**values)
 
 
 def _messages(text: str) -> tuple[Message, ...]:
     return tuple([Message.from_json(message) for message in loads(text)])
 
 
-def _tuple(text: str) -> tuple[Any, ...]:
-    return tuple(loads(text))
-
-
 @lru_cache(COMMON)
 def _placed(text: str) -> Placed:
     return Placed(**loads(text))
-
-
-def _options(text: str) -> TurnOptions:
-    return PLAIN if text == "{}" else TurnOptions.from_json(loads(text))
 
 
 def _evidence(text: str) -> Evidence:
@@ -182,14 +183,10 @@ def _common_evidence(text: str) -> Evidence:
     return Evidence.from_json(loads(text))
 
 
-def _usage(text: str) -> Usage:
-    return Usage(**loads(text))
-
-
 def turn_outline(row: Row[Any]) -> TurnOutline:
     """From a row of the columns of `OUTLINE`."""
     turn_id, seq, parent_id, status, session_id, asked, evidence, attempts = tuple(row)
-    known = _messages(asked), _evidence(evidence), _tuple(attempts)
+    known = _messages(asked), _evidence(evidence), tuple(loads(attempts))
     return TurnOutline(turn_id, seq, parent_id, status, session_id, *known)
 
 
@@ -255,14 +252,8 @@ def loaded_records(conn: Connection, rows: Sequence[Row[Any]]) -> list[Record]:
 
 
 TURN = tuple(turns.c)
-# The columns in the order of a turn's fields, and what is made of those that are JSON.
-_AT = {name: at for at, name in enumerate(Turn.__slots__)}
-_in_order = itemgetter(*(TURN.index(turns.c[name]) for name in _AT))
-_MADE: tuple[tuple[int, Callable[[Any], Any]], ...] = (
-    (_AT["input"], _messages), (_AT["output"], _tuple), (_AT["tools"], _tuple), (_AT["system"], _loaded),
-    (_AT["placed"], _placed), (_AT["options"], _options), (_AT["evidence"], _evidence), (_AT["usage"], _usage),
-    (_AT["timings"], loads), (_AT["attempts"], _tuple), (_AT["error"], _loaded), (_AT["call"], _loaded),
-    (_AT["stop_sequence"], _loaded),
-)  # fmt: skip
+# The columns in the order of a turn's fields.
+_FIELDS = Turn.__slots__
+_in_order = itemgetter(*(TURN.index(turns.c[name]) for name in _FIELDS))
 
 OUTLINE = tuple(turns.c[name] for name in TurnOutline.__slots__)
