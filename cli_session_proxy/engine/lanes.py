@@ -126,17 +126,14 @@ class Lanes:
             try:
                 yield
             finally:
-                self._took(place.key, asyncio.get_running_loop().time() - place.began)
+                took = asyncio.get_running_loop().time() - place.began
+                self._time.add(took)
+                self._times.setdefault(place.key, Average(took)).add(took)
+                self._times.move_to_end(place.key)
+                if len(self._times) > KNOWN:
+                    self._times.popitem(last=False)
         finally:
             self.give_up(place)
-
-    def _took(self, key: int, seconds: float) -> None:
-        self._time.add(seconds)
-        known = self._times.setdefault(key, Average(seconds))
-        known.add(seconds)
-        self._times.move_to_end(key)
-        if len(self._times) > KNOWN:
-            self._times.popitem(last=False)
 
     @property
     def total(self) -> int:

@@ -235,17 +235,11 @@ class Answer:
 
     def __init__(self, live: LiveTurn, *, replayed: bool, timeout: float | None = None) -> None:
         self._live = live
+        self.agent_id = live.agent_id
+        self.turn_id = live.turn.id
         self._patience = _Patience(timeout)
         self._open = True
         self.replayed = replayed
-
-    @property
-    def agent_id(self) -> str:
-        return self._live.agent_id
-
-    @property
-    def turn_id(self) -> str:
-        return self._live.turn.id
 
     def another(self) -> Answer:
         """One more view of the same turn, for one more client."""

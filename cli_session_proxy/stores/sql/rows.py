@@ -144,25 +144,24 @@ def loaded_turns(conn: Connection, rows: Sequence[Row[Any]]) -> list[Turn]:
     """Turns from rows of all columns of `turns`, with their images."""
     places = [_loaded(row.images) or {} for row in rows]
     known = images.load(conn, (sha for by_name in places for part in by_name.values() for _, sha in part))
-    return [_turn(row, by_name, known) for row, by_name in zip(rows, places, strict=True)]
-
-
-def _turn(row: Row[Any], places: dict[str, list[Place]], known: dict[str, str]) -> Turn:
-    values = dict(zip(_FIELDS, _in_order(row), strict=True))
-    for name, cut in places.items():
-        values[name] = images.restore(values[name], cut, known)
-    for name in ("timings", "system", "stop_sequence", "error", "call"):
-        if values[name] is not None:
-            values[name] = loads(values[name])
-    for name in ("output", "tools", "attempts"):
-        values[name] = tuple(loads(values[name]))
-    options = values["options"]
-    values["input"] = _messages(values["input"])
-    values["placed"] = _placed(values["placed"])
-    values["options"] = PLAIN if options == "{}" else TurnOptions.from_json(loads(options))
-    values["evidence"] = _evidence(values["evidence"])
-    values["usage"] = Usage(**loads(values["usage"]))
-    return Turn(**values)
+    found: list[Turn] = []
+    for row, by_name in zip(rows, places, strict=True):
+        values = list(_in_order(row))
+        for name, cut in by_name.items():
+            values[_AT[name]] = images.restore(values[_AT[name]], cut, known)
+        for at in _JSON:
+            if values[at] is not None:
+                values[at] = loads(values[at])
+        for at in _TUPLES:
+            values[at] = tuple(values[at])
+        options = values[_OPTIONS]
+        values[_INPUT] = _messages(values[_INPUT])
+        values[_PLACED] = _placed(values[_PLACED])
+        values[_OPTIONS] = PLAIN if options == "{}" else TurnOptions.from_json(loads(options))
+        values[_EVIDENCE] = _evidence(values[_EVIDENCE])
+        values[_USAGE] = Usage(**values[_USAGE])
+        found.append(Turn(*values))
+    return found
 
 
 def _messages(text: str) -> tuple[Message, ...]:
@@ -252,8 +251,11 @@ def loaded_records(conn: Connection, rows: Sequence[Row[Any]]) -> list[Record]:
 
 
 TURN = tuple(turns.c)
-# The columns in the order of a turn's fields.
-_FIELDS = Turn.__slots__
-_in_order = itemgetter(*(TURN.index(turns.c[name]) for name in _FIELDS))
+# The columns in the order of a turn's fields: to make one by position takes less time than by name.
+_AT = {name: at for at, name in enumerate(Turn.__slots__)}
+_in_order = itemgetter(*(TURN.index(turns.c[name]) for name in _AT))
+_INPUT, _PLACED, _OPTIONS, _EVIDENCE, _USAGE = itemgetter("input", "placed", "options", "evidence", "usage")(_AT)
+_TUPLES = itemgetter("output", "tools", "attempts")(_AT)
+_JSON = (_USAGE, *_TUPLES, *itemgetter("timings", "system", "stop_sequence", "error", "call")(_AT))
 
 OUTLINE = tuple(turns.c[name] for name in TurnOutline.__slots__)
