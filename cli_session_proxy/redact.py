@@ -169,8 +169,12 @@ def data(value: Any) -> Any:
     if isinstance(value, dict):
         out: dict[str, Any] = {}
         for name, item in value.items():
-            known = _names.get(name)
-            shown, secret = _name(str(name)) if known is None else known
+            if name in _names:
+                shown, secret = _names[name]
+            else:
+                shown, secret = text(str(name)), str(name).lower().replace("-", "_") in SECRET_NAMES
+                if len(str(name)) <= _SHORT and len(_names) < _MOST:
+                    _names[str(name)] = shown, secret
             out[shown] = item if type(item) in _PLAIN else _hidden(item) if secret else data(item)
         return out
     if isinstance(value, (list, tuple)):
@@ -188,15 +192,8 @@ def _hidden(value: Any) -> Any:
     return [_hidden(item) for item in value] if isinstance(value, (list, tuple)) else data(value)
 
 
-def _name(name: str) -> tuple[str, bool]:
-    """A field's name as it is shown, and whether its value is a secret whatever it looks like."""
-    known = text(name), name.lower().replace("-", "_") in SECRET_NAMES
-    if len(name) <= _SHORT and len(_names) < _MOST:
-        _names[name] = known
-    return known
-
-
-# Nearly all fields are those of a few shapes: the names that come first are remembered, up to this length (characters).
+# How a field's name is shown, and whether its value is a secret whatever it looks like. Nearly all fields are those of
+# a few shapes: the names that come first are remembered, up to this length (characters).
 _SHORT = 64
 _MOST = 1024
 _names: dict[str, tuple[str, bool]] = {}

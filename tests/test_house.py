@@ -44,7 +44,6 @@ def test_the_sdk_needs_no_http_door(every: list[Import]) -> None:
     assert [str(one) for one in every if within(one.module, "sdk") and within(one.imported, "http")] == []
 
 
-@pytest.mark.xfail(strict=True, reason="the rooms of wires, stores, engine and telling are being rebuilt")
 def test_few_short_helpers_are_used_once() -> None:
     found = shreds()
     assert len(found) <= SHREDS, "\n".join(map(str, found))

@@ -32,16 +32,12 @@ def main(memory: int) -> None:
             size, seconds = CALL.unpack(head)
             given = calls.read(size)
             signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF's default action is the end
-            answer = _answer(given)
+            try:
+                function, arguments = pickle.loads(given)  # noqa: S301 - our parent wrote it
+                answer = pickle.dumps((True, function(*arguments)), pickle.HIGHEST_PROTOCOL)
+            except Exception as exc:  # noqa: BLE001 - raised again where the call came from
+                answer = pickle.dumps((False, exc), pickle.HIGHEST_PROTOCOL)
             signal.setitimer(signal.ITIMER_PROF, 0)
             answers.write(ANSWER.pack(len(answer)))
             answers.write(answer)
             answers.flush()
-
-
-def _answer(given: bytes) -> bytes:
-    try:
-        function, arguments = pickle.loads(given)  # noqa: S301 - our parent wrote it
-        return pickle.dumps((True, function(*arguments)), pickle.HIGHEST_PROTOCOL)
-    except Exception as exc:  # noqa: BLE001 - raised again where the call came from
-        return pickle.dumps((False, exc), pickle.HIGHEST_PROTOCOL)

@@ -259,11 +259,8 @@ def brought(answers: Answers) -> dict[str, JSON] | None:
         if result is None:
             return None
         out[call] = result
-    return out if answers.alone and _size(out.values()) <= LARGEST else None
-
-
-def _size(results: Iterable[JSON]) -> int:
-    return sum(len(part.get("text", "")) for result in results for part in result["content"])
+    size = sum(len(part.get("text", "")) for result in out.values() for part in result["content"])
+    return out if answers.alone and size <= LARGEST else None
 
 
 def in_our_ids(new: Sequence[Message], said: Sequence[Block], output: Sequence[Block]) -> tuple[Message, ...]:

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .models import Block, Message, Placed, Rule, Turn
 
@@ -83,11 +83,6 @@ def answer_text(blocks: Iterable[Block]) -> str:
     return "".join([*said, join.end()])
 
 
-def _image(source: Mapping[str, Any]) -> str:
-    data = source.get("data") or source.get("url") or json.dumps(source, sort_keys=True)
-    return hashlib.sha256(str(data).encode("utf-8", "surrogatepass")).hexdigest()
-
-
 def _item(block: Block) -> tuple[str, str] | None:
     """(kind, what it says) of a block; None where it says nothing that a client gives back."""
     kind = block.get("type")
@@ -95,7 +90,9 @@ def _item(block: Block) -> tuple[str, str] | None:
         text = str(block.get("text", "")).strip()
         return ("text", text) if text else None
     if kind == "image":
-        return "image", _image(block.get("source", {}))
+        source = block.get("source", {})
+        data = source.get("data") or source.get("url") or json.dumps(source, sort_keys=True)
+        return "image", hashlib.sha256(str(data).encode("utf-8", "surrogatepass")).hexdigest()
     if kind == "tool_use":
         return "call", json.dumps([block.get("name"), block.get("input") or {}], sort_keys=True)
     if kind == "tool_result":

@@ -32,20 +32,17 @@ class Cutter:
         if not self._sequences:
             return [event]
         if isinstance(event, BlockStart):
-            return self._start(event)
+            if event.block.get("type") != "text":
+                return [event]
+            self._text, self._held, self._said = event.index, "", ""
+            begun = str(event.block.get("text", ""))
+            return [BlockStart(event.index, {**event.block, "text": ""}), *self._text_of(event.index, begun)]
         if event.index != self._text:
             return [event]
         if isinstance(event, BlockDelta):
             return self._text_of(event.index, str(event.delta.get("text", "")))
         held, self._held, self._text = self._held, "", None
         return [*self._say(event.index, held), event]
-
-    def _start(self, event: BlockStart) -> list[TurnEvent]:
-        if event.block.get("type") != "text":
-            return [event]
-        self._text, self._held, self._said = event.index, "", ""
-        begun = str(event.block.get("text", ""))
-        return [BlockStart(event.index, {**event.block, "text": ""}), *(self._text_of(event.index, begun))]
 
     def _text_of(self, index: int, piece: str) -> list[TurnEvent]:
         self._held += piece

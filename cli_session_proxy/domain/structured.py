@@ -106,7 +106,10 @@ def instruction(format: JSON, fault: str | None = None) -> Block:
 
 def checked(format: JSON, text: str) -> str:
     """The JSON of an answer, a code fence around it taken off. Raises `InvalidOutput`, `InvalidRequest`."""
-    text = _unfenced(text.strip())
+    text = text.strip()
+    first, _, rest = text.partition("\n")
+    if first.rstrip().lower() in (FENCE, f"{FENCE}json") and rest.endswith(FENCE):
+        text = rest.removesuffix(FENCE).strip()
     try:
         value = limits.loads(text, constant=_no_constant)
     except limits.TooDeep as exc:
@@ -123,13 +126,6 @@ def checked(format: JSON, text: str) -> str:
 
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")  # Python takes NaN and Infinity; the client's own reader does not
-
-
-def _unfenced(text: str) -> str:
-    """What stands between the first line and the end of a fence; another text as it is."""
-    first, _, rest = text.partition("\n")
-    opens = first.rstrip().lower() in (FENCE, f"{FENCE}json")
-    return rest.removesuffix(FENCE).strip() if opens and rest.endswith(FENCE) else text
 
 
 def fault_of(value: object, schema: JSON) -> str | None:

@@ -31,7 +31,7 @@ from ..errors import (
     UpstreamError,
 )
 from ..sandbox import Sandboxes
-from ..settings import Profile, Settings
+from ..settings import Settings
 from ..stores.auto import store_for
 from ..stores.base import KeyTaken, Store
 from ..tasks import Tasks, limited
@@ -212,7 +212,11 @@ class Engine:
         """Accept a request durably and in order; it runs on its own from here. Raises `ProxyError`."""
         if not self._open:
             raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
-        _may_use_tools(self.settings.profile_for(request.profile), request)
+        if request.agent_id is None and request.continues is None and self.settings.profile_for(request.profile).tools:
+            # Strangers whose histories look alike must not meet in one sandbox where tools can leave something behind.
+            raise InvalidRequest(
+                "the profile turns the CLI's tools on, so the agent needs a name: send X-Agent-Id", param="agent_id"
+            )
         # Own task: a disconnect must not orphan a stored turn.
         return await or_left(self._tasks.own(self._accept(request)))
 
@@ -459,14 +463,6 @@ class Engine:
         for agent in await self.store.expired_agents(time.time() - days * 24 * HOUR):
             await self.delete(agent.owner, agent.agent_id)
             log.info("expired")  # without its name: nothing is left of it
-
-
-def _may_use_tools(profile: Profile, request: TurnRequest) -> None:
-    """Strangers whose histories look alike must not meet in one sandbox where tools can leave something behind."""
-    if profile.tools and request.agent_id is None and request.continues is None:
-        raise InvalidRequest(
-            "the profile turns the CLI's tools on, so the agent needs a name: send X-Agent-Id", param="agent_id"
-        )
 
 
 def _prepare_var(var: Path) -> None:

@@ -75,9 +75,12 @@ class Lanes:
         """The last place in this agent's lane. Raises `QueueFull`."""
         lane = self._lanes.get(key, deque())
         if len(lane) >= self._limit:
+            # Seconds that the lane needs for its turns, the running one less what it has had.
+            each = self._times.get(lane[0].key, self._time).value
+            left = max(0.0, each - (asyncio.get_running_loop().time() - lane[0].began))
             raise QueueFull(
                 f"{len(lane)} requests to this agent are waiting already: send this one again later",
-                retry_after=max(LEAST_WAIT, self._until_done(lane)),
+                retry_after=max(LEAST_WAIT, (len(lane) - 1) * each + left),
             )
         self.admit()
         place = Place(key, asyncio.get_running_loop().create_future())
@@ -98,11 +101,6 @@ class Lanes:
                 f"{ahead} requests are waiting already: send this one again later, or raise queue_limit",
                 retry_after=max(LEAST_WAIT, (ahead + 1) * self._slots.time.value / parallel),
             )
-
-    def _until_done(self, lane: deque[Place]) -> float:
-        """Seconds that a full lane needs for its turns, the running one less what it has had."""
-        each = self._times.get(lane[0].key, self._time).value
-        return (len(lane) - 1) * each + max(0.0, each - (asyncio.get_running_loop().time() - lane[0].began))
 
     def give_up(self, place: Place) -> None:
         """Leave the lane, from whatever position, and let the next one in. Idempotent."""
@@ -128,17 +126,14 @@ class Lanes:
             try:
                 yield
             finally:
-                self._took(place.key, asyncio.get_running_loop().time() - place.began)
+                took = asyncio.get_running_loop().time() - place.began
+                self._time.add(took)
+                self._times.setdefault(place.key, Average(took)).add(took)
+                self._times.move_to_end(place.key)
+                if len(self._times) > KNOWN:
+                    self._times.popitem(last=False)
         finally:
             self.give_up(place)
-
-    def _took(self, key: int, seconds: float) -> None:
-        self._time.add(seconds)
-        known = self._times.setdefault(key, Average(seconds))
-        known.add(seconds)
-        self._times.move_to_end(key)
-        if len(self._times) > KNOWN:
-            self._times.popitem(last=False)
 
     @property
     def total(self) -> int:

@@ -195,11 +195,6 @@ class LiveTurn:
             self._waiters.append(waiter)
             await patience.wait(waiter)
 
-    async def _outcome(self, patience: _Patience) -> Turn:
-        await patience.wait(self._finished.wait())
-        self._raise_error()
-        return self.turn
-
     def _raise_error(self) -> None:
         if self._error is not None:
             raise errors.from_dict(self._error.as_dict())
@@ -240,17 +235,11 @@ class Answer:
 
     def __init__(self, live: LiveTurn, *, replayed: bool, timeout: float | None = None) -> None:
         self._live = live
+        self.agent_id = live.agent_id
+        self.turn_id = live.turn.id
         self._patience = _Patience(timeout)
         self._open = True
         self.replayed = replayed
-
-    @property
-    def agent_id(self) -> str:
-        return self._live.agent_id
-
-    @property
-    def turn_id(self) -> str:
-        return self._live.turn.id
 
     def another(self) -> Answer:
         """One more view of the same turn, for one more client."""
@@ -276,7 +265,9 @@ class Answer:
 
     async def turn(self) -> Turn:
         """The committed turn. Raises the turn's `ProxyError` when it failed or was cancelled."""
-        return await self._live._outcome(self._patience)
+        await self._patience.wait(self._live._finished.wait())
+        self._live._raise_error()
+        return self._live.turn
 
     def acknowledge(self) -> None:
         """The finish event (or the whole body) was handed to the client. Idempotent."""

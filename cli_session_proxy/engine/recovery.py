@@ -68,7 +68,11 @@ class Recovery:
             if turn.instance == self._instances.id:
                 continue
             if turn.status == "running" or not self._instances.alive(turn.instance):
-                await self._settle(agent, lease, turn)
+                found = await self._found(agent, turn)
+                if found is None:
+                    await self._interrupted(lease, turn)
+                else:
+                    await self._completed(lease, turn, found)
         await self._uncertain(agent.key)
 
     async def _uncertain(self, agent_key: int | None = None) -> None:
@@ -129,13 +133,6 @@ class Recovery:
                     await self._interrupted(lease, turn)  # its proxy does not respond: somebody else waits for it here
 
     # --- turns
-
-    async def _settle(self, agent: Agent, lease: Lease, turn: Turn) -> None:
-        found = await self._found(agent, turn)
-        if found is None:
-            await self._interrupted(lease, turn)
-        else:
-            await self._completed(lease, turn, found)
 
     async def _interrupted(self, lease: Lease, turn: Turn) -> None:
         error = {

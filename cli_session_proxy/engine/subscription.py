@@ -52,7 +52,13 @@ class Follower:
     async def happened(self) -> list[Happened]:
         """What changed since the last call, in the order of acceptance but parents first."""
         assert self._after is not None
-        changed = [turn for turn_id in list(self._watched) if (turn := await self._changed(turn_id)) is not None]
+        changed: list[Turn] = []
+        for turn_id, before in list(self._watched.items()):
+            known = await self._store.turn(turn_id)
+            if known is None:
+                self._watched.pop(turn_id)
+            elif known.status != before:
+                changed.append(known)
         async for turn in self._store.turns(self._agent.key, after_seq=self._after):
             self._after = turn.seq
             changed.append(turn)
@@ -61,7 +67,10 @@ class Follower:
         for turn in changed:
             self._watch(turn)
         goes_on = self._links is None  # where another reader left off, who was told of the links before
-        links = by_turn(await self._new_links())
+        chain = await self._store.chain(self._agent.key)
+        every = chain.links if chain else ()
+        links = by_turn(every[self._links or 0 :])
+        self._links = len(every)
         ended = [turn for turn in changed if turn.status in FINISHED]
         own = {turn.id: links.pop(turn.id, ()) for turn in ended}
         told = [Happened(turn, tuple(own.get(turn.id, ()))) for turn in sorted_by_parent(changed)]
@@ -89,23 +98,9 @@ class Follower:
             yield await self.happened()
             await asyncio.sleep(POLL)
 
-    async def _changed(self, turn_id: str) -> Turn | None:
-        turn = await self._store.turn(turn_id)
-        if turn is None:
-            self._watched.pop(turn_id)
-            return None
-        return turn if turn.status != self._watched[turn_id] else None
-
     def _watch(self, turn: Turn) -> None:
         self._watched.pop(turn.id, None)
         if turn.status not in ("completed", "requires_action"):
             self._watched[turn.id] = turn.status
         while len(self._watched) > WATCHED:
             self._watched.pop(next(iter(self._watched)))
-
-    async def _new_links(self) -> tuple[Link, ...]:
-        chain = await self._store.chain(self._agent.key)
-        every = chain.links if chain else ()
-        new = every[self._links or 0 :]
-        self._links = len(every)
-        return new

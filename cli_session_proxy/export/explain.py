@@ -164,8 +164,15 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         said.append(
             f"The agent's sandbox directory was gone (nothing at {evidence.sandbox}): it was made again, empty."
         )
-    if evidence.repaired is not None and not _is_told(evidence.repaired, before_the_last, links):
-        said.append(_repaired(evidence.repaired.as_json()))
+    if evidence.repaired is not None:
+        # Told by its link, which is stored with the attempt that succeeded, or with the attempt that failed after it.
+        told = any(link.reason in ("rebuilt", "moved") for link in links) or any(
+            Repair.from_json(attempt["repaired"]) == evidence.repaired
+            for attempt in before_the_last
+            if "repaired" in attempt
+        )
+        if not told:
+            said.append(_repaired(evidence.repaired.as_json()))
     if evidence.exit_code is not None:
         said.append(
             f"The CLI process that was kept for this session had ended with exit code {evidence.exit_code}: a new one "
@@ -176,7 +183,11 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
     if before_the_last:
         said += _attempts(before_the_last)
     if evidence.retries:
-        said.append(_retries(evidence.retries))
+        last = evidence.retries[-1]
+        named = [str(part) for part in (last.get("error_status"), last.get("error")) if part and part != "unknown"]
+        what = " ".join(named) or "no whole answer"
+        times = "" if len(evidence.retries) == 1 else f" {len(evidence.retries)} times"
+        said.append(f"The provider failed{times} ({what}): the CLI asked it again.")
     if evidence.cuts:
         said.append(_cuts(evidence.cuts))
     if evidence.settled:
@@ -186,13 +197,6 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
     if evidence.records is not None and evidence.records in _NOT_READ:
         said.append(_NOT_READ[evidence.records])
     return said
-
-
-def _is_told(repaired: Repair, attempts: Sequence[JSON], links: Sequence[Link]) -> bool:
-    """By its link, which is stored with the attempt that succeeded, or with the attempt that failed after it."""
-    if any(link.reason in ("rebuilt", "moved") for link in links):
-        return True
-    return any(Repair.from_json(attempt["repaired"]) == repaired for attempt in attempts if "repaired" in attempt)
 
 
 def _attempts(attempts: Sequence[JSON]) -> Iterator[str]:
@@ -224,14 +228,6 @@ def _reloaded(how: Sequence[str]) -> str:
         f"The session's transcript was changed{times} while a CLI was loading it ({whys}): that CLI was ended before "
         "it was asked anything, and a new one loaded what the chain knows."
     )
-
-
-def _retries(retries: Sequence[JSON]) -> str:
-    last = retries[-1]
-    named = [str(part) for part in (last.get("error_status"), last.get("error")) if part and part != "unknown"]
-    what = " ".join(named) or "no whole answer"
-    times = "" if len(retries) == 1 else f" {len(retries)} times"
-    return f"The provider failed{times} ({what}): the CLI asked it again."
 
 
 def _cuts(cuts: Sequence[StreamCut]) -> str:
@@ -313,7 +309,7 @@ def _adopted(detail: JSON, source: str, target: str) -> str:
     turns = detail.get("turns")
     if "source" in detail:
         files = f" and {count(detail['files'], 'file')} beside it" if detail.get("files") else ""
-        notes = "".join(f" {_sentence(note)}" for note in detail.get("notes", ()))
+        notes = "".join(f" {note[:1].upper()}{note[1:]}." for note in detail.get("notes", ()))
         return (
             f"Session {source} was adopted from {detail['source']}{files}: {count(turns, 'turn')} of it begin this "
             f"chain, which goes on as session {target}.{notes}"
@@ -334,7 +330,3 @@ _LINKS: Mapping[LinkReason, Callable[[JSON, str, str], str]] = {
 
 def _short(session: str | None) -> str:
     return session[:8] if session else NO_SESSION
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."

@@ -132,7 +132,10 @@ def _turn(
 ) -> list[str]:
     links = shape.links.get(turn.id, ())
     lines = [_summary(turn, node, shape, colours, told, opened=opened)]
-    lines += [_told_link(link) for link in links]
+    for link in links:
+        said = shown.link(link)
+        evidence = f"<details><summary>evidence</summary>{_compact(said['detail'])}</details>" if link.detail else ""
+        lines.append(f"<p>{_kind(link)} {_text(said['says'])}</p>{evidence}")
     lines += [f"<p class='mend'>{_text(text)}</p>" for text in told["says"]]
     for message in told["input"]:
         lines.append(f"<h4>{_text(message['role'])}</h4>")
@@ -148,7 +151,11 @@ def _turn(
         lines.append(f"<div class='bad'>{_compact(told['error'])}</div>")
     if turn.delivery in UNSURE and turn.status in ON_PATH:
         lines.append(f"<p class='bad'>{UNSURE[turn.delivery]}</p>")
-    lines.append(_measures(told))
+    tokens = ", ".join([f"{name.removesuffix('_tokens')} {number}" for name, number in told["usage"].items()])
+    steps = ", ".join([f"{name} {value}" for name, value in told["timings"].items()])
+    cost = "not known" if told["cost_usd"] is None else f"${told['cost_usd']:.6f}"
+    measured = _text(f"tokens: {tokens}\ncost: {cost}\nmilliseconds: {steps}\nwhy: {_json(told['reason'])}")
+    lines.append(f"<details><summary>why, how long, how much</summary><pre>{measured}</pre></details></details>")
     return lines
 
 
@@ -166,20 +173,6 @@ def _summary(turn: Turn, node: Node, shape: Outline, colours: dict[str, str], to
         f"<p class='dim'>{turn_id} · after {_turn_link(shape, turn.parent_id)} · {_text(turn.model)}\n"
         f" · {time(turn.created_at)} · session {_text(turn.session_id or 'none')}</p>"
     )
-
-
-def _told_link(link: Link) -> str:
-    said = shown.link(link)
-    evidence = f"<details><summary>evidence</summary>{_compact(said['detail'])}</details>" if link.detail else ""
-    return f"<p>{_kind(link)} {_text(said['says'])}</p>{evidence}"
-
-
-def _measures(told: TurnDump) -> str:
-    tokens = ", ".join([f"{name.removesuffix('_tokens')} {number}" for name, number in told["usage"].items()])
-    steps = ", ".join([f"{name} {value}" for name, value in told["timings"].items()])
-    cost = "not known" if told["cost_usd"] is None else f"${told['cost_usd']:.6f}"
-    measured = _text(f"tokens: {tokens}\ncost: {cost}\nmilliseconds: {steps}\nwhy: {_json(told['reason'])}")
-    return f"<details><summary>why, how long, how much</summary><pre>{measured}</pre></details></details>"
 
 
 def _kind(link: Link) -> str:

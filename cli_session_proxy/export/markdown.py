@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from ..domain.models import ON_PATH, Agent, Chain, Link, Turn
+from ..domain.models import ON_PATH, Agent, Link, Turn
 from ..domain.ordering import by_turn, parents_first
 from ..errors import NotFound
 from ..stores.base import Store
@@ -26,7 +26,14 @@ async def markdown(
     if chain is None:
         raise NotFound(f"there is no agent {agent.agent_id!r}", param="agent_id")
     links = by_turn(chain.links)
-    yield visible("\n".join(_title(chain, sandbox, links.get(None, ()))))
+    title = [
+        f"# Agent {_inline(chain.agent.agent_id)}\n",
+        f"- since {time(chain.agent.created_at)}, sandbox {_inline(sandbox)}",
+        f"- head {_inline(chain.agent.head or 'none')}, {len(chain.sessions)} session(s)",
+        *(_link(link) for link in links.get(None, ())),
+        "",
+    ]
+    yield visible("\n".join(title))
     number, before = 0, None
     async for turn in parents_first(store.turns(agent.key)):
         number += 1
@@ -36,21 +43,15 @@ async def markdown(
         before = turn.id
 
 
-def _title(chain: Chain, sandbox: str, links: Sequence[Link]) -> Iterator[str]:
-    yield f"# Agent {_inline(chain.agent.agent_id)}\n"
-    yield f"- since {time(chain.agent.created_at)}, sandbox {_inline(sandbox)}"
-    yield f"- head {_inline(chain.agent.head or 'none')}, {len(chain.sessions)} session(s)"
-    yield from (_link(link) for link in links)
-    yield ""
-
-
 def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], told: TurnDump) -> Iterator[str]:
     how = turn.continuity or (turn.origin if turn.origin in ("adopted", "imported") else "not run")
     facts = [turn.status, how, turn.model, time(turn.created_at)]
     where = f"{turn.id}, session {turn.session_id or 'none'}"
     yield f"\n## Turn {number} · {_plain(' · '.join(facts))}\n"
     yield f"<sub>{_plain(where)}</sub>\n"
-    if turn.parent_id != before and not _never_began(turn):
+    # It was to continue the head, and ended or waits before it was known which turn that is.
+    never_began = turn.parent_id is None and turn.started_at is None and turn.placed.at_head
+    if turn.parent_id != before and not never_began:
         yield f"> continues {_inline(turn.parent_id or 'nothing: a new start')}, not the turn above\n"
     if told["continuity_reason"]:
         yield f"> continuity: {_inline(_compact(told['continuity_reason']))}\n"

@@ -88,7 +88,11 @@ def _boxes(shape: Outline) -> list[_Box]:
 def _lines(box: _Box, drawn: set[int], head: str | None) -> Iterator[str]:
     first, last = box.nodes[0], box.nodes[-1]
     span = f"turn {first.number}" if first is last else f"turns {first.number} to {last.number}"
-    parts = [span, _sessions(box.sessions)]
+    session = ""
+    if box.sessions:
+        more = f" and {len(box.sessions) - 1} more" if len(box.sessions) > 1 else ""
+        session = f"session {_coded(box.sessions[0][:8])}{more}"
+    parts = [span, session]
     if last.status != "completed":
         parts.append(last.status if last.status in _STATUSES else _UNKNOWN)
     if last.id == head:
@@ -104,13 +108,6 @@ def _lines(box: _Box, drawn: set[int], head: str | None) -> Iterator[str]:
     ):
         if applies:
             yield f"class b{box.number} {name}"
-
-
-def _sessions(ids: list[str]) -> str:
-    if not ids:
-        return ""
-    more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
-    return f"session {_coded(ids[0][:8])}{more}"
 
 
 def _coded(text: str) -> str:

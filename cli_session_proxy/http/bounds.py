@@ -38,8 +38,8 @@ class Bounds:
     requests: int
     bodies: int
     _open: Counter[str] = field(default_factory=Counter)
-    _streams: Counter[str] = field(default_factory=Counter)
-    _bytes: Counter[str] = field(default_factory=Counter)
+    streams: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
 
     @staticmethod
     def of(settings: Settings) -> Bounds:
@@ -55,25 +55,12 @@ class Bounds:
         try:
             yield held
         finally:
-            self._streams[owner] -= held.streams
-            self._bytes[owner] -= held.bytes
+            self.streams[owner] -= held.streams
+            self.bytes[owner] -= held.bytes
             self._open[owner] -= 1
             if not self._open[owner]:
-                for counts in (self._open, self._streams, self._bytes):
+                for counts in (self._open, self.streams, self.bytes):
                     del counts[owner]
-
-    def stream(self, owner: str) -> None:
-        if self._streams[owner] >= EVENT_STREAMS:
-            raise QueueFull(f"{EVENT_STREAMS} event streams are open already: close one", retry_after=5.0)
-        self._streams[owner] += 1
-
-    def body(self, owner: str, size: int) -> None:
-        if self._bytes[owner] + size > self.bodies:
-            raise QueueFull(
-                f"open requests hold {self.bodies} bytes of bodies already: send this again in a moment",
-                retry_after=RETRY_AFTER,
-            )
-        self._bytes[owner] += size
 
 
 @dataclass(slots=True)
@@ -87,10 +74,17 @@ class Held:
 
     def stream(self) -> None:
         """It is an event stream."""
-        self.bounds.stream(self.owner)
+        if self.bounds.streams[self.owner] >= EVENT_STREAMS:
+            raise QueueFull(f"{EVENT_STREAMS} event streams are open already: close one", retry_after=5.0)
+        self.bounds.streams[self.owner] += 1
         self.streams += 1
 
     def body(self, size: int) -> None:
         """So many bytes more of its body have arrived."""
-        self.bounds.body(self.owner, size)
+        if self.bounds.bytes[self.owner] + size > self.bounds.bodies:
+            raise QueueFull(
+                f"open requests hold {self.bounds.bodies} bytes of bodies already: send this again in a moment",
+                retry_after=RETRY_AFTER,
+            )
+        self.bounds.bytes[self.owner] += size
         self.bytes += size

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -71,24 +71,33 @@ class Gate:
             raise RuntimeError(f"no way in for {scope['type']}: the proxy speaks HTTP")
         is_socket = scope["type"] == "websocket"
         headers = headers_of(scope)
-        request_id = _request_id(headers.get("x-request-id"))
+        request_id = headers.get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = f"req_{secrets.token_hex(12)}"
         agent, inner = self._inside(scope, headers, request_id)
         wire: Wire = inner["state"]["wire"]
         added = {"x-request-id": request_id}
         started = False
 
-        answer = _to_socket(send) if is_socket else send
-
         async def out(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*_protected(message.get("headers", ())), *encoded(added)]
-            await answer(message)
+                given = list(message.get("headers", ()))
+                named = {name for name, _ in given}
+                lacking = [pair for pair in _PROTECTION if pair[0] not in named]
+                message["headers"] = [*given, *lacking, *encoded(added)]
+            if is_socket:
+                message = {**message, "type": f"websocket.{message['type']}"}
+            await send(message)
 
         with logs.bound(request_id=request_id):
             try:
-                _refuse_doubled(scope)
+                for name in (b"host", b"origin"):
+                    # Of two equal headers another reader may take the other one (RFC 9112, 3.2).
+                    if sum(given == name for given, _ in scope["headers"]) > 1:
+                        shown = name.decode()
+                        raise InvalidRequest(f"the {shown} header stands twice: send it once", param=shown.title())
                 self._origins.check_host(headers)
                 reader = self._origins.check_page(headers, scope["scheme"].replace("ws", "http", 1), inner["path"])
                 if reader is not None:
@@ -99,7 +108,7 @@ class Gate:
                         return
                     added |= readable_by(reader)
                 check_body(headers)
-                is_open = _is_open(inner["path"])
+                is_open = inner["path"] in OPEN or inner["path"].startswith(OPEN_BELOW)
                 if not is_open:
                     query = scope.get("query_string", b"").decode("latin-1")
                     inner["state"]["owner"] = self._keys.owner_of(headers, query if wire.key_in_address else "")
@@ -127,7 +136,8 @@ class Gate:
                 if started:
                     # A body that is not ended makes the server close the connection: the client sees a cut.
                     log.warning("answer cut", code=error.code)
-                elif is_socket and not _answers_sockets(scope):
+                elif is_socket and "websocket.http.response" not in (scope.get("extensions") or {}):
+                    # The server cannot send an HTTP answer to a WebSocket handshake.
                     why = redact.text(error.message).encode()[:LONGEST_REASON].decode("utf-8", "ignore")
                     await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": why})
                 else:
@@ -147,39 +157,3 @@ class Gate:
             # Routed as it was sent, so that an agent's encoded slash is not taken for the one before `/turns`.
             inner["path"] = raw_path(inner).decode("latin-1")
         return agent, inner
-
-
-def _refuse_doubled(scope: Scope) -> None:
-    """Of two equal headers another reader may take the other one (RFC 9112, 3.2)."""
-    for name in (b"host", b"origin"):
-        if sum(given == name for given, _ in scope["headers"]) > 1:
-            raise InvalidRequest(f"the {name.decode()} header stands twice: send it once", param=name.decode().title())
-
-
-def _protected(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers with those that they lack of what keeps a browser from framing, guessing or embedding an answer."""
-    given = list(headers)
-    named = {name for name, _ in given}
-    return [*given, *(pair for pair in _PROTECTION if pair[0] not in named)]
-
-
-def _answers_sockets(scope: Scope) -> bool:
-    """Whether the server can send an HTTP answer to a WebSocket handshake."""
-    return "websocket.http.response" in (scope.get("extensions") or {})
-
-
-def _to_socket(send: Send) -> Send:
-    async def answer(message: Message) -> None:
-        await send({**message, "type": f"websocket.{message['type']}"})
-
-    return answer
-
-
-def _is_open(path: str) -> bool:
-    return path in OPEN or path.startswith(OPEN_BELOW)
-
-
-def _request_id(given: str | None) -> str:
-    if given is not None and _REQUEST_ID.fullmatch(given):
-        return given
-    return f"req_{secrets.token_hex(12)}"

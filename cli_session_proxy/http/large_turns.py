@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from ..aside.pool import Helpers, OutOfBoundsError
 from ..domain.models import Block, Link, Message, Turn
@@ -25,15 +26,11 @@ class Teller:
         if not is_large(row):
             return shown.turn(row, links, verbatim=verbatim)
         try:
-            return await self._helpers.call(_turn, row, tuple(links), verbatim)
+            return await self._helpers.call(partial(shown.turn, verbatim=verbatim), row, tuple(links))
         except OutOfBoundsError:
             note: Block = {"type": "text", "text": TOO_LARGE}
             said = tuple(Message(message.role, (note,)) for message in row.input[:1])
             return shown.turn(replace(row, input=said, output=(note,), tools=(), system=None), links, verbatim=verbatim)
-
-
-def _turn(row: Turn, links: Sequence[Link], verbatim: bool) -> TurnDump:
-    return shown.turn(row, links, verbatim=verbatim)
 
 
 def is_large(row: Turn) -> bool:

@@ -83,7 +83,15 @@ class Metrics:
             self._errors.labels(code if code in self._codes else "other").inc()
         self._count_links(links)
         self._retries.inc(max(0, sum(1 for attempt in turn.attempts if "frame_uuid" in attempt) - 1))
-        self._time(turn)
+        at = {step: millis / 1000 for step, millis in turn.timings.items() if isinstance(millis, int | float)}
+        if "queued" in at:
+            self._wait.observe(max(0.0, at["queued"]))
+        if "queued" in at and "session_ready" in at:
+            self._ready.labels(turn.continuity or "none").observe(max(0.0, at["session_ready"] - at["queued"]))
+        if "first_block" in at:
+            self._first.observe(max(0.0, at["first_block"]))
+        if "committed" in at:
+            self._whole.observe(max(0.0, at["committed"]))
         usage = turn.usage
         for kind, count in (
             ("input", usage.input_tokens),
@@ -104,17 +112,6 @@ class Metrics:
             if link.reason in ("rebuilt", "moved", "adopted"):
                 found = str(link.detail.get("found", "other"))
                 self._repairs.labels(link.reason, found if found in FOUND else "other").inc()
-
-    def _time(self, turn: Turn) -> None:
-        at = {step: millis / 1000 for step, millis in turn.timings.items() if isinstance(millis, int | float)}
-        if "queued" in at:
-            self._wait.observe(max(0.0, at["queued"]))
-        if "queued" in at and "session_ready" in at:
-            self._ready.labels(turn.continuity or "none").observe(max(0.0, at["session_ready"] - at["queued"]))
-        if "first_block" in at:
-            self._first.observe(max(0.0, at["first_block"]))
-        if "committed" in at:
-            self._whole.observe(max(0.0, at["committed"]))
 
     def spawned(self, seconds: float) -> None:
         """A CLI said its first word so long after its start."""

@@ -76,9 +76,13 @@ def document(routes: Iterable[BaseRoute], wires: Table) -> JSON:
 
 def _operation(route: Address, about: About, path: str, method: str, wires: Table) -> JSON:
     summary = route.description.partition("\n")[0]
+    parameters = [_parameter("path", name, TEXT) for name in re.findall(r"\{(\w+)\}", path)]
+    parameters += [_parameter("query", name, schema) for name, schema in about.query.items()]
+    if about.turn:
+        parameters += [_parameter("header", name, schema) for name, schema in HEADERS.items()]
     operation: JSON = {
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{path}").rstrip("_"),
-        "parameters": _parameters(path, about),
+        "parameters": parameters,
         "responses": _responses(path, about, wires),
     }
     if summary:
@@ -88,14 +92,6 @@ def _operation(route: Address, about: About, path: str, method: str, wires: Tabl
     if path in OPEN or path.startswith(OPEN_BELOW):
         operation["security"] = []
     return operation
-
-
-def _parameters(path: str, about: About) -> list[JSON]:
-    found = [_parameter("path", name, TEXT) for name in re.findall(r"\{(\w+)\}", path)]
-    found += [_parameter("query", name, schema) for name, schema in about.query.items()]
-    if about.turn:
-        found += [_parameter("header", name, schema) for name, schema in HEADERS.items()]
-    return found
 
 
 def _parameter(place: str, name: str, schema: JSON) -> JSON:

@@ -6,6 +6,7 @@ Sec-Fetch headers, or to send JSON without asking first (a preflight).
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 from collections.abc import Collection, Mapping
@@ -48,7 +49,10 @@ class Origins:
         """Raises `InvalidRequest` where we were called by a name that is not ours."""
         named = host_and_port(headers.get("host", ""))
         # Only the name is compared: tunnels and port maps change the port, a rebinding attack has to bring a name.
-        ours = named and (self._any_name or named[0] in ("localhost", self._host) or _is_loopback(named[0]))
+        ours = named is not None and (self._any_name or named[0] in ("localhost", self._host))
+        if named is not None and not ours:
+            with contextlib.suppress(ValueError):  # a name
+                ours = ipaddress.ip_address(named[0]).is_loopback
         if not ours:
             raise InvalidRequest(
                 "the Host header names another machine: call http://127.0.0.1 or http://localhost", param="Host"
@@ -115,10 +119,3 @@ def permitted(allowed: str, headers: Headers) -> dict[str, str]:
     if headers.get("access-control-request-private-network") == "true":
         said["Access-Control-Allow-Private-Network"] = "true"
     return said
-
-
-def _is_loopback(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False

@@ -35,16 +35,13 @@ class RepairLines:
         self._left_out = 0
         self._something = asyncio.Event()
 
-    def turn_ended(self, turn: Turn, links: Sequence[Link]) -> None:
-        self._take(turn, links)
-
     def adopted(self, turn: Turn, link: Link) -> None:
-        self._take(turn, (link,))
+        self.turn_ended(turn, (link,))
 
     def spawned(self, seconds: float) -> None:
         """Not a repair."""
 
-    def _take(self, turn: Turn, links: Sequence[Link]) -> None:
+    def turn_ended(self, turn: Turn, links: Sequence[Link]) -> None:
         repaired = any(link.reason in REPAIRS for link in links)
         if not repaired and not explain.turn(turn.evidence, turn.attempts, links):
             return

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 
 import uvicorn
@@ -22,15 +22,14 @@ from .binding import bound
 from .bounds import Bounds
 from .connection import Connection
 from .gate import Gate
-from .keys import Keys, make
+from .keys import MADE_KEY, Keys, make
 from .listening import Listening
 from .metrics import MetricsRoute
-from .notices import banner, notices
 from .openapi import OpenApiRoute
 from .origins import Origins
 from .repair_lines import RepairLines
 from .routes import Routes
-from .served import announced, place_of
+from .served import Served, announced, place_of
 from .systemd import Systemd
 from .ui.routes import Ui
 from .watchdog import Watchdog, on_signals
@@ -165,3 +164,34 @@ class Server(Listening):
                 timeout_graceful_shutdown=int(patience),
             )
         )  # fmt: skip
+
+
+def banner(place: Served, *, needs_key: bool) -> Iterator[str]:
+    """Where it listens, the page, and a line to paste. What the CLI lacks is said after them, by `login.report`."""
+    key = " -H 'Authorization: Bearer YOUR-KEY'" if needs_key else ""
+    body = '{"model": "default", "messages": [{"role": "user", "content": "Hello"}]}'
+    over = ""
+    if place.uds is None:
+        yield f"listening on {place.url}  (OpenAI clients: base_url={place.url}/v1)"
+        yield f"page: {place.url}/ui"
+    else:
+        yield f"listening on {place}"
+        over = f"--unix-socket {place.uds} "
+    yield f"try: curl -s {over}{place.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+
+
+def notices(settings: Settings, keys: Keys) -> Iterator[str]:
+    """A line for each thing that the person who starts it should know. Reads no credential, only names."""
+    if not keys and settings.uds is None:
+        yield (
+            "no key: every user and every program of this machine can use this proxy and read its chains; start it "
+            "with --make-key to ask for a key, or with --uds PATH to be alone"
+        )
+    elif (made := settings.var / MADE_KEY).exists():
+        yield f"the key is in {made}: send it as Authorization: Bearer; our own commands use it by themselves"
+    for name, profile in sorted(settings.profiles.items()):
+        if profile.tools and not profile.confined:
+            yield (
+                f"profile {name}: the CLI's tools run with all of your rights; an agent's sandbox is a directory, "
+                "not a boundary (confined = true makes one, with bubblewrap)"
+            )

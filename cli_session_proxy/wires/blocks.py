@@ -160,13 +160,12 @@ def estimated_tokens(system: str | None, messages: Iterable[Message]) -> int:
     for message in messages:
         tokens += TOKENS_PER_MESSAGE
         for block in message.content:
-            tokens += TOKENS_PER_IMAGE if block["type"] == "image" else _tokens(_words(block))
+            if block["type"] == "image":
+                tokens += TOKENS_PER_IMAGE
+                continue
+            text = block.get(block["type"])
+            tokens += _tokens(text if isinstance(text, str) else json.dumps(block, ensure_ascii=False))
     return max(1, round(tokens))
-
-
-def _words(block: Block) -> str:
-    text = block.get(block["type"])
-    return text if isinstance(text, str) else json.dumps(block, ensure_ascii=False)
 
 
 def _tokens(text: str) -> float:

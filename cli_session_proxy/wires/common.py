@@ -76,13 +76,23 @@ def naming(
     headers: Mapping[str, str], *, path_agent: str | None, request_id: str | None, owner: str = LOCAL_OWNER
 ) -> Naming:
     """Naming from headers (lower-case names, latin-1 values as ASGI gives them) and the path's decoded agent."""
-    header = headers.get("x-agent-id")
+    agent, fresh = headers.get("x-agent-id"), headers.get("x-chain")
+    header_agent = None if agent is None else decoded_agent_id(agent.encode("latin-1"))
+    if fresh is not None and fresh.strip().lower() != "new":
+        raise InvalidRequest("X-Chain knows one value: new (it starts the named agent afresh)", param="X-Chain")
+    idempotency_key = headers.get("idempotency-key")
+    if idempotency_key is not None and not 0 < len(idempotency_key) <= MAX_IDEMPOTENCY_KEY:
+        raise InvalidRequest(
+            f"Idempotency-Key must have 1 to {MAX_IDEMPOTENCY_KEY} characters", param="Idempotency-Key"
+        )
+    # The openai and anthropic clients count their own retries here (facts/protocols); anything else is no retry.
+    retries = headers.get("x-stainless-retry-count", "")
     return Naming(
         path_agent=path_agent,
-        header_agent=None if header is None else decoded_agent_id(header.encode("latin-1")),
-        fresh=_fresh(headers.get("x-chain")),
-        idempotency_key=_idempotency_key(headers.get("idempotency-key")),
-        is_retry=_is_retry(headers.get("x-stainless-retry-count")),
+        header_agent=header_agent,
+        fresh=fresh is not None,
+        idempotency_key=idempotency_key,
+        is_retry=retries.isascii() and retries.isdigit() and int(retries[:9]) > 0,
         request_id=request_id,
         owner=owner,
     )
@@ -98,27 +108,6 @@ def decoded_agent_id(raw: bytes) -> str:
 
 def encoded_agent_id(agent_id: str) -> str:
     return quote(agent_id, safe="")
-
-
-def _fresh(value: str | None) -> bool:
-    if value is None:
-        return False
-    if value.strip().lower() != "new":
-        raise InvalidRequest("X-Chain knows one value: new (it starts the named agent afresh)", param="X-Chain")
-    return True
-
-
-def _idempotency_key(value: str | None) -> str | None:
-    if value is not None and not 0 < len(value) <= MAX_IDEMPOTENCY_KEY:
-        raise InvalidRequest(
-            f"Idempotency-Key must have 1 to {MAX_IDEMPOTENCY_KEY} characters", param="Idempotency-Key"
-        )
-    return value
-
-
-def _is_retry(value: str | None) -> bool:
-    # The openai and anthropic clients count their own retries here (facts/protocols); anything else is no retry.
-    return value is not None and value.isascii() and value.isdigit() and int(value[:9]) > 0
 
 
 def read_bytes(raw: bytes, about: Naming, read: Callable[[JSON, Naming], T]) -> T:

@@ -103,7 +103,7 @@ async def test_one_owners_bodies_leave_another_theirs(serving: Serving, made: li
         for _ in range(bounds.BODIES):
             _, writer = await door.raw(head + ALICE["x-api-key"].encode() + b"\r\n\r\n" + b"x" * 2047)
             writers.append(writer)
-        await until(lambda: made[0]._bytes["alice"] == bounds.BODIES * 2047)
+        await until(lambda: made[0].bytes["alice"] == bounds.BODIES * 2047)
         refused = await door.post({**HELLO, "user": "x" * 100}, headers=ALICE)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
         assert (await door.post(headers=BOB)).status_code == 200
@@ -119,7 +119,7 @@ def test_what_was_held_is_given_back_however_a_request_ends(tmp_path: Path) -> N
         held.stream()
         held.body(10)
         raise RuntimeError
-    assert (counts._open, counts._streams, counts._bytes) == ({}, {}, {})
+    assert (counts._open, counts.streams, counts.bytes) == ({}, {}, {})
 
 
 # --- connections

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli_session_proxy.http.notices import banner
 from cli_session_proxy.http.served import Served
+from cli_session_proxy.http.server import banner
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings

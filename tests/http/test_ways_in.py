@@ -22,8 +22,8 @@ from cli_session_proxy.commands.showing import alive, client_of, key_of
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.http.binding import bound
 from cli_session_proxy.http.keys import PREFIX, Keys, make
-from cli_session_proxy.http.notices import notices
 from cli_session_proxy.http.served import Served, served_at
+from cli_session_proxy.http.server import notices
 from cli_session_proxy.settings import Profile, Settings
 
 from ..conftest import FAKE_KEY

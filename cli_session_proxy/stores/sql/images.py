@@ -68,6 +68,8 @@ def restore(text: str, places: Iterable[Place], known: Mapping[str, str]) -> str
 
 def save(conn: Connection, agent_key: int, new: Mapping[str, str]) -> None:
     """Keep these images, each once, and note that the agent refers to them."""
+    if not new:
+        return
     for shas in chunks(list(new)):
         there = set(conn.scalars(select(images.c.sha256).where(images.c.sha256.in_(shas))))
         missing = [{"sha256": sha, "size": len(new[sha]), "data": new[sha]} for sha in shas if sha not in there]
@@ -77,7 +79,8 @@ def save(conn: Connection, agent_key: int, new: Mapping[str, str]) -> None:
 
 def load(conn: Connection, shas: Iterable[str]) -> dict[str, str]:
     known: dict[str, str] = {}
-    for part in chunks(sorted(set(shas))):
+    wanted = sorted(set(shas))
+    for part in chunks(wanted) if wanted else ():
         for sha256, data in conn.execute(select(images.c.sha256, images.c.data).where(images.c.sha256.in_(part))):
             known[sha256] = data
     return known

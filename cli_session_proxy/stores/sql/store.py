@@ -300,13 +300,10 @@ class SqlStore(Store):
 
     async def unfinished(self) -> AsyncIterator[Turn]:
         after_seq = 0
-        while page := await self._page_of_unfinished(after_seq):
+        while page := await self._db.read(partial(reading.page_of_unfinished, after_seq=after_seq)):
             for turn in page:
                 yield turn
             after_seq = page[-1].seq
-
-    async def _page_of_unfinished(self, after_seq: int) -> list[Turn]:
-        return await self._db.read(lambda conn: reading.page_of_unfinished(conn, after_seq))
 
     async def waiting(self, agent_key: int) -> list[Turn]:
         return await self._db.read(lambda conn: reading.waiting(conn, agent_key))

@@ -332,7 +332,7 @@ def _need(conn: Connection, turn_id: str, allowed: frozenset[Status] | None, col
     """The turn's row, in one of the allowed statuses: an acknowledged turn is never written over."""
     row: Row[Any] | None = columns.one(conn, {"turn_id": turn_id})
     if row is None:
-        raise _unknown(turn_id)
+        raise NotFound(f"no turn {turn_id} in the store: its agent may have been deleted")
     if allowed is not None and row.status not in allowed:
         wanted = " or ".join(sorted(allowed))
         raise StoreUnavailable(
@@ -341,7 +341,3 @@ def _need(conn: Connection, turn_id: str, allowed: frozenset[Status] | None, col
             detail={"turn_id": turn_id, "status": row.status},
         )
     return row
-
-
-def _unknown(turn_id: str) -> NotFound:
-    return NotFound(f"no turn {turn_id} in the store: its agent may have been deleted")

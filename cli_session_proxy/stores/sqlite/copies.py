@@ -6,7 +6,6 @@ A copy has the schema of its own time, so its tables are asked for their columns
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -32,7 +31,8 @@ def _forget(conn: sqlite3.Connection, owner: str, agent_id: str) -> None:
     conn.execute("PRAGMA journal_mode=DELETE")  # no second file beside it
     conn.execute("PRAGMA secure_delete=ON")
     conn.execute("BEGIN IMMEDIATE")
-    columns = dict(_columns(conn))
+    tables = conn.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'").fetchall()
+    columns = {table: {row[1] for row in conn.execute(f"PRAGMA table_info({table})")} for (table,) in tables}
     found = conn.execute("SELECT key FROM agents WHERE owner = ? AND agent_id = ?", (owner, agent_id)).fetchone()
     if found is None:
         conn.execute("ROLLBACK")
@@ -49,9 +49,3 @@ def _forget(conn: sqlite3.Connection, owner: str, agent_id: str) -> None:
     conn.execute("DELETE FROM turns WHERE agent_key = ?", found)
     conn.execute("DELETE FROM agents WHERE key = ?", found)
     conn.execute("COMMIT")
-
-
-def _columns(conn: sqlite3.Connection) -> Iterator[tuple[str, set[str]]]:
-    tables = conn.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'").fetchall()
-    for (table,) in tables:
-        yield table, {row[1] for row in conn.execute(f"PRAGMA table_info({table})")}

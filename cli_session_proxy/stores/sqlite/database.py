@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -236,16 +237,7 @@ class SqliteDatabase(Database):
         """Start the next group, unless one is under way: its end will."""
         if self._group is not None or self._write_thread is None:
             return
-        group = self._take()
-        if not group and not self._overdue:
-            return
-        full = self._overdue or any(write.urgency is Urgency.DURABLE for write in group)
-        loop = asyncio.get_running_loop()
-        self._group = loop.run_in_executor(self._write_thread, self._write_group, group, full)
-        self._group.add_done_callback(lambda ended: self._ended(group, ended))
-
-    def _take(self) -> list[_Write]:
-        """The writes at the front whose callers are still there: one that goes alone, or those up to the next."""
+        # The writes at the front whose callers are still there: one that goes alone, or those up to the next such one.
         group: list[_Write] = []
         while self._waiting and len(group) < GROUP and not (group and self._waiting[0].alone):
             write = self._waiting.popleft()
@@ -253,7 +245,12 @@ class SqliteDatabase(Database):
                 group.append(write)
             if group and group[-1].alone:
                 break
-        return group
+        if not group and not self._overdue:
+            return
+        full = self._overdue or any(write.urgency is Urgency.DURABLE for write in group)
+        loop = asyncio.get_running_loop()
+        self._group = loop.run_in_executor(self._write_thread, self._write_group, group, full)
+        self._group.add_done_callback(partial(self._ended, group))
 
     def _ended(self, group: Sequence[_Write], ended: asyncio.Future[list[Any]]) -> None:
         self._group = None

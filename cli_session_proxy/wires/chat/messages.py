@@ -27,7 +27,7 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
             raise wrong_type(where, "an object")
         role = required(message, "role", str, "a string", where=f"{where}.")
         if role in ("system", "developer"):
-            system.append(_system_text(message, where))
+            system.append("".join(block["text"] for block in _blocks(message, where, {"text": _text})))
         elif role in _READERS:
             conversation.append((where, _READERS[role](message, where)))
         else:
@@ -37,10 +37,6 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
     messages = checked_conversation(conversation)
     checked_arguments(messages, "messages")
     return "\n\n".join(text for text in system if text.strip()) or None, messages
-
-
-def _system_text(message: Part, where: str) -> str:
-    return "".join(block["text"] for block in _blocks(message, where, {"text": _text}))
 
 
 def _user(message: Part, where: str) -> Message:

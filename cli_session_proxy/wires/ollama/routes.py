@@ -68,13 +68,14 @@ class OllamaRoutes:
 
     async def tags(self) -> JSON:
         """The models, under the names that Ollama gives to those without a tag."""
-        return {"models": [self._listed(f"{name}{ollama.TAG}") for name in MODELS]}
-
-    def _listed(self, name: str) -> JSON:
-        return {
-            "name": name, "model": name, "modified_at": self._since, "size": 0,
-            "digest": hashlib.sha256(name.encode()).hexdigest(), "details": DETAILS,
-        }  # fmt: skip
+        listed = [
+            {
+                "name": name, "model": name, "modified_at": self._since, "size": 0,
+                "digest": hashlib.sha256(name.encode()).hexdigest(), "details": DETAILS,
+            }
+            for name in (f"{plain}{ollama.TAG}" for plain in MODELS)
+        ]  # fmt: skip
+        return {"models": listed}
 
     async def show(self, request: Request) -> JSON:
         """What a client has to know of a model before it sends tools, images or a long text."""

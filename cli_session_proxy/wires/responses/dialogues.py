@@ -197,7 +197,7 @@ class Dialogues:
         lock = self._lock(agent)
         async with lock:
             pending = await self._engine.store.items(agent.key, pending=True)
-            added = _taken(pending)
+            added = responses_items.read([item.data for item in pending], "items")
             said = (*added.messages, *call.messages)
             call = replace(
                 call,
@@ -246,21 +246,15 @@ def _entries(turn: Turn, written: Sequence[Item]) -> list[Entry]:
     return [*responses_items.input_entries(turn, written), *responses_items.output_entries(turn)]
 
 
-def _taken(pending: Sequence[Item]) -> responses_items.Input:
-    return responses_items.read([item.data for item in pending], "items")
-
-
 def _shown(pending: Sequence[Item], said: Sequence[Message]) -> list[str]:
     """The hand-written items that the turn's own input begins with: those behind the last answer among them."""
     if any(message.role == "assistant" for message in said):
         return []
-    last = max((at for at, item in enumerate(pending) if _is_answer(item)), default=-1)
-    return [item.id for item in pending[last + 1 :]]
-
-
-def _is_answer(item: Item) -> bool:
-    said = responses_items.read([item.data]).messages
-    return bool(said) and said[0].role == "assistant"
+    behind: list[str] = []
+    for item in pending:
+        read = responses_items.read([item.data]).messages
+        behind = [] if read and read[0].role == "assistant" else [*behind, item.id]
+    return behind
 
 
 def carried(parent: Turn | None) -> tuple[str, ...]:

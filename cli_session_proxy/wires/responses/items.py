@@ -299,16 +299,14 @@ def _written(item: JSON, new_id: Callable[[str], str]) -> Item:
         item["status"] = "completed"
         if isinstance(item["content"], str):
             text = item["content"]
-            item["content"] = [text_part(text)] if item["role"] == "assistant" else [_input_part(_as_text(text))]
+            item["content"] = (
+                [text_part(text)] if item["role"] == "assistant" else [_input_part({"type": "text", "text": text})]
+            )
     elif kind == "reasoning":
         item.setdefault("summary", [])
     else:
         item["status"] = "completed"
     return Item(item_id, item)
-
-
-def _as_text(text: str) -> Block:
-    return {"type": "text", "text": text}
 
 
 def page(items: Sequence[JSON], query: Mapping[str, str]) -> JSON:

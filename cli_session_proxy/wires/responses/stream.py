@@ -128,7 +128,8 @@ class EventWriter(EventStream):
             case BlockStart():
                 return self._start(event.index, event.block)
             case BlockDelta():
-                return self._delta(event.index, event.delta)
+                kind = self._kinds.get(event.index, "")
+                return self._words(event.index, str(event.delta.get(kind) or ""))
             case BlockStop():
                 return self._stop(event.index)
             case Finished():
@@ -168,9 +169,6 @@ class EventWriter(EventStream):
         self._kinds[index] = kind
         return self._words(index, str(block.get(kind) or ""))
 
-    def _delta(self, index: int, delta: Block) -> list[bytes]:
-        return self._words(index, str(delta.get(self._kinds.get(index, "")) or ""))
-
     def _words(self, index: int, text: str) -> list[bytes]:
         if not text:
             return []
@@ -193,17 +191,15 @@ class EventWriter(EventStream):
             out += self._stop(index)
         # What was committed but never came as a block: a replayed turn, or calls of the client's tools.
         for n, block in enumerate(shown(turn.output, calls=turn.status == "requires_action")):
-            if n >= self._items:
-                out += self._whole_block(turn, n, block)
+            if n < self._items:
+                continue
+            if block["type"] != "tool_use":
+                out += [*self._start(-1, block), *self._stop(-1)]
+                continue
+            self._items += 1
+            out += self._send(_call_events(responses.response(turn)["output"][n], n))
         name = f"response.{_FINAL[responses.status_of(turn)]}"
         return out + self._send([{"type": name, "response": responses.response(turn)}])
-
-    def _whole_block(self, turn: Turn, n: int, block: Block) -> list[bytes]:
-        kind = block["type"]
-        if kind != "tool_use":
-            return [*self._start(-1, block), *self._stop(-1)]
-        self._items += 1
-        return self._send(_call_events(responses.response(turn)["output"][n], n))
 
     def _send(self, events: Iterable[JSON]) -> list[bytes]:
         out = []

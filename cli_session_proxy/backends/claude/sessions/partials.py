@@ -41,7 +41,11 @@ def placed(
         entry = Entry(record.line, json.loads(record.line))
         scribe.parent = entry.uuid if entry.on_path else scribe.parent
         content: list[Block] = []
-        for block in entry.content if _is_answer(entry) else ():
+        said = entry.data.get("message", {})
+        # The CLI notes its errors in the model's place.
+        of_the_model = entry.kind == "assistant" and said.get("model") != SYNTHETIC_MODEL
+        is_answer = entry.on_path and of_the_model and not entry.data.get("isApiErrorMessage")
+        for block in entry.content if is_answer else ():
             if _is_text(block) or block.get("id") in calls:
                 while left and left[0][0] <= finished:
                     content.append(left.pop(0)[1])
@@ -59,9 +63,3 @@ def placed(
 
 def _is_text(block: Block) -> bool:
     return block.get("type") == "text" and bool(str(block.get("text", "")).strip())
-
-
-def _is_answer(entry: Entry) -> bool:
-    """The model's own: the CLI notes its errors in the model's place."""
-    of_the_model = entry.kind == "assistant" and entry.data.get("message", {}).get("model") != SYNTHETIC_MODEL
-    return entry.on_path and of_the_model and not entry.data.get("isApiErrorMessage")

@@ -15,8 +15,7 @@ from typing import Literal
 
 from ....domain.models import FileMark, Record
 from .entries import Entry, Parsed, copied_up_to, parse, parse_records, unbroken
-from .marks import mark_of
-from .opening import opened
+from .opening import mark_of, opened
 
 Found = Literal["equal", "tail", "missing", "unreadable", "different"]
 State = Literal["equal", "changed", "lost"]

@@ -11,8 +11,7 @@ from typing import BinaryIO, Literal
 
 from ....domain.models import FileMark
 from .entries import Parsed, parse
-from .marks import is_touched_by_cli, is_untouched, mark_of
-from .opening import opened
+from .opening import is_touched_by_cli, is_untouched, mark_of, opened
 
 # Bytes hashed at a time.
 CHUNK = 1024 * 1024

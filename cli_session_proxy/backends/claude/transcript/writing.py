@@ -16,7 +16,7 @@ from typing import Any
 
 from ....domain.models import FileMark, Message, Record
 from .files import is_file, put_back
-from .marks import mark_of
+from .opening import mark_of
 from .places import checked
 
 # The API wants a user message first; a history that opens with the assistant gets this one before it.
