@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from ..errors import InvalidRequest, UpstreamError
 from . import limits, structured
 from .models import JSON, Block, Message, Tool, ToolChoice, TurnRequest
+from .parameters import Parameters
 
 SERVER = "client"
 PREFIX = f"mcp__{SERVER}__"
@@ -134,6 +135,8 @@ def wants(request: TurnRequest) -> JSON:
         out["tool_choice"] = request.tool_choice.as_json()
     if request.stop:
         out["stop"] = list(request.stop)
+    if parameters := request.parameters.as_json():
+        out["parameters"] = parameters
     return {"wants": out} if out else {}
 
 
@@ -144,6 +147,7 @@ class Wants:
     offers: Offers = field(default_factory=Offers)
     choice: ToolChoice = field(default_factory=ToolChoice)
     stop: tuple[str, ...] = ()
+    parameters: Parameters = field(default_factory=Parameters)
 
     @staticmethod
     def of(reason: JSON, before: JSON | None = None) -> Wants:
@@ -154,6 +158,7 @@ class Wants:
             Offers.of([Tool.from_json(tool) for tool in tools]),
             ToolChoice.from_json(kept.get("tool_choice") or {}),
             tuple(kept.get("stop") or ()),
+            Parameters.from_json(kept.get("parameters") or {}),
         )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .parameters import Name, Parameters
+
 Block = dict[str, Any]
 JSON = dict[str, Any]
 
@@ -128,6 +130,7 @@ class TurnRequest:
     tools: tuple[Tool, ...] = ()  # the client's own, checked by `client_tools.checked`
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     stop: tuple[str, ...] = ()  # the answer ends before the first of these texts
+    parameters: Parameters = field(default_factory=Parameters)
     takes: tuple[str, ...] = ()  # hand-written items of the conversation that `messages` begin with
 
 
@@ -327,12 +330,16 @@ class ChainSummary:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The session is ready and the frame is sent: everything for the answer's headers is known."""
+    """The session is ready and the frame is sent: everything for the answer's headers is known.
+
+    `unmet` are parameters of the request that the turn runs without.
+    """
 
     agent_id: str
     turn_id: str
     session_id: str
     continuity: Continuity
+    unmet: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

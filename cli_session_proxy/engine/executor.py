@@ -44,6 +44,7 @@ from ..domain.models import (
     Status,
     Turn,
 )
+from ..domain.parameters import Name
 from ..domain.stop_sequences import Cutter
 from ..errors import StoreUnavailable, UpstreamError
 from ..settings import Settings
@@ -97,6 +98,7 @@ class Attempt:
     uses_tools: bool = False  # of its profile: what they did cannot be done again
     cutter: Cutter = field(default_factory=lambda: Cutter(()))
     exchange: Exchange | None = None
+    unmet: tuple[Name, ...] = ()  # parameters that nobody honours
     output: list[Block] = field(default_factory=list)
     partial: set[int] = field(default_factory=set)  # which of these were abandoned after a client was given words
     tools: list[JSON] = field(default_factory=list)
@@ -117,7 +119,8 @@ class Attempt:
             self.started = True
             self.live.at("first_block")
             at = self.exchange
-            self.live.publish(Started(self.agent.agent_id, self.live.turn.id, at.session_id, at.continuity))
+            ids = self.agent.agent_id, self.live.turn.id, at.session_id
+            self.live.publish(Started(*ids, at.continuity, self.unmet))
 
     def abandoned(self, blocks: frozenset[int]) -> None:
         """The provider's stream was cut in these blocks. What a client was given of them is part of the answer."""
@@ -215,6 +218,9 @@ class Executor:
             exchange = attempt.exchange = await self._prepared(attempt, standing)
             live.at("session_ready")
             attempt.reason |= exchange.evidence
+            attempt.unmet = tuple(name for name in exchange.unmet if name != "max_tokens")
+            if attempt.unmet:
+                attempt.reason["unmet"] = list(attempt.unmet)
             now = time.time()
             entry: JSON = {
                 "n": attempt.number,
@@ -275,7 +281,6 @@ class Executor:
         attempt.parent = standing.parent
         job = self._job(attempt, standing)
         attempt.uses_tools = bool(job.profile.tools)
-        attempt.cutter = Cutter(job.wants.stop)
         if attempt.format is not None or any(tool.strict for tool in job.wants.offers.tools):
             self._checks.expect()  # the process that checks starts while the model thinks
         ready = await self._backend.prepare(job)
@@ -285,6 +290,8 @@ class Executor:
             job = replace(job, parent=attempt.parent, session=session, adopt=False)
             ready = await self._backend.prepare(job)
             assert not isinstance(ready, Adoptable)
+        tokens = job.wants.parameters.max_tokens if "max_tokens" in ready.unmet else None
+        attempt.cutter = Cutter(job.wants.stop, tokens)
         return ready
 
     def _job(self, attempt: Attempt, standing: Standing) -> Job:
@@ -336,18 +343,17 @@ class Executor:
                     case Completed() | Called():
                         attempt.live.at("result")
                         return event
-                    case BlockStart() | BlockDelta() | BlockStop() if cutter.hit is None:
+                    case BlockStart() | BlockDelta() | BlockStop() if cutter.ended is None:
                         for told in cutter.feed(event):
                             if attempt.format is None:  # else told when it is known to be valid
                                 attempt.start()
                                 attempt.live.publish(told)
-                        if cutter.hit is not None:
+                        if cutter.ended is not None:
                             attempt.output.append(cutter.last)
-                            attempt.reason["stop_sequence"] = cutter.hit
                             await exchange.interrupt()
-                    case Said() if cutter.hit is None:
+                    case Said() if cutter.ended is None:
                         attempt.output.extend(event.blocks)
-                    case Abandoned() if cutter.hit is None:
+                    case Abandoned() if cutter.ended is None:
                         attempt.abandoned(event.blocks)
                     case ToolActivity():
                         attempt.tools.append(event.entry)
@@ -364,7 +370,8 @@ class Executor:
     async def _commit(self, attempt: Attempt, end: Completed | Called) -> None:
         live, turn, exchange = attempt.live, attempt.live.turn, attempt.exchange
         assert exchange is not None
-        stopped = attempt.cutter.hit is not None
+        cutter = attempt.cutter
+        stopped = cutter.ended is not None
         called = isinstance(end, Called) and not stopped
         calls = frozenset(calls_of(end.calls)) if isinstance(end, Called) and called else frozenset()
         # A message that the provider cut, and that was asked for again, may have left calls that were never made.
@@ -377,7 +384,10 @@ class Executor:
         if attempt.retries:
             attempt.reason["retries"] = attempt.retries
         status: Status = "requires_action" if called else "completed"
-        stop_reason = "stop_sequence" if stopped else end.stop_reason if isinstance(end, Completed) else "tool_use"
+        stop_reason = cutter.ended or (end.stop_reason if isinstance(end, Completed) else "tool_use")
+        sequence = cutter.hit or (end.stop_sequence if isinstance(end, Completed) else None)
+        if sequence is not None:
+            attempt.reason["stop_sequence"] = sequence
         before = attempt.parent
         live.at("committed")
         commit = Commit(

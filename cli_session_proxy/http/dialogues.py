@@ -302,6 +302,7 @@ def _request(
         format=call.format,
         tools=call.tools,
         tool_choice=call.tool_choice,
+        parameters=call.wanted,
         call={**call.call, "system_items": list(items)},
         takes=takes,
     )

@@ -196,7 +196,7 @@ async def test_a_count_says_that_it_is_an_estimate(door: tuple[FakeEngine, httpx
 async def test_what_has_no_effect_is_named_in_a_header(door: tuple[FakeEngine, httpx.AsyncClient]) -> None:
     _, client = door
     for path, extra, named in (
-        (MESSAGES, {"top_p": 0.5}, "max_tokens, top_p"),
+        (MESSAGES, {"speed": "fast"}, "speed"),
         (GENERATE, {"generationConfig": {"seed": 1}}, "generationConfig.seed"),
         (INTERACTIONS, {"service_tier": "flex"}, "service_tier"),
     ):

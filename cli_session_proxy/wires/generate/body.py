@@ -7,17 +7,18 @@ POST /{v1|v1beta}/models/{m}:countTokens                              ─ count(
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...domain.lineage import TextJoin
 from ...domain.models import JSON, BlockDelta, BlockStart, Finished, Turn, TurnEvent, TurnRequest
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
-from .. import failures
+from .. import failures, parameters
 from ..blocks import effort_of_budget, estimated_tokens, stop_texts
 from ..common import Fields, Naming, answer_text, fingerprint, model_name, sse, wrong_type
 from ..other_tools import google_choice, google_tools
+from ..parameters import Names
 from . import content as generate_content
 from .content import either
 
@@ -27,14 +28,16 @@ WIRE = "generate"
 EFFORTS = {"MINIMAL": "low", "LOW": "low", "MEDIUM": "medium", "HIGH": "high", "XHIGH": "xhigh"}
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
-IGNORED = (
-    "temperature", "topP", "topK", "maxOutputTokens", "seed", "presencePenalty", "frequencyPenalty",
-    "mediaResolution",
-)  # fmt: skip
+IGNORED = ("seed", "presencePenalty", "frequencyPenalty", "mediaResolution")
 IGNORED_OUTSIDE = ("safetySettings", "serviceTier")
 
-_NUMBERS = ("temperature", "topP", "topK", "maxOutputTokens", "seed", "presencePenalty", "frequencyPenalty")
+_NUMBERS = ("seed", "presencePenalty", "frequencyPenalty")
 _CONFIG = "generationConfig"
+PARAMETERS: Names = {
+    "max_tokens": "generationConfig.maxOutputTokens", "temperature": "generationConfig.temperature",
+    "top_p": "generationConfig.topP", "top_k": "generationConfig.topK",
+    "thinking": "generationConfig.thinkingConfig", "tool_choice": "toolConfig.functionCallingConfig",
+}  # fmt: skip
 _FINISH_REASONS = {"max_tokens": "MAX_TOKENS", "model_context_window_exceeded": "MAX_TOKENS", "refusal": "SAFETY"}
 
 
@@ -46,6 +49,7 @@ class GenerateCall:
     stream: bool
     thoughts: bool
     ignored: tuple[str, ...]
+    parameters: Names = field(default_factory=lambda: PARAMETERS)
 
 
 def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> GenerateCall:
@@ -70,6 +74,7 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
         tools=tools,
         tool_choice=google_choice(body, tools),
         stop=stop_texts(either(config, "stopSequences") or [], f"{_CONFIG}.stopSequences"),
+        parameters=parameters.read(config, PARAMETERS, thinking=_thinks(thinking), get=either),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,
@@ -110,8 +115,16 @@ def _effort(thinking: Mapping[str, Any]) -> str | None:
             )
         return EFFORTS[level.upper()]
     budget = either(thinking, "thinkingBudget", int, "a whole number", where="thinkingConfig.")
-    # -1 lets the model decide, which is what no effort means.
-    return None if budget is None or budget < 0 else effort_of_budget(budget)
+    # -1 lets the model decide, which is what no effort means; 0 turns thinking off.
+    return None if budget is None or budget <= 0 else effort_of_budget(budget)
+
+
+def _thinks(thinking: Mapping[str, Any]) -> bool | None:
+    """A budget of 0 turns it off; -1 lets the model decide."""
+    budget = either(thinking, "thinkingBudget")
+    if either(thinking, "thinkingLevel") is not None:
+        return True
+    return None if budget is None or budget < 0 else budget > 0
 
 
 def _format(config: Mapping[str, Any]) -> JSON | None:

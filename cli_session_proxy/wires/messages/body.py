@@ -10,17 +10,18 @@ that continues a thread gets the error on which Anthropic's own client sends the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Turn, TurnEvent, TurnRequest
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, NotFound, ProxyError
-from .. import failures
+from .. import failures, parameters
 from ..blocks import effort_of_budget, estimated_tokens, opened, stop_texts
 from ..common import Fields, Naming, fingerprint, model_name, optional, required, sse_event, wrong_type
 from ..other_tools import messages_choice, messages_tools
+from ..parameters import Names
 from . import content as messages_content
 
 WIRE = "messages"
@@ -29,12 +30,12 @@ WIRE = "messages"
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
-IGNORED = (
-    "max_tokens", "temperature", "top_k", "top_p", "service_tier", "inference_geo",
-    "container", "context_management", "speed", "diagnostics",
-)  # fmt: skip
+IGNORED = ("service_tier", "inference_geo", "container", "context_management", "speed", "diagnostics")
 
-_NUMBERS = ("temperature", "top_k", "top_p")
+PARAMETERS: Names = {
+    "max_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k",
+    "thinking": "thinking", "tool_choice": "tool_choice",
+}  # fmt: skip
 _STOP_REASONS = ("end_turn", "max_tokens", "stop_sequence", "pause_turn", "refusal", "model_context_window_exceeded")
 # What the model says to the client; its calls of the CLI's own tools are not the client's business.
 _SPOKEN = ("text", "thinking", "redacted_thinking")
@@ -47,6 +48,7 @@ class MessagesCall:
     request: TurnRequest
     stream: bool
     ignored: tuple[str, ...]
+    parameters: Names = field(default_factory=lambda: PARAMETERS)
 
 
 def read(body: JSON, naming: Naming) -> MessagesCall:
@@ -69,6 +71,7 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
         tools=tools,
         tool_choice=messages_choice(body, tools),
         stop=stop_texts(body.get("stop_sequences") or [], "stop_sequences"),
+        parameters=parameters.read(body, PARAMETERS, thinking=_thinking(body)),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,
@@ -110,19 +113,18 @@ def _effort(body: Mapping[str, Any]) -> str | None:
             )
         return effort
     thinking = optional(body, "thinking", dict, "an object") or {}
-    kind = optional(thinking, "type", str, "a string", where="thinking.")
-    if kind == "disabled":
-        return "low"
     budget = optional(thinking, "budget_tokens", int, "a whole number", where="thinking.")
     return None if budget is None else effort_of_budget(budget)
 
 
+def _thinking(body: Mapping[str, Any]) -> bool | None:
+    kind = optional(body.get("thinking") or {}, "type", str, "a string", where="thinking.")
+    asked = kind is not None or (body.get("output_config") or {}).get("effort") is not None
+    return kind not in ("disabled", "between_tools") if asked else None
+
+
 def _check_types(body: Mapping[str, Any]) -> None:
     required(body, "max_tokens", int, "a whole number")
-    for name in _NUMBERS:
-        value = body.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise wrong_type(name, "a number")
     optional(body, "metadata", dict, "an object")
 
 

@@ -9,26 +9,32 @@ A response is a turn, and its id is the turn's: `turn_abc` is `resp_abc`. What t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ... import redact
 from ...domain.models import JSON, Message, Status, Tool, ToolChoice, Turn, Usage
+from ...domain.parameters import Parameters
 from ...domain.structured import read_format
 from ...errors import InvalidRequest
-from .. import common
+from .. import common, parameters
 from ..chat.body import EFFORTS
 from ..common import Fields, Naming, fingerprint, model_name, optional, required, wrong_type
 from ..openai_tools import read_choice, read_tools
+from ..parameters import Names
 from . import items as responses_items
 
 WIRE = "responses"
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
 IGNORED = (
-    "temperature", "top_p", "max_output_tokens", "max_tool_calls", "truncation",
-    "service_tier", "top_logprobs", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+    "max_tool_calls", "truncation", "service_tier", "top_logprobs", "prompt_cache_key", "prompt_cache_retention",
+    "safety_identifier",
 )  # fmt: skip
+PARAMETERS: Names = {
+    "max_tokens": "max_output_tokens", "temperature": "temperature", "top_p": "top_p", "thinking": "reasoning.effort",
+    "tool_choice": "tool_choice",
+}  # fmt: skip
 _NUMBERS = ("temperature", "top_p", "max_output_tokens", "max_tool_calls", "top_logprobs")
 _TEXTS = (
     "instructions", "previous_response_id", "truncation", "service_tier", "prompt_cache_key", "safety_identifier",
@@ -85,6 +91,8 @@ class ResponsesCall:
     background: bool
     call: JSON
     ignored: tuple[str, ...]
+    wanted: Parameters
+    parameters: Names = field(default_factory=lambda: PARAMETERS)
 
 
 def read(body: JSON, naming: Naming) -> ResponsesCall:
@@ -104,6 +112,7 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
     tools = read_tools(body)
     text = optional(body, "text", dict, "an object") or {}
     wanted = optional(text, "format", dict, "an object", where="text.") or {"type": "text"}
+    effort = _effort(body)
     return ResponsesCall(
         naming=naming,
         agent_id=agent_id,
@@ -114,7 +123,7 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
         instructions=body.get("instructions"),
         previous=previous,
         conversation=conversation,
-        effort=_effort(body),
+        effort=None if effort is None else EFFORTS[effort],
         format=read_format(wanted, "text.format"),
         tools=tools,
         tool_choice=read_choice(body, tools),
@@ -122,6 +131,7 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
         background=bool(body.get("background")),
         call=_call(body, wanted, said.system, conversation, tools),
         ignored=(*(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
+        wanted=parameters.read(body, PARAMETERS, thinking=None if effort is None else effort != "none"),
     )
 
 
@@ -191,7 +201,7 @@ def _effort(body: Mapping[str, Any]) -> str | None:
     summary = optional(reasoning, "summary", str, "a string", where="reasoning.")
     if summary not in (None, "auto", "concise", "detailed"):
         raise InvalidRequest("reasoning.summary must be auto, concise or detailed", param="reasoning.summary")
-    return None if effort is None else EFFORTS[effort]
+    return effort
 
 
 # --- ids --------------------------------------------------------------------------------------------------

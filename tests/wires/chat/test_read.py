@@ -189,15 +189,25 @@ def test_nulls_and_harmless_values_are_no_error() -> None:
 
 def test_what_the_cli_cannot_honour_is_named() -> None:
     call = read(
-        temperature=0, top_p=1, max_tokens=5, stop=["x"], seed=None, user="u", metadata={}, store=True, future=1
+        temperature=0,
+        top_p=1,
+        max_tokens=5,
+        seed=4,
+        logit_bias={},
+        stop=["x"],
+        verbosity=None,
+        user="u",
+        metadata={},
+        store=True,
+        future=1,
     )
-    assert call.ignored == ("temperature", "top_p", "max_tokens")
+    assert call.ignored == ("seed", "logit_bias")
     assert call.request.stop == ("x",)
 
 
 @pytest.mark.parametrize(
     ("given_effort", "effort"),
-    [("none", "low"), ("minimal", "low"), ("medium", "medium"), ("max", "max"), (None, None)],
+    [("none", None), ("minimal", "low"), ("medium", "medium"), ("max", "max"), (None, None)],
 )
 def test_reasoning_effort_becomes_the_clis(given_effort: str | None, effort: str | None) -> None:
     assert read(reasoning_effort=given_effort).request.effort == effort

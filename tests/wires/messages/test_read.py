@@ -77,7 +77,7 @@ def test_the_agent_is_named_as_everywhere_but_never_by_its_user() -> None:
     [
         ({}, None),
         ({"output_config": {"effort": "max"}}, "max"),
-        ({"thinking": {"type": "disabled"}}, "low"),
+        ({"thinking": {"type": "disabled"}}, None),
         ({"thinking": {"type": "adaptive"}}, None),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "low"),
         ({"thinking": {"type": "enabled", "budget_tokens": 32000}}, "high"),
@@ -89,7 +89,7 @@ def test_effort_is_what_was_asked_or_the_thinking_budgets(fields: dict[str, Any]
 
 
 def test_what_has_no_effect_is_named() -> None:
-    assert read(temperature=1, top_k=None).ignored == ("max_tokens", "temperature")
+    assert read(temperature=1, speed="fast", container=None).ignored == ("speed",)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ....domain import client_tools
 from ....domain.models import JSON, Block, Continuity, FileMark, Link, Message, Record, Session, Turn
+from ....domain.parameters import Name
 from ....stores.base import Store
 from .. import transcript
 from ..events import WrongTranscript
@@ -37,7 +38,8 @@ FLUSH_POLL = 0.02
 class Said:
     """How the CLI's side of a turn ended, as far as it concerns the session.
 
-    `calls` are the client's that wait for results; `stopped`: the answer was cut at a stop sequence. `partial`: which
+    `calls` are the client's that wait for results; `stopped`: the answer was cut, by us or at
+    the tokens that it may have, where the CLI would go on. `partial`: which
     blocks of `output` the CLI does not know, because the provider cut them off after a client had been given words.
     """
 
@@ -61,7 +63,7 @@ class Ready:
 
     `leaf` is the uuid of the path's last record; `links` explain how the session came to be what it is. `results` are
     MCP's, for a process that waits for them; `lead` are records of this turn that were written before its frame.
-    `quiet`: the turn has no prompt of its own in the transcript.
+    `quiet`: the turn has no prompt of its own in the transcript. `unmet`: see `base.Exchange`.
     """
 
     process: ClaudeProcess
@@ -73,6 +75,7 @@ class Ready:
     results: Mapping[str, JSON] = field(default_factory=dict)
     lead: tuple[Record, ...] = ()
     quiet: bool = False
+    unmet: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +213,7 @@ class Captures:
         return [*(await self._store.records(parent) if parent else []), *ready.lead]
 
     async def _cut(self, ready: Ready, turn: Turn, path: Path, said: Said, known: Sequence[Entry]) -> Taken:
-        """The answer was cut at a stop sequence: so are its records, and the transcript with them."""
+        """The answer was cut: so are its records, and the transcript with them."""
         added = await asyncio.to_thread(_added, path, ready, said, known)
         scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
         if any(entry.kind == "user" for entry in added) or (added and ready.quiet):
@@ -221,7 +224,7 @@ class Captures:
         else:
             return Taken([], None, "the transcript does not continue the path")
         mark = await self._written(ready, path, said.session_id, records)
-        return Taken(records, mark, "cut at a stop sequence")
+        return Taken(records, mark, "cut where the answer ends")
 
     async def completed(self, ready: Ready, turn: Turn, path: Path, said: Said, taken: Taken) -> Taken:
         """The same with the words that a client was given of a stream that was cut. Its process is dead."""

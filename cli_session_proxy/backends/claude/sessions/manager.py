@@ -22,11 +22,12 @@ from ....domain import client_tools
 from ....domain.client_tools import Answers, Wants
 from ....domain.identifiers import is_session_id
 from ....domain.models import JSON, Agent, Block, Link, Record, Session, Turn
+from ....domain.parameters import Name
 from ....errors import InvalidRequest, SessionBusy
 from ....sandbox import Sandboxes
 from ....settings import Profile, Settings
 from ....stores.base import Standing, Store
-from .. import environment, transcript
+from .. import environment, parameters, transcript
 from ..events import ProcessDied, WrongTranscript
 from ..process import capability as cli
 from ..process import confine, frames
@@ -48,7 +49,10 @@ __all__ = ["Captured", "Foreign", "Plan", "Ready", "Said", "Sessions"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a turn wants of its process; `prompt` is what will be said to it, beside the `answers` to its calls."""
+    """What a turn wants of its process; `prompt` is what will be said to it, beside the `answers` to its calls.
+
+    `plain`: it runs without its parameters, so that the CLI may compact.
+    """
 
     model: str
     system: str | None
@@ -57,6 +61,7 @@ class Plan:
     prompt: tuple[Block, ...]
     wants: Wants = field(default_factory=Wants)
     answers: Answers = field(default_factory=Answers)
+    plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,7 @@ class Sessions:
             if prepared.resume and not warm:
                 session = await self._loaded(session, process, lenient=last)
             session = await self._with_total(now, session, warm=warm)
+            unmet = await self._told(process, now, plan)
         except BaseException:  # nobody else knows yet that the process is in use
             process.kill()
             await self._pool.checkin(process)
@@ -166,7 +172,15 @@ class Sessions:
             reason=prepared.reason | evidence,
             lead=tuple(lead),
             quiet=quiet,
+            unmet=unmet,
         )
+
+    async def _told(self, process: ClaudeProcess, now: Now, plan: Plan) -> tuple[Name, ...]:
+        """The process runs this turn as its request wants it; what of that it does not honour."""
+        told = parameters.tell(
+            process, plan.wants, effort=plan.effort, parent=now.parent, answers=plan.answers, plain=plan.plain
+        )
+        return tuple(await told)
 
     async def _loaded(self, session: Session, process: ClaudeProcess, *, lenient: bool) -> Session:
         """The session as the process loaded it. Raises ProcessDied; WrongTranscript where it loaded something else.
@@ -232,7 +246,14 @@ class Sessions:
             return None
         leaf = session.mark.leaf if session.mark else None
         session = await self._with_total(now, session, warm=True)
-        return Ready(process, session, "warm", leaf, (), {"session": "waited for these results"}, brought, quiet=True)
+        try:
+            unmet = await self._told(process, now, plan)
+        except BaseException:
+            process.kill()
+            await self._pool.checkin(process)
+            raise
+        evidence = {"session": "waited for these results"}
+        return Ready(process, session, "warm", leaf, (), evidence, brought, quiet=True, unmet=unmet)
 
     async def _reopened(
         self, now: Now, plan: Plan, parent: Turn, session: Session | None, frame_uuid: str
