@@ -16,6 +16,7 @@ from ..errors import InvalidRequest, UpstreamError
 from . import limits, structured
 from .models import JSON, Block, Message, Tool, ToolChoice, TurnRequest
 from .parameters import Parameters
+from .reminders import reminded
 
 SERVER = "client"
 PREFIX = f"mcp__{SERVER}__"
@@ -246,7 +247,8 @@ def calls_of(blocks: Iterable[Block]) -> list[str]:
 def answers(output: Sequence[Block], new: Sequence[Message]) -> Answers:
     """What `new` says to the calls in `output`, the answer before it. Raises `InvalidRequest`.
 
-    With one result every call needs one; with none at all the calls stay without an answer.
+    With one result every call needs one; with none at all the calls stay without an answer. Reminders beside results
+    are part of the last one.
     """
     wanted = dict.fromkeys(calls_of(output))
     results: dict[str, Block] = {}
@@ -263,6 +265,13 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> Answers:
     missing = [call for call in wanted if call not in results]
     if results and missing:
         raise InvalidRequest(f"results are missing for the calls {', '.join(missing)}", param="messages")
+    if results and rest and all(reminded(block) is not None for block in rest):
+        # Told with the last result, as the CLI does with its own: a process that waits for results takes nothing else.
+        last = next(call for call in reversed(wanted) if call in results)
+        content = results[last].get("content")
+        said = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+        results[last] = {**results[last], "content": [*said, *rest]}
+        rest = []
     return Answers({call: results[call] for call in wanted if call in results}, tuple(rest))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..domain import limits
 from ..domain.models import Block, Message
+from ..domain.reminders import reminder
 from ..errors import InvalidRequest
 from .common import required, wrong_type
 
@@ -65,6 +66,27 @@ def typed_blocks(parts: Iterable[object], where: str, kinds: Mapping[str, Reader
 def telling(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     """Without white text blocks, which the Messages API refuses, where another block says something."""
     return tuple(block for block in blocks if block["type"] != "text" or block["text"].strip()) or blocks
+
+
+class Instructions:
+    """The system and developer messages of one body: those before the conversation are its system prompt, a later one
+    stays where it is (`reminders`)."""
+
+    def __init__(self) -> None:
+        self.system: list[str] = []
+
+    def place(self, text: str, where: str, conversation: list[tuple[str, Message]]) -> None:
+        if not text.strip():
+            return
+        if conversation:
+            conversation.append((where, reminder(text)))
+        else:
+            self.system.append(text)
+
+    def alone(self, where: str, conversation: list[tuple[str, Message]]) -> None:
+        """Nothing else was said: the last of them is what is asked."""
+        if not conversation and self.system:
+            conversation.append((where, reminder(self.system.pop())))
 
 
 def checked_conversation(conversation: Sequence[tuple[str, Message]]) -> tuple[Message, ...]:

@@ -10,16 +10,26 @@ from collections.abc import Mapping
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import Part, Reader, base64_image, checked_conversation, is_web_address, telling, typed_blocks
+from ..blocks import (
+    Instructions,
+    Part,
+    Reader,
+    base64_image,
+    checked_conversation,
+    is_web_address,
+    telling,
+    typed_blocks,
+)
 from ..common import optional, required, wrong_type
 
 
 def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Message, ...]]:
     """(system, conversation). With `answered`, the last message must ask something. Raises `InvalidRequest`.
 
-    System messages inside `messages` count wherever they stand, after `system`, joined in order.
+    System messages that `messages` begin with follow `system`, joined in order; later ones stay where they are.
     """
-    system = [system_text(body.get("system"))]
+    system = system_text(body.get("system"))
+    instructions = Instructions()
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list with at least one message", param="messages")
@@ -31,14 +41,16 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
             raise wrong_type(where, "an object")
         role = required(message, "role", str, "a string", where=f"{where}.")
         if role == "system":
-            system.append("".join(block["text"] for block in _blocks(message, where, {"text": _text})))
+            text = "".join(block["text"] for block in _blocks(message, where, {"text": _text}))
+            instructions.place(text, where, conversation)
         elif role == "user":
             conversation.append((where, Message("user", telling(_blocks(message, where, _USER)))))
         elif role == "assistant":
             conversation.append((where, Message("assistant", _blocks(message, where, _ASSISTANT))))
         else:
             raise InvalidRequest(f"{where}.role must be user or assistant", param=f"{where}.role")
-    joined = "\n\n".join(text for text in system if text.strip()) or None
+    instructions.alone("messages", conversation)
+    joined = "\n\n".join(text for text in (system, *instructions.system) if text.strip()) or None
     if not answered:
         return joined, tuple(message for _, message in conversation)
     return joined, checked_conversation(conversation)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...domain import limits
 from ...domain.models import JSON, Block, Item, Message, Turn
+from ...domain.reminders import reminded, reminder
 from ...errors import InvalidRequest
 from ..blocks import Reader, checked_arguments, typed_blocks
 from ..chat.messages import image_block
@@ -24,7 +25,7 @@ PAGE = 20
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What a client's items say: texts of system and developer messages, and the conversation."""
+    """What a client's items say: the system and developer texts that they begin with, and the conversation."""
 
     system: tuple[str, ...]
     messages: tuple[Message, ...]
@@ -66,6 +67,8 @@ def read(given: object, where: str = "input", *, references: bool = False) -> In
         said = _READERS[kind](item, here)
         if isinstance(said, Message):
             messages.append(said)
+        elif messages and said.strip():
+            messages.append(reminder(said))
         else:
             system.append(said)
     checked_arguments(messages, where)
@@ -248,9 +251,14 @@ def input_entries(turn: Turn, written: Sequence[Item] = ()) -> list[Entry]:
 
 def _said(message: Message, key: str, n: int) -> list[Entry]:
     entries: list[Entry] = []
+    texts = [reminded(block) for block in message.content]
+    if message.content and None not in texts:
+        part = {"type": "input_text", "text": "\n\n".join(text or "" for text in texts)}
+        item = {"id": f"msg_{key}_in{n}", "type": "message", "status": "completed", "role": "system", "content": [part]}
+        return [Entry(item, message)]
     results = [block for block in message.content if block.get("type") == "tool_result"]
     for block in results:
-        item: JSON = {
+        item = {
             "id": f"fco_{key}_in{n + len(entries)}", "type": "function_call_output", "status": "completed",
             "call_id": block["tool_use_id"], "output": _result_text(block.get("content")),
         }  # fmt: skip

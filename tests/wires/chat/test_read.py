@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_session_proxy.domain.models import Message
+from cli_session_proxy.domain.reminders import reminder
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.wires.chat import body as chat
 from cli_session_proxy.wires.common import Naming, parse_body
@@ -40,7 +41,7 @@ def test_a_plain_request_is_one_user_message() -> None:
     assert (call.stream, call.include_usage, call.ignored) == (False, False, ())
 
 
-def test_system_and_developer_messages_count_wherever_they_stand() -> None:
+def test_system_and_developer_messages_in_mid_conversation_stay_where_they_are() -> None:
     call = read(
         [
             {"role": "system", "content": "Be kind."},
@@ -51,8 +52,15 @@ def test_system_and_developer_messages_count_wherever_they_stand() -> None:
             {"role": "system", "content": "  "},
         ]
     )
-    assert call.request.system == "Be kind.\n\nBe short."
-    assert call.request.messages == (Message.user("one"), Message.assistant("1"), Message.user("two"))
+    assert call.request.system == "Be kind."
+    assert call.request.messages == (
+        Message.user("one"), reminder("Be short."), Message.assistant("1"), Message.user("two"),
+    )  # fmt: skip
+
+
+def test_a_request_of_system_messages_alone_asks_with_the_last() -> None:
+    call = read([{"role": "system", "content": "Be kind."}, {"role": "developer", "content": "Say hello."}])
+    assert (call.request.system, call.request.messages) == ("Be kind.", (reminder("Say hello."),))
 
 
 def test_messages_of_one_role_in_a_row_stay_apart() -> None:
@@ -127,7 +135,7 @@ def test_an_empty_assistant_message_keeps_its_place() -> None:
         ([{"content": "x"}], "messages[0].role"),
         ([{"role": "robot", "content": "x"}], "messages[0].role"),
         ([{"role": "function", "name": "f", "content": "x"}], "messages[0].role"),
-        ([{"role": "system", "content": "x"}], "messages"),
+        ([{"role": "system", "content": " "}], "messages"),
         ([{"role": "user", "content": ""}], "messages[0].content"),
         ([{"role": "user", "content": " \n\t"}], "messages[0].content"),
         ([{"role": "user", "content": []}], "messages[0].content"),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.domain.models import Message
+from cli_session_proxy.domain.reminders import reminder
 from cli_session_proxy.errors import InvalidRequest, NotFound
 from cli_session_proxy.wires.common import Naming
 from cli_session_proxy.wires.messages import body as messages
@@ -45,7 +46,7 @@ def test_every_kind_of_block_is_read() -> None:
             ]},
         ],
     )  # fmt: skip
-    assert call.request.system == "Be brief.\n\nNow in French."
+    assert call.request.system == "Be brief."
     assert call.request.messages == (
         Message("user", (
             {"type": "text", "text": "look"},
@@ -58,6 +59,7 @@ def test_every_kind_of_block_is_read() -> None:
             {"type": "text", "text": "I call."},
             {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": 1}},
         )),
+        reminder("Now in French."),
         Message("user", (
             {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "no"}],
              "is_error": True},
