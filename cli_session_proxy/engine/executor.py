@@ -317,7 +317,7 @@ class Executor:
             session=standing.session,
             turn=turn,
             frame_uuid=attempt.frame_uuid,
-            model=turn.model if turn.model != "default" else profile.model or self.settings.default_model,
+            model=self.settings.model_for(turn.model, profile),
             system=system,
             effort=turn.effort,
             profile=profile,

@@ -19,10 +19,10 @@ _MODES: Mapping[str, Literal["auto", "none", "required"]] = {"auto": "auto", "no
 def read_tools(body: Mapping[str, Any]) -> tuple[Tool, ...]:
     """The tools of a body. Raises `InvalidRequest`, which names the field."""
     tools = optional(body, "tools", list, "a list") or []
-    return checked([_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools)])
+    return checked([read_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools)])
 
 
-def _tool(tool: object, where: str) -> Tool:
+def read_tool(tool: object, where: str) -> Tool:
     fields, here = _function(tool, where)
     schema = optional(fields, "parameters", dict, "a JSON Schema", where=here)
     return Tool(

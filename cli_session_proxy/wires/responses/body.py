@@ -20,9 +20,11 @@ from ...errors import InvalidRequest
 from .. import common, parameters
 from ..chat.body import EFFORTS
 from ..common import Fields, Naming, fingerprint, model_name, optional, required, wrong_type
-from ..openai_tools import read_choice, read_tools
+from ..openai_tools import read_choice
 from ..parameters import Names
 from . import items as responses_items
+from . import tools as responses_tools
+from .tools import Given
 
 WIRE = "responses"
 
@@ -109,7 +111,7 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
         )
     given = body.get("input")
     said = responses_items.Input((), ()) if given is None else responses_items.read(given, references=True)
-    tools = read_tools(body)
+    offered = responses_tools.read(body, responses_items.brought(given))
     text = optional(body, "text", dict, "an object") or {}
     wanted = optional(text, "format", dict, "an object", where="text.") or {"type": "text"}
     effort = _effort(body)
@@ -125,18 +127,18 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
         conversation=conversation,
         effort=None if effort is None else EFFORTS[effort],
         format=read_format(wanted, "text.format"),
-        tools=tools,
-        tool_choice=read_choice(body, tools),
+        tools=offered.tools,
+        tool_choice=read_choice(responses_tools.choice(body), offered.tools),
         stream=bool(body.get("stream")),
         background=bool(body.get("background")),
-        call=_call(body, wanted, said.system, conversation, tools),
-        ignored=(*(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
+        call=_call(body, wanted, said.system, conversation, offered),
+        ignored=(*offered.ignored, *(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
         wanted=parameters.read(body, PARAMETERS, thinking=None if effort is None else effort != "none"),
     )
 
 
-def _call(body: JSON, format: JSON, system: tuple[str, ...], conversation: str | None, tools: tuple[Tool, ...]) -> JSON:
-    """What is kept with the turn. Names of our own: `wire`, `store`, `background`, `system_sent`."""
+def _call(body: JSON, format: JSON, system: tuple[str, ...], conversation: str | None, offered: Given) -> JSON:
+    """What is kept with the turn. Names of our own: `wire`, `store`, `background`, `system_sent`, `shapes`."""
     echo = {name: body[name] for name in _ECHOED if body.get(name) is not None}
     if isinstance(body.get("tool_choice"), str | dict):
         echo["tool_choice"] = body["tool_choice"]
@@ -152,9 +154,14 @@ def _call(body: JSON, format: JSON, system: tuple[str, ...], conversation: str |
         "conversation": conversation,
         "system_sent": list(system),
         "echo": echo,
-        "tools": [_shown_tool(tool) for tool in tools],
+        "tools": offered.shown,
+        **({"shapes": dict(offered.shapes.of)} if offered.shapes.of else {}),
         "format": format,
-        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "reasoning": {
+            "effort": reasoning.get("effort"),
+            # "none" is no word of the Response's own type
+            "summary": None if reasoning.get("summary") == "none" else reasoning.get("summary"),
+        },
     }
 
 
@@ -199,8 +206,8 @@ def _effort(body: Mapping[str, Any]) -> str | None:
     if effort is not None and effort not in EFFORTS:
         raise InvalidRequest(f"reasoning.effort must be one of {', '.join(EFFORTS)}", param="reasoning.effort")
     summary = optional(reasoning, "summary", str, "a string", where="reasoning.")
-    if summary not in (None, "auto", "concise", "detailed"):
-        raise InvalidRequest("reasoning.summary must be auto, concise or detailed", param="reasoning.summary")
+    if summary not in (None, "auto", "concise", "detailed", "none"):
+        raise InvalidRequest("reasoning.summary must be auto, concise, detailed or none", param="reasoning.summary")
     return effort
 
 
@@ -252,13 +259,6 @@ def response(turn: Turn, status: str | None = None) -> JSON:
         "usage": usage(turn.usage) if ended else None,
         **echo,
     }
-
-
-def _shown_tool(tool: Tool) -> JSON:
-    return {
-        "type": "function", "name": tool.name, "description": tool.description, "parameters": tool.schema,
-        "strict": tool.strict,
-    }  # fmt: skip
 
 
 def _shown_format(format: JSON) -> JSON:
