@@ -46,6 +46,7 @@ class LiveTurn:
     ) -> None:
         self.turn = turn
         self.attempts: list[JSON] = list(turn.attempts)
+        self.evidence = turn.evidence  # as it was stored last
         self._steps: dict[str, float] = {}
         self._accepted = time.time()
         self.agent_id = agent_id
@@ -319,7 +320,7 @@ def cancelled(by: CancelledBy) -> ProxyError:
 def replay(live: LiveTurn) -> None:
     """Give a finished turn's answer again, as if it had just been said."""
     turn = live.turn
-    unmet = tuple(turn.reason.get("unmet", ()))
+    unmet = turn.evidence.unmet
     live.publish(Started(live.agent_id, turn.id, turn.session_id or "", turn.continuity or "started", unmet))
     for event in said(turn.output):
         live.publish(event)

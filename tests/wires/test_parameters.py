@@ -19,6 +19,7 @@ from cli_session_proxy.wires.common import Naming
 from cli_session_proxy.wires.generate import body as generate
 from cli_session_proxy.wires.interactions import body as interactions
 from cli_session_proxy.wires.messages import body as messages
+from cli_session_proxy.wires.ollama import body as ollama
 from cli_session_proxy.wires.responses import body as responses
 
 from ..conftest import MakeSettings
@@ -50,6 +51,12 @@ def of_interactions(**config: Any) -> Parameters:
     return interactions.read(body, Naming()).request.parameters
 
 
+def of_ollama(**fields: Any) -> Parameters:
+    call = ollama.read_chat({"model": "sonnet", "messages": SAID, **fields}, Naming())
+    assert isinstance(call, ollama.OllamaCall)
+    return call.request.parameters
+
+
 @pytest.mark.parametrize(
     ("read", "expected"),
     [
@@ -71,6 +78,8 @@ def of_interactions(**config: Any) -> Parameters:
         (lambda: of_generate(thinkingConfig={"thinkingBudget": -1}), Parameters()),
         (lambda: of_interactions(max_output_tokens=5, temperature=0), Parameters(5, 0)),
         (lambda: of_interactions(thinking_level="high"), Parameters(thinking=True)),
+        (lambda: of_ollama(options={"num_predict": 5}, think=False), Parameters(5, thinking=False)),
+        (lambda: of_ollama(options={"num_predict": -1}, think="low"), Parameters(thinking=True)),
     ],
 )
 def test_each_wire_has_its_own_names(read: Callable[[], Parameters], expected: Parameters) -> None:
@@ -121,6 +130,10 @@ def of_response(body: JSON) -> list[Any]:
     return [text, body["incomplete_details"]["reason"], body["usage"]["output_tokens"]]
 
 
+def of_lines(body: JSON) -> list[Any]:
+    return [body["message"]["content"], body["done_reason"], body["eval_count"]]
+
+
 CONTENTS: JSON = {"contents": [{"role": "user", "parts": [{"text": "short"}]}]}
 WIRES: dict[str, tuple[str, JSON, JSON, list[str], Callable[[JSON], list[Any]], list[Any]]] = {
     "chat": (
@@ -144,6 +157,11 @@ WIRES: dict[str, tuple[str, JSON, JSON, list[str], Callable[[JSON], list[Any]], 
         {"generationConfig": {"topP": 0.5}}, ["generationConfig.topP"],
         of_google, ["One", "MAX_TOKENS", 1],
     ),
+    "ollama": (
+        "/api/chat", {"model": "sonnet", "messages": SAID, "options": {"num_predict": 1}, "stream": False},
+        {"options": {"temperature": 0.5}, "think": False}, ["options.temperature"],
+        of_lines, ["One", "length", 1],
+    ),
     "interactions": (
         "/v1beta/interactions",
         {"model": "sonnet", "input": "short", "generation_config": {"max_output_tokens": 1}},
@@ -165,7 +183,7 @@ async def test_one_token_is_one_token_on_every_wire_streamed_and_not(
         httpx.AsyncClient(base_url=root, trust_env=False, timeout=30, headers={"X-Agent-Id": "ada"}) as client,
     ):
         plain = {name: value for name, value in body.items() if "max" not in name}
-        for field in ("generationConfig", "generation_config"):
+        for field in ("generationConfig", "generation_config", "options"):
             plain.pop(field, None)
         if wire == "messages":
             plain["max_tokens"] = 64000
@@ -183,8 +201,7 @@ async def test_one_token_is_one_token_on_every_wire_streamed_and_not(
         )
         assert streamed.headers["X-Continuity"] == "warm"
         assert str(expected[1]) in streamed.text
-        told = [json.loads(line.removeprefix("data: ")) for line in streamed.text.splitlines() if '"One"' in line]
-        assert told
+        assert '"One"' in streamed.text
         assert "limit hit" not in streamed.text
         unmet = await client.post(path, json=said | cool | ({"max_tokens": 64000} if wire == "messages" else {}))
         assert unmet.headers["X-Ignored-Params"].split(", ") == names

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from ... import logs
 from ...domain.client_tools import Judge, as_cli
+from ...domain.evidence import Evidence
+from ...domain.identifiers import is_model
 from ...domain.lineage import Past
 from ...domain.models import JSON, Agent, BlockDelta, BlockStart, BlockStop, Continuity, Link, Record, Turn
 from ...domain.parameters import Name
@@ -18,13 +20,14 @@ from ...settings import Settings
 from ...stores.base import Standing, Store
 from .. import base
 from ..base import Adoptable, Answered, Counts, Event, Exchange, Job, Kept, Lost, Settled
-from . import events, failures
+from .process import events, failures
 from .process.child import end_left
 from .process.pool import Pool
 from .process.restarts import Restarts
 from .sessions import adoption, history, settling
 from .sessions.capture import Ready, Said
 from .sessions.manager import Foreign, Plan, Sessions
+from .sessions.verifying import Verifier, compare
 from .sessions.watcher import Watcher
 
 log = logs.get(__name__)
@@ -32,6 +35,8 @@ log = logs.get(__name__)
 
 class ClaudeBackend:
     """See `base.Backend`. `born` and `reaped` note the processes, so that others can end them after a crash."""
+
+    name = "claude"
 
     def __init__(
         self,
@@ -49,6 +54,7 @@ class ClaudeBackend:
         self.sessions = Sessions(settings, store, self.pool, sandboxes)
         self._restarts = Restarts()
         self._full: set[str] = set()  # turns whose path fills the context: the CLI has to compact, without parameters
+        self._verifier = Verifier(settings, store)
         self._watcher = Watcher(settings, sandboxes, self.sessions)
 
     # --- a turn
@@ -99,6 +105,9 @@ class ClaudeBackend:
 
     async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
         return await settling.settled(self._store, self.sessions.transcript_of, agent, turn)
+
+    async def compare(self, agent: Agent, turn: Turn) -> base.Comparison:
+        return await compare(self._verifier, self._store, agent, turn)
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
         ended = await asyncio.gather(*(asyncio.to_thread(end_left, pid, started) for pid, started in strays))
@@ -151,8 +160,8 @@ class _Exchange:
         return self._ready.links
 
     @property
-    def evidence(self) -> JSON:
-        return self._ready.reason
+    def evidence(self) -> Evidence:
+        return self._ready.evidence
 
     @property
     def unmet(self) -> Sequence[Name]:
@@ -176,7 +185,7 @@ class _Exchange:
                         case BlockStart() | BlockDelta() | BlockStop():
                             yield event
                         case events.AssistantMessage():
-                            yield base.Said(event.blocks)
+                            yield base.Said(event.blocks, event.model if is_model(event.model) else None)
                         case events.Abandoned():
                             yield base.Abandoned(event.blocks)
                         case events.SessionSeen():
@@ -221,7 +230,7 @@ class _Exchange:
     def _completed(self, result: events.Result) -> base.Completed:
         """With this turn's share of the CLI's running total, which starts anew where the CLI did not restore it."""
         self._answered, self._total = result.session_id or self._answered, result.cost_total_usd
-        before, cost = self._ready.session.cost_total_usd, result.cost_total_usd
+        before, cost = self._ready.spent, result.cost_total_usd
         if cost is not None and cost >= before:
             cost -= before
         if self._truncated is not None:
@@ -248,7 +257,7 @@ class _Exchange:
         except events.ProcessDied as died:
             raise self._backend._lost(job.agent, died) from died
         self._backend._restarts.lived(job.agent.key)
-        return Kept(captured.records, captured.session, captured.links, captured.note)
+        return Kept(captured.records, captured.session, captured.links, captured.source)
 
     async def release(self) -> None:
         self._backend._full.discard(self._job.turn.id)

@@ -18,9 +18,8 @@ from ...domain.parameters import Parameters
 from ...domain.structured import read_format
 from ...errors import InvalidRequest
 from .. import common, parameters
-from ..chat.body import EFFORTS
 from ..common import Fields, Naming, fingerprint, model_name, optional, required, wrong_type
-from ..openai_tools import read_choice
+from ..openai import EFFORTS, read_choice
 from ..parameters import Names
 from . import items as responses_items
 from . import tools as responses_tools

@@ -13,8 +13,7 @@ from ...domain import limits
 from ...domain.models import JSON, Block, Item, Message, Turn
 from ...domain.reminders import reminded, reminder
 from ...errors import InvalidRequest
-from ..blocks import Reader, checked_arguments, typed_blocks
-from ..chat.messages import image_block
+from ..blocks import Reader, checked_arguments, image_block, typed_blocks
 from ..common import optional, required, wrong_type
 from .compaction import unsealed
 from .tools import Shapes, flat

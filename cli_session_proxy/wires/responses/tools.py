@@ -14,7 +14,7 @@ from typing import Any
 from ...domain.client_tools import checked
 from ...domain.models import JSON, Block, Tool
 from ..common import optional, required, wrong_type
-from ..openai_tools import read_tool
+from ..openai import read_tool
 
 # A freeform tool's only argument.
 FREEFORM: JSON = {

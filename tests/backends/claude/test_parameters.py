@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends.claude.parameters import Takes, told
+from cli_session_proxy.backends.claude.process.parameters import Takes, told
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.domain.client_tools import Offers, Wants
 from cli_session_proxy.domain.models import Message, Tool, ToolChoice, Turn
@@ -51,8 +51,8 @@ async def test_parameters_hold_for_their_turn_on_one_warm_process_and_break_no_p
         first = await ask(engine, "one", **more)
         cool = Parameters(max_tokens=5000, temperature=0.25, top_k=5, thinking=False)
         turns = [await ask(engine, "two", parameters=cool, stop=("END",), **more), await ask(engine, "three", **more)]
-        pids = set(claude(engine).pool._places.processes)
-    assert len(pids) == 1
+        process = claude(engine).pool.peek(first.session_id or "")
+        assert process is not None
     assert [turn.continuity for turn in turns] == ["warm", "warm"]
     assert [turn.session_id for turn in turns] == [first.session_id] * 2
     plain = {"max_tokens": 32000, "thinks": True}
@@ -60,7 +60,7 @@ async def test_parameters_hold_for_their_turn_on_one_warm_process_and_break_no_p
     assert [sent(upstream, at) for at in range(3)] == [plain, wanted, plain]
     assert "context_management" not in upstream.requests[1].body  # it is refused without thinking
     assert [upstream.requests[at].prefix_kept(upstream.requests[at - 1]) for at in (1, 2)] == [1.0, 1.0]
-    assert "unmet" not in turns[0].reason
+    assert turns[0].evidence.unmet == ()
 
 
 async def test_the_same_parameters_again_cost_no_control_request(
@@ -131,7 +131,7 @@ async def test_an_old_cli_is_cut_by_us_and_says_what_it_cannot_do(
         turn = await ask(engine, "long", parameters=Parameters(max_tokens=5, temperature=0.5, thinking=False))
         after = await ask(engine, "list")
     assert (text(turn), turn.stop_reason) == ("word " * 4, "max_tokens")
-    assert turn.reason["unmet"] == ["temperature", "thinking"]
+    assert turn.evidence.unmet == ("temperature", "thinking")
     assert text(after).splitlines() == ["1. long", "2. list"]
     assert [said for role, said in upstream.requests[-1].texts() if role == "assistant"] == [text(turn)]
 
@@ -143,7 +143,7 @@ async def test_a_stop_sequence_that_the_provider_heeds_leaves_the_process_warm(
     async with running(make_settings(claude_bin=claude_2)) as engine:
         turn = await ask(engine, "count", stop=("END", "  \n"))
         after = await ask(engine, "next")
-    assert (text(turn), turn.stop_reason, turn.reason["stop_sequence"]) == ("one two ", "stop_sequence", "END")
+    assert (text(turn), turn.stop_reason, turn.stop_sequence) == ("one two ", "stop_sequence", "END")
     assert upstream.requests[0].body["stop_sequences"] == ["END"]
     assert after.continuity == "warm"
     assert "stop_sequences" not in upstream.requests[-1].body
@@ -194,11 +194,12 @@ async def test_a_process_that_died_with_parameters_leaves_none_behind(
     gate = Gate(after=1, reply=Reply("too late"))
     upstream.when("hold", gate)
     async with running(make_settings(claude_bin=claude_2)) as engine:
-        await ask(engine, "begin")
+        first = await ask(engine, "begin")
         wanted = Parameters(max_tokens=4000, thinking=False)
         waiting = asyncio.create_task(ask(engine, "hold", parameters=wanted))
         await asyncio.wait_for(gate.reached.wait(), 30)
-        [process] = claude(engine).pool._places.processes.values()
+        process = claude(engine).pool.peek(first.session_id or "")
+        assert process is not None
         os.kill(process.pid, signal.SIGKILL)
         gate.open()
         await asyncio.gather(waiting, return_exceptions=True)
@@ -215,8 +216,8 @@ async def test_a_full_context_is_compacted_without_the_parameters_of_the_turn(
         upstream.next(TOO_LONG, TOO_LONG)
         before = len(upstream.requests)
         turn = await ask(engine, "recall", parameters=Parameters(max_tokens=4000, temperature=0.5))
-    assert turn.reason["compacted"]
-    assert turn.reason["unmet"] == ["temperature"]
+    assert turn.evidence.compacted
+    assert turn.evidence.unmet == ("temperature",)
     wanted, *plain = upstream.requests[before:]
     assert wanted.body["max_tokens"] == 4000
     assert len(plain) == 3  # refused again, the summary, the answer
@@ -229,7 +230,7 @@ async def test_a_profile_with_tools_of_the_cli_tells_it_nothing(
     upstream.when("long", Reply("word " * 200))
     async with running(make_settings(claude_bin=claude_2, profiles={"hands": Profile(tools=("Read",))})) as engine:
         turn = await ask(engine, "long", parameters=Parameters(max_tokens=5, top_k=3), profile="hands")
-    assert (text(turn), turn.stop_reason, turn.reason["unmet"]) == ("word " * 4, "max_tokens", ["top_k"])
+    assert (text(turn), turn.stop_reason, turn.evidence.unmet) == ("word " * 4, "max_tokens", ("top_k",))
     assert sent(upstream, 0) == {"max_tokens": 128000, "thinks": True}
 
 

@@ -42,7 +42,10 @@ class Mender:
             elif call in self._open and call not in results:
                 results[call] = {**block, "tool_use_id": self._open[call]}
             else:
-                rest += _result_as_words(block)
+                # A result that belongs to no call: its content, said by the user.
+                content = block.get("content")
+                rest.append({"type": "text", "text": "[The result of a tool call that is not in this conversation:]"})
+                rest += [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
         missing = {"content": NO_RESULT, "is_error": True}
         found = [
             results.get(call, {"type": "tool_result", "tool_use_id": known, **missing})
@@ -88,10 +91,3 @@ def _tells(block: Block) -> bool:
 
 def _nothing() -> tuple[Block, ...]:
     return ({"type": "text", "text": EMPTY},)
-
-
-def _result_as_words(block: Block) -> list[Block]:
-    """A result that belongs to no call: its content, said by the user."""
-    content = block.get("content")
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
-    return [{"type": "text", "text": "[The result of a tool call that is not in this conversation:]"}, *parts]
