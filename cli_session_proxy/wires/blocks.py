@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..domain import limits
-from ..domain.models import Block, Message
+from ..domain.models import Block, Message, Tool
 from ..domain.reminders import reminder
 from ..errors import InvalidRequest
 from .common import required, wrong_type
@@ -112,7 +112,29 @@ def checked_conversation(conversation: Sequence[tuple[str, Message]]) -> tuple[M
         raise InvalidRequest("the last message must be the user's or a tool's", param=f"{where}.role")
     if not any(block["type"] != "text" or block["text"].strip() for block in last.content):
         raise InvalidRequest(f"{where}.content is empty: send a text or an image", param=f"{where}.content")
-    return tuple(message for _, message in conversation)
+    return _each_result_once(message for _, message in conversation)
+
+
+def _each_result_once(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """A program that resumes may send the results of its last calls again: equal ones count once."""
+    out: list[Message] = []
+    told: dict[str, Block] = {}  # since the last message of the model's
+    for message in messages:
+        if message.role == "assistant":
+            told = {}
+        kept: list[Block] = []
+        for block in message.content:
+            if block["type"] == "tool_result":
+                call = str(block["tool_use_id"])
+                if told.get(call) == block:
+                    continue
+                told.setdefault(call, block)
+            kept.append(block)
+        if len(kept) == len(message.content):
+            out.append(message)
+        elif kept:
+            out.append(Message(message.role, tuple(kept)))
+    return tuple(out)
 
 
 def stop_texts(given: object, where: str) -> tuple[str, ...]:
@@ -176,9 +198,10 @@ def effort_of_budget(tokens: int) -> str:
     return "medium" if tokens < MEDIUM_BUDGET else "high"
 
 
-def estimated_tokens(system: str | None, messages: Iterable[Message]) -> int:
+def estimated_tokens(system: str | None, messages: Iterable[Message], tools: Iterable[Tool] = ()) -> int:
     """About how many tokens these are; no count, as only the provider can count."""
     tokens = _tokens(system) if system else 0.0
+    tokens += sum(_tokens(json.dumps(tool.as_json(), ensure_ascii=False)) for tool in tools)
     for message in messages:
         tokens += TOKENS_PER_MESSAGE
         for block in message.content:

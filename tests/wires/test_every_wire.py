@@ -121,7 +121,7 @@ async def test_an_error_in_mid_stream_is_in_the_wires_shape(
     assert answer.status_code == 200
     between = "\n" if "/api/" in path else "\n\n"
     frames = [frame for frame in answer.text.strip().split(between) if frame != "data: [DONE]"]
-    assert "Hel" in "".join(frames[:-1])
+    assert "He" in "".join(frames[:-1])  # Google's holds the last letter back for its end
     last = json.loads(frames[-1].splitlines()[-1].removeprefix("data: "))
     assert assert_error(last, path, 500, "internal_error", answer.headers["x-request-id"]) == "it broke"
 

@@ -20,7 +20,7 @@ from ...errors import InvalidRequest, NotFound, ProxyError
 from .. import parameters
 from ..base import EventStream
 from ..blocks import effort_of_budget, estimated_tokens, opened, stop_texts
-from ..common import Fields, Naming, fingerprint, model_name, optional, required, sse_event, wrong_type
+from ..common import MODEL_PREFIXES, Fields, Naming, fingerprint, model_name, optional, required, sse_event, wrong_type
 from ..parameters import Names
 from . import content as messages_content
 from .errors import anthropic_error
@@ -60,7 +60,7 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
     _refuse_what_would_lie(body)
     agent_id = naming.agent_id(body)
     system, messages = messages_content.read(body)
-    tools = read_tools(body)
+    tools, hosted = read_tools(body)
     request = TurnRequest(
         model=model_name(body.get("model")),
         messages=messages,
@@ -83,15 +83,15 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
     return MessagesCall(
         request=request,
         stream=bool(optional(body, "stream", bool, "true or false")),
-        ignored=(*(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
+        ignored=(*hosted, *(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
     )
 
 
 def count(body: JSON, naming: Naming) -> JSON:  # noqa: ARG001 - every `read` of a body takes both
     """The answer of count_tokens: an estimate of what was sent (`blocks.estimated_tokens`)."""
-    read_tools(body)
+    tools, _ = read_tools(body)
     model_name(body.get("model"))
-    return {"input_tokens": estimated_tokens(*messages_content.read(body, answered=False))}
+    return {"input_tokens": estimated_tokens(*messages_content.read(body, answered=False), tools)}
 
 
 def _format(body: Mapping[str, Any]) -> JSON | None:
@@ -178,8 +178,12 @@ def usage(turn: Turn) -> JSON:
         "cache_read_input_tokens": used.cache_read_tokens,
         "output_tokens": used.output_tokens,
         "output_tokens_details": {"thinking_tokens": used.thinking_tokens},
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": used.cache_write_tokens, "ephemeral_1h_input_tokens": 0,
+        },
+        "service_tier": "standard",
         "server_tool_use": None,
-    }
+    }  # fmt: skip
 
 
 def model_info(name: str, since: int) -> JSON:
@@ -192,6 +196,8 @@ def model_info(name: str, since: int) -> JSON:
 
 
 def model_list(models: list[JSON]) -> JSON:
+    """Claude Code keeps only ids that hold `claude` or `anthropic`: each model is listed under such a one too."""
+    models = [*models, *({**model, "id": f"{MODEL_PREFIXES[0]}{model['id']}"} for model in models)]
     return {"data": models, "has_more": False, "first_id": models[0]["id"], "last_id": models[-1]["id"]}
 
 

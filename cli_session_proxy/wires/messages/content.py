@@ -22,6 +22,10 @@ from ..blocks import (
 )
 from ..common import optional, required, wrong_type
 
+# How Claude Code begins its system prompt, in a block of its own. Joined with the next one it would make the CLI below
+# take the whole prompt for that header, and send it without a mark for the cache.
+BILLING = "x-anthropic-billing-header:"
+
 
 def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Message, ...]]:
     """(system, conversation). With `answered`, the last message must ask something. Raises `InvalidRequest`.
@@ -61,7 +65,8 @@ def system_text(system: object) -> str:
         return system or ""
     if not isinstance(system, list):
         raise wrong_type("system", "a string or a list of text blocks")
-    return "\n\n".join(block["text"] for block in typed_blocks(system, "system", {"text": _text}))
+    texts = (block["text"] for block in typed_blocks(system, "system", {"text": _text}))
+    return "\n\n".join(text for text in texts if not text.startswith(BILLING))
 
 
 def _blocks(message: Part, where: str, kinds: Mapping[str, Reader]) -> tuple[Block, ...]:
@@ -93,6 +98,38 @@ def _image(block: Part, where: str) -> Block:
     return base64_image(media_type, required(source, "data", str, "a string", where=f"{inner}."), f"{inner}.data")
 
 
+def _document(block: Part, where: str) -> Block:
+    """A PDF, a text, or one at a URL, as the provider takes it."""
+    source = required(block, "source", dict, "an object", where=f"{where}.")
+    inner = f"{where}.source"
+    kind = required(source, "type", str, "a string", where=f"{inner}.")
+    if kind == "url":
+        url = required(source, "url", str, "a string", where=f"{inner}.")
+        if not is_web_address(url):
+            raise InvalidRequest(f"{inner}.url must be an http(s) URL", param=f"{inner}.url")
+        told: Block = {"type": "url", "url": url}
+    elif kind in ("base64", "text"):
+        media_type = required(source, "media_type", str, "a string", where=f"{inner}.")
+        told = {"type": kind, "media_type": media_type}
+        told["data"] = required(source, "data", str, "a string", where=f"{inner}.")
+    else:
+        raise InvalidRequest(
+            f"{inner}.type must be base64, text or url: there are no files here", param=f"{inner}.type"
+        )
+    about = {name: optional(block, name, str, "a string", where=f"{where}.") for name in ("title", "context")}
+    return {"type": "document", "source": told, **{name: text for name, text in about.items() if text}}
+
+
+def _tool_reference(block: Part, where: str) -> Block:
+    """A tool that a search found: all of them are offered here, so its name is enough."""
+    name = required(block, "tool_name", str, "a string", where=f"{where}.")
+    return {"type": "text", "text": f"[tool: {name}]"}
+
+
+def _nothing(block: Part, where: str) -> None:
+    """What Anthropic ran itself, sealed for its own models."""
+
+
 def _thinking(block: Part, where: str) -> Block:
     return {
         "type": "thinking",
@@ -120,7 +157,8 @@ def _tool_result(block: Part, where: str) -> Block:
     if content is None or isinstance(content, str):
         result = content or ""
     elif isinstance(content, list):
-        result = typed_blocks(content, f"{where}.content", {"text": _text, "image": _image})
+        kinds = {"text": _text, "image": _image, "document": _document, "tool_reference": _tool_reference}
+        result = typed_blocks(content, f"{where}.content", kinds)
     else:
         raise wrong_type(f"{where}.content", "a string or a list of blocks")
     call_id = required(block, "tool_use_id", str, "a string", where=f"{where}.")
@@ -130,7 +168,12 @@ def _tool_result(block: Part, where: str) -> Block:
     return read
 
 
-_USER: dict[str, Reader] = {"text": _text, "image": _image, "tool_result": _tool_result}
+_USER: dict[str, Reader] = {"text": _text, "image": _image, "document": _document, "tool_result": _tool_result}
 _ASSISTANT: dict[str, Reader] = {
     "text": _text, "thinking": _thinking, "redacted_thinking": _redacted_thinking, "tool_use": _tool_use,
+    **dict.fromkeys(
+        ("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "tool_search_tool_result",
+         "code_execution_tool_result", "bash_code_execution_tool_result", "text_editor_code_execution_tool_result"),
+        _nothing,
+    ),
 }  # fmt: skip

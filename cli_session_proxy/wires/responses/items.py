@@ -131,6 +131,8 @@ def _function_call(item: Mapping[str, Any], where: str) -> Message:
 def _custom_call(item: Mapping[str, Any], where: str) -> Message:
     call_id = required(item, "call_id", str, "a string", where=f"{where}.")
     name = required(item, "name", str, "a string", where=f"{where}.")
+    space = optional(item, "namespace", str, "a string", where=f"{where}.")
+    name = flat(space, name) if space else name
     said = optional(item, "input", str, "a string", where=f"{where}.") or ""
     return Message("assistant", ({"type": "tool_use", "id": call_id, "name": name, "input": {"input": said}},))
 

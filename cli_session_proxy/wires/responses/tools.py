@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...domain.client_tools import checked
@@ -25,23 +25,20 @@ _KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """By the name that the model calls: `["custom"]`, or `["namespace", its namespace, its name there]`."""
+    """By the name that the model calls: [`function` or `custom`, the tool's namespace or "", its name there]."""
 
     of: Mapping[str, list[str]] = field(default_factory=dict)
 
     def item(self, block: Block, key: str, n: int) -> JSON:
         """A call as its client wants it."""
-        name, kind = str(block["name"]), self.of.get(str(block["name"]), ["function"])
-        if kind[0] == "custom":
-            return {
-                "id": f"ctc_{key}_{n}", "type": "custom_tool_call", "status": "completed", "call_id": block["id"],
-                "name": name, "input": str(block["input"].get("input", "")),
-            }  # fmt: skip
-        item = {
-            "id": f"fc_{key}_{n}", "type": "function_call", "status": "completed", "call_id": block["id"],
-            "name": name, "arguments": json.dumps(block["input"], ensure_ascii=False),
-        }  # fmt: skip
-        return item | {"namespace": kind[1], "name": kind[2]} if kind[0] == "namespace" else item
+        name = str(block["name"])
+        kind, space, name = self.of.get(name, ["function", "", name])
+        item: JSON = {"type": f"{kind}_call", "status": "completed", "call_id": block["id"], "name": name}
+        if space:
+            item["namespace"] = space
+        if kind == "custom_tool":
+            return {"id": f"ctc_{key}_{n}", **item, "input": str(block["input"].get("input", ""))}
+        return {"id": f"fc_{key}_{n}", **item, "arguments": json.dumps(block["input"], ensure_ascii=False)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,34 +58,48 @@ def flat(namespace: str, name: str) -> str:
 
 def read(body: Mapping[str, Any], more: list[object]) -> Given:
     """`more` are tools that the conversation itself brought. Raises `InvalidRequest`, which names the field."""
-    tools: list[Tool] = []
-    shapes: dict[str, list[str]] = {}
-    shown: list[JSON] = []
-    ignored: list[str] = []
+    offers = _Offers()
     for at, tool in enumerate([*(optional(body, "tools", list, "a list") or []), *more]):
-        here = f"tools[{at}]"
+        offers.add(tool, f"tools[{at}]")
+    return Given(checked(offers.tools), Shapes(offers.shapes), offers.shown, tuple(dict.fromkeys(offers.ignored)))
+
+
+class _Offers:
+    """The tools of one body as they are read."""
+
+    def __init__(self) -> None:
+        self.tools: list[Tool] = []
+        self.shapes: dict[str, list[str]] = {}
+        self.shown: list[JSON] = []
+        self.ignored: list[str] = []
+
+    def add(self, tool: object, here: str) -> None:
         if not isinstance(tool, dict):
             raise wrong_type(here, "an object")
+        if tool.get("type") != "namespace":
+            own = self._offered(tool, here, "")
+            self.shown.append(_shown(own) if own is not None and tool.get("type") != "custom" else dict(tool))
+            return
+        space = required(tool, "name", str, "a string", where=f"{here}.")
+        for n, inner in enumerate(required(tool, "tools", list, "a list", where=f"{here}.")):
+            if not isinstance(inner, dict):
+                raise wrong_type(f"{here}.tools[{n}]", "an object")
+            self._offered(inner, f"{here}.tools[{n}]", space)
+        self.shown.append(dict(tool))
+
+    def _offered(self, tool: Mapping[str, Any], here: str, space: str) -> Tool | None:
+        """The tool as the model is offered it; None for one that OpenAI would run, or that has no schema here."""
         kind = optional(tool, "type", str, "a string", where=f"{here}.") or "function"
-        if kind == "function":
-            tools.append(read_tool(tool, here))
-            shown.append(_shown(tools[-1]))
-        elif kind == "custom":
-            tools.append(_custom(tool, here))
-            shapes[tools[-1].name] = ["custom"]
-            shown.append(dict(tool))
-        elif kind == "namespace":
-            space = required(tool, "name", str, "a string", where=f"{here}.")
-            for n, inner in enumerate(required(tool, "tools", list, "a list", where=f"{here}.")):
-                one = read_tool(inner, f"{here}.tools[{n}]")
-                name = flat(space, one.name)
-                tools.append(Tool(name, one.description, one.schema, one.strict))
-                shapes[name] = ["namespace", space, one.name]
-            shown.append(dict(tool))
-        else:  # one that OpenAI would run itself, or that a client runs as it likes
-            ignored.append(f"tools.{kind}" if _KIND.fullmatch(kind) else here)
-            shown.append(dict(tool))
-    return Given(checked(tools), Shapes(shapes), shown, tuple(dict.fromkeys(ignored)))
+        if kind not in ("function", "custom"):
+            self.ignored.append(f"tools.{kind}" if _KIND.fullmatch(kind) else here)
+            return None
+        own = read_tool(tool, here) if kind == "function" else _custom(tool, here)
+        name = flat(space, own.name) if space else own.name
+        if space or kind == "custom":
+            self.shapes[name] = ["function" if kind == "function" else "custom_tool", space, own.name]
+        own = replace(own, name=name)
+        self.tools.append(own)
+        return own
 
 
 def _custom(tool: Mapping[str, Any], where: str) -> Tool:

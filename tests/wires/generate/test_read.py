@@ -114,7 +114,7 @@ def test_what_has_no_effect_is_named() -> None:
         (config(stopSequences="x"), "generationConfig.stopSequences"),
         (config(candidateCount=2), "generationConfig.candidateCount"),
         (config(responseModalities=["AUDIO"]), "generationConfig.responseModalities"),
-        (config(responseMimeType="text/x.enum"), "generationConfig.responseMimeType"),
+        (config(responseMimeType="text/html"), "generationConfig.responseMimeType"),
         (config(responseSchema={"type": "DICT"}), "generationConfig.responseSchema"),
         (config(thinkingConfig={"thinkingLevel": "UTMOST"}), "generationConfig.thinkingConfig.thinkingLevel"),
         ({"tools": {}}, "tools"),

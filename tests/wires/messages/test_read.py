@@ -124,7 +124,7 @@ def test_what_has_no_effect_is_named() -> None:
         ({"metadata": []}, "metadata"),
         ({"agent_id": ""}, "agent_id"),
         ({"tools": [{"name": "look"}]}, "tools[0].input_schema"),
-        ({"tools": [{"type": "web_search_20260209", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": 5, "name": "web_search"}]}, "tools[0].type"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"output_config": {"effort": "utmost"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),

@@ -23,7 +23,10 @@ PATCH = {
 }  # fmt: skip
 SPACE = {
     "type": "namespace", "name": "mcp__files", "description": "Files.",
-    "tools": [{"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}}],
+    "tools": [
+        {"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}},
+        {"type": "custom", "name": "patch"},
+    ],
 }  # fmt: skip
 TOOLS: list[Any] = [PATCH, SPACE, {"type": "web_search"}, {"type": "local_shell"}]
 USER = {"role": "user", "content": "go on"}
@@ -35,13 +38,18 @@ def read(*items: JSON, **more: Any) -> responses.ResponsesCall:
 
 def test_tools_of_every_kind_are_offered_or_named() -> None:
     call = read(tools=TOOLS)
-    patch, file = call.tools
+    patch, file, inner = call.tools
+    assert (inner.name, inner.schema) == ("mcp__files__patch", patch.schema)
     assert (patch.name, patch.strict, patch.schema["required"]) == ("apply_patch", True, ["input"])
     assert "lark" in patch.description
     assert "*** Begin Patch" in patch.description
     assert file.name == "mcp__files__read"
     assert call.ignored == ("tools.web_search", "tools.local_shell")
-    assert call.call["shapes"] == {"apply_patch": ["custom"], "mcp__files__read": ["namespace", "mcp__files", "read"]}
+    assert call.call["shapes"] == {
+        "apply_patch": ["custom_tool", "", "apply_patch"],
+        "mcp__files__read": ["function", "mcp__files", "read"],
+        "mcp__files__patch": ["custom_tool", "mcp__files", "patch"],
+    }
 
 
 def test_tools_that_an_item_brings_are_offered_too() -> None:
