@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 CLAUDE_1 := .tools/claude-1.0.120
 MERMAID := .tools/mermaid
 AI_SDK := .tools/ai-sdk
+AGENTS := .tools/agents
 CCPROXY := .tools/ccproxy
 UV := .tools/uv
 # the first one that is new enough; another: make PYTHON=/path/to/python serve
@@ -72,7 +73,7 @@ check: $(VENV)/.test  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed chromium bubblewrap  ## the old CLI and the npm packages that the tests use
+tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(AGENTS)/.installed chromium bubblewrap  ## the old CLI and the npm packages that the tests use
 
 # The tests of the page drive Debian's own chromium; nothing is downloaded past apt.
 chromium:
@@ -143,4 +144,12 @@ $(AI_SDK)/.installed:
 	npm install --prefix $(AI_SDK) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
 		ai@7 @ai-sdk/openai@4 @ai-sdk/anthropic@4 @ai-sdk/google@4
 	@test -d $(AI_SDK)/node_modules/ai
+	@touch $@
+
+# Agent programs as they come; nothing of theirs runs at the installation.
+$(AGENTS)/.installed:
+	@mkdir -p $(AGENTS)
+	npm install --prefix $(AGENTS) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+		@openai/codex@0.169
+	@test -x $(AGENTS)/node_modules/.bin/codex
 	@touch $@

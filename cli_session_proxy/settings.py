@@ -13,6 +13,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -106,6 +107,8 @@ class Settings(BaseSettings):
     claude_bin: Path | None = None
     claude_config_dir: Path | None = None
     claude_env: dict[str, str] = Field(default_factory=dict)
+    # What a model's name stands for: the first pattern that fits. Programs send these as they come.
+    aliases: dict[str, str] = {"gemini-*": "sonnet", "gpt-*": "sonnet", "codex-*": "sonnet"}
     default_model: str = "default"  # what the model `default`, or none, runs as; "default": the CLI's own choice
     system_prompt: str = NEUTRAL_SYSTEM_PROMPT
     profile: str | None = None
@@ -162,6 +165,11 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=dict(_file.get()))
+
+    def model_for(self, name: str, profile: Profile) -> str:
+        """What the CLI is asked for."""
+        named = next((model for pattern, model in self.aliases.items() if fnmatchcase(name, pattern)), name)
+        return named if named != "default" else profile.model or self.default_model
 
     def profile_for(self, name: str | None) -> Profile:
         """The named profile, the default one, or one without tools. Unknown: `ConfigError`."""

@@ -37,6 +37,7 @@ from ..domain.models import (
     Turn,
     Usage,
 )
+from ..domain.parameters import Name
 from ..errors import ProxyError
 from ..settings import Profile
 from ..stores.base import ImportedTurn
@@ -147,11 +148,15 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The model's last word. `cost_usd` is this turn's own; `usage` too."""
+    """The model's last word. `cost_usd` is this turn's own; `usage` too.
+
+    `stop_sequence` is the one of the job's that the provider stopped at.
+    """
 
     stop_reason: str | None
     usage: Usage
     cost_usd: float | None = None
+    stop_sequence: str | None = None
 
 
 Event = (
@@ -183,7 +188,7 @@ class Lost(Exception):
 class Answered:
     """How the answer ended, as the core saw it: `output` is what clients were given.
 
-    `calls` are the client's that wait for results; `stopped`: the answer was cut at a stop sequence. `partial`: which
+    `calls` are the client's that wait for results; `stopped`: the core cut the answer. `partial`: which
     blocks of `output` are of abandoned ones, which a client had been given words of.
     """
 
@@ -217,6 +222,10 @@ class Exchange(Protocol):
 
     @property
     def evidence(self) -> Evidence: ...
+
+    @property
+    def unmet(self) -> Sequence[Name]:
+        """Parameters of the job that this exchange runs without. `max_tokens` among them is honoured by the core."""
 
     def say(self) -> AsyncGenerator[Event, None]:
         """Send what is new, once, and yield what comes back. Raises `Lost` and `ProxyError`."""

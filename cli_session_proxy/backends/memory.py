@@ -1,7 +1,8 @@
 """A backend without a process: the core runs on it in milliseconds, and it shows what a backend has to do.
 
-It remembers nothing but the path that it is given, and answers what `answer` says to it. A turn can be told to fail, to
-call tools of the client, or to wait.
+It remembers nothing but the path that it is given, and answers what `model` says to it. A turn can be told to fail, to
+call tools of the client, or to wait. It honours `max_tokens`, a word being a token, and the wish for no thinking; it
+does not sample.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ..domain.client_tools import calls_of
 from ..domain.evidence import Evidence
 from ..domain.lineage import Past
 from ..domain.models import (
+    THINKING,
     Agent,
     Block,
     BlockDelta,
@@ -29,6 +31,7 @@ from ..domain.models import (
     Turn,
     Usage,
 )
+from ..domain.parameters import Name, Parameters
 from .base import Adoptable, Answered, Called, Comparison, Completed, Counts, Event, Exchange, Job, Kept, Said, Settled
 
 # What the model says to a path: blocks of the Messages API, `tool_use` among them.
@@ -112,6 +115,9 @@ class _Exchange:
     links: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
+        wanted = self.job.wants.parameters
+        sampled: tuple[Name, ...] = ("temperature", "top_p", "top_k")
+        self.unmet = tuple(name for name in sampled if getattr(wanted, name) is not None)
         self.evidence = Evidence()
         if self.continuity in ("started", "rebuilt"):
             was = self.job.session.id if self.job.session else None
@@ -122,7 +128,7 @@ class _Exchange:
         results = tuple(self.job.answers.results.values())
         path = (*self.before, Message("user", (*results, *self.job.prompt)))
         self.backend.seen.append(path)
-        blocks = tuple(await self.backend.model(path))
+        blocks, cut = _as_wanted(await self.backend.model(path), self.job.wants.parameters)
         for index, block in enumerate(blocks):
             yield BlockStart(index, {**block, "text": ""} if block["type"] == "text" else block)
             if block["type"] == "text":
@@ -130,7 +136,10 @@ class _Exchange:
             yield BlockStop(index)
         yield Said(blocks)
         self.path = (*path, Message("assistant", blocks))
-        yield Called(blocks, Usage()) if calls_of(blocks) else Completed("end_turn", Usage(1, 1))
+        if calls_of(blocks):
+            yield Called(blocks, Usage())
+        else:
+            yield Completed("max_tokens" if cut else "end_turn", Usage(1, _words(blocks) or 1))
 
     async def interrupt(self) -> None: ...
 
@@ -146,3 +155,22 @@ class _Exchange:
     async def release(self) -> None: ...
 
     async def discard(self, *, owned: bool) -> None: ...
+
+
+def _words(blocks: Sequence[Block]) -> int:
+    return sum(len(str(block.get("text", "")).split()) for block in blocks)
+
+
+def _as_wanted(blocks: Sequence[Block], wanted: Parameters) -> tuple[tuple[Block, ...], bool]:
+    """The answer as the parameters want it, and whether it was cut."""
+    out: list[Block] = []
+    left = wanted.max_tokens
+    for block in blocks:
+        if wanted.thinking is False and block["type"] in THINKING:
+            continue
+        words = str(block.get("text", "")).split()
+        if left is not None and len(words) > left:
+            return (*out, {"type": "text", "text": " ".join(words[:left])}), True
+        left = None if left is None else left - len(words)
+        out.append(block)
+    return tuple(out), False

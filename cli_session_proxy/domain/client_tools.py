@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from ..errors import InvalidRequest, UpstreamError
 from . import limits, structured
 from .models import JSON, Block, Message, Tool, ToolChoice, TurnOptions
+from .parameters import Parameters
+from .reminders import reminded
 
 SERVER = "client"
 PREFIX = f"mcp__{SERVER}__"
@@ -137,12 +139,13 @@ class Wants:
     offers: Offers = field(default_factory=Offers)
     choice: ToolChoice = field(default_factory=ToolChoice)
     stop: tuple[str, ...] = ()
+    parameters: Parameters = field(default_factory=Parameters)
 
     @staticmethod
     def of(options: TurnOptions, before: TurnOptions | None = None) -> Wants:
         """`before` are the options of the turn whose calls are answered: its tools hold where none are sent."""
         tools = options.tools or (before.tools if before is not None else ())
-        return Wants(Offers.of(tools), options.tool_choice, options.stop)
+        return Wants(Offers.of(tools), options.tool_choice, options.stop, options.parameters)
 
 
 def instruction(choice: ToolChoice, names: Collection[str]) -> Block | None:
@@ -229,7 +232,8 @@ def calls_of(blocks: Iterable[Block]) -> list[str]:
 def answers(output: Sequence[Block], new: Sequence[Message]) -> Answers:
     """What `new` says to the calls in `output`, the answer before it. Raises `InvalidRequest`.
 
-    With one result every call needs one; with none at all the calls stay without an answer.
+    With one result every call needs one; with none at all the calls stay without an answer. Reminders beside results
+    are part of the last one.
     """
     wanted = dict.fromkeys(calls_of(output))
     results: dict[str, Block] = {}
@@ -248,6 +252,13 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> Answers:
     missing = [call for call in wanted if call not in results]
     if missing:
         raise InvalidRequest(f"results are missing for the calls {', '.join(missing)}", param="messages")
+    if rest and all(reminded(block) is not None for block in rest):
+        # Told with the last result, as the CLI does with its own: a process that waits for results takes nothing else.
+        last = next(call for call in reversed(wanted) if call in results)
+        content = results[last].get("content")
+        said = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+        results[last] = {**results[last], "content": [*said, *rest]}
+        rest = []
     return Answers({call: results[call] for call in wanted if call in results}, tuple(rest))
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from .parameters import Name
+
 # Why a session was written, or put back, before a turn:
 # - `client_history`  a client brought a history that was new here
 # - `left_path`       the path leaves the session's: it was written as a new one
@@ -27,7 +29,7 @@ OUTPUT_REFUSED = "output_refused"
 # - `replaced`    read from a file that was put in its place during the turn
 # - `frames`      made from what was said, as the transcript is gone
 # - `unlinked`    made from what was said, as the transcript does not go on from the path
-# - `cut`         cut at a stop sequence
+# - `cut`         cut where the answer ends
 # - `memory`      kept by a backend without transcripts
 RecordsFrom = Literal["transcript", "copy", "replaced", "frames", "unlinked", "cut", "memory"]
 
@@ -102,6 +104,7 @@ class Evidence:
     - `compacted`       the CLI put a summary in the place of what is before
     - `settled`         the answer was found in the transcript after the proxy had died
     - `other`           what a newer or an older version noted, kept as it is
+    - `unmet`           parameters of the request that the turn ran without
     """
 
     brought: Brought | None = None
@@ -120,6 +123,7 @@ class Evidence:
     settled: bool = False
     records: RecordsFrom | None = None
     other: Mapping[str, Any] = field(default_factory=dict)
+    unmet: tuple[Name, ...] = ()
 
     def plus(self, other: Evidence) -> Evidence:
         """With what the other one has to show, where both do, the other's."""
@@ -151,9 +155,9 @@ class Evidence:
 _NONE: dict[str, Any] = {name: getattr(Evidence(), name) for name in Evidence.__slots__}
 _AS_JSON: dict[str, Any] = {
     "brought": Brought.as_json, "written": Repair.as_json, "repaired": Repair.as_json, "other": dict,
-    "reloaded": list, "retries": list, "cuts": lambda cuts: [cut.as_json() for cut in cuts],
+    "reloaded": list, "unmet": list, "retries": list, "cuts": lambda cuts: [cut.as_json() for cut in cuts],
 }  # fmt: skip
 _FROM_JSON: dict[str, Any] = {
     "brought": lambda data: Brought(**data), "written": Repair.from_json, "repaired": Repair.from_json,
-    "reloaded": tuple, "retries": tuple, "cuts": lambda cuts: tuple(StreamCut(**cut) for cut in cuts),
+    "reloaded": tuple, "unmet": tuple, "retries": tuple, "cuts": lambda cuts: tuple(StreamCut(**cut) for cut in cuts),
 }  # fmt: skip

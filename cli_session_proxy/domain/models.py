@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .evidence import Evidence
+from .parameters import Name, Parameters
 
 Block = dict[str, Any]
 JSON = dict[str, Any]
@@ -112,6 +113,7 @@ class TurnOptions:
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     stop: tuple[str, ...] = ()
+    parameters: Parameters = field(default_factory=Parameters)
 
     def as_json(self) -> JSON:
         """{} for a plain turn."""
@@ -124,6 +126,8 @@ class TurnOptions:
             out["tool_choice"] = self.tool_choice.as_json()
         if self.stop:
             out["stop"] = list(self.stop)
+        if parameters := self.parameters.as_json():
+            out["parameters"] = parameters
         return out
 
     @staticmethod
@@ -135,6 +139,7 @@ class TurnOptions:
             tuple(Tool.from_json(tool) for tool in data.get("tools") or ()),
             ToolChoice.from_json(data.get("tool_choice") or {}),
             tuple(data.get("stop") or ()),
+            Parameters.from_json(data.get("parameters") or {}),
         )
 
 
@@ -212,11 +217,12 @@ class TurnRequest:
     tools: tuple[Tool, ...] = ()  # the client's own, checked by `client_tools.checked`
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     stop: tuple[str, ...] = ()  # the answer ends before the first of these texts
+    parameters: Parameters = field(default_factory=Parameters)
     takes: tuple[str, ...] = ()  # hand-written items of the conversation that `messages` begin with
 
     @property
     def options(self) -> TurnOptions:
-        return TurnOptions(self.format, self.tools, self.tool_choice, self.stop)
+        return TurnOptions(self.format, self.tools, self.tool_choice, self.stop, self.parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,12 +441,16 @@ class ChainSummary:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The session is ready and the frame is sent: everything for the answer's headers is known."""
+    """The session is ready and the frame is sent: everything for the answer's headers is known.
+
+    `unmet` are parameters of the request that the turn runs without.
+    """
 
     agent_id: str
     turn_id: str
     session_id: str
     continuity: Continuity
+    unmet: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

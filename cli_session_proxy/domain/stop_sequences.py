@@ -1,25 +1,34 @@
-"""Stop sequences: the answer ends exactly before the first of them, on a stream too. Pure.
+"""Where an answer ends by its request: exactly before the first stop sequence, or when it has as many tokens as it may.
 
-What may be the beginning of one is held back until more is known.
+Pure, and the same on a stream: what may be the beginning of a sequence is held back until more is known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from .models import Block, BlockDelta, BlockStart, BlockStop, TurnEvent
 
+# Of English text a token, the usual rule of thumb: for a backend that cannot be told how long an answer may be.
+BYTES_PER_TOKEN = 4
+
 
 class Cutter:
-    """Watches the texts of one answer. After a `hit` nothing more comes out."""
+    """Watches the texts of one answer. Once it has `ended`, nothing more comes out.
 
-    def __init__(self, sequences: Sequence[str]) -> None:
+    `tokens` are estimated. `hit` is the sequence that ended the answer.
+    """
+
+    def __init__(self, sequences: Sequence[str], tokens: int | None = None) -> None:
         self._sequences = [sequence for sequence in sequences if sequence]
         self._longest = max(map(len, self._sequences), default=0)
+        self._left = None if tokens is None else tokens * BYTES_PER_TOKEN
         self._held = ""
         self._said = ""
         self._text: int | None = None  # the text block that is open
         self.hit: str | None = None
+        self.ended: Literal["stop_sequence", "max_tokens"] | None = None
 
     @property
     def last(self) -> Block:
@@ -27,9 +36,9 @@ class Cutter:
         return {"type": "text", "text": self._said}
 
     def feed(self, event: BlockStart | BlockDelta | BlockStop) -> list[TurnEvent]:
-        if self.hit is not None:
+        if self.ended is not None:
             return []
-        if not self._sequences:
+        if not self._sequences and self._left is None:
             return [event]
         if isinstance(event, BlockStart):
             if event.block.get("type") != "text":
@@ -42,15 +51,19 @@ class Cutter:
         if isinstance(event, BlockDelta):
             return self._text_of(event.index, str(event.delta.get("text", "")))
         held, self._held, self._text = self._held, "", None
-        return [*self._say(event.index, held), event]
+        return [*self._say(event.index, held), *([] if self.ended else [event])]
 
     def _text_of(self, index: int, piece: str) -> list[TurnEvent]:
         self._held += piece
         found = [(at, sequence) for sequence in self._sequences if (at := self._held.find(sequence)) >= 0]
         if found:
             # The first that is complete, as if the text came letter by letter: in which pieces it came is chance.
-            at, self.hit = min(found, key=lambda one: (one[0] + len(one[1]), one[0]))
-            return [*self._say(index, self._held[:at]), BlockStop(index)]
+            at, hit = min(found, key=lambda one: (one[0] + len(one[1]), one[0]))
+            said = self._say(index, self._held[:at])
+            if self.ended is None:
+                self.hit, self.ended = hit, "stop_sequence"
+                said.append(BlockStop(index))
+            return said
         keep = self._beginning()
         ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return self._say(index, ready)
@@ -63,5 +76,13 @@ class Cutter:
         return 0
 
     def _say(self, index: int, text: str) -> list[TurnEvent]:
+        """As much of it as there is room for; the end of the block where there was more."""
+        ends: list[TurnEvent] = []
+        if self._left is not None:
+            whole = text.encode("utf-8", "surrogatepass")
+            if len(whole) > self._left:
+                text = whole[: self._left].decode("utf-8", "ignore")
+                self.ended, ends = "max_tokens", [BlockStop(index)]
+            self._left -= min(self._left, len(whole))
         self._said += text
-        return [BlockDelta(index, {"type": "text_delta", "text": text})] if text else []
+        return [*([BlockDelta(index, {"type": "text_delta", "text": text})] if text else []), *ends]

@@ -116,7 +116,8 @@ class Attempt:
             self.started = True
             self.live.at("first_block")
             at = self.exchange
-            self.live.publish(Started(self.agent.agent_id, self.live.turn.id, at.session_id, at.continuity))
+            ids = self.agent.agent_id, self.live.turn.id, at.session_id
+            self.live.publish(Started(*ids, at.continuity, self.evidence.unmet))
 
     def abandoned(self, blocks: frozenset[int]) -> None:
         """The provider's stream was cut in these blocks. What a client was given of them is part of the answer."""
@@ -226,7 +227,6 @@ class Executor:
 
             job = self._job(attempt, standing)
             attempt.uses_tools, attempt.model = bool(job.profile.tools), job.model
-            attempt.cutter = Cutter(job.wants.stop)
             if attempt.format is not None or any(tool.strict for tool in job.wants.offers.tools):
                 self._checks.expect()  # the process that checks starts while the model thinks
             ready = await self._backend.prepare(job)
@@ -236,9 +236,12 @@ class Executor:
                 ready = await self._backend.prepare(replace(job, parent=parent, session=session, adopt=False))
                 assert not isinstance(ready, Adoptable)
             exchange = attempt.exchange = ready
+            tokens = job.wants.parameters.max_tokens if "max_tokens" in ready.unmet else None
+            attempt.cutter = Cutter(job.wants.stop, tokens)
             attempt.evidence = live.evidence = attempt.evidence.plus(exchange.evidence)
             live.at("session_ready")
-
+            unmet = tuple(name for name in exchange.unmet if name != "max_tokens")
+            attempt.evidence = live.evidence = replace(attempt.evidence, unmet=unmet)
             now = time.time()
             entry: JSON = {
                 "n": attempt.number,
@@ -302,7 +305,7 @@ class Executor:
             session=standing.session,
             turn=turn,
             frame_uuid=attempt.frame_uuid,
-            model=turn.model if turn.model != "default" else profile.model or self.settings.default_model,
+            model=self.settings.model_for(turn.model, profile),
             system=system,
             effort=turn.effort,
             profile=profile,
@@ -328,18 +331,18 @@ class Executor:
                     case Completed() | Called():
                         attempt.live.at("result")
                         return event
-                    case BlockStart() | BlockDelta() | BlockStop() if cutter.hit is None:
+                    case BlockStart() | BlockDelta() | BlockStop() if cutter.ended is None:
                         for told in cutter.feed(event):
                             if attempt.format is None:  # else told when it is known to be valid
                                 attempt.start()
                                 attempt.live.publish(told)
-                        if cutter.hit is not None:
+                        if cutter.ended is not None:
                             attempt.output.append(cutter.last)
                             await exchange.interrupt()
-                    case Said() if cutter.hit is None:
+                    case Said() if cutter.ended is None:
                         attempt.output.extend(event.blocks)
                         attempt.answered_by = event.model or attempt.answered_by
-                    case Abandoned() if cutter.hit is None:
+                    case Abandoned() if cutter.ended is None:
                         attempt.abandoned(event.blocks)
                     case ToolActivity():
                         attempt.tools.append(event.entry)
@@ -356,7 +359,8 @@ class Executor:
     async def _commit(self, attempt: Attempt, end: Completed | Called) -> None:
         live, turn, exchange = attempt.live, attempt.live.turn, attempt.exchange
         assert exchange is not None
-        stopped = attempt.cutter.hit is not None
+        cutter = attempt.cutter
+        stopped = cutter.ended is not None
         called = isinstance(end, Called) and not stopped
         calls = frozenset(calls_of(end.calls)) if isinstance(end, Called) and called else frozenset()
         # A message that the provider cut, and that was asked for again, may have left calls that were never made.
@@ -367,7 +371,8 @@ class Executor:
         partial = frozenset(number for number, at in enumerate(made) if at in attempt.partial)
         kept = await exchange.keep(Answered(output, calls, stopped, partial))
         status: Status = "requires_action" if called else "completed"
-        stop_reason = "stop_sequence" if stopped else end.stop_reason if isinstance(end, Completed) else "tool_use"
+        stop_reason = cutter.ended or (end.stop_reason if isinstance(end, Completed) else "tool_use")
+        sequence = cutter.hit or (end.stop_sequence if isinstance(end, Completed) else None)
         before = attempt.parent
         live.at("committed")
         commit = Commit(
@@ -376,7 +381,7 @@ class Executor:
             status=status,
             output=output,
             stop_reason=stop_reason,
-            stop_sequence=attempt.cutter.hit,
+            stop_sequence=sequence,
             usage=end.usage,
             cost_usd=end.cost_usd if isinstance(end, Completed) else None,
             tools=tuple(attempt.tools),

@@ -114,7 +114,17 @@ def reason(turn: Turn) -> JSON:
     return out
 
 
-_AS_THEY_ARE = ("left_off", "sandbox", "verified", "reloaded", "output_refused", "retries", "cuts", "compacted")
+_AS_THEY_ARE = (
+    "left_off",
+    "sandbox",
+    "verified",
+    "reloaded",
+    "output_refused",
+    "retries",
+    "cuts",
+    "compacted",
+    "unmet",
+)
 
 
 def detail(kept: JSON) -> JSON:
@@ -180,6 +190,9 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         )
     if evidence.reloaded:
         said.append(_reloaded(evidence.reloaded))
+    if evidence.unmet:
+        names = ", ".join(evidence.unmet)
+        said.append(f"The model, or this CLI, does not take what the request asked for: {names}.")
     if before_the_last:
         said += _attempts(before_the_last)
     if evidence.retries:

@@ -87,6 +87,7 @@ class Reply:
     content: str | Sequence[Block] | None = None
     usage: Mapping[str, Any] | None = None
     stop_reason: str = "end_turn"
+    stop_sequence: str | None = None
     thinking: str | None = None
 
     def blocks(self, texts: Texts, answer: Answer) -> list[Block]:

@@ -229,7 +229,7 @@ class Upstream:
             "model": seen.body.get("model", "scripted"),
             "content": blocks,
             "stop_reason": reply.stop_reason,
-            "stop_sequence": None,
+            "stop_sequence": reply.stop_sequence,
             "usage": {**self._prompt_usage(seen.body), "output_tokens": output, **(reply.usage or {})},
         }
 

@@ -17,10 +17,13 @@ from starlette.types import Receive, Scope, Send
 
 from .. import logs
 from ..domain.models import JSON, Finished, Started, Turn, TurnEvent
+from ..domain.parameters import Name
 from ..engine.engine import Answer, Engine
 from ..errors import ProxyError
+from . import parameters
 from .base import Writer
 from .common import encoded_agent_id
+from .parameters import Names
 from .sending import as_proxy_error, encoded, send_error
 
 log = logs.get(__name__)
@@ -38,6 +41,10 @@ class Call(Protocol):
     @property
     def ignored(self) -> tuple[str, ...]:
         """Names of what was accepted without effect."""
+
+    @property
+    def parameters(self) -> Names:
+        """What the wire calls the parameters that a turn may run without."""
 
 
 class BackgroundCall(Call, Protocol):
@@ -122,13 +129,17 @@ def named_by(answer: Answer) -> dict[str, str]:
 
 
 class TurnResponse(Response):
-    """An ASGI response that delivers a turn, then acknowledges it. `deliver` is the wire's part."""
+    """An ASGI response that delivers a turn, then acknowledges it. `deliver` is the wire's part.
 
-    def __init__(self, answer: Answer, headers: dict[str, str]) -> None:
+    `call` is None where the client asks for a turn that an earlier request began.
+    """
+
+    def __init__(self, answer: Answer, call: Call | None) -> None:
         super().__init__()
         self._answer = answer
-        # What is known before the turn runs; a session is added when the turn has one.
-        self._head_fields = {**named_by(answer), **headers}
+        self._call = call
+        # What is known before the turn runs; a session, and what it does not honour, are added when the turn has one.
+        self._head_fields = {**named_by(answer), **(ignored_header(call.ignored) if call else {})}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Client(receive, send)
@@ -146,7 +157,9 @@ class TurnResponse(Response):
     async def _deliver(self, client: Client) -> None:
         raise NotImplementedError
 
-    def _in_session(self, session_id: str | None, continuity: str | None) -> None:
+    def _in_session(self, session_id: str | None, continuity: str | None, unmet: Iterable[Name]) -> None:
+        if (call := self._call) is not None:
+            self._head_fields |= ignored_header([*call.ignored, *parameters.told(call.parameters, unmet)])
         if session_id is not None:
             self._head_fields["X-Session-Id"] = session_id
         if continuity is not None:
@@ -156,13 +169,13 @@ class TurnResponse(Response):
 class JsonAnswer(TurnResponse):
     """The whole answer at once. `render` makes the wire's object of the committed turn."""
 
-    def __init__(self, answer: Answer, headers: dict[str, str], render: Callable[[Turn], JSON]) -> None:
-        super().__init__(answer, headers)
+    def __init__(self, answer: Answer, call: Call, render: Callable[[Turn], JSON]) -> None:
+        super().__init__(answer, call)
         self._render = render
 
     async def _deliver(self, client: Client) -> None:
         turn = await self._answer.turn()
-        self._in_session(turn.session_id, turn.continuity)
+        self._in_session(turn.session_id, turn.continuity, turn.evidence.unmet)
         body = json.dumps(self._render(turn), separators=(",", ":")).encode()
         kind = {"Content-Type": "application/json", "Content-Length": str(len(body))}
         await client.write(body, {**kind, **self._head_fields}, last=True)
@@ -176,8 +189,8 @@ class StreamAnswer(TurnResponse):
     longer than `keepalive` seconds; after that, every `keepalive` seconds of silence bring a comment.
     """
 
-    def __init__(self, answer: Answer, headers: dict[str, str], writer: Writer, keepalive: float) -> None:
-        super().__init__(answer, headers)
+    def __init__(self, answer: Answer, call: Call | None, writer: Writer, keepalive: float) -> None:
+        super().__init__(answer, call)
         self._writer = writer
         self._keepalive = keepalive
 
@@ -212,9 +225,9 @@ class StreamAnswer(TurnResponse):
 
     def _said(self, event: TurnEvent) -> Iterable[bytes]:
         if isinstance(event, Started):
-            self._in_session(event.session_id, event.continuity)
+            self._in_session(event.session_id, event.continuity, event.unmet)
         if isinstance(event, Finished):
-            self._in_session(event.turn.session_id, event.turn.continuity)
+            self._in_session(event.turn.session_id, event.turn.continuity, event.turn.evidence.unmet)
         return self._writer.feed(event)
 
     def _head(self) -> dict[str, str]:
@@ -247,10 +260,9 @@ def reply(
     answer: Answer, call: Call, keepalive: float, render: Callable[[Turn], JSON], writer: Callable[[], Writer]
 ) -> Response:
     """The answer as the call wants it: the whole that `render` makes of its turn, or the stream of a `writer`."""
-    headers = ignored_header(call.ignored)
     if not call.stream:
-        return JsonAnswer(answer, headers, render)
-    return StreamAnswer(answer, headers, writer(), keepalive)
+        return JsonAnswer(answer, call, render)
+    return StreamAnswer(answer, call, writer(), keepalive)
 
 
 def kept_reply(

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..domain import limits
-from ..domain.models import Block, Message
+from ..domain.models import Block, Message, Tool
+from ..domain.reminders import reminder
 from ..errors import InvalidRequest
 from .common import required, wrong_type
 
@@ -81,6 +82,27 @@ def telling(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     return tuple(block for block in blocks if block["type"] != "text" or block["text"].strip()) or blocks
 
 
+class Instructions:
+    """The system and developer messages of one body: those before the conversation are its system prompt, a later one
+    stays where it is (`reminders`)."""
+
+    def __init__(self) -> None:
+        self.system: list[str] = []
+
+    def place(self, text: str, where: str, conversation: list[tuple[str, Message]]) -> None:
+        if not text.strip():
+            return
+        if conversation:
+            conversation.append((where, reminder(text)))
+        else:
+            self.system.append(text)
+
+    def alone(self, where: str, conversation: list[tuple[str, Message]]) -> None:
+        """Nothing else was said: the last of them is what is asked."""
+        if not conversation and self.system:
+            conversation.append((where, reminder(self.system.pop())))
+
+
 def checked_conversation(conversation: Sequence[tuple[str, Message]]) -> tuple[Message, ...]:
     """The messages, each with its place in the body, where the last one asks something. Raises `InvalidRequest`."""
     if not conversation:
@@ -90,7 +112,29 @@ def checked_conversation(conversation: Sequence[tuple[str, Message]]) -> tuple[M
         raise InvalidRequest("the last message must be the user's or a tool's", param=f"{where}.role")
     if not any(block["type"] != "text" or block["text"].strip() for block in last.content):
         raise InvalidRequest(f"{where}.content is empty: send a text or an image", param=f"{where}.content")
-    return tuple(message for _, message in conversation)
+    return _each_result_once(message for _, message in conversation)
+
+
+def _each_result_once(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """A program that resumes may send the results of its last calls again: equal ones count once."""
+    out: list[Message] = []
+    told: dict[str, Block] = {}  # since the last message of the model's
+    for message in messages:
+        if message.role == "assistant":
+            told = {}
+        kept: list[Block] = []
+        for block in message.content:
+            if block["type"] == "tool_result":
+                call = str(block["tool_use_id"])
+                if told.get(call) == block:
+                    continue
+                told.setdefault(call, block)
+            kept.append(block)
+        if len(kept) == len(message.content):
+            out.append(message)
+        elif kept:
+            out.append(Message(message.role, tuple(kept)))
+    return tuple(out)
 
 
 def stop_texts(given: object, where: str) -> tuple[str, ...]:
@@ -154,9 +198,10 @@ def effort_of_budget(tokens: int) -> str:
     return "medium" if tokens < MEDIUM_BUDGET else "high"
 
 
-def estimated_tokens(system: str | None, messages: Iterable[Message]) -> int:
+def estimated_tokens(system: str | None, messages: Iterable[Message], tools: Iterable[Tool] = ()) -> int:
     """About how many tokens these are; no count, as only the provider can count."""
     tokens = _tokens(system) if system else 0.0
+    tokens += sum(_tokens(json.dumps(tool.as_json(), ensure_ascii=False)) for tool in tools)
     for message in messages:
         tokens += TOKENS_PER_MESSAGE
         for block in message.content:

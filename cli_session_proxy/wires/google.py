@@ -77,3 +77,29 @@ def json_schema(schema: Part) -> dict[str, Any]:
     if schema.get("nullable") and "type" in out:
         out["type"] = [out["type"], "null"]
     return out
+
+
+# The types of Google's Schema, which its clients write in a JSON Schema too.
+_CAPITALS = frozenset({"STRING", "NUMBER", "INTEGER", "BOOLEAN", "ARRAY", "OBJECT", "NULL"})
+# In these a JSON Schema holds values, not schemas.
+_VALUES = frozenset({"enum", "const", "default", "examples", "required"})
+
+
+def lowered(schema: Part) -> dict[str, Any]:
+    """A JSON Schema with the names of its types in small letters, as they are defined."""
+
+    def small(value: Any) -> Any:
+        return value.lower() if isinstance(value, str) and value in _CAPITALS else value
+
+    def within(value: Any) -> Any:
+        if isinstance(value, dict):
+            return lowered(value)
+        return [within(one) for one in value] if isinstance(value, list) else value
+
+    out: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name == "type" and isinstance(value, str | list):
+            out[name] = [small(one) for one in value] if isinstance(value, list) else small(value)
+        else:
+            out[name] = value if name in _VALUES else within(value)
+    return out

@@ -57,7 +57,7 @@ class KeptTurns:
         turn = await self.turn(owner, given)
         answer = None if turn.status in FINISHED else self._engine.follow(turn.id)
         if answer is not None:
-            return StreamAnswer(answer, {}, writer(answer.accepted), keepalive)
+            return StreamAnswer(answer, None, writer(answer.accepted), keepalive)
         turn = await self.turn(owner, given)  # it may have ended in between
         if turn.status not in FINISHED:
             raise SessionBusy("another proxy on this store runs this turn: ask again without stream")

@@ -16,9 +16,9 @@ from .base import ErrorShape
 from .common import optional, required, wrong_type
 from .schemas import TEXT, TEXT_OR_NULL, error_schema
 
-# OpenAI's efforts → the CLI's (`--effort`, --help of 2.1.329: low, medium, high, xhigh, max).
-EFFORTS = {
-    "none": "low", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "max",
+# OpenAI's efforts → the CLI's (`--effort`, --help of 2.1.329: low, medium, high, xhigh, max). `none`: no thinking.
+EFFORTS: Mapping[str, str | None] = {
+    "none": None, "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "max",
 }  # fmt: skip
 
 _ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
@@ -43,10 +43,10 @@ OPENAI = ErrorShape(
 def read_tools(body: Mapping[str, Any]) -> tuple[Tool, ...]:
     """The tools of a body. Raises `InvalidRequest`, which names the field."""
     tools = optional(body, "tools", list, "a list") or []
-    return checked([_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools)])
+    return checked([read_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools)])
 
 
-def _tool(tool: object, where: str) -> Tool:
+def read_tool(tool: object, where: str) -> Tool:
     fields, here = _function(tool, where)
     schema = optional(fields, "parameters", dict, "a JSON Schema", where=here)
     return Tool(

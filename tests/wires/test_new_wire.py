@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from cli_session_proxy.wires.answers import reply
 from cli_session_proxy.wires.base import ANY, Claim, ErrorShape, Table, Wire
 from cli_session_proxy.wires.bodies import read_call
 from cli_session_proxy.wires.common import Naming, answer_text, fingerprint, required
+from cli_session_proxy.wires.parameters import Names
 from cli_session_proxy.wires.registry import WIRES
 from cli_session_proxy.wires.schemas import TEXT, body
 
@@ -38,6 +39,7 @@ class ToyCall:
     request: TurnRequest
     stream: bool
     ignored: tuple[str, ...] = ()
+    parameters: Names = field(default_factory=dict)
 
 
 def read(given: JSON, naming: Naming) -> ToyCall:

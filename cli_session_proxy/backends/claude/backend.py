@@ -13,7 +13,8 @@ from ...domain.evidence import Evidence
 from ...domain.identifiers import is_model
 from ...domain.lineage import Past
 from ...domain.models import JSON, Agent, BlockDelta, BlockStart, BlockStop, Continuity, Link, Record, Turn
-from ...errors import ClaudeUnavailable
+from ...domain.parameters import Name
+from ...errors import ClaudeUnavailable, ContextTooLong, ProxyError
 from ...sandbox import Sandboxes
 from ...settings import Settings
 from ...stores.base import Standing, Store
@@ -52,6 +53,7 @@ class ClaudeBackend:
         self.pool = Pool(settings, ahead=sandboxes.ahead, born=born, reaped=reaped, started=started)
         self.sessions = Sessions(settings, store, self.pool, sandboxes)
         self._restarts = Restarts()
+        self._full: set[str] = set()  # turns whose path fills the context: the CLI has to compact, without parameters
         self._verifier = Verifier(settings, store)
         self._watcher = Watcher(settings, sandboxes, self.sessions)
 
@@ -59,7 +61,16 @@ class ClaudeBackend:
 
     async def prepare(self, job: Job) -> Exchange | Adoptable:
         self._restarts.check(job.agent.key)
-        plan = Plan(job.model, job.system, job.effort, job.profile, job.prompt, wants=job.wants, answers=job.answers)
+        plan = Plan(
+            job.model,
+            job.system,
+            job.effort,
+            job.profile,
+            job.prompt,
+            wants=job.wants,
+            answers=job.answers,
+            plain=job.turn.id in self._full,
+        )
         standing = Standing(job.agent, job.parent, job.session)
         try:
             ready = await self.sessions.ready(standing, plan, job.turn.id, job.frame_uuid, adopt=job.adopt)
@@ -133,6 +144,8 @@ class _Exchange:
         self._answered: str | None = None  # the session id that the CLI answered under
         self._total: float | None = None  # what the CLI says that the session has cost
         self._interrupted = False
+        self._truncated: events.Truncated | None = None
+        self._plain = job.turn.id in backend._full
 
     @property
     def session_id(self) -> str:
@@ -150,6 +163,10 @@ class _Exchange:
     def evidence(self) -> Evidence:
         return self._ready.evidence
 
+    @property
+    def unmet(self) -> Sequence[Name]:
+        return self._ready.unmet
+
     async def say(self) -> AsyncGenerator[Event, None]:
         job, process = self._job, self._ready.process
         judge = Judge(job.wants.offers, job.wants.choice, job.check)
@@ -161,6 +178,9 @@ class _Exchange:
         try:
             async with aclosing(heard):
                 async for event in heard:
+                    if self._truncated is not None and not isinstance(event, events.Called | events.Result):
+                        yield base.Activity(type(event).__name__)  # the CLI goes on by itself until it is interrupted
+                        continue
                     match event:
                         case BlockStart() | BlockDelta() | BlockStop():
                             yield event
@@ -178,12 +198,18 @@ class _Exchange:
                             yield base.Retried(event.detail)
                         case events.Compacted():
                             yield base.Compacted(event.detail)
+                        case events.Truncated():
+                            self._truncated = event
+                            await self.interrupt()
+                        case events.Called() if self._truncated is not None:
+                            yield base.Completed("max_tokens", self._truncated.usage)
+                            return
                         case events.Called():
                             yield base.Called(event.calls, event.usage)
                             return
                         case events.Result():
                             if event.is_error and not self._interrupted:
-                                raise failures.error_for(event, retries=retries, model=job.model)
+                                raise self._error(failures.error_for(event, retries=retries, model=job.model))
                             yield self._completed(event)
                             return
                         case _:
@@ -193,13 +219,23 @@ class _Exchange:
         ended = events.ProcessDied("the CLI ended the turn without a result", returncode=None, stderr="")
         raise self._backend._lost(job.agent, ended)
 
+    def _error(self, error: ProxyError) -> Exception:
+        """A full context is no error where the CLI may compact it, in another attempt: it was told not to here."""
+        backend, turn_id = self._backend, self._job.turn.id
+        if not isinstance(error, ContextTooLong) or not self._ready.process.forbidden_to_compact:
+            return error
+        backend._full.add(turn_id)
+        return Lost("the context is full, and the CLI may compact it", error)
+
     def _completed(self, result: events.Result) -> base.Completed:
         """With this turn's share of the CLI's running total, which starts anew where the CLI did not restore it."""
         self._answered, self._total = result.session_id or self._answered, result.cost_total_usd
         before, cost = self._ready.spent, result.cost_total_usd
         if cost is not None and cost >= before:
             cost -= before
-        return base.Completed(result.stop_reason, result.usage, cost)
+        if self._truncated is not None:
+            return base.Completed("max_tokens", self._truncated.usage, cost)
+        return base.Completed(result.stop_reason, result.usage, cost, result.stop_sequence)
 
     async def interrupt(self) -> None:
         self._interrupted = True
@@ -213,7 +249,7 @@ class _Exchange:
             self.session_id,
             self._total,
             answered.calls,
-            answered.stopped,
+            answered.stopped or self._truncated is not None,
             answered.partial,
         )
         try:
@@ -224,10 +260,13 @@ class _Exchange:
         return Kept(captured.records, captured.session, captured.links, captured.source)
 
     async def release(self) -> None:
+        self._backend._full.discard(self._job.turn.id)
         try:
             await self._backend.pool.checkin(self._ready.process)
         except ClaudeUnavailable as exc:  # it cannot be killed; the turn is committed all the same
             log.warning("process_left", pid=self._ready.process.pid, error=exc.message)
 
     async def discard(self, *, owned: bool) -> None:
+        if self._plain:
+            self._backend._full.discard(self._job.turn.id)
         await self._backend.sessions.spoil(self._ready, self._answered, owned=owned)

@@ -12,13 +12,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...domain.lineage import TextJoin
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, Finished, Turn, TurnEvent, TurnRequest, Usage
+from ...domain.parameters import Parameters
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, ProxyError
+from .. import parameters
 from ..base import EventStream
 from ..blocks import stop_texts
 from ..common import (
@@ -33,6 +35,7 @@ from ..common import (
     wrong_type,
 )
 from ..openai import EFFORTS, openai_error, read_choice, read_tools
+from ..parameters import Names
 from . import messages as chat_messages
 
 ID_PREFIX = "chatcmpl-"
@@ -40,17 +43,20 @@ WIRE = "chat"
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
 IGNORED = (
-    "temperature", "top_p", "top_k", "seed", "max_tokens", "max_completion_tokens", "frequency_penalty",
-    "presence_penalty", "logit_bias", "service_tier", "verbosity", "prediction", "web_search_options",
-    "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+    "seed", "frequency_penalty", "presence_penalty", "logit_bias", "service_tier", "verbosity", "prediction",
+    "web_search_options", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
 )  # fmt: skip
+
+PARAMETERS: Names = {
+    "max_tokens": "max_completion_tokens", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k",
+    "thinking": "reasoning_effort", "tool_choice": "tool_choice",
+}  # fmt: skip
+# OpenAI's older name; a body that has both means the newer one.
+OLDER: Names = {**PARAMETERS, "max_tokens": "max_tokens"}
 
 TEXT: JSON = {"type": "text"}
 
-_NUMBERS = (
-    "temperature", "top_p", "top_k", "seed", "max_tokens", "max_completion_tokens", "frequency_penalty",
-    "presence_penalty",
-)  # fmt: skip
+_NUMBERS = ("seed", "max_tokens", "frequency_penalty", "presence_penalty")
 
 _FINISH_REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "content_filter"}
 
@@ -63,6 +69,7 @@ class ChatCall:
     stream: bool
     include_usage: bool
     ignored: tuple[str, ...]
+    parameters: Names = field(default_factory=lambda: PARAMETERS)
 
 
 def read(body: JSON, naming: Naming) -> ChatCall:
@@ -84,6 +91,7 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         tools=tools,
         tool_choice=read_choice(body, tools),
         stop=_stop(body),
+        parameters=_parameters(body),
         format=read_format(optional(body, "response_format", dict, "an object") or TEXT, "response_format"),
         fresh=naming.fresh,
         continues=_continues(body),
@@ -106,6 +114,12 @@ def _effort(body: Mapping[str, Any]) -> str | None:
     if effort is not None and effort not in EFFORTS:
         raise InvalidRequest(f"reasoning_effort must be one of {', '.join(EFFORTS)}", param="reasoning_effort")
     return None if effort is None else EFFORTS[effort]
+
+
+def _parameters(body: Mapping[str, Any]) -> Parameters:
+    effort = body.get("reasoning_effort")
+    names = OLDER if body.get("max_completion_tokens") is None else PARAMETERS
+    return parameters.read(body, names, thinking=None if effort is None else effort != "none")
 
 
 def _continues(body: Mapping[str, Any]) -> str | None:

@@ -7,19 +7,28 @@ from collections.abc import Callable, Mapping
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import Part, Reader, checked_arguments, checked_conversation, image_block, typed_blocks
+from ..blocks import (
+    Instructions,
+    Part,
+    Reader,
+    checked_arguments,
+    checked_conversation,
+    image_block,
+    typed_blocks,
+)
 from ..common import optional, required, wrong_type
 
 
 def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
-    """(system, conversation). System and developer messages count wherever they stand, joined in order.
+    """(system, conversation). System and developer messages in front are the system prompt, joined in order; later
+    ones stay where they are.
 
     Messages of one role in a row stay apart, as they came. An empty assistant message stays, without blocks.
     """
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list with at least one message", param="messages")
     limits.at_most(messages, limits.MESSAGES, "messages")
-    system: list[str] = []
+    instructions = Instructions()
     conversation: list[tuple[str, Message]] = []
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
@@ -27,16 +36,18 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
             raise wrong_type(where, "an object")
         role = required(message, "role", str, "a string", where=f"{where}.")
         if role in ("system", "developer"):
-            system.append("".join(block["text"] for block in _blocks(message, where, {"text": _text})))
+            said = "".join(block["text"] for block in _blocks(message, where, {"text": _text}))
+            instructions.place(said, where, conversation)
         elif role in _READERS:
             conversation.append((where, _READERS[role](message, where)))
         else:
             raise InvalidRequest(
                 f"{where}.role must be system, developer, user, assistant or tool", param=f"{where}.role"
             )
+    instructions.alone("messages", conversation)
     messages = checked_conversation(conversation)
     checked_arguments(messages, "messages")
-    return "\n\n".join(text for text in system if text.strip()) or None, messages
+    return "\n\n".join(instructions.system) or None, messages
 
 
 def _user(message: Part, where: str) -> Message:

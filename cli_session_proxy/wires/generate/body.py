@@ -7,17 +7,19 @@ POST /{v1|v1beta}/models/{m}:countTokens                              ─ count(
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...domain.lineage import TextJoin
 from ...domain.models import JSON, BlockDelta, BlockStart, Finished, Turn, TurnEvent, TurnRequest
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
+from .. import parameters
 from ..base import EventStream
 from ..blocks import effort_of_budget, estimated_tokens, stop_texts
 from ..common import Fields, Naming, answer_text, fingerprint, sse, wrong_type
-from ..google import checked_model, either, json_schema
+from ..google import checked_model, either, json_schema, lowered
+from ..parameters import Names
 from . import content as generate_content
 from .errors import google_error
 from .tools import read_choice, read_tools
@@ -28,14 +30,17 @@ WIRE = "generate"
 EFFORTS = {"MINIMAL": "low", "LOW": "low", "MEDIUM": "medium", "HIGH": "high", "XHIGH": "xhigh"}
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
-IGNORED = (
-    "temperature", "topP", "topK", "maxOutputTokens", "seed", "presencePenalty", "frequencyPenalty",
-    "mediaResolution",
-)  # fmt: skip
+IGNORED = ("seed", "presencePenalty", "frequencyPenalty", "mediaResolution")
 IGNORED_OUTSIDE = ("safetySettings", "serviceTier")
 
-_NUMBERS = ("temperature", "topP", "topK", "maxOutputTokens", "seed", "presencePenalty", "frequencyPenalty")
+_NUMBERS = ("seed", "presencePenalty", "frequencyPenalty")
 _CONFIG = "generationConfig"
+ENUM = "text/x.enum"
+PARAMETERS: Names = {
+    "max_tokens": "generationConfig.maxOutputTokens", "temperature": "generationConfig.temperature",
+    "top_p": "generationConfig.topP", "top_k": "generationConfig.topK",
+    "thinking": "generationConfig.thinkingConfig", "tool_choice": "toolConfig.functionCallingConfig",
+}  # fmt: skip
 _FINISH_REASONS = {"max_tokens": "MAX_TOKENS", "model_context_window_exceeded": "MAX_TOKENS", "refusal": "SAFETY"}
 
 
@@ -47,6 +52,7 @@ class GenerateCall:
     stream: bool
     thoughts: bool
     ignored: tuple[str, ...]
+    parameters: Names = field(default_factory=lambda: PARAMETERS)
 
 
 def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> GenerateCall:
@@ -58,7 +64,7 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
     agent_id = naming.agent_id(body)
     system, messages = generate_content.read(body)
     thinking = either(config, "thinkingConfig", dict, "an object", where=f"{_CONFIG}.") or {}
-    tools = read_tools(body)
+    tools, hosted = read_tools(body)
     request = TurnRequest(
         model=checked_model(model),
         messages=messages,
@@ -71,13 +77,16 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
         tools=tools,
         tool_choice=read_choice(body, tools),
         stop=stop_texts(either(config, "stopSequences") or [], f"{_CONFIG}.stopSequences"),
+        parameters=parameters.read(config, PARAMETERS, thinking=_thinks(thinking), get=either),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,
         wire=WIRE,
         request_id=naming.request_id,
     )
-    ignored = [f"{_CONFIG}.{name}" for name in IGNORED if either(config, name) is not None]
+    ignored = [*hosted, *(f"{_CONFIG}.{name}" for name in IGNORED if either(config, name) is not None)]
+    if either(config, "responseMimeType") == ENUM:
+        ignored.append(f"{_CONFIG}.responseMimeType")
     return GenerateCall(
         request=request,
         stream=stream,
@@ -107,17 +116,28 @@ def _effort(thinking: Mapping[str, Any]) -> str | None:
             )
         return EFFORTS[level.upper()]
     budget = either(thinking, "thinkingBudget", int, "a whole number", where="thinkingConfig.")
-    # -1 lets the model decide, which is what no effort means.
-    return None if budget is None or budget < 0 else effort_of_budget(budget)
+    # -1 lets the model decide, which is what no effort means; 0 turns thinking off.
+    return None if budget is None or budget <= 0 else effort_of_budget(budget)
+
+
+def _thinks(thinking: Mapping[str, Any]) -> bool | None:
+    """A budget of 0 turns it off; -1 lets the model decide."""
+    budget = either(thinking, "thinkingBudget")
+    if either(thinking, "thinkingLevel") is not None:
+        return True
+    return None if budget is None or budget < 0 else budget > 0
 
 
 def _format(config: Mapping[str, Any]) -> JSON | None:
     mime = either(config, "responseMimeType", str, "a string", where=f"{_CONFIG}.") or "text/plain"
+    if mime == ENUM:  # a word of the schema's, bare: nothing here can hold a text against it
+        return None
     if mime not in ("text/plain", "application/json"):
         raise InvalidRequest(
             "responseMimeType must be text/plain or application/json", param=f"{_CONFIG}.responseMimeType"
         )
     if (schema := either(config, "responseJsonSchema")) is not None:
+        schema = lowered(schema) if isinstance(schema, dict) else schema
         return {"schema": checked_schema(schema, f"{_CONFIG}.responseJsonSchema")}
     if (schema := either(config, "responseSchema", dict, "an object", where=f"{_CONFIG}.")) is not None:
         return {"schema": checked_schema(json_schema(schema), f"{_CONFIG}.responseSchema")}
@@ -163,10 +183,13 @@ def answer(turn: Turn, *, thoughts: bool) -> JSON:
 def usage(turn: Turn) -> JSON:
     """Google's usage: the prompt is all that the model read, thoughts are counted apart."""
     used = turn.usage
+    said = max(0, used.output_tokens - used.thinking_tokens)
     return {
         "promptTokenCount": used.prompt_tokens,
         "cachedContentTokenCount": used.cache_read_tokens,
-        "candidatesTokenCount": max(0, used.output_tokens - used.thinking_tokens),
+        "candidatesTokenCount": said,
+        "promptTokensDetails": [{"modality": "TEXT", "tokenCount": used.prompt_tokens}],
+        "candidatesTokensDetails": [{"modality": "TEXT", "tokenCount": said}],
         "thoughtsTokenCount": used.thinking_tokens,
         "totalTokenCount": used.prompt_tokens + used.output_tokens,
     }
@@ -219,6 +242,7 @@ class Writer(EventStream):
         self._thoughts = thoughts
         self._join = TextJoin()
         self._sent: list[str] = []
+        self._held = ""
 
     def feed(self, event: TurnEvent) -> list[bytes]:
         """What this event adds to the stream; nothing for events that the wire has no words for."""
@@ -236,7 +260,8 @@ class Writer(EventStream):
 
     def error(self, error: ProxyError) -> list[bytes]:
         """What ends a stream that has begun and failed: Google's client raises on a chunk that starts so."""
-        return [sse(google_error(error, self._request_id))]
+        held = [self._chunk([{"text": self._held}])] if self._held else []
+        return [*held, sse(google_error(error, self._request_id))]
 
     def _piece(self, kind: str, text: object) -> list[bytes]:
         if not isinstance(text, str) or not text:
@@ -246,12 +271,14 @@ class Writer(EventStream):
         if kind != "text" or not (said := self._join.feed(text)):
             return []
         self._sent.append(said)
-        return [self._chunk([{"text": said}])]
+        # The last letter comes with the end: Google's own streams have no empty part there.
+        ready, self._held = self._held + said[:-1], said[-1]
+        return [self._chunk([{"text": ready}])] if ready else []
 
     def _end(self, turn: Turn) -> list[bytes]:
         # What was committed but never came as a delta: held back by the join, or a CLI without partial messages.
         whole, sent = answer_text(turn.output), "".join(self._sent)
-        rest = whole.removeprefix(sent) if whole.startswith(sent) else ""
+        rest = self._held + (whole.removeprefix(sent) if whole.startswith(sent) else "")
         parts = [{"text": rest}] if rest else []
         # Chats of google-genai take no answer without a part for a good one.
         return [sse(_response(self._turn_id, turn.model, [*parts, *_calls(turn)] or [{"text": ""}], turn))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,22 +10,27 @@ from ...domain.client_tools import checked
 from ...domain.models import JSON, Tool, ToolChoice
 from ...errors import InvalidRequest
 from ..common import optional, required, wrong_type
-from ..google import checked_mode, either, json_schema
+from ..google import checked_mode, either, json_schema, lowered
+
+_HOSTED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 
-def read_tools(body: Mapping[str, Any]) -> tuple[Tool, ...]:
-    """Raises `InvalidRequest`, also for tools that Google itself would run."""
+def read_tools(body: Mapping[str, Any]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
+    """The client's own tools, and the names of those that Google would run: not offered. Raises `InvalidRequest`."""
     tools = either(body, "tools", list, "a list") or []
     found: list[Tool] = []
+    hosted: list[str] = []
     for at, tool in enumerate(tools):
         where = f"tools[{at}]"
         if not isinstance(tool, dict):
             raise wrong_type(where, "an object")
         declared = either(tool, "functionDeclarations", list, "a list", where=f"{where}.")
-        if declared is None:
-            raise InvalidRequest(f"{where}: only functionDeclarations are offered here", param=where)
-        found += [_declared(one, f"{where}.functionDeclarations[{n}]") for n, one in enumerate(declared)]
-    return checked(found)
+        found += [_declared(one, f"{where}.functionDeclarations[{n}]") for n, one in enumerate(declared or [])]
+        others = [name for name in tool if name not in ("functionDeclarations", "function_declarations")]
+        if declared is None and not others:
+            raise InvalidRequest(f"{where}: send functionDeclarations", param=where)
+        hosted += [f"tools.{name}" if _HOSTED.fullmatch(name) else where for name in others]
+    return checked(found), tuple(dict.fromkeys(hosted))
 
 
 def _declared(one: object, where: str) -> Tool:
@@ -34,6 +40,8 @@ def _declared(one: object, where: str) -> Tool:
     if schema is None:
         older = either(one, "parameters", dict, "a schema", where=f"{where}.")
         schema = json_schema(older) if older else {"type": "object", "properties": {}}
+    else:
+        schema = lowered(schema)
     return Tool(
         name=required(one, "name", str, "a string", where=f"{where}."),
         description=optional(one, "description", str, "a string", where=f"{where}.") or "",

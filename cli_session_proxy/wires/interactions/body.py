@@ -9,7 +9,7 @@ keep by itself (`store`, `background`, which thoughts to show) is the turn's `ca
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,11 +17,12 @@ from ... import redact
 from ...domain.models import JSON, Status, Turn, TurnRequest, Usage
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest
-from .. import common
+from .. import common, parameters
 from ..blocks import stop_texts
 from ..common import Fields, Naming, fingerprint, optional, required, wrong_type
 from ..google import checked_model
 from ..openai import read_tools
+from ..parameters import Names
 from . import steps as interactions_steps
 from .tools import read_choice
 
@@ -31,10 +32,15 @@ WIRE = "interactions"
 EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh"}
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
-IGNORED = ("temperature", "top_p", "seed", "max_output_tokens")
+IGNORED = ("seed",)
 IGNORED_OUTSIDE = ("safety_settings", "service_tier", "labels", "webhook_config")
 
-_NUMBERS = ("temperature", "top_p", "seed", "max_output_tokens")
+PARAMETERS: Names = {
+    "max_tokens": "generation_config.max_output_tokens", "temperature": "generation_config.temperature",
+    "top_p": "generation_config.top_p", "thinking": "generation_config.thinking_level",
+    "tool_choice": "generation_config.tool_choice",
+}  # fmt: skip
+_NUMBERS = ("seed",)
 _FLAGS = ("stream", "background", "store")
 _TEXTS = ("system_instruction", "previous_interaction_id", "response_mime_type")
 _STATUSES: dict[Status, str] = {
@@ -52,6 +58,7 @@ class InteractionCall:
     stream: bool
     background: bool
     ignored: tuple[str, ...]
+    parameters: Names = field(default_factory=lambda: PARAMETERS)
 
 
 def read(body: JSON, naming: Naming) -> InteractionCall:
@@ -78,6 +85,7 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
         tools=tools,
         tool_choice=read_choice(config, tools),
         stop=stop_texts(config.get("stop_sequences") or [], "generation_config.stop_sequences"),
+        parameters=parameters.read(config, PARAMETERS, thinking=True if config.get("thinking_level") else None),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,

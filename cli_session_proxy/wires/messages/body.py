@@ -10,16 +10,18 @@ that continues a thread gets the error on which Anthropic's own client sends the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Turn, TurnEvent, TurnRequest
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, NotFound, ProxyError
+from .. import parameters
 from ..base import EventStream
 from ..blocks import effort_of_budget, estimated_tokens, opened, stop_texts
-from ..common import Fields, Naming, fingerprint, model_name, optional, required, sse_event, wrong_type
+from ..common import MODEL_PREFIXES, Fields, Naming, fingerprint, model_name, optional, required, sse_event, wrong_type
+from ..parameters import Names
 from . import content as messages_content
 from .errors import anthropic_error
 from .tools import read_choice, read_tools
@@ -30,12 +32,12 @@ WIRE = "messages"
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
-IGNORED = (
-    "max_tokens", "temperature", "top_k", "top_p", "service_tier", "inference_geo",
-    "container", "context_management", "speed", "diagnostics",
-)  # fmt: skip
+IGNORED = ("service_tier", "inference_geo", "container", "context_management", "speed", "diagnostics")
 
-_NUMBERS = ("temperature", "top_k", "top_p")
+PARAMETERS: Names = {
+    "max_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k",
+    "thinking": "thinking", "tool_choice": "tool_choice",
+}  # fmt: skip
 _STOP_REASONS = ("end_turn", "max_tokens", "stop_sequence", "pause_turn", "refusal", "model_context_window_exceeded")
 # What the model says to the client; its calls of the CLI's own tools are not the client's business.
 _SPOKEN = ("text", "thinking", "redacted_thinking")
@@ -48,6 +50,7 @@ class MessagesCall:
     request: TurnRequest
     stream: bool
     ignored: tuple[str, ...]
+    parameters: Names = field(default_factory=lambda: PARAMETERS)
 
 
 def read(body: JSON, naming: Naming) -> MessagesCall:
@@ -57,7 +60,7 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
     _refuse_what_would_lie(body)
     agent_id = naming.agent_id(body)
     system, messages = messages_content.read(body)
-    tools = read_tools(body)
+    tools, hosted = read_tools(body)
     request = TurnRequest(
         model=model_name(body.get("model")),
         messages=messages,
@@ -70,6 +73,7 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
         tools=tools,
         tool_choice=read_choice(body, tools),
         stop=stop_texts(body.get("stop_sequences") or [], "stop_sequences"),
+        parameters=parameters.read(body, PARAMETERS, thinking=_thinking(body)),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,
@@ -79,15 +83,15 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
     return MessagesCall(
         request=request,
         stream=bool(optional(body, "stream", bool, "true or false")),
-        ignored=(*(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
+        ignored=(*hosted, *(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
     )
 
 
 def count(body: JSON, naming: Naming) -> JSON:  # noqa: ARG001 - every `read` of a body takes both
     """The answer of count_tokens: an estimate of what was sent (`blocks.estimated_tokens`)."""
-    read_tools(body)
+    tools, _ = read_tools(body)
     model_name(body.get("model"))
-    return {"input_tokens": estimated_tokens(*messages_content.read(body, answered=False))}
+    return {"input_tokens": estimated_tokens(*messages_content.read(body, answered=False), tools)}
 
 
 def _format(body: Mapping[str, Any]) -> JSON | None:
@@ -111,19 +115,18 @@ def _effort(body: Mapping[str, Any]) -> str | None:
             )
         return effort
     thinking = optional(body, "thinking", dict, "an object") or {}
-    kind = optional(thinking, "type", str, "a string", where="thinking.")
-    if kind == "disabled":
-        return "low"
     budget = optional(thinking, "budget_tokens", int, "a whole number", where="thinking.")
     return None if budget is None else effort_of_budget(budget)
 
 
+def _thinking(body: Mapping[str, Any]) -> bool | None:
+    kind = optional(body.get("thinking") or {}, "type", str, "a string", where="thinking.")
+    asked = kind is not None or (body.get("output_config") or {}).get("effort") is not None
+    return kind not in ("disabled", "between_tools") if asked else None
+
+
 def _check_types(body: Mapping[str, Any]) -> None:
     required(body, "max_tokens", int, "a whole number")
-    for name in _NUMBERS:
-        value = body.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise wrong_type(name, "a number")
     optional(body, "metadata", dict, "an object")
 
 
@@ -175,8 +178,12 @@ def usage(turn: Turn) -> JSON:
         "cache_read_input_tokens": used.cache_read_tokens,
         "output_tokens": used.output_tokens,
         "output_tokens_details": {"thinking_tokens": used.thinking_tokens},
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": used.cache_write_tokens, "ephemeral_1h_input_tokens": 0,
+        },
+        "service_tier": "standard",
         "server_tool_use": None,
-    }
+    }  # fmt: skip
 
 
 def model_info(name: str, since: int) -> JSON:
@@ -189,6 +196,8 @@ def model_info(name: str, since: int) -> JSON:
 
 
 def model_list(models: list[JSON]) -> JSON:
+    """Claude Code keeps only ids that hold `claude` or `anthropic`: each model is listed under such a one too."""
+    models = [*models, *({**model, "id": f"{MODEL_PREFIXES[0]}{model['id']}"} for model in models)]
     return {"data": models, "has_more": False, "first_id": models[0]["id"], "last_id": models[-1]["id"]}
 
 

@@ -10,16 +10,30 @@ from collections.abc import Mapping
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import Part, Reader, base64_image, checked_conversation, is_web_address, telling, typed_blocks
+from ..blocks import (
+    Instructions,
+    Part,
+    Reader,
+    base64_image,
+    checked_conversation,
+    is_web_address,
+    telling,
+    typed_blocks,
+)
 from ..common import optional, required, wrong_type
+
+# How Claude Code begins its system prompt, in a block of its own. Joined with the next one it would make the CLI below
+# take the whole prompt for that header, and send it without a mark for the cache.
+BILLING = "x-anthropic-billing-header:"
 
 
 def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Message, ...]]:
     """(system, conversation). With `answered`, the last message must ask something. Raises `InvalidRequest`.
 
-    System messages inside `messages` count wherever they stand, after `system`, joined in order.
+    System messages that `messages` begin with follow `system`, joined in order; later ones stay where they are.
     """
-    system = [system_text(body.get("system"))]
+    system = system_text(body.get("system"))
+    instructions = Instructions()
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list with at least one message", param="messages")
@@ -31,14 +45,16 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
             raise wrong_type(where, "an object")
         role = required(message, "role", str, "a string", where=f"{where}.")
         if role == "system":
-            system.append("".join(block["text"] for block in _blocks(message, where, {"text": _text})))
+            text = "".join(block["text"] for block in _blocks(message, where, {"text": _text}))
+            instructions.place(text, where, conversation)
         elif role == "user":
             conversation.append((where, Message("user", telling(_blocks(message, where, _USER)))))
         elif role == "assistant":
             conversation.append((where, Message("assistant", _blocks(message, where, _ASSISTANT))))
         else:
             raise InvalidRequest(f"{where}.role must be user or assistant", param=f"{where}.role")
-    joined = "\n\n".join(text for text in system if text.strip()) or None
+    instructions.alone("messages", conversation)
+    joined = "\n\n".join(text for text in (system, *instructions.system) if text.strip()) or None
     if not answered:
         return joined, tuple(message for _, message in conversation)
     return joined, checked_conversation(conversation)
@@ -49,7 +65,8 @@ def system_text(system: object) -> str:
         return system or ""
     if not isinstance(system, list):
         raise wrong_type("system", "a string or a list of text blocks")
-    return "\n\n".join(block["text"] for block in typed_blocks(system, "system", {"text": _text}))
+    texts = (block["text"] for block in typed_blocks(system, "system", {"text": _text}))
+    return "\n\n".join(text for text in texts if not text.startswith(BILLING))
 
 
 def _blocks(message: Part, where: str, kinds: Mapping[str, Reader]) -> tuple[Block, ...]:
@@ -81,6 +98,38 @@ def _image(block: Part, where: str) -> Block:
     return base64_image(media_type, required(source, "data", str, "a string", where=f"{inner}."), f"{inner}.data")
 
 
+def _document(block: Part, where: str) -> Block:
+    """A PDF, a text, or one at a URL, as the provider takes it."""
+    source = required(block, "source", dict, "an object", where=f"{where}.")
+    inner = f"{where}.source"
+    kind = required(source, "type", str, "a string", where=f"{inner}.")
+    if kind == "url":
+        url = required(source, "url", str, "a string", where=f"{inner}.")
+        if not is_web_address(url):
+            raise InvalidRequest(f"{inner}.url must be an http(s) URL", param=f"{inner}.url")
+        told: Block = {"type": "url", "url": url}
+    elif kind in ("base64", "text"):
+        media_type = required(source, "media_type", str, "a string", where=f"{inner}.")
+        told = {"type": kind, "media_type": media_type}
+        told["data"] = required(source, "data", str, "a string", where=f"{inner}.")
+    else:
+        raise InvalidRequest(
+            f"{inner}.type must be base64, text or url: there are no files here", param=f"{inner}.type"
+        )
+    about = {name: optional(block, name, str, "a string", where=f"{where}.") for name in ("title", "context")}
+    return {"type": "document", "source": told, **{name: text for name, text in about.items() if text}}
+
+
+def _tool_reference(block: Part, where: str) -> Block:
+    """A tool that a search found: all of them are offered here, so its name is enough."""
+    name = required(block, "tool_name", str, "a string", where=f"{where}.")
+    return {"type": "text", "text": f"[tool: {name}]"}
+
+
+def _nothing(block: Part, where: str) -> None:
+    """What Anthropic ran itself, sealed for its own models."""
+
+
 def _thinking(block: Part, where: str) -> Block:
     return {
         "type": "thinking",
@@ -108,7 +157,8 @@ def _tool_result(block: Part, where: str) -> Block:
     if content is None or isinstance(content, str):
         result = content or ""
     elif isinstance(content, list):
-        result = typed_blocks(content, f"{where}.content", {"text": _text, "image": _image})
+        kinds = {"text": _text, "image": _image, "document": _document, "tool_reference": _tool_reference}
+        result = typed_blocks(content, f"{where}.content", kinds)
     else:
         raise wrong_type(f"{where}.content", "a string or a list of blocks")
     call_id = required(block, "tool_use_id", str, "a string", where=f"{where}.")
@@ -118,7 +168,12 @@ def _tool_result(block: Part, where: str) -> Block:
     return read
 
 
-_USER: dict[str, Reader] = {"text": _text, "image": _image, "tool_result": _tool_result}
+_USER: dict[str, Reader] = {"text": _text, "image": _image, "document": _document, "tool_result": _tool_result}
 _ASSISTANT: dict[str, Reader] = {
     "text": _text, "thinking": _thinking, "redacted_thinking": _redacted_thinking, "tool_use": _tool_use,
+    **dict.fromkeys(
+        ("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "tool_search_tool_result",
+         "code_execution_tool_result", "bash_code_execution_tool_result", "text_editor_code_execution_tool_result"),
+        _nothing,
+    ),
 }  # fmt: skip

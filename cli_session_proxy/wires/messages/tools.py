@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,20 +14,27 @@ from ..common import optional, required, wrong_type
 _MODES: Mapping[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def read_tools(body: Mapping[str, Any]) -> tuple[Tool, ...]:
-    """Raises `InvalidRequest`, also for tools that Anthropic itself would run."""
-    tools = optional(body, "tools", list, "a list") or []
-    return checked([_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools)])
+# A type of a tool that Anthropic runs, or knows the schema of: `web_search_20250305`, `bash_20250124`.
+_HOSTED = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+def read_tools(body: Mapping[str, Any]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
+    """The client's own tools, and the names of those that are not offered. Raises `InvalidRequest`."""
+    own: list[Tool] = []
+    hosted: list[str] = []
+    for at, tool in enumerate(optional(body, "tools", list, "a list") or []):
+        here = f"tools[{at}]"
+        kind = optional(tool, "type", str, "a string", where=f"{here}.") if isinstance(tool, dict) else None
+        if kind in (None, "custom"):
+            own.append(_tool(tool, here))
+        else:
+            hosted.append(f"tools.{kind}" if _HOSTED.fullmatch(kind) else here)
+    return checked(own), tuple(dict.fromkeys(hosted))
 
 
 def _tool(tool: object, where: str) -> Tool:
     if not isinstance(tool, dict):
         raise wrong_type(where, "an object")
-    if tool.get("type") not in (None, "custom"):
-        raise InvalidRequest(
-            f"{where}: {tool['type']!r} is no tool of the client's; give the agent the CLI's tools by a profile",
-            param=f"{where}.type",
-        )
     return Tool(
         name=required(tool, "name", str, "a string", where=f"{where}."),
         description=optional(tool, "description", str, "a string", where=f"{where}.") or "",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -20,9 +20,11 @@ from ...domain.lineage import TextJoin
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, Finished, Message, Turn, TurnEvent, TurnRequest
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
+from .. import parameters
 from ..blocks import stop_texts
 from ..common import Fields, Naming, answer_text, fingerprint, model_name, optional, wrong_type
 from ..openai import read_tools
+from ..parameters import Names
 from . import messages as ollama_messages
 from .errors import ollama_error
 
@@ -35,10 +37,14 @@ EFFORTS = {"low": "low", "medium": "medium", "high": "high", "max": "max"}
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
 _NUMBERS = (
-    "num_keep", "seed", "num_predict", "top_k", "top_p", "min_p", "tfs_z", "typical_p", "repeat_last_n", "temperature",
-    "repeat_penalty", "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta", "num_ctx",
-    "num_batch", "num_gpu", "main_gpu", "num_thread",
+    "num_keep", "seed", "min_p", "tfs_z", "typical_p", "repeat_last_n", "repeat_penalty", "presence_penalty",
+    "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta", "num_ctx", "num_batch", "num_gpu", "main_gpu",
+    "num_thread",
 )  # fmt: skip
+PARAMETERS: Names = {
+    "max_tokens": "options.num_predict", "temperature": "options.temperature", "top_p": "options.top_p",
+    "top_k": "options.top_k", "thinking": "think",
+}  # fmt: skip
 _FLAGS = (
     "penalize_newline", "numa", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock",
     "embedding_only",
@@ -67,6 +73,7 @@ class OllamaCall:
     stream: bool
     thoughts: bool
     ignored: tuple[str, ...]
+    parameters: Names = field(default_factory=lambda: PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +134,7 @@ def _read(
         format=_format(fields.get("format")),
         tools=read_tools(fields) if door == "chat" else (),
         stop=_stop(options.get("stop")),
+        parameters=parameters.read(options, PARAMETERS, thinking=_thinks(fields.get("think")), get=_option),
         fresh=naming.fresh,
         continues=_continues(fields.get("context")) if door == "generate" else None,
         idempotency_key=naming.idempotency_key,
@@ -147,6 +155,18 @@ def _read(
             *fields.misspelt(),
         ),
     )
+
+
+def _thinks(think: object) -> bool | None:
+    """Asked for, or turned off; None where nothing was said."""
+    return None if think is None else think is not False
+
+
+def _option(options: Mapping[str, Any], name: str) -> Any:
+    """Below 0 `num_predict` sets no bound."""
+    value = options.get(name)
+    unbound = name == "num_predict" and isinstance(value, int) and not isinstance(value, bool) and value < 0
+    return None if unbound else value
 
 
 def _refuse_what_would_lie(body: Mapping[str, Any]) -> None:

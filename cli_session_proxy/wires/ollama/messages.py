@@ -14,7 +14,7 @@ from typing import Any
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import OpenCalls, base64_image, checked_conversation
+from ..blocks import Instructions, OpenCalls, base64_image, checked_conversation
 from ..common import optional, required, wrong_type
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -33,7 +33,7 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
     if not isinstance(messages, list):
         raise wrong_type("messages", "a list of messages")
     limits.at_most(messages, limits.MESSAGES, "messages")
-    system: list[str] = []
+    instructions = Instructions()
     conversation: list[tuple[str, Message]] = []
     calls = OpenCalls()
     for index, message in enumerate(messages):
@@ -46,7 +46,7 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
         if images and role not in ("user", "tool"):
             raise InvalidRequest(f"{where}.images: only a user or a tool shows images", param=f"{where}.images")
         if role == "system":
-            system.append(text)
+            instructions.place(text, where, conversation)
         elif role == "user":
             conversation.append((where, asked(text, images, f"{where}.images")))
         elif role == "assistant":
@@ -55,7 +55,8 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
             conversation.append((where, _result(message, asked(text, images, f"{where}.images"), where, calls)))
         else:
             raise InvalidRequest(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
-    told = "\n\n".join(text for text in system if text.strip()) or None
+    instructions.alone("messages", conversation)
+    told = "\n\n".join(instructions.system) or None
     return told, checked_conversation(conversation) if messages else ()
 
 

@@ -9,25 +9,33 @@ A response is a turn, and its id is the turn's: `turn_abc` is `resp_abc`. What t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ... import redact
 from ...domain.models import JSON, Message, Status, Tool, ToolChoice, Turn, Usage
+from ...domain.parameters import Parameters
 from ...domain.structured import read_format
 from ...errors import InvalidRequest
-from .. import common
+from .. import common, parameters
 from ..common import Fields, Naming, fingerprint, model_name, optional, required, wrong_type
-from ..openai import EFFORTS, read_choice, read_tools
+from ..openai import EFFORTS, read_choice
+from ..parameters import Names
 from . import items as responses_items
+from . import tools as responses_tools
+from .tools import Given
 
 WIRE = "responses"
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
 IGNORED = (
-    "temperature", "top_p", "max_output_tokens", "max_tool_calls", "truncation",
-    "service_tier", "top_logprobs", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+    "max_tool_calls", "truncation", "service_tier", "top_logprobs", "prompt_cache_key", "prompt_cache_retention",
+    "safety_identifier",
 )  # fmt: skip
+PARAMETERS: Names = {
+    "max_tokens": "max_output_tokens", "temperature": "temperature", "top_p": "top_p", "thinking": "reasoning.effort",
+    "tool_choice": "tool_choice",
+}  # fmt: skip
 _NUMBERS = ("temperature", "top_p", "max_output_tokens", "max_tool_calls", "top_logprobs")
 _TEXTS = (
     "instructions", "previous_response_id", "truncation", "service_tier", "prompt_cache_key", "safety_identifier",
@@ -84,6 +92,8 @@ class ResponsesCall:
     background: bool
     call: JSON
     ignored: tuple[str, ...]
+    wanted: Parameters
+    parameters: Names = field(default_factory=lambda: PARAMETERS)
 
 
 def read(body: JSON, naming: Naming) -> ResponsesCall:
@@ -100,9 +110,10 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
         )
     given = body.get("input")
     said = responses_items.Input((), ()) if given is None else responses_items.read(given, references=True)
-    tools = read_tools(body)
+    offered = responses_tools.read(body, responses_items.brought(given))
     text = optional(body, "text", dict, "an object") or {}
     wanted = optional(text, "format", dict, "an object", where="text.") or {"type": "text"}
+    effort = _effort(body)
     return ResponsesCall(
         naming=naming,
         agent_id=agent_id,
@@ -113,19 +124,20 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
         instructions=body.get("instructions"),
         previous=previous,
         conversation=conversation,
-        effort=_effort(body),
+        effort=None if effort is None else EFFORTS[effort],
         format=read_format(wanted, "text.format"),
-        tools=tools,
-        tool_choice=read_choice(body, tools),
+        tools=offered.tools,
+        tool_choice=read_choice(responses_tools.choice(body), offered.tools),
         stream=bool(body.get("stream")),
         background=bool(body.get("background")),
-        call=_call(body, wanted, said.system, conversation, tools),
-        ignored=(*(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
+        call=_call(body, wanted, said.system, conversation, offered),
+        ignored=(*offered.ignored, *(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
+        wanted=parameters.read(body, PARAMETERS, thinking=None if effort is None else effort != "none"),
     )
 
 
-def _call(body: JSON, format: JSON, system: tuple[str, ...], conversation: str | None, tools: tuple[Tool, ...]) -> JSON:
-    """What is kept with the turn. Names of our own: `wire`, `store`, `background`, `system_sent`."""
+def _call(body: JSON, format: JSON, system: tuple[str, ...], conversation: str | None, offered: Given) -> JSON:
+    """What is kept with the turn. Names of our own: `wire`, `store`, `background`, `system_sent`, `shapes`."""
     echo = {name: body[name] for name in _ECHOED if body.get(name) is not None}
     if isinstance(body.get("tool_choice"), str | dict):
         echo["tool_choice"] = body["tool_choice"]
@@ -141,9 +153,14 @@ def _call(body: JSON, format: JSON, system: tuple[str, ...], conversation: str |
         "conversation": conversation,
         "system_sent": list(system),
         "echo": echo,
-        "tools": [_shown_tool(tool) for tool in tools],
+        "tools": offered.shown,
+        **({"shapes": dict(offered.shapes.of)} if offered.shapes.of else {}),
         "format": format,
-        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "reasoning": {
+            "effort": reasoning.get("effort"),
+            # "none" is no word of the Response's own type
+            "summary": None if reasoning.get("summary") == "none" else reasoning.get("summary"),
+        },
     }
 
 
@@ -188,9 +205,9 @@ def _effort(body: Mapping[str, Any]) -> str | None:
     if effort is not None and effort not in EFFORTS:
         raise InvalidRequest(f"reasoning.effort must be one of {', '.join(EFFORTS)}", param="reasoning.effort")
     summary = optional(reasoning, "summary", str, "a string", where="reasoning.")
-    if summary not in (None, "auto", "concise", "detailed"):
-        raise InvalidRequest("reasoning.summary must be auto, concise or detailed", param="reasoning.summary")
-    return None if effort is None else EFFORTS[effort]
+    if summary not in (None, "auto", "concise", "detailed", "none"):
+        raise InvalidRequest("reasoning.summary must be auto, concise, detailed or none", param="reasoning.summary")
+    return effort
 
 
 # --- ids --------------------------------------------------------------------------------------------------
@@ -241,13 +258,6 @@ def response(turn: Turn, status: str | None = None) -> JSON:
         "usage": usage(turn.usage) if ended else None,
         **echo,
     }
-
-
-def _shown_tool(tool: Tool) -> JSON:
-    return {
-        "type": "function", "name": tool.name, "description": tool.description, "parameters": tool.schema,
-        "strict": tool.strict,
-    }  # fmt: skip
 
 
 def _shown_format(format: JSON) -> JSON:

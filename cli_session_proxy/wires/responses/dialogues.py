@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from ...domain.identifiers import agent_id_of, conversation_id
 from ...domain.models import FINISHED, JSON, ON_PATH, Agent, Block, Conversation, Item, Message, Turn, TurnRequest
+from ...domain.reminders import reminder
 from ...engine.engine import Engine
 from ...engine.live import Answer
 from ...errors import InvalidRequest, NotFound, PreviousNotFound
@@ -275,9 +276,18 @@ def _request(
     continues: str | None = None,
     takes: tuple[str, ...] = (),
 ) -> TurnRequest:
+    items = sent = call.system
+    if all(message.role == "user" for message in messages):
+        # Only what is new. Where the conversation has begun, its system texts hold, and a new one stays where it is.
+        before = carried(parent)
+        if parent is not None:
+            messages = [*(reminder(text) for text in call.system if text not in before), *messages]
+            items, sent = before, tuple(text for text in call.system if text in before)
+        elif not messages and items:  # nothing else was said: the last of them is what is asked
+            items, messages = items[:-1], [reminder(items[-1])]
+            sent = items
     if not messages or messages[-1].role != "user":
         raise InvalidRequest("input must end with a user message, or a function_call_output", param="input")
-    items = (*carried(parent), *call.system)
     instructions = (call.instructions,) if call.instructions and call.instructions.strip() else ()
     return TurnRequest(
         model=call.model,
@@ -297,6 +307,7 @@ def _request(
         format=call.format,
         tools=call.tools,
         tool_choice=call.tool_choice,
-        call={**call.call, "system_items": list(items)},
+        parameters=call.wanted,
+        call={**call.call, "system_sent": list(sent), "system_items": list(items)},
         takes=takes,
     )

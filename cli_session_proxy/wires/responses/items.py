@@ -5,16 +5,18 @@ Ids of items that stand in a turn are made from the turn's: `msg_<turn>_in0`, `m
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...domain import limits
 from ...domain.models import JSON, Block, Item, Message, Turn
+from ...domain.reminders import reminded, reminder
 from ...errors import InvalidRequest
 from ..blocks import Reader, checked_arguments, image_block, typed_blocks
 from ..common import optional, required, wrong_type
+from .compaction import unsealed
+from .tools import Shapes, flat
 
 # What a client may ask for in one page; OpenAI's bounds and default.
 PAGE_LIMIT = 100
@@ -23,7 +25,7 @@ PAGE = 20
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What a client's items say: texts of system and developer messages, and the conversation."""
+    """What a client's items say: the system and developer texts that they begin with, and the conversation."""
 
     system: tuple[str, ...]
     messages: tuple[Message, ...]
@@ -52,7 +54,7 @@ def read(given: object, where: str = "input", *, references: bool = False) -> In
         if not isinstance(item, dict):
             raise wrong_type(here, "an object")
         kind = optional(item, "type", str, "a string", where=f"{here}.") or "message"
-        if kind == "reasoning":
+        if kind in _SILENT or kind.removesuffix("_call") in _HOSTED:
             continue
         if kind == "item_reference" and references:
             item_id = required(item, "id", str, "a string", where=f"{here}.")
@@ -65,10 +67,19 @@ def read(given: object, where: str = "input", *, references: bool = False) -> In
         said = _READERS[kind](item, here)
         if isinstance(said, Message):
             messages.append(said)
+        elif messages and said.strip():
+            messages.append(reminder(said))
         else:
             system.append(said)
     checked_arguments(messages, where)
     return Input(tuple(text for text in system if text.strip()), tuple(messages))
+
+
+def brought(given: object) -> list[object]:
+    """The tools that items of this input bring (`additional_tools`)."""
+    items = given if isinstance(given, list) else []
+    lists = [item.get("tools") for item in items if isinstance(item, dict) and item.get("type") == "additional_tools"]
+    return [tool for tools in lists if isinstance(tools, list) for tool in tools]
 
 
 def reference_of(message: Message) -> Block | None:
@@ -112,11 +123,33 @@ def _function_call(item: Mapping[str, Any], where: str) -> Message:
         raise InvalidRequest(f"{where}.arguments must be a JSON object in a string", param=f"{where}.arguments")
     call_id = required(item, "call_id", str, "a string", where=f"{where}.")
     name = required(item, "name", str, "a string", where=f"{where}.")
+    space = optional(item, "namespace", str, "a string", where=f"{where}.")
+    name = flat(space, name) if space else name
     return Message("assistant", ({"type": "tool_use", "id": call_id, "name": name, "input": given},))
 
 
-def _function_output(item: Mapping[str, Any], where: str) -> Message:
+def _custom_call(item: Mapping[str, Any], where: str) -> Message:
     call_id = required(item, "call_id", str, "a string", where=f"{where}.")
+    name = required(item, "name", str, "a string", where=f"{where}.")
+    space = optional(item, "namespace", str, "a string", where=f"{where}.")
+    name = flat(space, name) if space else name
+    said = optional(item, "input", str, "a string", where=f"{where}.") or ""
+    return Message("assistant", ({"type": "tool_use", "id": call_id, "name": name, "input": {"input": said}},))
+
+
+def _shell_call(item: Mapping[str, Any], where: str) -> Message:
+    call_id = item.get("call_id") or required(item, "id", str, "a string", where=f"{where}.")
+    action = optional(item, "action", dict, "an object", where=f"{where}.") or {}
+    return Message("assistant", ({"type": "tool_use", "id": str(call_id), "name": "local_shell", "input": action},))
+
+
+def _compaction(item: Mapping[str, Any], where: str) -> Message | str:
+    """What came before it, in words of ours (`compacted`). Another's is sealed: nobody can read it here."""
+    return unsealed(optional(item, "encrypted_content", str, "a string", where=f"{where}."))
+
+
+def _function_output(item: Mapping[str, Any], where: str) -> Message:
+    call_id = item.get("call_id") or required(item, "id", str, "a string", where=f"{where}.")
     output = item.get("output")
     content: str | list[Block]
     if isinstance(output, str):
@@ -128,7 +161,19 @@ def _function_output(item: Mapping[str, Any], where: str) -> Message:
 
 _READERS: dict[str, Callable[[Mapping[str, Any], str], Message | str]] = {
     "message": _message, "function_call": _function_call, "function_call_output": _function_output,
+    "custom_tool_call": _custom_call, "custom_tool_call_output": _function_output,
+    "local_shell_call": _shell_call, "local_shell_call_output": _function_output, "compaction": _compaction,
 }  # fmt: skip
+# What the id of an item begins with.
+_PREFIXES = {
+    "message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco",
+    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "local_shell_call": "lsh", "compaction": "cmp",
+}  # fmt: skip
+# Items that say nothing here: thoughts sealed by another, tools that `brought` reads, tools that somebody else ran.
+_SILENT = frozenset({"reasoning", "additional_tools", "compaction_trigger", "mcp_list_tools"})
+_HOSTED = frozenset(
+    {"web_search", "file_search", "image_generation", "code_interpreter", "mcp", "tool_search", "computer"}
+)
 
 
 def _content(
@@ -209,19 +254,17 @@ def shown(output: Iterable[Block], *, calls: bool) -> list[Block]:
 def output_entries(turn: Turn) -> list[Entry]:
     """An item for each block of the answer that is shown, in order."""
     blocks = shown(turn.output, calls=turn.status == "requires_action")
-    return [Entry(_output_item(hex_of(turn.id), n, block), Message("assistant", (block,)))
+    shapes = Shapes((turn.call or {}).get("shapes", {}))
+    return [Entry(_output_item(hex_of(turn.id), n, block, shapes), Message("assistant", (block,)))
             for n, block in enumerate(blocks)]  # fmt: skip
 
 
-def _output_item(key: str, n: int, block: Block) -> JSON:
+def _output_item(key: str, n: int, block: Block, shapes: Shapes) -> JSON:
     if block["type"] == "text":
         return message_item(f"msg_{key}_{n}", "completed", [text_part(block["text"])])
     if block["type"] == "thinking":
         return reasoning_item(f"rs_{key}_{n}", "completed", [{"type": "summary_text", "text": block["thinking"]}])
-    return {
-        "id": f"fc_{key}_{n}", "type": "function_call", "status": "completed", "call_id": block["id"],
-        "name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False),
-    }  # fmt: skip
+    return shapes.item(block, key, n)
 
 
 def input_entries(turn: Turn, written: Sequence[Item] = ()) -> list[Entry]:
@@ -247,9 +290,14 @@ def input_entries(turn: Turn, written: Sequence[Item] = ()) -> list[Entry]:
 
 def _said(message: Message, key: str, n: int) -> list[Entry]:
     entries: list[Entry] = []
+    texts = [reminded(block) for block in message.content]
+    if message.content and None not in texts:
+        part = {"type": "input_text", "text": "\n\n".join(text or "" for text in texts)}
+        item = {"id": f"msg_{key}_in{n}", "type": "message", "status": "completed", "role": "system", "content": [part]}
+        return [Entry(item, message)]
     results = [block for block in message.content if block.get("type") == "tool_result"]
     for block in results:
-        item: JSON = {
+        item = {
             "id": f"fco_{key}_in{n + len(entries)}", "type": "function_call_output", "status": "completed",
             "call_id": block["tool_use_id"], "output": _result_text(block.get("content")),
         }  # fmt: skip
@@ -292,7 +340,7 @@ def written(given: object, new_id: Callable[[str], str], where: str = "items") -
 
 def _written(item: JSON, new_id: Callable[[str], str]) -> Item:
     kind = item.get("type") or "message"
-    prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}[kind]
+    prefix = _PREFIXES.get(kind, "item")
     item_id = new_id(prefix)
     item |= {"id": item_id, "type": kind}
     if kind == "message":

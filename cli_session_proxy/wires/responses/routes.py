@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+import uuid
 from functools import partial
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ...domain.models import JSON
+from ...domain.models import JSON, Message, Usage
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
@@ -18,8 +21,8 @@ from ..blocks import estimated_tokens
 from ..bodies import named, read_call
 from ..schemas import YES_OR_NO
 from . import body as responses
+from . import compaction, schema
 from . import items as responses_items
-from . import schema
 from .conversation_routes import ConversationsRoutes
 from .dialogues import Dialogues
 from .stream import EventWriter
@@ -38,6 +41,7 @@ class ResponsesRoutes:
     def add_to(self, app: Starlette) -> None:
         add(app, "POST", "/v1/responses", self.create, About(schema.BODY, media=STREAMED, turn=True))
         add(app, "POST", "/v1/responses/input_tokens", self.input_tokens, About(schema.BODY))
+        add(app, "POST", "/v1/responses/compact", self.compact, About(schema.BODY))
         again = {"stream": YES_OR_NO, "starting_after": {"type": "integer", "minimum": 0}}
         add(app, "GET", ID, self.retrieve, About(query=again, media=STREAMED))
         add(app, "DELETE", ID, self.delete)
@@ -64,6 +68,15 @@ class ResponsesRoutes:
             tokens += parent.usage.prompt_tokens + parent.usage.output_tokens
         body = {"object": "response.input_tokens", "input_tokens": tokens}
         return JSONResponse(body, headers=ESTIMATED)
+
+    async def compact(self, request: Request) -> JSONResponse:
+        """The conversation as one item, which stands for it in a later input. Nothing is run."""
+        call = await read_call(request, self._settings.max_body, responses.read)
+        parent = await self._dialogues.parent(call)
+        path = await self._engine.store.path(parent.id) if parent is not None else []
+        before = [one for turn in path for one in (*turn.input, Message("assistant", turn.output))]
+        told = [*before, *call.messages], responses.usage(Usage())
+        return JSONResponse(await asyncio.to_thread(compaction.compacted, uuid.uuid4().hex, time.time(), *told))
 
     async def retrieve(self, request: Request, response_id: str) -> Response:
         owner, kept = named(request).owner, self._dialogues.kept

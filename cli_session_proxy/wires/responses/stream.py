@@ -7,6 +7,7 @@ stream that was cut can be read on from `starting_after`, long after the turn, w
     each block: output_item.added, content_part.added, output_text.delta × n, output_text.done,
                 content_part.done, output_item.done; thinking as a reasoning item with one summary part
     completed | incomplete | failed
+    [DONE]
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import replace
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent
 from ...errors import ProxyError
 from ..base import EventStream
-from ..common import sse_event
+from ..common import SSE_DONE, sse_event
 from . import body as responses
 from .items import hex_of, message_item, reasoning_item, shown, text_part
 
@@ -139,13 +140,13 @@ class EventWriter(EventStream):
         """All events of a turn that has ended, well or not."""
         if responses.status_of(turn) in _FINAL:
             return self._end(turn)
-        return [*self._begin(), *self._send(self._failed(turn))]
+        return [*self._begin(), *self._send(self._failed(turn)), SSE_DONE]
 
     def error(self, error: ProxyError) -> list[bytes]:
         """The end of a stream whose turn failed on the way."""
         cancelled = error.code == "turn_cancelled"
         turn = replace(self._turn, status="cancelled" if cancelled else "failed", error=error.as_dict())
-        return [*self._begin(), *self._send(self._failed(turn))]
+        return [*self._begin(), *self._send(self._failed(turn)), SSE_DONE]
 
     def _failed(self, turn: Turn) -> list[JSON]:
         return [{"type": "response.failed", "response": responses.response(turn)}]
@@ -199,7 +200,7 @@ class EventWriter(EventStream):
             self._items += 1
             out += self._send(_call_events(responses.response(turn)["output"][n], n))
         name = f"response.{_FINAL[responses.status_of(turn)]}"
-        return out + self._send([{"type": name, "response": responses.response(turn)}])
+        return [*out, *self._send([{"type": name, "response": responses.response(turn)}]), SSE_DONE]
 
     def _send(self, events: Iterable[JSON]) -> list[bytes]:
         out = []
@@ -212,6 +213,15 @@ class EventWriter(EventStream):
 
 def _call_events(item: JSON, n: int) -> list[JSON]:
     """A call of a client's tool: its arguments come whole."""
+    if item["type"] == "custom_tool_call":
+        within = {"item_id": item["id"], "output_index": n}
+        opened = {**item, "status": "in_progress", "input": ""}
+        return [
+            {"type": "response.output_item.added", "output_index": n, "item": opened},
+            {"type": "response.custom_tool_call_input.delta", **within, "delta": item["input"]},
+            {"type": "response.custom_tool_call_input.done", **within, "input": item["input"]},
+            {"type": "response.output_item.done", "output_index": n, "item": item},
+        ]
     within = {"item_id": item["id"], "output_index": n}
     opened = {**item, "status": "in_progress", "arguments": ""}
     return [

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_session_proxy.domain.models import Message
+from cli_session_proxy.domain.reminders import reminder
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.wires.chat import body as chat
 from cli_session_proxy.wires.common import Naming, parse_body
@@ -40,7 +41,7 @@ def test_a_plain_request_is_one_user_message() -> None:
     assert (call.stream, call.include_usage, call.ignored) == (False, False, ())
 
 
-def test_system_and_developer_messages_count_wherever_they_stand() -> None:
+def test_system_and_developer_messages_in_mid_conversation_stay_where_they_are() -> None:
     call = read(
         [
             {"role": "system", "content": "Be kind."},
@@ -51,8 +52,15 @@ def test_system_and_developer_messages_count_wherever_they_stand() -> None:
             {"role": "system", "content": "  "},
         ]
     )
-    assert call.request.system == "Be kind.\n\nBe short."
-    assert call.request.messages == (Message.user("one"), Message.assistant("1"), Message.user("two"))
+    assert call.request.system == "Be kind."
+    assert call.request.messages == (
+        Message.user("one"), reminder("Be short."), Message.assistant("1"), Message.user("two"),
+    )  # fmt: skip
+
+
+def test_a_request_of_system_messages_alone_asks_with_the_last() -> None:
+    call = read([{"role": "system", "content": "Be kind."}, {"role": "developer", "content": "Say hello."}])
+    assert (call.request.system, call.request.messages) == ("Be kind.", (reminder("Say hello."),))
 
 
 def test_messages_of_one_role_in_a_row_stay_apart() -> None:
@@ -127,7 +135,7 @@ def test_an_empty_assistant_message_keeps_its_place() -> None:
         ([{"content": "x"}], "messages[0].role"),
         ([{"role": "robot", "content": "x"}], "messages[0].role"),
         ([{"role": "function", "name": "f", "content": "x"}], "messages[0].role"),
-        ([{"role": "system", "content": "x"}], "messages"),
+        ([{"role": "system", "content": " "}], "messages"),
         ([{"role": "user", "content": ""}], "messages[0].content"),
         ([{"role": "user", "content": " \n\t"}], "messages[0].content"),
         ([{"role": "user", "content": []}], "messages[0].content"),
@@ -189,15 +197,25 @@ def test_nulls_and_harmless_values_are_no_error() -> None:
 
 def test_what_the_cli_cannot_honour_is_named() -> None:
     call = read(
-        temperature=0, top_p=1, max_tokens=5, stop=["x"], seed=None, user="u", metadata={}, store=True, future=1
+        temperature=0,
+        top_p=1,
+        max_tokens=5,
+        seed=4,
+        logit_bias={},
+        stop=["x"],
+        verbosity=None,
+        user="u",
+        metadata={},
+        store=True,
+        future=1,
     )
-    assert call.ignored == ("temperature", "top_p", "max_tokens")
+    assert call.ignored == ("seed", "logit_bias")
     assert call.request.stop == ("x",)
 
 
 @pytest.mark.parametrize(
     ("given_effort", "effort"),
-    [("none", "low"), ("minimal", "low"), ("medium", "medium"), ("max", "max"), (None, None)],
+    [("none", None), ("minimal", "low"), ("medium", "medium"), ("max", "max"), (None, None)],
 )
 def test_reasoning_effort_becomes_the_clis(given_effort: str | None, effort: str | None) -> None:
     assert read(reasoning_effort=given_effort).request.effort == effort

@@ -54,7 +54,8 @@ def test_usage_counts_thoughts_and_the_cache_apart() -> None:
     usage: Any = generate.usage(DONE)
     assert usage == {
         "promptTokenCount": 433, "cachedContentTokenCount": 30, "candidatesTokenCount": 4, "thoughtsTokenCount": 1,
-        "totalTokenCount": 438,
+        "totalTokenCount": 438, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 433}],
+        "candidatesTokensDetails": [{"modality": "TEXT", "tokenCount": 4}],
     }  # fmt: skip
 
 

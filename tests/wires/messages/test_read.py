@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.domain.models import Message
+from cli_session_proxy.domain.reminders import reminder
 from cli_session_proxy.errors import InvalidRequest, NotFound
 from cli_session_proxy.wires.common import Naming
 from cli_session_proxy.wires.messages import body as messages
@@ -45,7 +46,7 @@ def test_every_kind_of_block_is_read() -> None:
             ]},
         ],
     )  # fmt: skip
-    assert call.request.system == "Be brief.\n\nNow in French."
+    assert call.request.system == "Be brief."
     assert call.request.messages == (
         Message("user", (
             {"type": "text", "text": "look"},
@@ -58,6 +59,7 @@ def test_every_kind_of_block_is_read() -> None:
             {"type": "text", "text": "I call."},
             {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": 1}},
         )),
+        reminder("Now in French."),
         Message("user", (
             {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "no"}],
              "is_error": True},
@@ -77,7 +79,7 @@ def test_the_agent_is_named_as_everywhere_but_never_by_its_user() -> None:
     [
         ({}, None),
         ({"output_config": {"effort": "max"}}, "max"),
-        ({"thinking": {"type": "disabled"}}, "low"),
+        ({"thinking": {"type": "disabled"}}, None),
         ({"thinking": {"type": "adaptive"}}, None),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "low"),
         ({"thinking": {"type": "enabled", "budget_tokens": 32000}}, "high"),
@@ -89,7 +91,7 @@ def test_effort_is_what_was_asked_or_the_thinking_budgets(fields: dict[str, Any]
 
 
 def test_what_has_no_effect_is_named() -> None:
-    assert read(temperature=1, top_k=None).ignored == ("max_tokens", "temperature")
+    assert read(temperature=1, speed="fast", container=None).ignored == ("speed",)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_what_has_no_effect_is_named() -> None:
         ({"metadata": []}, "metadata"),
         ({"agent_id": ""}, "agent_id"),
         ({"tools": [{"name": "look"}]}, "tools[0].input_schema"),
-        ({"tools": [{"type": "web_search_20260209", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": 5, "name": "web_search"}]}, "tools[0].type"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"output_config": {"effort": "utmost"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),

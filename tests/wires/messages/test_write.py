@@ -70,7 +70,8 @@ def test_a_message_has_what_the_type_wants() -> None:
     assert (whole["id"], whole["stop_reason"], whole["stop_sequence"]) == ("msg_1", "end_turn", None)
     assert whole["usage"] == {
         "input_tokens": 3, "cache_creation_input_tokens": 400, "cache_read_input_tokens": 30, "output_tokens": 2,
-        "output_tokens_details": {"thinking_tokens": 1}, "server_tool_use": None,
+        "output_tokens_details": {"thinking_tokens": 1}, "server_tool_use": None, "service_tier": "standard",
+        "cache_creation": {"ephemeral_5m_input_tokens": 400, "ephemeral_1h_input_tokens": 0},
     }  # fmt: skip
 
 

@@ -136,7 +136,7 @@ async def test_items_of_every_kind_come_back_as_they_were_written(door: Door) ->
         assert {name: after[name] for name in before if name != "content"} == {
             name: value for name, value in before.items() if name != "content"
         }
-    wrong = await door.http.post(f"/v1/conversations/{made.id}/items", json={"items": [{"type": "computer_call"}]})
+    wrong = await door.http.post(f"/v1/conversations/{made.id}/items", json={"items": [{"type": "apple_call"}]})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "items[0].type")
     many = await door.http.post("/v1/conversations", json={"items": given * 5})
     assert (many.status_code, many.json()["error"]["param"]) == (400, "items")

@@ -33,7 +33,9 @@ PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAW
 def lines(raw: str) -> list[dict[str, Any]]:
     """The events of a stream, each checked by OpenAI's own types; names and data agree."""
     found = []
-    for block in raw.strip().split("\n\n"):
+    *blocks, done = raw.strip().split("\n\n")
+    assert done == "data: [DONE]"
+    for block in blocks:
         if block.startswith(":"):
             continue
         name, data = block.split("\n", 1)
@@ -330,9 +332,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": 5}, "input"),
     ({"input": ""}, "input"),
     ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
-    ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+    ({"input": [{"type": "apple_call"}]}, "input[0].type"),
     ({"input": [{"role": "assistant", "content": "x"}]}, "input"),
-    ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"input": "x", "tools": [{"type": 5}]}, "tools[0].type"),
     ({"input": "x", "stream": "yes"}, "stream"),
     ({"input": "x", "metadata": {"a": 1}}, "metadata"),
     ({"input": "x", "reasoning": {"effort": "huge"}}, "reasoning.effort"),

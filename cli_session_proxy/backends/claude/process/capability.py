@@ -48,6 +48,8 @@ CLIENT_TOOLS: Version = (2, 1, 295)
 AWAIT_CLAIM: Version = (2, 1, 295)  # 2.1.278 has no such option
 # Below it a `set_model` with a system prompt answers "success" and changes nothing (2.1.295).
 SYSTEM_PROMPT: Version = (2, 1, 304)
+# `apply_flag_settings` with variables of the environment, which the next request to the model heeds.
+PARAMETERS: Version = (2, 1, 329)
 # It answers `initialize` when it has loaded the session that it resumes: with every read of the transcript held up for
 # 1.5 s, the answer came after the last of them (run on 1.0.90, 1.0.120 and 2.1.330). 1.0.60 never answers.
 TELLS_WHEN_LOADED: Version = (1, 0, 90)
@@ -107,6 +109,11 @@ class Capability:
     def takes_claim(self) -> bool:
         """It can be started ahead of time (see `Launch.spare`): `--await-claim`, then `claim_session`."""
         return self.version_tuple >= AWAIT_CLAIM
+
+    @cached_property
+    def takes_parameters(self) -> bool:
+        """A running process can be told how many tokens it may answer with, how to sample and what to call."""
+        return self.version_tuple >= PARAMETERS
 
     @cached_property
     def takes_system_prompt(self) -> bool:

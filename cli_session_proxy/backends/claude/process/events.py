@@ -62,6 +62,14 @@ class Called:
 
 
 @dataclass(frozen=True, slots=True)
+class Truncated:
+    """The model has said as many tokens as it may. The CLI would ask it to go on, up to four times: its words for that
+    and what follows are not the client's. `usage` is what the turn has used until now."""
+
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """A call of a client's tool that does not come out; `why` goes to the model as its result."""
 
@@ -95,7 +103,8 @@ class Result:
     """The end of a turn, as the CLI reports it.
 
     `cost_total_usd` is cumulative for the session (facts: bill from deltas); `usage` is this turn's.
-    `text` is the CLI's own result text: only an error's message is taken from it, never an answer.
+    `text` is the CLI's own result text: only an error's message is taken from it, never an answer. `stop_sequence` is
+    the one that the provider stopped at.
     """
 
     session_id: str
@@ -109,6 +118,7 @@ class Result:
     cost_total_usd: float | None
     num_turns: int
     detail: JSON = field(default_factory=dict)
+    stop_sequence: str | None = None
 
 
 CliEvent = (
@@ -117,6 +127,7 @@ CliEvent = (
     | Abandoned
     | ToolActivity
     | Called
+    | Truncated
     | Refused
     | ApiRetry
     | Compacted

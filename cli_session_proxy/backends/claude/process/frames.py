@@ -87,14 +87,10 @@ def answer(frame: JSON) -> bytes:
     return _line(frame)
 
 
-def control_response(frame: JSON | None, request_id: str) -> bool | None:
-    """Whether this frame says that our request succeeded; None when it is no answer to it."""
-    response = (frame or {}).get("response")
-    if frame is None or frame.get("type") != "control_response" or not isinstance(response, dict):
-        return None
-    if response.get("request_id") != request_id:
-        return None
-    return response.get("subtype") == "success"
+def control_response(frame: JSON) -> JSON | None:
+    """The answer to a request of ours in this frame: its `request_id`, `subtype` (`success` or `error`), `response`."""
+    response = frame.get("response")
+    return response if frame.get("type") == "control_response" and isinstance(response, dict) else None
 
 
 # --- prompts for CLIs that interpret them ------------------------------------------------------------------

@@ -43,6 +43,7 @@ class Output:
         self.ended = False
         self.failure: str | None = None
         self.inbox: Inbox | None = None  # of who listens now
+        self._replies: dict[str, asyncio.Future[JSON | None]] = {}
         self._child = child
         self._asked = asked
         self._broken = broken
@@ -60,6 +61,14 @@ class Output:
         """What it says from now on."""
         self.inbox = Inbox(INBOX)
         return self.inbox
+
+    def reply(self, request_id: str) -> asyncio.Future[JSON | None]:
+        """Its answer to this control request of ours; None where it ends before. To give up, cancel it."""
+        coming = self._replies[request_id] = asyncio.get_running_loop().create_future()
+        coming.add_done_callback(lambda _: self._replies.pop(request_id, None))
+        if self.ended:
+            coming.set_result(None)
+        return coming
 
     def leave(self) -> Inbox | None:
         """From now on what it says is dropped; a reader that waits for room is let go."""
@@ -100,6 +109,9 @@ class Output:
             self.ended = True
             self.started.set()
             self._tell_end()
+            for coming in list(self._replies.values()):
+                if not coming.done():
+                    coming.set_result(None)
             if self.inbox is not None:
                 await self.inbox.put(End())
 
@@ -107,6 +119,10 @@ class Output:
         frame = frames.parse(line) if line.strip() else None
         if frame is not None and frame.get("type") == "control_request":
             await self._asked(frame)
+        if frame is not None and (replied := frames.control_response(frame)) is not None:
+            coming = self._replies.get(str(replied.get("request_id")))
+            if coming is not None and not coming.done():
+                coming.set_result(replied)
         if self.inbox is not None and line.strip():
             if self.inbox.full():
                 await self.inbox.put(frame)

@@ -34,6 +34,7 @@ from .tool_server import ToolServer, offer
 from .turn_reader import TurnReader, calls_in
 
 NO_CONVERSATION = "No conversation found"
+NO_COMPACTION = "DISABLE_AUTO_COMPACT"
 
 __all__ = ["ClaudeProcess", "Launch"]
 
@@ -64,6 +65,7 @@ class ClaudeProcess:
         self._tools = ToolServer()
         self._reader: TurnReader | None = None  # of the turn that runs, or that waits for the client
         self._model: str | None = None  # the model's id, as the process itself names it
+        self._told: dict[str, str] = {}  # what of its environment is not as it was started (`tell`)
         self._closing: asyncio.Task[None] | None = None
         self._unconfirmed: Callable[[], Awaitable[None]] | None = None
         self._output = Output(child, asked=self._serve, broken=self.kill, ended=ended)
@@ -322,6 +324,39 @@ class ClaudeProcess:
         self.launch = launch
         return True
 
+    async def model(self) -> str | None:
+        """The id of the model that it asks; None where it does not say."""
+        if self._model is None:
+            replied = await self._reply("get_settings")
+            applied = ((replied or {}).get("response") or {}).get("applied") or {}
+            return str(applied["model"]) if applied.get("model") else None
+        return self._model
+
+    async def tell(self, env: Mapping[str, str]) -> bool:
+        """Have these variables in its environment from its next request to the model on; what it was told before and
+        is not among them is as it was started again. Nothing is asked where nothing changes.
+
+        False when it did not take them, or nobody knows: then it may run no turn. Run on 2.1.329 and 2.1.330, also
+        before `initialize` and while it waits for results (5 to 25 ms); the environment ends with the process.
+        """
+        began = dict(self.launch.env)
+        change = {
+            name: env.get(name, began.get(name, ""))
+            for name in (*self._told, *env)
+            if env.get(name) != self._told.get(name)
+        }
+        if not change:
+            return True
+        if not await self._ask("apply_flag_settings", settings={"env": change}):
+            return False
+        self._told = dict(env)
+        return True
+
+    @property
+    def forbidden_to_compact(self) -> bool:
+        """It was told so for this turn, not by the settings."""
+        return NO_COMPACTION in self._told and not dict(self.launch.env).get(NO_COMPACTION)
+
     async def boot(self) -> bool | None:
         """Wait until a spare has started up. False when it refused, None when it never will."""
         return await self._ask("initialize")
@@ -349,27 +384,30 @@ class ClaudeProcess:
             raise
 
     async def _ask(self, subtype: str, **fields: object) -> bool | None:
-        """A control request of an idle process, and whether it succeeded; None where no answer came.
+        """A control request of a process that is in no turn, or waits for results, and whether it succeeded.
 
-        Bounded by `spawn_timeout`.
+        None where no answer came. Bounded by `spawn_timeout`.
         """
-        if not self.usable:
+        replied = await self._reply(subtype, **fields)
+        return None if replied is None else replied.get("subtype") == "success"
+
+    async def _reply(self, subtype: str, **fields: object) -> JSON | None:
+        if not (self.usable or self.waiting):
             return None
         self._requests += 1
         request_id = f"proxy-{self._requests}"
         self.busy = self._spoiled = True  # until it has answered: what it says later is nobody's answer
-        inbox = self._output.listen()
+        coming = self._output.reply(request_id)
         try:
             async with asyncio.timeout(self._settings.spawn_timeout):
                 await self._write(frames.control_request(request_id, subtype, **fields))
-                while not isinstance(frame := await inbox.get(), End):
-                    if (answer := frames.control_response(frame, request_id)) is not None:
-                        self._spoiled = False
-                        return answer
+                replied = await coming
+            self._spoiled = replied is None
+            return replied
         except TimeoutError:
             log.warning("control_request_unanswered", subtype=subtype, pid=self.pid)
         finally:
-            self._output.leave()
+            coming.cancel()
             self.busy = False
         return None
 

@@ -20,6 +20,7 @@ from .events import (
     Result,
     SessionSeen,
     ToolActivity,
+    Truncated,
 )
 
 # What of an answer reaches a client; every other block belongs to the CLI's own tools.
@@ -94,6 +95,7 @@ class TurnReader:
     - Without partial messages (1.0.17) the block events are made from the assistant frames.
     - With `judge`, calls of the client's tools are blocks too, under the client's names. They come when their
       message is complete, and it ends with `Called`. The reader is kept for what follows the results (`go_on`).
+    - A message that ends at `max_tokens` is `Truncated` before the CLI asks for more.
     - `garbage` counts what was no frame at all.
     """
 
@@ -110,6 +112,7 @@ class TurnReader:
         self._blocks: dict[int, int] = {}  # of that message: index within it -> index within the turn
         self._open: set[int] = set()  # of these, by index within the message
         self._streamed: set[str] = set()
+        self._stopped_at: str | None = None  # a stop sequence, by the provider
         self._rate_limit: JSON | None = None
         self.garbage = 0
 
@@ -188,7 +191,11 @@ class TurnReader:
                 return [BlockStop(self._blocks[at])]
             case "message_delta":
                 self._using = {**self._using, **_dict(event.get("usage"))}
-                self._whole = bool(_dict(event.get("delta")).get("stop_reason"))
+                delta = _dict(event.get("delta"))
+                self._whole = bool(delta.get("stop_reason"))
+                self._stopped_at = _text(delta.get("stop_sequence"))
+                if delta.get("stop_reason") == "max_tokens":
+                    return [*self._close_all(), Truncated(self._used.plus(_usage(self._using)).minus(self._told))]
             case "message_stop":
                 self._streaming = None
                 self._used = self._used.plus(_usage(self._using))
@@ -290,6 +297,7 @@ class TurnReader:
             cost_total_usd=float(cost) if isinstance(cost, int | float) else None,
             num_turns=_count(frame.get("num_turns")),
             detail=detail,
+            stop_sequence=self._stopped_at,
         )
         seen = [SessionSeen(session_id, "result")] if session_id else []
         return [*cut, *seen, result]

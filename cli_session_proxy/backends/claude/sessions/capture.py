@@ -13,6 +13,7 @@ from pathlib import Path
 from ....domain import client_tools
 from ....domain.evidence import Evidence, RecordsFrom
 from ....domain.models import JSON, Block, Continuity, FileMark, Link, Message, Record, Session, Turn
+from ....domain.parameters import Name
 from ....stores.base import Store
 from .. import transcript
 from ..process.events import WrongTranscript
@@ -38,7 +39,8 @@ FLUSH_POLL = 0.02
 class Said:
     """How the CLI's side of a turn ended, as far as it concerns the session.
 
-    `calls` are the client's that wait for results; `stopped`: the answer was cut at a stop sequence. `partial`: which
+    `calls` are the client's that wait for results; `stopped`: the answer was cut, by us or at
+    the tokens that it may have, where the CLI would go on. `partial`: which
     blocks of `output` the CLI does not know, because the provider cut them off after a client had been given words.
     """
 
@@ -63,6 +65,7 @@ class Ready:
     `leaf` is the uuid of the path's last record; `links` explain how the session came to be what it is. `results` are
     MCP's, for a process that waits for them; `lead` are records of this turn that were written before its frame.
     `quiet`: the turn has no prompt of its own in the transcript. `spent` is the CLI's own total (USD) before it.
+    `unmet`: see `base.Exchange`.
     """
 
     process: ClaudeProcess
@@ -75,6 +78,7 @@ class Ready:
     lead: tuple[Record, ...] = ()
     quiet: bool = False
     spent: float = 0.0
+    unmet: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +215,7 @@ class Captures:
         return [*(await self._store.records(parent) if parent else []), *ready.lead]
 
     async def _cut(self, ready: Ready, turn: Turn, path: Path, said: Said, known: Sequence[Entry]) -> Taken:
-        """The answer was cut at a stop sequence: so are its records, and the transcript with them."""
+        """The answer was cut: so are its records, and the transcript with them."""
         added = await asyncio.to_thread(_added, path, ready, said, known)
         scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
         if any(entry.kind == "user" for entry in added) or (added and ready.quiet):

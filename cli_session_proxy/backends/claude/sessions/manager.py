@@ -23,13 +23,14 @@ from ....domain.client_tools import Answers, Wants
 from ....domain.evidence import Evidence, RecordsFrom
 from ....domain.identifiers import is_session_id
 from ....domain.models import JSON, Agent, Block, Link, Record, Session, Turn
+from ....domain.parameters import Name
 from ....errors import InvalidRequest, SessionBusy
 from ....sandbox import Sandboxes
 from ....settings import Profile, Settings
 from ....stores.base import Standing, Store
 from .. import transcript
 from ..process import capability as cli
-from ..process import confine, environment, frames
+from ..process import confine, environment, frames, parameters
 from ..process.capability import Capability
 from ..process.events import ProcessDied, WrongTranscript
 from ..process.pool import Pool
@@ -49,7 +50,10 @@ __all__ = ["Captured", "Foreign", "Plan", "Ready", "Said", "Sessions"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a turn wants of its process; `prompt` is what will be said to it, beside the `answers` to its calls."""
+    """What a turn wants of its process; `prompt` is what will be said to it, beside the `answers` to its calls.
+
+    `plain`: it runs without its parameters, so that the CLI may compact.
+    """
 
     model: str
     system: str | None
@@ -58,6 +62,7 @@ class Plan:
     prompt: tuple[Block, ...]
     wants: Wants = field(default_factory=Wants)
     answers: Answers = field(default_factory=Answers)
+    plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +159,7 @@ class Sessions:
             if prepared.resume and not warm:
                 session = await self._loaded(session, process, lenient=last)
             spent = await self._spent(now, session, warm=warm)
+            unmet = await self._told(process, now, plan)
         except BaseException:  # nobody else knows yet that the process is in use
             process.kill()
             await self._pool.checkin(process)
@@ -171,7 +177,15 @@ class Sessions:
             lead=tuple(lead),
             quiet=quiet,
             spent=spent,
+            unmet=unmet,
         )
+
+    async def _told(self, process: ClaudeProcess, now: Now, plan: Plan) -> tuple[Name, ...]:
+        """The process runs this turn as its request wants it; what of that it does not honour."""
+        told = parameters.tell(
+            process, plan.wants, effort=plan.effort, parent=now.parent, answers=plan.answers, plain=plan.plain
+        )
+        return tuple(await told)
 
     async def _loaded(self, session: Session, process: ClaudeProcess, *, lenient: bool) -> Session:
         """The session as the process loaded it. Raises ProcessDied; WrongTranscript where it loaded something else.
@@ -237,7 +251,14 @@ class Sessions:
             return None
         leaf = session.mark.leaf if session.mark else None
         spent = await self._spent(now, session, warm=True)
-        return Ready(process, session, "warm", leaf, (), Evidence(waited=True), brought, quiet=True, spent=spent)
+        try:
+            unmet = await self._told(process, now, plan)
+        except BaseException:
+            process.kill()
+            await self._pool.checkin(process)
+            raise
+        evidence = Evidence(waited=True)
+        return Ready(process, session, "warm", leaf, (), evidence, brought, quiet=True, spent=spent, unmet=unmet)
 
     async def _reopened(
         self, now: Now, plan: Plan, parent: Turn, session: Session | None, frame_uuid: str

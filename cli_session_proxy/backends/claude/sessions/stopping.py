@@ -1,7 +1,8 @@
-"""The records of an answer that was cut at a stop sequence. Pure.
+"""The records of an answer that was cut: at a stop sequence, or where it had as many tokens as it may. Pure.
 
-The CLI has no option for them, so the proxy cuts. The turn is committed as cut, and its records are shortened with it
-(run on 2.1.329: the model then sees the short answer, and the prefix of the prompt cache holds).
+A CLI that cannot be told the sequences says more than the answer, and every CLI asks the model to go on after the last
+token. The turn is committed as cut, and its records are shortened with it (run on 2.1.329: the model then sees the
+short answer, and the prefix of the prompt cache holds).
 """
 
 from __future__ import annotations
@@ -14,23 +15,39 @@ from .reopening import closing
 
 
 def cut(entries: Sequence[Entry], output: Sequence[Block], scribe: Scribe, model: str, *, unseen: bool) -> list[Record]:
-    """The turn's records as far as the answer goes: whole ones, then one with the shortened text.
+    """The turn's records as far as the answer goes: whole ones, then one with its last text.
 
-    `output` is the answer as cut, its last block the shortened one. `unseen`: the CLI takes an answer that the
+    `output` is the answer as cut; what may be short of it is the last text. `unseen`: the CLI takes an answer that the
     model never sees, for one of which nothing is left.
     """
-    whole = len(output) - 1
+    ends_in_words = bool(output) and output[-1].get("type") == "text"
+    whole = len(output) - ends_in_words
     kept: list[Entry] = []
+    full = False
     for entry in entries:
+        if full and entry.on_path and entry.kind == "user":
+            break  # the CLI's own words, which ask the model to go on
         if entry.on_path and entry.kind == "assistant":
+            full = entry.data.get("message", {}).get("stop_reason") == "max_tokens"
             said = [block for block in entry.content if block.get("type") != "tool_use"]
             if said and len(said) > whole:
                 break
             whole -= len(said)
             model = str(entry.data.get("message", {}).get("model") or model)
         kept.append(entry)
+    kept = kept[: _as_far_as_answered(kept)]
     scribe.parent = next((entry.uuid for entry in reversed(kept) if entry.on_path), scribe.parent)
-    says = bool(str(output[-1].get("text", "")).strip())
-    words = tuple(output[-1:]) if says else ()
-    last = scribe.record(Message("assistant", words), model) if says or not unseen else closing(scribe)
+    words = tuple(output[-1:]) if ends_in_words and str(output[-1].get("text", "")).strip() else ()
+    last = scribe.record(Message("assistant", words), model) if words or not unseen else closing(scribe)
     return [*(entry.record() for entry in kept), last]
+
+
+def _as_far_as_answered(entries: Sequence[Entry]) -> int:
+    """How many entries there are before a call that has no result among them: it was cut off."""
+    blocks = [block for entry in entries if entry.on_path for block in entry.content]
+    answered = {block.get("tool_use_id") for block in blocks if block.get("type") == "tool_result"}
+    for at, entry in enumerate(entries):
+        calls = {block.get("id") for block in entry.content if block.get("type") == "tool_use"}
+        if entry.on_path and not calls <= answered:
+            return at
+    return len(entries)

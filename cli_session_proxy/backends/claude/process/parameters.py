@@ -1,0 +1,202 @@
+"""What a turn's parameters are to a CLI: variables of its environment, told to it while it runs.
+
+Run on 2.1.330: with the control request `apply_flag_settings` the next request to the model has another
+`max_tokens`, and whatever fields `CLAUDE_CODE_EXTRA_BODY` holds. It costs one control round trip where something
+changes (5 ms), and no new process; the messages before are sent byte for byte as they were. docs/contract.md states the
+rules of combination.
+
+- All requests of the CLI's would carry these fields: also a compaction's, whose summary is then cut at `max_tokens`.
+  So it may not compact in such a turn, and a profile with the CLI's own tools, which ask the model by themselves, is
+  told nothing.
+- Nothing is sent that the provider refuses: what a model takes is known by its id. A model that is not known takes none
+  of what newer models refuse.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ....domain.client_tools import Answers, Wants, cli_name
+from ....domain.models import JSON, Turn
+from ....domain.parameters import Name, Parameters
+from .events import ProcessDied
+from .process import NO_COMPACTION, ClaudeProcess
+
+MAX_TOKENS = "CLAUDE_CODE_MAX_OUTPUT_TOKENS"
+EXTRA_BODY = "CLAUDE_CODE_EXTRA_BODY"
+NO_THINKING = "CLAUDE_CODE_DISABLE_THINKING"
+
+# The least that the provider takes as a budget for thinking (its documentation). An answer with less room than that
+# would be thinking only: it is asked for without, where the client does not want thinking.
+LEAST_THINKING = 1024
+# A compaction's summary has up to 20,000 tokens (2.1.330): with less the CLI may not compact.
+SUMMARY = 20_000
+# Sampling has a scale of 0 to 1 there; OpenAI's and Google's go to 2.
+HOTTEST = 1.0
+
+# `claude-sonnet-4-5-20250929`, `us.anthropic.claude-opus-5-v1:0`, `claude-3-5-haiku@20241022`
+_MODEL = re.compile(
+    r"claude-(?:(?P<family>[a-z]+)-)?(?P<major>\d)(?:[-.](?P<minor>\d{1,2}))?(?!\d)(?:-(?P<last>[a-z]+))?"
+)
+_KNOWN = frozenset({"opus", "sonnet", "haiku"})
+
+
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """What a model takes, by the provider's documentation ("Models", "Extended thinking", "Tool use").
+
+    `samples`: temperature, top_p and top_k, without thinking; `both`: temperature and top_p in one request. `forced`: a
+    forced tool_choice, without thinking. `off` is what turns thinking off ({}: to leave it out), None where nothing
+    does.
+    `hard`: not at an effort above high. `thinks`: the CLI asks it to think. `effort`: it takes one, and thinks less at
+    a low one.
+    """
+
+    samples: bool = False
+    both: bool = False
+    forced: bool = False
+    off: JSON | None = None
+    hard: bool = False
+    thinks: bool = True
+    effort: bool = False
+
+    @staticmethod
+    def of(model: str | None) -> Takes:
+        found = _MODEL.search(model or "")
+        family = (found["family"] or found["last"]) if found else None
+        if found is None or family not in _KNOWN:
+            return Takes()
+        version = int(found["major"]), int(found["minor"] or 0)
+        if version < (4, 0):
+            return Takes(samples=True, both=True, forced=True, off={}, thinks=version >= (3, 7))
+        if version < (5, 0):
+            return Takes(samples=version < (4, 7), both=version == (4, 0), forced=True, off={})
+        if version == (5, 0):  # thinks unless it is told not to
+            return Takes(forced=True, off={"type": "disabled"}, hard=True)
+        if version == (5, 5) and family != "opus":
+            return Takes(off={"type": "between_tools" if family == "sonnet" else "disabled"})
+        return Takes(effort=True)
+
+
+def told(
+    wants: Wants, takes: Takes, *, effort: str | None = None, carried: bool = False
+) -> tuple[dict[str, str], JSON, list[Name]]:
+    """(environment, fields of the request, what is not honoured). `carried`: calls that were made without thinking are
+    answered, and the message that they belong to goes on without.
+    """
+    wanted, choice = wants.parameters, wants.choice
+    unmet: list[Name] = []
+    body: JSON = {}
+    env: dict[str, str] = {}
+    forced = choice.mode == "required" and bool(wants.offers)
+    can_be_off = takes.off is not None and not (takes.hard and effort in ("xhigh", "max"))
+    if forced and not (takes.forced and can_be_off):
+        forced = False
+        unmet.append("tool_choice")
+    small = wanted.max_tokens is not None and wanted.max_tokens <= LEAST_THINKING and wanted.thinking is None
+    off = can_be_off and (forced or carried or small or wanted.thinking is False)
+    if wanted.thinking is not None and wanted.thinking == off:
+        unmet.append("thinking")
+        if wanted.thinking is False and takes.effort and effort is None:
+            body["output_config"] = {"effort": "low"}
+    if off:
+        env[NO_THINKING] = "1"
+        if takes.off:
+            body["thinking"] = takes.off
+    sampled = _sampling(wanted, takes, unmet, thinks=takes.thinks and not off)
+    body |= sampled | _choice(wants, forced=forced)
+    if stops := [stop for stop in wants.stop if stop.strip()]:  # the provider takes no blank one: the core cuts there
+        body["stop_sequences"] = stops
+    if wanted.max_tokens is not None:
+        env[MAX_TOKENS] = str(wanted.max_tokens)
+    if body or off or (wanted.max_tokens or SUMMARY) < SUMMARY:
+        env[NO_COMPACTION] = "1"
+    return env, body, unmet
+
+
+def _sampling(wanted: Parameters, takes: Takes, unmet: list[Name], *, thinks: bool) -> JSON:
+    """Thinking wins over sampling. 1 is what the model does anyway."""
+    given: dict[Name, float] = {}
+    if wanted.temperature is not None and wanted.temperature != HOTTEST:
+        given["temperature"] = min(wanted.temperature, HOTTEST)
+    if wanted.top_p is not None and wanted.top_p < 1:
+        given["top_p"] = wanted.top_p
+    if wanted.top_k:
+        given["top_k"] = wanted.top_k
+    if thinks or not takes.samples:
+        unmet += given
+        return {}
+    if "top_p" in given and not takes.both:  # without thinking the CLI sends a temperature
+        del given["top_p"]
+        unmet.append("top_p")
+    return {name: value for name, value in given.items()}  # noqa: C416 - the names become fields of JSON
+
+
+def _choice(wants: Wants, *, forced: bool) -> JSON:
+    choice = wants.choice
+    if not wants.offers:
+        return {}
+    if choice.mode == "none":
+        return {"tool_choice": {"type": "none"}}
+    out: JSON = {"type": "auto"}
+    if forced:
+        one = choice.allowed if choice.allowed is not None and len(choice.allowed) == 1 else None
+        out = {"type": "tool", "name": cli_name(one[0])} if one else {"type": "any"}
+    if not choice.parallel:
+        out["disable_parallel_tool_use"] = True
+    return {} if out == {"type": "auto"} else {"tool_choice": out}
+
+
+def _asked(wants: Wants) -> list[Name]:
+    """All that the turn wants of the model's parameters."""
+    names: list[Name] = list(wants.parameters.as_json())  # type: ignore[arg-type] # the fields are the names
+    return [*names, *(["tool_choice"] if wants.choice.mode == "required" and wants.offers else [])]  # type: ignore[list-item]
+
+
+async def tell(
+    process: ClaudeProcess, wants: Wants, *, effort: str | None, parent: Turn | None, answers: Answers, plain: bool
+) -> Sequence[Name]:
+    """Have the process run its next turn as the request wants it, and nothing left of an earlier one.
+
+    What the CLI does not honour comes back. With `plain` it is told nothing. Raises ProcessDied where it did not take
+    it.
+    """
+    launch = process.launch
+    if plain or launch.profile.tools or not launch.capability.takes_parameters:
+        await _tell(process, {})
+        return [name for name in _asked(wants) if not (name == "thinking" and wants.parameters.thinking)]
+    before = Wants.of(parent.options) if parent is not None and answers.results else Wants()
+    carried = before.parameters.thinking is False or (before.choice.mode == "required" and bool(before.offers))
+    # Only these depend on the model: its id is asked of a process that has not told it yet.
+    wanted = wants.parameters
+    by_model = wants.choice.mode == "required" or carried or any(
+        value is not None for value in (wanted.temperature, wanted.top_p, wanted.top_k, wanted.thinking)
+    )  # fmt: skip
+    small = wanted.max_tokens is not None and wanted.max_tokens <= LEAST_THINKING
+    takes = Takes.of(await process.model()) if by_model or small else Takes()
+    env, body, unmet = told(wants, takes, effort=effort, carried=carried)
+    began = dict(launch.env)
+    if body:
+        env[EXTRA_BODY] = json.dumps(_object(began) | body)
+    if MAX_TOKENS in env and (limit := began.get(MAX_TOKENS, "")).isdecimal():  # the operator's own
+        env[MAX_TOKENS] = str(min(int(env[MAX_TOKENS]), int(limit)))
+    await _tell(process, env)
+    return unmet
+
+
+def _object(env: Mapping[str, str]) -> JSON:
+    """The fields that the operator adds to each request."""
+    try:
+        fields = json.loads(env.get(EXTRA_BODY) or "{}")
+    except ValueError:
+        return {}  # the CLI takes no notice of it either
+    return fields if isinstance(fields, dict) else {}
+
+
+async def _tell(process: ClaudeProcess, env: Mapping[str, str]) -> None:
+    if not await process.tell(env):
+        why = "it did not take the turn's parameters"
+        raise ProcessDied(why, returncode=process.returncode, stderr=process.stderr)

@@ -1,0 +1,33 @@
+"""How a client wants one turn to be sampled, and how long its answer may be. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+# What a backend may not be able to honour; each wire has its own word for it (`wires.parameters`).
+Name = Literal["max_tokens", "temperature", "top_p", "top_k", "thinking", "tool_choice"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """None: the client left it out. `max_tokens` bounds all that the model says, its thinking included.
+
+    `thinking` is True where the client asks for it, in whatever words, and False where it wants none.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    thinking: bool | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Without what was left out: {} for a plain request."""
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Parameters:
+        return Parameters(**data)

@@ -1,0 +1,63 @@
+"""A conversation in one item: what POST /v1/responses/compact gives, and what stands for it in a later input. Pure.
+
+The item is opaque to its client. Here it holds the whole conversation as text: the chain keeps all of it anyway, and
+the CLI compacts by itself where the model's context is full.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Sequence
+
+from ...domain.models import JSON, Message
+from ...domain.reminders import reminder
+
+_SEAL = "csp1:"
+# Of an item that is read again: text presses well, and a small item must not become a large one.
+LARGEST = 32 * 1024 * 1024
+UNKNOWN = "The earlier part of this conversation was compacted by another service and cannot be read here."
+
+
+def sealed(messages: Sequence[Message]) -> str:
+    """The conversation as the `encrypted_content` of a compaction item."""
+    told = "\n\n".join(f"{message.role}: {_told(message)}" for message in messages)
+    return _SEAL + base64.b64encode(zlib.compress(told.encode("utf-8", "surrogatepass"))).decode()
+
+
+def unsealed(content: str | None) -> Message:
+    """What the model is told in its place."""
+    if content is None or not content.startswith(_SEAL):
+        return reminder(UNKNOWN)
+    try:
+        raw = zlib.decompressobj().decompress(base64.b64decode(content.removeprefix(_SEAL), validate=True), LARGEST)
+        return reminder(f"The conversation until here:\n\n{raw.decode('utf-8', 'replace')}")
+    except (binascii.Error, zlib.error, ValueError):
+        return reminder(UNKNOWN)
+
+
+def _told(message: Message) -> str:
+    said = []
+    for block in message.content:
+        kind = block["type"]
+        if kind == "text":
+            said.append(str(block["text"]))
+        elif kind == "tool_use":
+            said.append(f"[called {block['name']} with {json.dumps(block['input'], ensure_ascii=False)}]")
+        elif kind == "tool_result":
+            content = block.get("content")
+            said.append(f"[result: {content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)}]")
+        else:
+            said.append(f"[{kind}]")
+    return "\n".join(said)
+
+
+def compacted(response: str, created_at: float, messages: Sequence[Message], usage: JSON) -> JSON:
+    """The `response.compaction` object."""
+    item = {"id": f"cmp_{response}", "type": "compaction", "encrypted_content": sealed(messages), "created_by": None}
+    return {
+        "id": f"resp_{response}", "object": "response.compaction", "created_at": int(created_at), "output": [item],
+        "usage": usage,
+    }  # fmt: skip

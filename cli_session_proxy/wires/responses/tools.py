@@ -1,0 +1,131 @@
+"""The tools of OpenAI's Responses: functions, some of them in namespaces or with free text for arguments. Pure.
+
+What the model is offered are functions in one list. How a call of one goes back is kept with the turn (`Shapes`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...domain.client_tools import checked
+from ...domain.models import JSON, Block, Tool
+from ..common import optional, required, wrong_type
+from ..openai import read_tool
+
+# A freeform tool's only argument.
+FREEFORM: JSON = {
+    "type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"], "additionalProperties": False,
+}  # fmt: skip
+_KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """By the name that the model calls: [`function` or `custom`, the tool's namespace or "", its name there]."""
+
+    of: Mapping[str, list[str]] = field(default_factory=dict)
+
+    def item(self, block: Block, key: str, n: int) -> JSON:
+        """A call as its client wants it."""
+        name = str(block["name"])
+        kind, space, name = self.of.get(name, ["function", "", name])
+        item: JSON = {"type": f"{kind}_call", "status": "completed", "call_id": block["id"], "name": name}
+        if space:
+            item["namespace"] = space
+        if kind == "custom_tool":
+            return {"id": f"ctc_{key}_{n}", **item, "input": str(block["input"].get("input", ""))}
+        return {"id": f"fc_{key}_{n}", **item, "arguments": json.dumps(block["input"], ensure_ascii=False)}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """`tools` as the model is offered them, `shown` as the Response lists them, and what is not offered."""
+
+    tools: tuple[Tool, ...]
+    shapes: Shapes
+    shown: list[JSON]
+    ignored: tuple[str, ...]
+
+
+def flat(namespace: str, name: str) -> str:
+    """One name for a tool in a namespace."""
+    return f"{namespace}{'' if namespace.endswith('__') else '__'}{name}"
+
+
+def read(body: Mapping[str, Any], more: list[object]) -> Given:
+    """`more` are tools that the conversation itself brought. Raises `InvalidRequest`, which names the field."""
+    offers = _Offers()
+    for at, tool in enumerate([*(optional(body, "tools", list, "a list") or []), *more]):
+        offers.add(tool, f"tools[{at}]")
+    return Given(checked(offers.tools), Shapes(offers.shapes), offers.shown, tuple(dict.fromkeys(offers.ignored)))
+
+
+class _Offers:
+    """The tools of one body as they are read."""
+
+    def __init__(self) -> None:
+        self.tools: list[Tool] = []
+        self.shapes: dict[str, list[str]] = {}
+        self.shown: list[JSON] = []
+        self.ignored: list[str] = []
+
+    def add(self, tool: object, here: str) -> None:
+        if not isinstance(tool, dict):
+            raise wrong_type(here, "an object")
+        if tool.get("type") != "namespace":
+            own = self._offered(tool, here, "")
+            self.shown.append(_shown(own) if own is not None and tool.get("type") != "custom" else dict(tool))
+            return
+        space = required(tool, "name", str, "a string", where=f"{here}.")
+        for n, inner in enumerate(required(tool, "tools", list, "a list", where=f"{here}.")):
+            if not isinstance(inner, dict):
+                raise wrong_type(f"{here}.tools[{n}]", "an object")
+            self._offered(inner, f"{here}.tools[{n}]", space)
+        self.shown.append(dict(tool))
+
+    def _offered(self, tool: Mapping[str, Any], here: str, space: str) -> Tool | None:
+        """The tool as the model is offered it; None for one that OpenAI would run, or that has no schema here."""
+        kind = optional(tool, "type", str, "a string", where=f"{here}.") or "function"
+        if kind not in ("function", "custom"):
+            self.ignored.append(f"tools.{kind}" if _KIND.fullmatch(kind) else here)
+            return None
+        own = read_tool(tool, here) if kind == "function" else _custom(tool, here)
+        name = flat(space, own.name) if space else own.name
+        if space or kind == "custom":
+            self.shapes[name] = ["function" if kind == "function" else "custom_tool", space, own.name]
+        own = replace(own, name=name)
+        self.tools.append(own)
+        return own
+
+
+def _custom(tool: Mapping[str, Any], where: str) -> Tool:
+    """A tool that takes a text. Its grammar is told in words: the model is asked to keep to it."""
+    wanted = optional(tool, "format", dict, "an object", where=f"{where}.") or {}
+    description = optional(tool, "description", str, "a string", where=f"{where}.") or ""
+    grammar = optional(wanted, "definition", str, "a string", where=f"{where}.format.")
+    if grammar:
+        syntax = optional(wanted, "syntax", str, "a string", where=f"{where}.format.") or "given"
+        description += f"\n\n`input` must match this {syntax} grammar:\n\n{grammar}"
+    name = required(tool, "name", str, "a string", where=f"{where}.")
+    return Tool(name, description.strip(), FREEFORM, strict=True)
+
+
+def _shown(tool: Tool) -> JSON:
+    return {
+        "type": "function", "name": tool.name, "description": tool.description, "parameters": tool.schema,
+        "strict": tool.strict,
+    }  # fmt: skip
+
+
+def choice(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The body with a `tool_choice` of a function where it names another kind: of a freeform tool, or a hosted one,
+    which is not offered."""
+    wanted = body.get("tool_choice")
+    if not isinstance(wanted, dict) or wanted.get("type") in (None, "function", "allowed_tools"):
+        return body
+    named = {"type": "function", "name": wanted.get("name")} if wanted["type"] == "custom" else "auto"
+    return {**body, "tool_choice": named}

@@ -1,0 +1,143 @@
+"""What Codex sends as it comes: tools in namespaces and with free text, tools that others run, its items."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cli_session_proxy.domain.models import Message
+from cli_session_proxy.errors import InvalidRequest
+from cli_session_proxy.testing.script import ToolUse
+from cli_session_proxy.testing.upstream import Upstream
+from cli_session_proxy.wires.common import Naming
+from cli_session_proxy.wires.responses import body as responses
+
+from .conftest import Door
+
+JSON = dict[str, Any]
+PATCH = {
+    "type": "custom", "name": "apply_patch", "description": "Edit files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch"'},
+}  # fmt: skip
+SPACE = {
+    "type": "namespace", "name": "mcp__files", "description": "Files.",
+    "tools": [
+        {"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}},
+        {"type": "custom", "name": "patch"},
+    ],
+}  # fmt: skip
+TOOLS: list[Any] = [PATCH, SPACE, {"type": "web_search"}, {"type": "local_shell"}]
+USER = {"role": "user", "content": "go on"}
+
+
+def read(*items: JSON, **more: Any) -> responses.ResponsesCall:
+    return responses.read({"input": [*items, USER], **more}, Naming())
+
+
+def test_tools_of_every_kind_are_offered_or_named() -> None:
+    call = read(tools=TOOLS)
+    patch, file, inner = call.tools
+    assert (inner.name, inner.schema) == ("mcp__files__patch", patch.schema)
+    assert (patch.name, patch.strict, patch.schema["required"]) == ("apply_patch", True, ["input"])
+    assert "lark" in patch.description
+    assert "*** Begin Patch" in patch.description
+    assert file.name == "mcp__files__read"
+    assert call.ignored == ("tools.web_search", "tools.local_shell")
+    assert call.call["shapes"] == {
+        "apply_patch": ["custom_tool", "", "apply_patch"],
+        "mcp__files__read": ["function", "mcp__files", "read"],
+        "mcp__files__patch": ["custom_tool", "mcp__files", "patch"],
+    }
+
+
+def test_tools_that_an_item_brings_are_offered_too() -> None:
+    tool = {"type": "function", "name": "late", "parameters": {"type": "object", "properties": {}}}
+    assert [one.name for one in read({"type": "additional_tools", "tools": [tool]}).tools] == ["late"]
+
+
+@pytest.mark.parametrize("tools", [[1], [{"type": "namespace", "name": "a"}], [{"type": "custom"}], [PATCH, PATCH]])
+def test_broken_tools_are_refused(tools: list[Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        read(tools=tools)
+
+
+def test_a_choice_of_another_kind_of_tool_is_read() -> None:
+    assert read(tools=[PATCH], tool_choice={"type": "custom", "name": "apply_patch"}).tool_choice.allowed == (
+        "apply_patch",
+    )
+    assert read(tools=TOOLS, tool_choice={"type": "web_search"}).tool_choice.mode == "auto"
+
+
+def test_items_of_codex_are_read() -> None:
+    call = read(
+        {"type": "reasoning", "summary": [], "encrypted_content": "sealed"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin Patch"},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+        {"type": "function_call", "call_id": "c2", "namespace": "mcp__files", "name": "read", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c2", "output": "words"},
+        {"type": "local_shell_call", "call_id": "c3", "action": {"type": "exec", "command": ["ls"]}},
+        {"type": "local_shell_call_output", "id": "c3", "output": "a file"},
+        {"type": "compaction", "encrypted_content": "of another service"},
+    )
+    calls = [block for message in call.messages for block in message.content if block["type"] == "tool_use"]
+    assert [(block["id"], block["name"], block["input"]) for block in calls] == [
+        ("c1", "apply_patch", {"input": "*** Begin Patch"}),
+        ("c2", "mcp__files__read", {}),
+        ("c3", "local_shell", {"type": "exec", "command": ["ls"]}),
+    ]
+    results = [block for message in call.messages for block in message.content if block["type"] == "tool_result"]
+    assert [(block["tool_use_id"], block["content"]) for block in results] == [
+        ("c1", "done"), ("c2", "words"), ("c3", "a file"),
+    ]  # fmt: skip
+    assert "cannot be read here" in str(call.messages[-2])
+    assert call.messages[-1] == Message.user("go on")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_go_back_as_their_client_knows_them_and_the_history_continues_the_chain(
+    stream: bool, door: Door, upstream: Upstream
+) -> None:
+    upstream.next(
+        ToolUse([("mcp__client__apply_patch", {"input": "*** Begin"}), ("mcp__client__mcp__files__read", {})])
+    )
+    body: JSON = {"model": "gpt-5.5-codex", "tools": TOOLS, "store": False, "include": ["reasoning.encrypted_content"]}
+    body |= {"reasoning": {"effort": "medium", "summary": "none"}, "input": [{"role": "user", "content": "begin"}]}
+    first = await door.http.post("/v1/responses", json={**body, "stream": stream})
+    assert first.status_code == 200, first.text
+    assert first.headers["x-ignored-params"] == "tools.web_search, tools.local_shell"
+    if stream:
+        assert first.text.rstrip().endswith("data: [DONE]")
+        events = [json.loads(line[6:]) for line in first.text.splitlines() if line.startswith("data: {")]
+        output = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+        said = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
+        assert said == ["*** Begin"]
+    else:
+        output = first.json()["output"]
+    patch, file = output
+    assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "apply_patch", "*** Begin")
+    assert (file["type"], file["namespace"], file["name"]) == ("function_call", "mcp__files", "read")
+    results = [
+        {"type": "custom_tool_call_output", "call_id": patch["call_id"], "output": "done"},
+        {"type": "function_call_output", "call_id": file["call_id"], "output": "words"},
+    ]
+    second = await door.http.post("/v1/responses", json={**body, "input": [*body["input"], *output, *results]})
+    assert second.status_code == 200, second.text
+    assert second.headers["x-continuity"] == "warm"
+    assert upstream.requests[-1].body["model"] == "claude-sonnet-5-5"
+
+
+async def test_a_conversation_becomes_one_item_that_stands_for_it(door: Door, upstream: Upstream) -> None:
+    body: JSON = {"model": "sonnet", "input": [{"role": "user", "content": "Remember: the colour is teal"}]}
+    first = (await door.http.post("/v1/responses", json=body)).json()
+    history = [*body["input"], *first["output"]]
+    made = (await door.http.post("/v1/responses/compact", json={"model": "sonnet", "input": history})).json()
+    assert made["object"] == "response.compaction"
+    [item] = made["output"]
+    again = await door.http.post("/v1/responses", json={"model": "sonnet", "input": [item, USER]})
+    assert again.status_code == 200, again.text
+    assert "the colour is teal" in json.dumps(upstream.requests[-1].messages)
+    by_id = await door.http.post("/v1/responses/compact", json={"model": "sonnet", "previous_response_id": first["id"]})
+    assert by_id.json()["output"][0]["type"] == "compaction"
