@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from ..domain.client_tools import Answers, Check, Wants
 from ..domain.lineage import Past
@@ -36,9 +36,14 @@ from ..domain.models import (
     Turn,
     Usage,
 )
+from ..domain.notes import Note
 from ..errors import ProxyError
 from ..settings import Profile
 from ..stores.base import ImportedTurn
+
+# What may let a turn be answered that its model's API refused: without the thoughts, images or documents of the path;
+# with a summary of what is longest ago; with a login that was renewed meanwhile.
+Remedy = Literal["thinking", "images", "documents", "summary", "login"]
 
 # --- what a turn wants -------------------------------------------------------------------------------------
 
@@ -50,7 +55,7 @@ class Job:
     `prompt` is what is said, beside the `answers` to the parent's calls. `frame_uuid` names this attempt for ever.
     `check` holds
     the arguments of calls of strict tools against their schemas. `adopt`: at the head of the chain, where what somebody
-    else said in the session is taken into the chain first.
+    else said in the session is taken into the chain first. `remedies`: what earlier attempts of the turn called for.
     """
 
     agent: Agent
@@ -67,6 +72,7 @@ class Job:
     wants: Wants = field(default_factory=Wants)
     answers: Answers = field(default_factory=Answers)
     adopt: bool = False
+    remedies: frozenset[Remedy] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +175,16 @@ Event = (
 
 
 class Lost(Exception):
-    """The exchange ended without an answer. `error` is what a client is told when the turn is not repeated."""
+    """The exchange ended without an answer. `error` is what a client is told when the turn is not repeated.
 
-    def __init__(self, why: str, error: ProxyError) -> None:
+    `remedy` is what another attempt of the turn should do better; None: just the same once more.
+    """
+
+    def __init__(self, why: str, error: ProxyError, remedy: Remedy | None = None) -> None:
         super().__init__(why)
         self.why = why
         self.error = error
+        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +203,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a turn leaves. `links` are those beyond the exchange's; `source` says where the records came from."""
+    """What a turn leaves. `links` are those beyond the exchange's; `source` says where the records came from; `notes`
+    what the backend itself was seen to leave out."""
 
     records: tuple[Record, ...]
     session: Session
     links: tuple[Link, ...]
     source: str
+    notes: tuple[Note, ...] = ()
 
 
 class Exchange(Protocol):

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .notes import Note
+
 Block = dict[str, Any]
 JSON = dict[str, Any]
 
@@ -333,6 +335,7 @@ class Started:
     turn_id: str
     session_id: str
     continuity: Continuity
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

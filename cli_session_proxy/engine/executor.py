@@ -26,6 +26,7 @@ from ..backends.base import (
     Exchange,
     Job,
     Lost,
+    Remedy,
     Retried,
     Said,
     ToolActivity,
@@ -44,6 +45,7 @@ from ..domain.models import (
     Status,
     Turn,
 )
+from ..domain.notes import noted
 from ..domain.stop_sequences import Cutter
 from ..errors import StoreUnavailable, UpstreamError
 from ..settings import Settings
@@ -82,7 +84,10 @@ class Own(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One attempt of one turn, under way. `fault`: why the structured output of the attempt before was refused."""
+    """One attempt of one turn, under way. `fault`: why the structured output of the attempt before was refused.
+
+    `remedies`: what attempts before it asked for.
+    """
 
     live: LiveTurn
     lease: Lease
@@ -90,6 +95,7 @@ class Attempt:
     number: int
     at_head: bool
     fault: str | None
+    remedies: frozenset[Remedy]
     frame_uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
     parent: Turn | None = None
     left_off: list[str] = field(default_factory=list)  # turns whose answers never arrived
@@ -117,7 +123,8 @@ class Attempt:
             self.started = True
             self.live.at("first_block")
             at = self.exchange
-            self.live.publish(Started(self.agent.agent_id, self.live.turn.id, at.session_id, at.continuity))
+            notes = noted(self.reason)
+            self.live.publish(Started(self.agent.agent_id, self.live.turn.id, at.session_id, at.continuity, notes))
 
     def abandoned(self, blocks: frozenset[int]) -> None:
         """The provider's stream was cut in these blocks. What a client was given of them is part of the answer."""
@@ -167,12 +174,13 @@ class Executor:
         lease = live.lease
         assert lease is not None
         fault: str | None = None
+        remedies: frozenset[Remedy] = frozenset()
         number, again = 1, False
         while True:
             if live.cancelled_by is not None:  # while what the attempt before left was put away
                 raise asyncio.CancelledError
             live.at("queued")
-            attempt = Attempt(live, lease, standing.agent, number, at_head, fault)
+            attempt = Attempt(live, lease, standing.agent, number, at_head, fault, remedies)
             if fault is not None:
                 attempt.reason["output_refused"] = fault
             try:
@@ -184,7 +192,12 @@ class Executor:
                 return
             except Lost as lost:
                 attempt.ended("failed", why=lost.why)
-                if number == ATTEMPTS or live.spoke or attempt.uses_tools:
+                if lost.remedy is not None and lost.remedy not in remedies:
+                    remedies |= {lost.remedy}
+                    spent = bool(attempt.tools)  # what has been done cannot be done again
+                else:
+                    spent = number >= ATTEMPTS + len(remedies) or attempt.uses_tools
+                if spent or live.spoke:
                     raise lost.error from lost
                 log.warning("turn_repeated", turn_id=live.turn.id, why=lost.why)
                 number += 1
@@ -293,9 +306,6 @@ class Executor:
         if turn.system is None and turn.reason.get("delta") and parent is not None:
             # A delta without a system prompt keeps its parent's; stored with the turn, so that the next one finds it.
             attempt.kept_system = parent.system
-        system = turn.system or attempt.kept_system
-        if system is None:
-            system = profile.system_prompt or (None if profile.tools else self.settings.system_prompt)
         brought = answers(parent.output if parent else (), turn.input)
         of_parent = parent.reason if parent and brought.results and turn.reason.get("delta") else None
         wants = Wants.of(turn.reason, of_parent)
@@ -310,8 +320,8 @@ class Executor:
             session=standing.session,
             turn=turn,
             frame_uuid=attempt.frame_uuid,
-            model=turn.model if turn.model != "default" else profile.model or self.settings.default_model,
-            system=system,
+            model=self.settings.model_for(profile, turn.model),
+            system=self.settings.system_prompt_for(profile, turn.system or attempt.kept_system),
             effort=turn.effort,
             profile=profile,
             prompt=prompt,
@@ -319,6 +329,7 @@ class Executor:
             answers=brought,
             check=self._checks.arguments,
             adopt=attempt.at_head,
+            remedies=attempt.remedies,
         )
 
     # --- 4: the prompt goes out, the answer comes back
@@ -376,6 +387,8 @@ class Executor:
         kept = await exchange.keep(Answered(output, calls, stopped, partial))
         if attempt.retries:
             attempt.reason["retries"] = attempt.retries
+        if kept.notes:
+            attempt.reason["notes"] = [*attempt.reason.get("notes", ()), *(note.as_json() for note in kept.notes)]
         status: Status = "requires_action" if called else "completed"
         stop_reason = "stop_sequence" if stopped else end.stop_reason if isinstance(end, Completed) else "tool_use"
         before = attempt.parent

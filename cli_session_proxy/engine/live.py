@@ -20,6 +20,7 @@ from ..domain.models import (
     Turn,
     TurnEvent,
 )
+from ..domain.notes import noted
 from ..errors import Interrupted, LeaseLost, ProxyError, TurnCancelled, TurnTimeout
 from ..stores.base import Lease
 
@@ -319,7 +320,8 @@ def cancelled(by: CancelledBy) -> ProxyError:
 def replay(live: LiveTurn) -> None:
     """Give a finished turn's answer again, as if it had just been said."""
     turn = live.turn
-    live.publish(Started(live.agent_id, turn.id, turn.session_id or "", turn.continuity or "started"))
+    at = turn.session_id or "", turn.continuity or "started"
+    live.publish(Started(live.agent_id, turn.id, *at, noted(turn.reason)))
     for event in said(turn.output):
         live.publish(event)
     live.finish(turn)

@@ -228,6 +228,8 @@ def check_record(where: str, record: Record) -> None:
         raise InvalidRequest(f"{where}: record: it is more than one line")
     if transcript.is_file(record) and not transcript.is_sound(record):
         raise InvalidRequest(f"{where}: record: a file whose name is no place below a session's own folder")
+    if transcript.is_mark(record) and not transcript.is_sound_mark(record):
+        raise InvalidRequest(f"{where}: record: a mark that this program does not make")
 
 
 def _check(shape: type[BaseModel], value: Any, where: str, *below: str) -> None:

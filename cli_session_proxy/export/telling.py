@@ -16,6 +16,7 @@ NO_SESSION = "none"
 # Why a session was written that nothing was wrong with (`Repairs`).
 IMPORTED = "the client's history was imported"
 NOBODY_WAITS = "nobody waits for these results any more"
+LEFT_OUT = "the model's API would not take all of it"
 
 # Links that stand for a repair or for somebody else's doing: what a reader looks for.
 REPAIRS: frozenset[LinkReason] = frozenset({"rebuilt", "moved", "adopted", "reset_by_cli"})
@@ -176,6 +177,57 @@ def _compacted(_how: JSON) -> str:
     return "The CLI compacted the conversation: of what is before, the model knows a summary."
 
 
+# What the model was not shown as it was said (`domain.notes`), by code; {0} is a count with its noun.
+_NOTES: Mapping[str, tuple[str, str]] = {
+    "system_prompt_in_newest_turn": (
+        "",
+        "The system prompt had changed: what is new of it went to the model with the prompt, and the head of the "
+        "request stayed as it was.",
+    ),
+    "system_prompt_replaced": ("", "The system prompt had changed: the new one stands at the head of the request."),
+    "thinking_left_out": (
+        "thought",
+        "{0} of earlier answers would have been refused, because what stood before had changed: left out of the "
+        "request, kept in the chain.",
+    ),
+    "images_left_out": ("image", "The provider refused the request: {0} of earlier turns left out of it."),
+    "documents_left_out": ("document", "The provider refused the request: {0} of earlier turns left out of it."),
+    "summarised": (
+        "exchange",
+        "The conversation was longer than one request may be: of its first {0} the model knows a summary.",
+    ),
+    "not_summarised": (
+        "exchange",
+        "{0} before those could not be summarised any more: the model knows nothing of them.",
+    ),
+    "cli_left_out_thinking": (
+        "thought",
+        "The provider refused the request, and the CLI asked again without {0} of earlier answers: they are kept in "
+        "the chain, and the model is not shown them any more.",
+    ),
+    "cli_left_out_tool_results": ("time", "The CLI cut results of tools by itself, {0}."),
+    "cli_changed_images": ("image", "The CLI made {0} of the prompt smaller before the model saw it."),
+    "foreign_thinking_left_out": (
+        "thought",
+        "{0} in the client's history: left out, nobody here can vouch for the seal.",
+    ),
+    "ids_rewritten": ("id", "{0} of tool calls in the client's history would have been refused: written anew."),
+    "calls_without_result": ("call", "{0} in the client's history had no result: given one that says so."),
+    "results_without_call": ("result", "{0} in the client's history had no call: shown as words."),
+    "empty_messages": ("message", "{0} in the client's history was empty: marked as such."),
+    "characters_replaced": ("half character", "{0} in the client's history: replaced."),
+    "arguments_kept_as_text": ("call", "The arguments of {0} in the client's history were no JSON: kept as text."),
+}
+
+
+def _noted(notes: Sequence[JSON]) -> str:
+    said = []
+    for note in notes:
+        noun, sentence = _NOTES.get(str(note.get("code")), ("", "This version does not know what else was left out."))
+        said.append(sentence.format(count(note["count"], noun)))
+    return " ".join(said)
+
+
 def _records(how: str) -> str:
     return _RECORDS.get(how, "")
 
@@ -193,6 +245,7 @@ _AFTER: Mapping[str, Callable[[Any], str]] = {
     "cuts": _cuts,
     "settled": _settled,
     "compacted": _compacted,
+    "notes": _noted,
     "records": _records,
 }
 
@@ -218,6 +271,8 @@ def _rebuilt(detail: JSON, _source: str, _target: str) -> str:
     if why == IMPORTED:
         return f"The client brought a conversation that was new here: a session was written from it{lines}."
     kept = f"; what was there is kept at {detail['kept']}" if "kept" in detail else ""
+    if why == LEFT_OUT:
+        return f"The model's API would not have taken all of the conversation: a session was written without{lines}."
     if why == NOBODY_WAITS:
         return (
             "The CLI process that waited for these tool results was gone: the session was written again from the "

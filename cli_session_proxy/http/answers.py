@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from .. import logs
 from ..domain.models import JSON, Finished, Started, Turn, TurnEvent
+from ..domain.notes import Note, header, noted
 from ..engine.engine import Answer, Engine
 from ..errors import ProxyError
 from ..wires.common import SSE_KEEP_ALIVE, encoded_agent_id
@@ -153,11 +154,13 @@ class TurnResponse(Response):
     async def _deliver(self, client: Client) -> None:
         raise NotImplementedError
 
-    def _in_session(self, session_id: str | None, continuity: str | None) -> None:
+    def _in_session(self, session_id: str | None, continuity: str | None, notes: Sequence[Note]) -> None:
         if session_id is not None:
             self._head_fields["X-Session-Id"] = session_id
         if continuity is not None:
             self._head_fields["X-Continuity"] = continuity
+        if notes:
+            self._head_fields["X-Continuity-Note"] = header(notes)
 
 
 class JsonAnswer(TurnResponse):
@@ -169,7 +172,7 @@ class JsonAnswer(TurnResponse):
 
     async def _deliver(self, client: Client) -> None:
         turn = await self._answer.turn()
-        self._in_session(turn.session_id, turn.continuity)
+        self._in_session(turn.session_id, turn.continuity, noted(turn.reason))
         body = json.dumps(self._render(turn), separators=(",", ":")).encode()
         kind = {"Content-Type": "application/json", "Content-Length": str(len(body))}
         await client.write(body, {**kind, **self._head_fields}, last=True)
@@ -219,9 +222,10 @@ class StreamAnswer(TurnResponse):
 
     def _said(self, event: TurnEvent) -> Iterable[bytes]:
         if isinstance(event, Started):
-            self._in_session(event.session_id, event.continuity)
+            self._in_session(event.session_id, event.continuity, event.notes)
         if isinstance(event, Finished):
-            self._in_session(event.turn.session_id, event.turn.continuity)
+            turn = event.turn
+            self._in_session(turn.session_id, turn.continuity, noted(turn.reason))
         return self._writer.feed(event)
 
     def _head(self) -> dict[str, str]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+
+from cli_session_proxy.testing.script import Reply
+from cli_session_proxy.testing.upstream import Upstream
 
 from .report import Report
 
@@ -46,3 +50,10 @@ def seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Report:
     return request.config.stash[_REPORT]
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[Upstream]:
+    """Its model thinks before every answer, and its provider enforces the seals of these thoughts."""
+    async with Upstream(behave=lambda seen: Reply(thinking=f"about {seen.prompt[:40]!r}")) as server:
+        yield server

@@ -11,12 +11,12 @@ from ... import logs
 from ...domain.client_tools import Judge, as_cli
 from ...domain.lineage import Past
 from ...domain.models import JSON, Agent, BlockDelta, BlockStart, BlockStop, Continuity, Link, Record, Turn
-from ...errors import ClaudeUnavailable
+from ...errors import ClaudeNotLoggedIn, ClaudeUnavailable, ProxyError
 from ...sandbox import Sandboxes
 from ...settings import Settings
 from ...stores.base import Standing, Store
 from .. import base
-from ..base import Adoptable, Answered, Counts, Event, Exchange, Job, Kept, Lost, Settled
+from ..base import Adoptable, Answered, Counts, Event, Exchange, Job, Kept, Lost, Remedy, Settled
 from . import events, failures
 from .process.child import end_left
 from .process.pool import Pool
@@ -53,7 +53,7 @@ class ClaudeBackend:
 
     async def prepare(self, job: Job) -> Exchange | Adoptable:
         self._restarts.check(job.agent.key)
-        plan = Plan(job.model, job.system, job.effort, job.profile, job.prompt, wants=job.wants, answers=job.answers)
+        plan = Plan(job.model, job.system, job.effort, job.profile, job.prompt, job.wants, job.answers, job.remedies)
         standing = Standing(job.agent, job.parent, job.session)
         try:
             ready = await self.sessions.ready(standing, plan, job.turn.id, job.frame_uuid, adopt=job.adopt)
@@ -147,7 +147,7 @@ class _Exchange:
         if self._ready.results:
             heard = process.go_on(self._ready.results, judge)
         else:
-            heard = process.turn(job.frame_uuid, job.prompt, judge)
+            heard = process.turn(job.frame_uuid, self._ready.prompt, judge)
         retries: list[JSON] = []
         try:
             async with aclosing(heard):
@@ -174,7 +174,9 @@ class _Exchange:
                             return
                         case events.Result():
                             if event.is_error and not self._interrupted:
-                                raise failures.error_for(event, retries=retries, model=job.model)
+                                error = failures.error_for(event, retries=retries, model=job.model)
+                                remedy = await self._remedy(error)
+                                raise error if remedy is None else Lost(error.message, error, remedy)
                             yield self._completed(event)
                             return
                         case _:
@@ -183,6 +185,16 @@ class _Exchange:
             raise self._backend._lost(job.agent, died) from died
         ended = events.ProcessDied("the CLI ended the turn without a result", returncode=None, stderr="")
         raise self._backend._lost(job.agent, ended)
+
+    async def _remedy(self, error: ProxyError) -> Remedy | None:
+        """What may help where the provider refused the request, and was not tried yet."""
+        if isinstance(error, ClaudeNotLoggedIn):
+            return None if self._ready.fresh else "login"
+        for remedy in failures.remedies(error):
+            untried = remedy not in self._job.remedies
+            if untried and await self._backend.sessions.may_help(self._job.parent, remedy):
+                return remedy
+        return None
 
     def _completed(self, result: events.Result) -> base.Completed:
         """With this turn's share of the CLI's running total, which starts anew where the CLI did not restore it."""
@@ -212,7 +224,7 @@ class _Exchange:
         except events.ProcessDied as died:
             raise self._backend._lost(job.agent, died) from died
         self._backend._restarts.lived(job.agent.key)
-        return Kept(captured.records, captured.session, captured.links, captured.note)
+        return Kept(captured.records, captured.session, captured.links, captured.note, captured.notes)
 
     async def release(self) -> None:
         try:

@@ -31,6 +31,7 @@ from ...errors import (
     likely,
 )
 from ...settings import MODELS
+from ..base import Remedy
 from .events import ProcessDied, Result, WrongTranscript
 from .resets import seconds_until
 
@@ -184,6 +185,23 @@ _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], .
         lambda f: TurnTimeout(f.text, detail=f.detail),
     ),
 )
+
+
+# What the provider's words say that the request was refused for, and what may be left out of the path then.
+_REMEDIES: tuple[tuple[re.Pattern[str], Remedy], ...] = (
+    (re.compile(r"signature.{0,20}thinking|thinking`?(?: or `?redacted_thinking`?)? block", re.IGNORECASE), "thinking"),
+    (re.compile(r"\bimages?\b|media", re.IGNORECASE), "images"),
+    (re.compile(r"\bpdf\b|\bdocument", re.IGNORECASE), "documents"),
+)
+
+
+def remedies(error: ProxyError) -> tuple[Remedy, ...]:
+    """What may let the turn be answered after all, the least loss first."""
+    if isinstance(error, ContextTooLong | RequestTooLarge):
+        return ("summary",)
+    if error.detail.get("status") not in (None, 400) or not isinstance(error, InvalidRequest | UpstreamError):
+        return ()
+    return tuple(remedy for words, remedy in _REMEDIES if words.search(error.message))
 
 
 def error_for_death(died: ProcessDied) -> ProxyError:

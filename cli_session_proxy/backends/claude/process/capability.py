@@ -44,6 +44,8 @@ CLIENT_COMPOSED: Version = (2, 1, 260)
 # The whole loop: offers, calls, results, and results to a process that was started again. 2.1.278 takes the offers,
 # but goes on with "Continue from where you left off." instead of the results when it was started again.
 CLIENT_TOOLS: Version = (2, 1, 295)
+# By its change log; its program text says "server rejected a thinking block; stripping all thinking blocks" (2.1.329).
+HEALS_THINKING: Version = (2, 1, 156)
 AWAIT_CLAIM: Version = (2, 1, 295)  # 2.1.278 has no such option
 # Below it a `set_model` with a system prompt answers "success" and changes nothing (2.1.295).
 SYSTEM_PROMPT: Version = (2, 1, 304)
@@ -101,6 +103,11 @@ class Capability:
     def takes_tools(self) -> bool:
         """The client's own tools can be offered to the model (control request `mcp_set_servers`)."""
         return self.version_tuple >= CLIENT_TOOLS
+
+    @property
+    def heals_thinking(self) -> bool:
+        """Where the provider refuses a sealed thought, it leaves them all out by itself and asks again."""
+        return self.version_tuple >= HEALS_THINKING
 
     @property
     def takes_claim(self) -> bool:

@@ -17,7 +17,7 @@ from .. import transcript
 from ..events import WrongTranscript
 from ..opening import contents
 from ..process.process import ClaudeProcess
-from ..transcript import Entry, Parsed, Reader, Scribe
+from ..transcript import Entry, Head, Parsed, Reader, Scribe
 from . import partials, stopping
 from .exchanges import is_prompt
 from .reopening import SYNTHETIC_MODEL
@@ -61,7 +61,9 @@ class Ready:
 
     `leaf` is the uuid of the path's last record; `links` explain how the session came to be what it is. `results` are
     MCP's, for a process that waits for them; `lead` are records of this turn that were written before its frame.
-    `quiet`: the turn has no prompt of its own in the transcript.
+    `marks` are decisions about the path before it (`transcript.mending`). `prompt` is what is said, `head` what stands
+    before the messages. `quiet`: the turn has no prompt of its own in the transcript. `fresh`: the process was started
+    for this turn.
     """
 
     process: ClaudeProcess
@@ -72,7 +74,11 @@ class Ready:
     reason: JSON
     results: Mapping[str, JSON] = field(default_factory=dict)
     lead: tuple[Record, ...] = ()
+    marks: tuple[Record, ...] = ()
+    prompt: tuple[Block, ...] = ()
+    head: Head | None = None
     quiet: bool = False
+    fresh: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +213,8 @@ class Captures:
     async def _path(self, ready: Ready) -> list[Record]:
         """The records before the turn's own frame."""
         parent = ready.session.tip_turn_id
-        return [*(await self._store.records(parent) if parent else []), *ready.lead]
+        known = await self._store.records(parent) if parent else []
+        return [*transcript.shown([*known, *ready.marks]), *ready.lead]
 
     async def _cut(self, ready: Ready, turn: Turn, path: Path, said: Said, known: Sequence[Entry]) -> Taken:
         """The answer was cut at a stop sequence: so are its records, and the transcript with them."""
@@ -239,7 +246,7 @@ class Captures:
 
 def _made(ready: Ready, turn: Turn, said: Said) -> list[Record]:
     scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
-    content = tuple(block for message in turn.input for block in message.content)
+    content = ready.prompt or tuple(block for message in turn.input for block in message.content)
     if ready.lead:  # the results are there already
         content = tuple(block for block in content if block.get("type") != "tool_result")
     asked = [scribe.record(Message("user", content), turn.model, record_uuid=said.frame_uuid)] if content else []

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,10 +23,12 @@ from ....domain import client_tools
 from ....domain.client_tools import Answers, Wants
 from ....domain.identifiers import is_session_id
 from ....domain.models import JSON, Agent, Block, Link, Record, Session, Turn
-from ....errors import InvalidRequest, SessionBusy
+from ....domain.notes import Code, Note
+from ....errors import ConfigError, InvalidRequest, SessionBusy
 from ....sandbox import Sandboxes
 from ....settings import Profile, Settings
 from ....stores.base import Standing, Store
+from ...base import Remedy
 from .. import environment, transcript
 from ..events import ProcessDied, WrongTranscript
 from ..process import capability as cli
@@ -33,15 +36,24 @@ from ..process import confine, frames
 from ..process.capability import Capability
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
-from ..transcript import Scribe
-from . import partials, reopening
+from ..transcript import Head, LeftOut, Scribe
+from . import heads, own_repairs, partials, reopening
 from .capture import Captures, Ready, Said
+from .heads import Opening
 from .repair import Foreign, Now, Prepared, Repairs
 
 # How often a process is started anew because it loaded something else than the transcript that was verified, and what
 # a client is told to wait when even that did not help, in seconds.
 LOADS = 3
 RETRY_AFTER = 1.0
+# Of how many turns the head of the request is kept in memory; beyond it is read from the chain.
+HEADS = 1024
+# What may be left out of a path, as a note calls it.
+CODES: Mapping[LeftOut, Code] = {
+    "thinking": "thinking_left_out",
+    "images": "images_left_out",
+    "documents": "documents_left_out",
+}
 
 __all__ = ["Captured", "Foreign", "Plan", "Ready", "Said", "Sessions"]
 
@@ -57,16 +69,29 @@ class Plan:
     prompt: tuple[Block, ...]
     wants: Wants = field(default_factory=Wants)
     answers: Answers = field(default_factory=Answers)
+    remedies: frozenset[Remedy] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What a turn left: its records, its session as it is now, and the links that the CLI's ids call for."""
+    """What a turn left: its records, its session as it is now, and the links that the CLI's ids call for.
+
+    `notes`: what the CLI was seen to leave out by itself.
+    """
 
     records: tuple[Record, ...]
     session: Session
     links: tuple[Link, ...]
     note: str
+    notes: tuple[Note, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What is left out of the path from a turn on: marks for the chain, and what the turn says of it."""
+
+    marks: tuple[Record, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 class Sessions:
@@ -82,6 +107,7 @@ class Sessions:
         self._repairs = Repairs(settings, store, self._config_dir)
         self.captures = Captures(store)
         self._in_step: dict[str, str] = {}  # warm session -> the turn its process's memory ends with
+        self._heads: OrderedDict[str, Head] = OrderedDict()  # of the newest turns, by id
         self._totals: dict[str, float] = {}  # warm session -> what its process says that all its turns cost
 
     # --- before the turn
@@ -103,17 +129,31 @@ class Sessions:
         place = confine.Place(cwd, self._sandboxes.tmpdir(agent.dir), self._config_dir)
         wrapper = await confine.wrapper(self._settings, plan.profile, capability.path, place, env)
         now = Now(agent, parent, turn_id, cwd, capability, adopt, wrapper)
+        before = await self._head_at(parent)
+        opened = heads.opening(
+            before, plan.system, plan.wants.offers, self._settings.system_prompt_changes,
+            asks=bool(plan.prompt),
+        )  # fmt: skip
+        decided = await self._decided(now, session, plan, opened)
+        prompt = plan.prompt if opened.reminder is None else (opened.reminder, *plan.prompt)
+        offered = replace(plan.wants, offers=opened.offers)
+        plan = replace(plan, system=opened.head.system, wants=offered, prompt=prompt)
         evidence: JSON = {"sandbox": str(cwd)} if gone else {}
         wrong: list[str] = []
         while len(wrong) < LOADS:
             last = len(wrong) == LOADS - 1
             try:
-                ready = await self._checked_out(now, plan, env, session, frame_uuid, last=last)
+                ready = await self._checked_out(now, plan, env, session, frame_uuid, decided, last=last)
             except WrongTranscript as changed:
                 wrong.append(changed.how)
                 continue
             evidence |= {"reloaded": wrong} if wrong else {}
-            return replace(ready, reason=ready.reason | evidence)
+            notes = (*opened.notes, *decided.notes)
+            evidence |= {"notes": [note.as_json() for note in notes]} if notes else {}
+            head, marks = opened.head, decided.marks
+            if head != before and (before is not None or head.tools or head.told != head.system):
+                marks = (*marks, head.as_record())  # else the turn says it
+            return replace(ready, reason=ready.reason | evidence, marks=marks, prompt=plan.prompt, head=head)
         raise SessionBusy(
             f"the session's transcript was changed {len(wrong)} times while the Claude CLI was loading it "
             f"({', '.join(wrong)}): stop what else writes to {self._config_dir}, and send this again",
@@ -121,19 +161,31 @@ class Sessions:
         )
 
     async def _checked_out(
-        self, now: Now, plan: Plan, env: Mapping[str, str], session: Session | None, frame_uuid: str, *, last: bool
+        self,
+        now: Now,
+        plan: Plan,
+        env: Mapping[str, str],
+        session: Session | None,
+        frame_uuid: str,
+        decided: Decided,
+        *,
+        last: bool,
     ) -> Ready:
         """A process in step with the path. Raises WrongTranscript where it loaded something else: it is gone then."""
         lead: list[Record] = []
         quiet = False
         if now.parent is not None and client_tools.calls_of(now.parent.output):
-            waiting = await self._waiting(now, plan, env, now.parent, session)
+            waiting = None if decided.marks else await self._waiting(now, plan, env, now.parent, session)
             if waiting is not None:
                 return waiting
-            prepared, lead = await self._reopened(now, plan, now.parent, session, frame_uuid)
+            prepared, lead = await self._reopened(now, plan, now.parent, session, frame_uuid, decided.marks)
             quiet = not plan.prompt
         else:
             prepared = await self._prepare(now, session)
+            if decided.marks and now.parent is not None:
+                await self._end(prepared.session.id)
+                path = transcript.shown([*await self._store.records(now.parent.id), *decided.marks])
+                prepared = await self._repairs.rewritten(now, prepared, path, decided.notes)
         launch = _launch(now, plan, env, prepared.session.id, resume=prepared.resume)
         try:
             process, warm = await self._pool.checkout(launch)
@@ -166,6 +218,7 @@ class Sessions:
             reason=prepared.reason | evidence,
             lead=tuple(lead),
             quiet=quiet,
+            fresh=not warm and process.session_id == launch.session_id,
         )
 
     async def _loaded(self, session: Session, process: ClaudeProcess, *, lenient: bool) -> Session:
@@ -232,21 +285,93 @@ class Sessions:
             return None
         leaf = session.mark.leaf if session.mark else None
         session = await self._with_total(now, session, warm=True)
-        return Ready(process, session, "warm", leaf, (), {"session": "waited for these results"}, brought, quiet=True)
+        reason: JSON = {"session": "waited for these results"}
+        return Ready(process, session, "warm", leaf, (), reason, brought, quiet=True, fresh=False)
 
     async def _reopened(
-        self, now: Now, plan: Plan, parent: Turn, session: Session | None, frame_uuid: str
+        self,
+        now: Now,
+        plan: Plan,
+        parent: Turn,
+        session: Session | None,
+        frame_uuid: str,
+        marks: Sequence[Record],
     ) -> tuple[Prepared, list[Record]]:
         """The path with the results of its last calls, written for a CLI that goes on from there."""
         session_id = session.id if session else str(uuid.uuid4())
         await self._end(session_id)
-        known = await self._store.records(parent.id)
+        known = transcript.shown([*await self._store.records(parent.id), *marks])
         scribe = Scribe(session_id, now.cwd, now.capability.version, time.time())
         uuid_of_closing = None if plan.prompt else frame_uuid
         closed = now.capability.takes_tools
         lead = reopening.lead(known, parent, plan.answers, scribe, closed=closed, uuid=uuid_of_closing)
         prepared = await self._repairs.written(now, session_id, [*known, *lead], session)
         return prepared, lead
+
+    # what stands before the messages, and what of these is left out
+
+    async def _head_at(self, parent: Turn | None) -> Head | None:
+        """What the request that ended with this turn began with; None where there was none, or nobody knows it."""
+        if parent is None or parent.session_id is None:
+            return None
+        if (known := self._heads.get(parent.id)) is not None:
+            return known
+        head = transcript.head_of(await self._store.records(parent.id))
+        profile = None if parent.reason.get("rule") == "adopted" else self._profile_of(parent)
+        if head is None and profile is not None:
+            system = self._settings.system_prompt_for(profile, parent.system)
+            tools = client_tools.Wants.of(parent.reason).offers.tools
+            head = Head(system, system, tuple(tool.as_json() for tool in tools))
+        if head is not None:
+            self._remember(parent.id, head)
+        return head
+
+    def _remember(self, turn_id: str, head: Head) -> None:
+        self._heads[turn_id] = head
+        while len(self._heads) > HEADS:
+            self._heads.popitem(last=False)
+
+    def _profile_of(self, turn: Turn) -> Profile | None:
+        """None: the settings do not have it any more."""
+        try:
+            return self._settings.profile_for(turn.profile)
+        except ConfigError:
+            return None
+
+    async def _decided(self, now: Now, session: Session | None, plan: Plan, opened: Opening) -> Decided:
+        """What of the path is not shown to the model from this turn on, beside what was decided before."""
+        wanted: set[LeftOut] = {what for what in CODES if what in plan.remedies}
+        parent = now.parent
+        if parent is None or (now.capability.heals_thinking and not wanted):
+            return Decided()
+        if not now.capability.heals_thinking:
+            profile = self._profile_of(parent)
+            model = None if profile is None else self._settings.model_for(profile, parent.model)
+            upgraded = session is not None and session.cli_version != now.capability.version
+            if not opened.same or upgraded or (model, profile) != (plan.model, plan.profile):
+                wanted.add("thinking")
+        if not wanted:
+            return Decided()
+        path = transcript.shown(await self._store.records(parent.id))
+        found = {what: number for what in CODES if what in wanted and (number := transcript.count(path, what))}
+        marks = tuple(transcript.leave_out(what) for what in found)
+        return Decided(marks, tuple(Note(CODES[what], number) for what, number in found.items()))
+
+    async def _seen(self, ready: Ready, records: Sequence[Record]) -> tuple[Note, ...]:
+        """What the CLI left out or changed by itself, by what it noted in its transcript."""
+        found = own_repairs.seen(records, ready.prompt)
+        if "cli_left_out_thinking" in found:  # it says that it did, not how much
+            before = ready.session.tip_turn_id
+            path = transcript.shown(await self._store.records(before)) if before else []
+            found["cli_left_out_thinking"] = transcript.count(own_repairs.since_stripped(path), "thinking")
+        return tuple(Note(code, number) for code, number in found.items() if number)
+
+    async def may_help(self, parent: Turn | None, remedy: Remedy) -> bool:
+        """Is there anything on the path that this remedy would leave out?"""
+        what = next((one for one in CODES if one == remedy), None)
+        if parent is None or what is None:
+            return False
+        return transcript.count(transcript.shown(await self._store.records(parent.id)), what) > 0
 
     async def _prepare(self, now: Now, session: Session | None) -> Prepared:
         if now.parent is None:
@@ -305,7 +430,8 @@ class Sessions:
             for ended in {before.id, session_id}:
                 await self._end(ended)
             taken = await self.captures.completed(ready, turn, path, said, taken)
-        records = [*ready.lead, *taken.records]
+        records = [*ready.marks, *ready.lead, *taken.records]
+        notes = await self._seen(ready, taken.records)
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
         if transcript.beside(path).is_dir():
             records += await asyncio.to_thread(transcript.gather, path, since)
@@ -326,7 +452,9 @@ class Sessions:
             links = (Link(before.id, session_id, turn.id, "forked_by_cli", detail, time.time()),)
         if taken.mark is not None and (ready.process.usable or ready.process.waiting):
             self._stays(session_id, turn.id, total)
-        return Captured(tuple(records), session, links, taken.note)
+        if ready.head is not None:
+            self._remember(turn.id, ready.head)
+        return Captured(tuple(records), session, links, taken.note, notes)
 
     def _stays(self, session_id: str, turn_id: str, total: float) -> None:
         """The process is in step with this turn now. What is known of processes that are gone is forgotten."""

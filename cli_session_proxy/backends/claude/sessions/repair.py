@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ....domain.models import JSON, Agent, Continuity, FileMark, Link, LinkReason, Record, Session, Turn
+from ....domain.notes import Note
 from ....errors import SandboxError, SessionBusy
 from ....settings import Settings
 from ....stores.base import Store
@@ -30,6 +31,9 @@ from .tails import Tails
 BUSY_WAIT = 10.0
 BUSY_POLL = 0.1
 
+
+# Why a session was written again that nothing was wrong with.
+LEFT_OUT = "the model's API would not take all of it"
 
 # In `var`: transcripts that were not what the chain knows, before they were written again.
 ASIDE = "salvage"
@@ -100,7 +104,7 @@ class Repairs:
         """Compare the file with the path that ends at `parent`: by the mark's hash, then by the records."""
         verdict = await asyncio.to_thread(transcript.check, path, session.mark, None)
         if verdict is None:
-            known = await self._store.records(parent.id)
+            known = transcript.shown(await self._store.records(parent.id))
             verdict = await asyncio.to_thread(transcript.check, path, None, known)
         assert verdict is not None
         return verdict
@@ -118,6 +122,19 @@ class Repairs:
         detail = {"why": "the path leaves the session's", "from_turn": parent.id, "records": count}
         link = now.link(parent.session_id, session_id, "branched", detail)
         return Prepared(session, True, "branched", (link,), {"session": detail})
+
+    async def rewritten(
+        self, now: Now, prepared: Prepared, records: Sequence[Record], notes: Sequence[Note]
+    ) -> Prepared:
+        """The prepared session once more, of these records: without what the model's API would refuse."""
+        path = Path(prepared.session.transcript)
+        mark = await self._write_records(now, records, path)
+        session = replace(prepared.session, mark=mark)
+        if prepared.continuity in ("rebuilt", "branched"):  # said already, and why
+            return replace(prepared, session=session)
+        detail: JSON = {"why": LEFT_OUT, "left_out": [note.as_json() for note in notes], "records": len(records)}
+        link = now.link(session.id, session.id, "rebuilt", detail)
+        return Prepared(session, True, "rebuilt", (*prepared.links, link), prepared.reason | {"session": detail})
 
     async def written(self, now: Now, session_id: str, records: Sequence[Record], was: Session | None) -> Prepared:
         """A session of just these records: the path with the results of its last calls."""
@@ -251,7 +268,7 @@ class Repairs:
             kept.unlink(missing_ok=True)
 
     async def _write(self, now: Now, parent: Turn, path: Path) -> tuple[FileMark, int]:
-        records = await self._store.records(parent.id)
+        records = transcript.shown(await self._store.records(parent.id))
         return await self._write_records(now, records, path), len(records)
 
     async def _write_records(self, now: Now, records: Sequence[Record], path: Path) -> FileMark:

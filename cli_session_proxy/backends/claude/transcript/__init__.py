@@ -10,6 +10,7 @@ from .entries import Entry, Parsed, copied_up_to, has_ended, is_complete, parse,
 from .files import gather, is_file, is_sound
 from .following import Changed, Reader, reread, total_cost
 from .marks import is_unchanged
+from .mending import Head, LeftOut, count, head_of, is_mark, is_sound_mark, leave_out, shown, summary
 from .places import beside, copy_beside, find_elsewhere, in_folder, path_of, project_dir, remove, remove_project
 from .writing import NO_CONTENT, OPENED_BY_ASSISTANT, Scribe, in_strict_order, timestamp, with_session_id, write
 
@@ -19,6 +20,8 @@ __all__ = [
     "Changed",
     "Entry",
     "Found",
+    "Head",
+    "LeftOut",
     "Pair",
     "Parsed",
     "Reader",
@@ -28,15 +31,20 @@ __all__ = [
     "check",
     "copied_up_to",
     "copy_beside",
+    "count",
     "find_elsewhere",
     "gather",
     "has_ended",
+    "head_of",
     "in_folder",
     "in_strict_order",
     "is_complete",
     "is_file",
+    "is_mark",
     "is_sound",
+    "is_sound_mark",
     "is_unchanged",
+    "leave_out",
     "parse",
     "parse_records",
     "path_of",
@@ -44,6 +52,8 @@ __all__ = [
     "remove",
     "remove_project",
     "reread",
+    "shown",
+    "summary",
     "timestamp",
     "total_cost",
     "unbroken",
