@@ -20,7 +20,7 @@ from .. import logs
 from ..domain.models import JSON
 from ..errors import InvalidRequest, NotFound, ProxyError, Unauthorized
 from ..sandbox import LOCAL_OWNER
-from ..wires.common import decoded_agent_id, retry_after
+from ..wires.common import decoded_agent_id, retry_headers
 from ..wires.failures import SHAPES, wire_of
 from .bounds import Bounds
 from .keys import Keys
@@ -213,7 +213,7 @@ def error_body(scope: Scope, error: ProxyError) -> JSON:
 
 async def send_error(send: Send, scope: Scope, error: ProxyError, headers: Mapping[str, str] | None = None) -> None:
     """The whole answer for an error, before anything else was sent."""
-    await send_json(send, error.status, error_body(scope, error), {**(headers or {}), **retry_after(error)})
+    await send_json(send, error.status, error_body(scope, error), {**(headers or {}), **retry_headers(error)})
 
 
 async def send_json(send: Send, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:

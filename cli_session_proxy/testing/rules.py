@@ -83,7 +83,7 @@ def _check_blocks(rules: Rules, messages: list[JSON]) -> None:
         raise _Refused('messages: first message must use the "user" role')
     for at, message in enumerate(messages):
         blocks = parts(message.get("content"))
-        if not blocks:
+        if not blocks and message.get("role") != "system":  # the CLI sends empty ones of its own
             raise _Refused(f"messages.{at}: all messages must have non-empty content")
         for where, block in _walk(blocks, f"messages.{at}.content"):
             kind = block.get("type")

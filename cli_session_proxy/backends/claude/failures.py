@@ -36,6 +36,8 @@ from .events import ProcessDied, Result, WrongTranscript
 from .resets import seconds_until
 
 TEXT_LIMIT = 500
+# Seconds that clients' own retries wait at most for a Retry-After (the SDKs of OpenAI and Anthropic).
+PATIENCE = 60.0
 
 _STATUS = re.compile(r"API Error: (?:Request rejected \()?(\d{3})\b")
 _BODY = re.compile(r"\{.*\}", re.DOTALL)
@@ -137,12 +139,13 @@ def likely_model(model: str) -> str:
 
 
 def _limited(facts: _Facts) -> ProxyError:
-    return RateLimited(facts.text, retry_after=facts.wait, detail=facts.detail)
+    soon = facts.wait is None or facts.wait <= PATIENCE
+    return RateLimited(facts.text, retry_after=facts.wait, detail=facts.detail, retry=None if soon else False)
 
 
 def _bad_request(facts: _Facts) -> ProxyError:
     wrong = UpstreamError if _HISTORY.search(facts.text) else InvalidRequest
-    return wrong(facts.text, detail=facts.detail)
+    return wrong(facts.text, detail=facts.detail, retry=False)
 
 
 # In order: the first that applies. Login before the statuses (1.x has no status for it), the limits before login.
@@ -159,7 +162,7 @@ _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], .
     (
         # Neither a bad login nor a limit that time lifts: somebody has to pay.
         lambda f: _BILLING.search(f.text) is not None,
-        lambda f: UpstreamError(f"{f.text}: see the account's billing", detail=f.detail),
+        lambda f: UpstreamError(f"{f.text}: see the account's billing", detail=f.detail, retry=False),
     ),
     (lambda f: f.status == 429 or f.kind == "rate_limit_error", _limited),
     (lambda f: f.status is None and _LIMIT.search(f.text) is not None, _limited),
@@ -198,7 +201,7 @@ _REMEDIES: tuple[tuple[re.Pattern[str], Remedy], ...] = (
 def remedies(error: ProxyError) -> tuple[Remedy, ...]:
     """What may let the turn be answered after all, the least loss first."""
     if isinstance(error, ContextTooLong | RequestTooLarge):
-        return ("summary",)
+        return ("images", "documents", "summary")
     if error.detail.get("status") not in (None, 400) or not isinstance(error, InvalidRequest | UpstreamError):
         return ()
     return tuple(remedy for words, remedy in _REMEDIES if words.search(error.message))

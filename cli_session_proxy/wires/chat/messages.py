@@ -8,7 +8,16 @@ from collections.abc import Callable, Mapping
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import Part, Reader, base64_image, checked_arguments, checked_conversation, is_web_address, typed_blocks
+from ..blocks import (
+    Part,
+    Reader,
+    arguments,
+    base64_image,
+    checked_arguments,
+    checked_conversation,
+    is_web_address,
+    typed_blocks,
+)
 from ..common import optional, required, wrong_type
 
 _DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.I)
@@ -120,21 +129,10 @@ def _tool_use(call: object, where: str) -> Block:
     if call.get("type", "function") != "function":
         raise InvalidRequest(f"{where}.type must be function", param=f"{where}.type")
     function = required(call, "function", dict, "an object", where=f"{where}.")
-    arguments = optional(function, "arguments", str, "a string", where=f"{where}.function.")
-    try:
-        given = limits.loads(arguments or "{}")
-    except limits.TooDeep as exc:
-        where = f"{where}.function.arguments"
-        raise InvalidRequest(f"{where} cannot be used: {exc}; send it flatter", param=where) from exc
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise InvalidRequest(
-            f"{where}.function.arguments must be a JSON object in a string", param=f"{where}.function.arguments"
-        )
+    given = optional(function, "arguments", str, "a string", where=f"{where}.function.")
     return {
         "type": "tool_use",
         "id": required(call, "id", str, "a string", where=f"{where}."),
         "name": required(function, "name", str, "a string", where=f"{where}.function."),
-        "input": given,
+        "input": arguments(given, f"{where}.function.arguments"),
     }

@@ -13,7 +13,7 @@ from typing import Any
 from ...domain import limits
 from ...domain.models import JSON, Block, Item, Message, Turn
 from ...errors import InvalidRequest
-from ..blocks import Reader, checked_arguments, typed_blocks
+from ..blocks import Reader, arguments, checked_arguments, typed_blocks
 from ..chat.messages import image_block
 from ..common import optional, required, wrong_type
 
@@ -101,16 +101,7 @@ def _message(item: Mapping[str, Any], where: str) -> Message | str:
 
 
 def _function_call(item: Mapping[str, Any], where: str) -> Message:
-    arguments = optional(item, "arguments", str, "a string", where=f"{where}.")
-    try:
-        given = limits.loads(arguments or "{}")
-    except limits.TooDeep as exc:
-        where = f"{where}.arguments"
-        raise InvalidRequest(f"{where} cannot be used: {exc}; send it flatter", param=where) from exc
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise InvalidRequest(f"{where}.arguments must be a JSON object in a string", param=f"{where}.arguments")
+    given = arguments(optional(item, "arguments", str, "a string", where=f"{where}."), f"{where}.arguments")
     call_id = required(item, "call_id", str, "a string", where=f"{where}.")
     name = required(item, "name", str, "a string", where=f"{where}.")
     return Message("assistant", ({"type": "tool_use", "id": call_id, "name": name, "input": given},))

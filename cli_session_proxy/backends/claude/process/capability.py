@@ -146,7 +146,7 @@ def find(settings: Settings) -> Path:
         bundled = Path(folder) / "_bundled" / "claude"
         if bundled.is_file():
             return bundled
-    raise ClaudeUnavailable(f"no Claude CLI on PATH: {INSTALL}")
+    raise ClaudeUnavailable(f"no Claude CLI on PATH: {INSTALL}", retry=False)
 
 
 async def probe(binary: Path, env: Mapping[str, str], cwd: Path = Path("/")) -> Capability:
@@ -158,7 +158,7 @@ async def probe(binary: Path, env: Mapping[str, str], cwd: Path = Path("/")) -> 
     try:
         there = os.stat(binary)  # at every turn
     except OSError as exc:
-        raise ClaudeUnavailable(f"no Claude CLI at {binary} ({exc.strerror}): {INSTALL}") from exc
+        raise ClaudeUnavailable(f"no Claude CLI at {binary} ({exc.strerror}): {INSTALL}", retry=False) from exc
     key = str(binary), there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
     if (known := _probed.get(key)) is not None:
         return known
@@ -193,7 +193,9 @@ async def _asked(key: _Key, binary: Path, env: Mapping[str, str], cwd: Path) -> 
     version_text, help_text = (str(answer) for answer in answers)
     flags = {flag for found in _FLAG.findall(help_text) for flag in found if flag}
     if _VERSION.search(version_text) is None or "--print" not in flags:
-        raise ClaudeUnavailable(f"{binary} does not answer like a Claude CLI (--version, --help): {INSTALL}")
+        raise ClaudeUnavailable(
+            f"{binary} does not answer like a Claude CLI (--version, --help): {INSTALL}", retry=False
+        )
     match = _VERSION.search(_heard.get(binary, version_text)) or _VERSION.search(version_text)
     assert match is not None
     version = (int(match[1]), int(match[2]), int(match[3]))
@@ -213,7 +215,7 @@ async def _ask(binary: Path, flag: str, env: Mapping[str, str], cwd: Path) -> st
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
     except OSError as exc:
-        raise ClaudeUnavailable(f"{binary} cannot be started ({exc.strerror}): {INSTALL}") from exc
+        raise ClaudeUnavailable(f"{binary} cannot be started ({exc.strerror}): {INSTALL}", retry=False) from exc
     assert process.stdout is not None
     output = b""
     try:
@@ -229,5 +231,5 @@ async def _ask(binary: Path, flag: str, env: Mapping[str, str], cwd: Path) -> st
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if process.returncode != 0:
-        raise ClaudeUnavailable(f"{binary} {flag} failed with exit code {process.returncode}: {INSTALL}")
+        raise ClaudeUnavailable(f"{binary} {flag} failed with exit code {process.returncode}: {INSTALL}", retry=False)
     return output.decode(errors="replace")

@@ -15,7 +15,8 @@ import asyncio
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,23 +25,24 @@ from ....domain.client_tools import Answers, Wants
 from ....domain.identifiers import is_session_id
 from ....domain.models import JSON, Agent, Block, Link, Record, Session, Turn
 from ....domain.notes import Code, Note
-from ....errors import ConfigError, InvalidRequest, SessionBusy
+from ....errors import ConfigError, ContextTooLong, InvalidRequest, ProxyError, RequestTooLarge, SessionBusy
 from ....sandbox import Sandboxes
 from ....settings import Profile, Settings
 from ....stores.base import Standing, Store
 from ...base import Remedy
-from .. import environment, transcript
-from ..events import ProcessDied, WrongTranscript
+from .. import environment, failures, transcript
+from ..events import AssistantMessage, ProcessDied, Result, WrongTranscript
 from ..process import capability as cli
 from ..process import confine, frames
 from ..process.capability import Capability
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
 from ..transcript import Head, LeftOut, Scribe
-from . import heads, own_repairs, partials, reopening
+from . import heads, own_repairs, partials, reopening, summaries
 from .capture import Captures, Ready, Said
 from .heads import Opening
 from .repair import Foreign, Now, Prepared, Repairs
+from .summaries import Summary
 
 # How often a process is started anew because it loaded something else than the transcript that was verified, and what
 # a client is told to wait when even that did not help, in seconds.
@@ -48,6 +50,8 @@ LOADS = 3
 RETRY_AFTER = 1.0
 # Of how many turns the head of the request is kept in memory; beyond it is read from the chain.
 HEADS = 1024
+# What part of a path that is too long images or documents must be, so that they are left out before it is summarised.
+SHARE = 0.5
 # What may be left out of a path, as a note calls it.
 CODES: Mapping[LeftOut, Code] = {
     "thinking": "thinking_left_out",
@@ -129,12 +133,15 @@ class Sessions:
         place = confine.Place(cwd, self._sandboxes.tmpdir(agent.dir), self._config_dir)
         wrapper = await confine.wrapper(self._settings, plan.profile, capability.path, place, env)
         now = Now(agent, parent, turn_id, cwd, capability, adopt, wrapper)
+        # A history that its client brought along: this turn is the first one behind it.
+        is_imported = parent is not None and parent.session_id is None
+        brought = transcript.mended_at_import(await self._store.records(parent.id)) if parent and is_imported else []
         before = await self._head_at(parent)
         opened = heads.opening(
             before, plan.system, plan.wants.offers, self._settings.system_prompt_changes,
             asks=bool(plan.prompt),
         )  # fmt: skip
-        decided = await self._decided(now, session, plan, opened)
+        decided = await self._decided(now, session, plan, opened, env)
         prompt = plan.prompt if opened.reminder is None else (opened.reminder, *plan.prompt)
         offered = replace(plan.wants, offers=opened.offers)
         plan = replace(plan, system=opened.head.system, wants=offered, prompt=prompt)
@@ -148,7 +155,7 @@ class Sessions:
                 wrong.append(changed.how)
                 continue
             evidence |= {"reloaded": wrong} if wrong else {}
-            notes = (*opened.notes, *decided.notes)
+            notes = (*brought, *opened.notes, *decided.notes)
             evidence |= {"notes": [note.as_json() for note in notes]} if notes else {}
             head, marks = opened.head, decided.marks
             if head != before and (before is not None or head.tools or head.told != head.system):
@@ -338,11 +345,13 @@ class Sessions:
         except ConfigError:
             return None
 
-    async def _decided(self, now: Now, session: Session | None, plan: Plan, opened: Opening) -> Decided:
+    async def _decided(
+        self, now: Now, session: Session | None, plan: Plan, opened: Opening, env: Mapping[str, str]
+    ) -> Decided:
         """What of the path is not shown to the model from this turn on, beside what was decided before."""
         wanted: set[LeftOut] = {what for what in CODES if what in plan.remedies}
         parent = now.parent
-        if parent is None or (now.capability.heals_thinking and not wanted):
+        if parent is None:
             return Decided()
         if not now.capability.heals_thinking:
             profile = self._profile_of(parent)
@@ -350,12 +359,22 @@ class Sessions:
             upgraded = session is not None and session.cli_version != now.capability.version
             if not opened.same or upgraded or (model, profile) != (plan.model, plan.profile):
                 wanted.add("thinking")
-        if not wanted:
+        if not wanted and "summary" not in plan.remedies:
             return Decided()
         path = transcript.shown(await self._store.records(parent.id))
+        marks: list[Record] = []
+        notes: list[Note] = []
+        if "summary" in plan.remedies and (summary := await self._summary(now, plan, env, path)) is not None:
+            at = transcript.timestamp(time.time())
+            marks.append(transcript.summary(summary.text, summary.kept_from, plan.model, at))
+            notes.append(Note("summarised", summary.exchanges))
+            notes += [Note("not_summarised", summary.left_out)] if summary.left_out else []
+            path = transcript.shown([*path, *marks])
         found = {what: number for what in CODES if what in wanted and (number := transcript.count(path, what))}
-        marks = tuple(transcript.leave_out(what) for what in found)
-        return Decided(marks, tuple(Note(CODES[what], number) for what, number in found.items()))
+        if (found or marks) and (thoughts := transcript.count(path, "thinking")):
+            found["thinking"] = thoughts  # sealed over what is left out now
+        marks += [transcript.leave_out(what) for what in found]
+        return Decided(tuple(marks), (*notes, *(Note(CODES[what], number) for what, number in found.items())))
 
     async def _seen(self, ready: Ready, records: Sequence[Record]) -> tuple[Note, ...]:
         """What the CLI left out or changed by itself, by what it noted in its transcript."""
@@ -366,12 +385,53 @@ class Sessions:
             found["cli_left_out_thinking"] = transcript.count(own_repairs.since_stripped(path), "thinking")
         return tuple(Note(code, number) for code, number in found.items() if number)
 
-    async def may_help(self, parent: Turn | None, remedy: Remedy) -> bool:
-        """Is there anything on the path that this remedy would leave out?"""
-        what = next((one for one in CODES if one == remedy), None)
-        if parent is None or what is None:
-            return False
-        return transcript.count(transcript.shown(await self._store.records(parent.id)), what) > 0
+    async def remedy(self, parent: Turn | None, error: ProxyError, *, tried: Collection[Remedy]) -> Remedy | None:
+        """What of the path may be left out so that the provider takes the request after all, the least loss first."""
+        wanted = [remedy for remedy in failures.remedies(error) if remedy not in tried]
+        if parent is None or not wanted:
+            return None
+        path = transcript.shown(await self._store.records(parent.id))
+        too_long = isinstance(error, ContextTooLong | RequestTooLarge)
+        if too_long and self._settings.on_context_full == "error":
+            return None
+        for remedy in wanted:
+            what = next((one for one in CODES if one == remedy), None)
+            if what is None:
+                return remedy
+            # Where the request is too long, images are worth their loss only if they are what fills it.
+            share = SHARE if too_long else 0.0
+            if transcript.count(path, what) and transcript.weight(path, what) >= share * sum(len(r.line) for r in path):
+                return remedy
+        return None
+
+    async def _summary(self, now: Now, plan: Plan, env: Mapping[str, str], path: Sequence[Record]) -> Summary | None:
+        """Ask the model for it, in sessions that are removed again."""
+        assert now.parent is not None
+
+        async def ask(said: str) -> str:
+            session_id = str(uuid.uuid4())
+            asking = replace(plan, system=summaries.SYSTEM, effort=None, profile=Profile(), wants=Wants())
+            launch = _launch(now, asking, {**env, **environment.NO_COMPACTION}, session_id, resume=False)
+            process, _ = await self._pool.checkout(launch)
+            answer: list[str] = []
+            try:
+                async with aclosing(process.turn(str(uuid.uuid4()), ({"type": "text", "text": said},))) as heard:
+                    async for event in heard:
+                        match event:
+                            case AssistantMessage():
+                                answer += [str(block["text"]) for block in event.blocks if block.get("type") == "text"]
+                            case Result() if event.is_error:
+                                raise failures.error_for(event, model=plan.model)
+                            case _:
+                                pass
+            finally:
+                await self._pool.checkin(process)
+                for ended in {session_id, process.session_id}:
+                    await self._end(ended)
+                    await asyncio.to_thread(transcript.remove, transcript.in_folder(self._path(now.cwd), ended))
+            return "\n\n".join(answer)
+
+        return await summaries.summarised(path, ask, open_calls=bool(client_tools.calls_of(now.parent.output)))
 
     async def _prepare(self, now: Now, session: Session | None) -> Prepared:
         if now.parent is None:

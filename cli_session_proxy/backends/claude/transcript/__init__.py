@@ -10,7 +10,20 @@ from .entries import Entry, Parsed, copied_up_to, has_ended, is_complete, parse,
 from .files import gather, is_file, is_sound
 from .following import Changed, Reader, reread, total_cost
 from .marks import is_unchanged
-from .mending import Head, LeftOut, count, head_of, is_mark, is_sound_mark, leave_out, shown, summary
+from .mending import (
+    Head,
+    LeftOut,
+    count,
+    head_of,
+    imported,
+    is_mark,
+    is_sound_mark,
+    leave_out,
+    mended_at_import,
+    shown,
+    summary,
+    weight,
+)
 from .places import beside, copy_beside, find_elsewhere, in_folder, path_of, project_dir, remove, remove_project
 from .writing import NO_CONTENT, OPENED_BY_ASSISTANT, Scribe, in_strict_order, timestamp, with_session_id, write
 
@@ -36,6 +49,7 @@ __all__ = [
     "gather",
     "has_ended",
     "head_of",
+    "imported",
     "in_folder",
     "in_strict_order",
     "is_complete",
@@ -45,6 +59,7 @@ __all__ = [
     "is_sound_mark",
     "is_unchanged",
     "leave_out",
+    "mended_at_import",
     "parse",
     "parse_records",
     "path_of",
@@ -57,6 +72,7 @@ __all__ = [
     "timestamp",
     "total_cost",
     "unbroken",
+    "weight",
     "with_session_id",
     "write",
 ]

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ....domain.models import JSON, THINKING, Block, Record, Tool
+from ....domain.notes import Code, Note
 
 KIND = "cli-session-proxy/mark"
 _OPENING = f'{{"type":"{KIND}"'
@@ -34,6 +36,7 @@ SUMMARY = (
     "This conversation was longer than what fits into one request. This is a summary of what came before the messages "
     "that follow:\n\n"
 )
+GOES_ON = "I go on from this summary."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,30 @@ def leave_out(what: LeftOut) -> Record:
     return _mark("leave_out", what=what)
 
 
-def summary(text: str, kept_from: str, at: str) -> Record:
-    """A mark: of what stands before the record `kept_from`, the model is shown this summary. `at`: a timestamp."""
-    return _mark("summary", text=text, kept_from=kept_from, uuid=str(uuid.uuid4()), at=at)
+def summary(text: str, kept_from: str | None, model: str, at: str) -> Record:
+    """A mark: of what stands before the record `kept_from` (None: before the mark), the model is shown this summary.
+
+    `model` is who goes on from it, `at` a timestamp.
+    """
+    uuids = [str(uuid.uuid4()), str(uuid.uuid4())]
+    return _mark("summary", text=text, kept_from=kept_from, uuids=uuids, model=model, at=at)
+
+
+def imported(notes: Iterable[Note]) -> Record:
+    """A mark: what was mended of a client's history when its records were made."""
+    return _mark("imported", notes=[note.as_json() for note in notes])
+
+
+def mended_at_import(records: Iterable[Record]) -> list[Note]:
+    """What was mended of the client's history at the end of this path."""
+    found: Counter[Code] = Counter()
+    for record in records:
+        if record.uuid is not None and not record.synthetic:
+            found.clear()  # a turn of ours: what came before it was told then
+        elif is_mark(record) and (mark := json.loads(record.line))["mark"] == "imported":
+            for note in mark["notes"]:
+                found[note["code"]] += note["count"]
+    return [Note(code, number) for code, number in found.items()]
 
 
 def is_mark(record: Record) -> bool:
@@ -80,8 +104,12 @@ def is_sound_mark(record: Record) -> bool:
                 )
             case "leave_out":
                 return mark["what"] in _TYPES
+            case "imported":
+                return all(isinstance(Note.from_json(note).count, int) for note in mark["notes"])
             case "summary":
-                return all(isinstance(mark[name], str) for name in ("text", "kept_from", "uuid", "at"))
+                texts = [*(mark[name] for name in ("text", "at", "model")), *mark["uuids"]]
+                whole = len(mark["uuids"]) == 2 and isinstance(mark["kept_from"], str | None)
+                return whole and all(isinstance(one, str) for one in texts)
     except (ValueError, KeyError, TypeError, RecursionError):
         return False
     return False
@@ -101,28 +129,29 @@ def shown(records: Sequence[Record]) -> list[Record]:
     if not marks:
         return list(records)
     until: dict[LeftOut, int] = {mark["what"]: at for at, mark in marks if mark["mark"] == "leave_out"}
-    newest = next((mark for _, mark in reversed(marks) if mark["mark"] == "summary"), None)
     out: list[Record] = []
     start = 0
-    if newest is not None:
-        start = next((at for at, record in enumerate(records) if record.uuid == newest["kept_from"]), 0)
-    if newest is not None and start:
+    if newest := [(at, mark) for at, mark in marks if mark["mark"] == "summary"][-1:]:
+        start, mark = newest[0]
+        if mark["kept_from"] is not None:
+            start = next((at for at, record in enumerate(records) if record.uuid == mark["kept_from"]), start)
         # Files beside the transcript stay: the messages that are kept may name them.
         out += [record for record in records[:start] if record.uuid is None and not is_mark(record)]
-        out.append(_summary_record(newest, records[start]))
+        like = next((record for record in reversed(records[: start + 1]) if record.uuid is not None), None)
+        out += _summary_records(mark, like)
+    first = out[-1].uuid if start and out else None  # what the first record that is kept hangs on
     gone: dict[str, str | None] = {}  # uuid of a record that is left out -> what hangs on it hangs on this
     for at, record in enumerate(records[start:], start):
         if is_mark(record):
             continue
         kinds = {what for what, end in until.items() if at < end and _may_hold(record, what)}
-        is_first = at == start > 0
-        if record.uuid is None or not (kinds or gone or is_first):
+        if record.uuid is None or not (kinds or gone or first):
             out.append(record)
             continue
         was: JSON = json.loads(record.line)
         data = dict(was)
-        if is_first:
-            data["parentUuid"] = out[-1].uuid
+        if first is not None:
+            data["parentUuid"], first = first, None
         for name in ("parentUuid", "logicalParentUuid", "sourceToolAssistantUUID"):
             while data.get(name) in gone:
                 data[name] = gone[data[name]]
@@ -144,6 +173,11 @@ def count(records: Iterable[Record], what: LeftOut) -> int:
             if not data.get("isSidechain"):
                 found += sum(_count(block, _TYPES[what]) for block in _content(data))
     return found
+
+
+def weight(records: Iterable[Record], what: LeftOut) -> int:
+    """How many characters of these records' lines hold blocks of this kind."""
+    return sum(len(record.line) for record in records if record.uuid is not None and _may_hold(record, what))
 
 
 def _may_hold(record: Record, what: LeftOut) -> bool:
@@ -187,20 +221,31 @@ def _content(data: JSON) -> list[Block]:
     return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
 
 
-def _summary_record(mark: JSON, first: Record) -> Record:
-    """A prompt of nobody's, with the summary; in all else like the record that follows it."""
-    like = json.loads(first.line)
-    kept = {name: like[name] for name in ("userType", "cwd", "sessionId", "version", "gitBranch") if name in like}
-    data = {
-        "parentUuid": None,
-        "isSidechain": False,
-        **kept,
-        "type": "user",
-        "message": {"role": "user", "content": [{"type": "text", "text": SUMMARY + mark["text"]}]},
-        "uuid": mark["uuid"],
-        "timestamp": mark["at"],
+def _summary_records(mark: JSON, like: Record | None) -> Iterator[Record]:
+    """A prompt of nobody's with the summary; where nothing is kept behind it, an answer too. In all else they are like
+    this record. A CLI makes up an answer where a transcript ends without one."""
+    known: JSON = json.loads(like.line) if like is not None else {}
+    kept: JSON = {
+        name: known[name] for name in ("userType", "cwd", "sessionId", "version", "gitBranch") if name in known
     }
-    return Record(json.dumps(data, separators=(",", ":")), mark["uuid"], synthetic=True)
+    asked, answered = mark["uuids"]
+    data: JSON = {**kept, "isSidechain": False, "timestamp": mark["at"]}
+    content = [{"type": "text", "text": SUMMARY + mark["text"]}]
+    prompt: JSON = {"parentUuid": None, **data, "type": "user", "message": {"role": "user", "content": content}}
+    yield Record(json.dumps(prompt | {"uuid": asked}, separators=(",", ":")), asked, synthetic=True)
+    if mark["kept_from"] is None:
+        message: JSON = {
+            "id": f"msg_{answered.replace('-', '')}",
+            "type": "message",
+            "role": "assistant",
+            "model": mark["model"],
+            "content": [{"type": "text", "text": GOES_ON}],
+            "stop_reason": "end_turn",
+            "stop_sequence": None,
+            "usage": {"input_tokens": 0, "output_tokens": 0},
+        }
+        answer: JSON = {"parentUuid": asked, **data, "type": "assistant", "message": message, "uuid": answered}
+        yield Record(json.dumps(answer, separators=(",", ":")), answered, synthetic=True)
 
 
 def _mark(mark: str, **fields: Any) -> Record:
