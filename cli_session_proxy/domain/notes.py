@@ -17,6 +17,8 @@ Code = Literal[
     # the CLI's own doing
     "cli_left_out_thinking",
     "cli_left_out_tool_results",
+    "cli_left_out_images",
+    "cli_left_out_documents",
     "cli_changed_images",
     # of a history that a client brought
     "foreign_thinking_left_out",

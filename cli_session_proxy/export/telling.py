@@ -205,6 +205,8 @@ _NOTES: Mapping[str, tuple[str, str]] = {
         "The provider refused the request, and the CLI asked again without {0} of earlier answers: they are kept in "
         "the chain, and the model is not shown them any more.",
     ),
+    "cli_left_out_images": ("image", "The provider refused the request, and the CLI asked again without {0}."),
+    "cli_left_out_documents": ("document", "The provider refused the request, and the CLI asked again without {0}."),
     "cli_left_out_tool_results": ("time", "The CLI cut results of tools by itself, {0}."),
     "cli_changed_images": ("image", "The CLI made {0} of the prompt smaller before the model saw it."),
     "foreign_thinking_left_out": (

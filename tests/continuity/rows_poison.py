@@ -6,10 +6,10 @@ import base64
 import io
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from PIL import Image
 
 from cli_session_proxy.domain.client_tools import UNPARSED
@@ -19,7 +19,6 @@ from cli_session_proxy.testing.script import Fail
 from cli_session_proxy.testing.seen import Seen, parts
 
 from .row import BOTH, NEW, Breaks, Row, Says
-from .rows_cli import LEFT
 from .talk import EngineTalk, Refused, Talk
 
 
@@ -96,7 +95,7 @@ async def branch(talk: Talk) -> None:
     facts = list(talk.facts)
     await talk.tell()
     talk.facts = facts
-    talk.extra = {**talk.extra, "continues": known}
+    engine(talk).once = {"continues": known}
 
 
 async def rebuild(talk: Talk) -> None:
@@ -179,13 +178,14 @@ async def more_than_a_request(talk: Talk) -> None:
 
 
 def live(*blocks: Block) -> Breaks:
-    """One prompt that the model cannot read: it fails, and nothing else."""
+    """A prompt that the model cannot read. CLI 2.1 asks again without it, by itself."""
 
     async def run(talk: Talk) -> None:
         talk = engine(talk)
         talk.beside = blocks
-        with pytest.raises(Refused, match="invalid_request"):
+        with suppress(Refused):
             await talk.tell()
+        assert talk.refusals in ([], ["invalid_request"])
         talk.beside = ()
 
     return run
@@ -197,7 +197,7 @@ def live(*blocks: Block) -> Breaks:
 async def renewed_login(talk: Talk) -> None:
     """The provider takes the login of the running process no more; a new process has a new one."""
     fact = talk.new_fact()
-    talk.upstream.when(fact.key, Fail(401), times=2)
+    talk.upstream.when(fact.key, Fail(401))
     await talk.tell(fact)
 
 
@@ -210,7 +210,7 @@ SURROGATE = "half a \ud800 character"
 REPLACED = r"The system prompt had changed: the new one stands at the head"
 REPLACED_2 = f"{REPLACED}.*asked again without 3 thoughts"
 ANOTHERS: Block = {"type": "thinking", "thinking": "hm", "signature": "c2VhbGVk"}
-CLOCKS = dict.fromkeys(range(5, 16), r"what is new of it went to the model with the prompt")
+CLOCKS = dict.fromkeys(range(5, 15), r"what is new of it went to the model with the prompt")
 CUT_OFF = {UNPARSED: '{"city": "Be'}
 ROWS = (
     Row(POISON, "sealed thinking, system prompt replaced", _with(system="You are BETA."), quick=BOTH, prefix=False,
@@ -227,29 +227,30 @@ ROWS = (
     Row(POISON, "a brought history: an image over 5 MB", a_huge_image, bare=False, quick=BOTH,
         says=_notes(5, "1 image of earlier turns left out")),
     Row(POISON, "a brought history: more than 20 images over 2,000 px", many_large_images, bare=False,
-        says=_notes(5, "21 images")),
-    Row(POISON, "a brought history: images that fill the request (413)", more_than_a_request, bare=False, quick=NEW,
+        says=(_notes(5, "the CLI asked again without 21 images"), _notes(5, "21 images of earlier turns left out"))),
+    Row(POISON, "a brought history: images that fill the request (413)", more_than_a_request, bare=False, clis=("1.0",),
         says=_notes(5, "1 image of earlier turns left out")),
     Row(POISON, "a brought history: a PDF that cannot be read", brings(_user(_words("read"), pdf(b"no PDF")),
-        _assistant(_words("I cannot."))), bare=False, says=_notes(5, "1 document of earlier turns left out")),
+        _assistant(_words("I cannot."))), bare=False,
+        says=(_notes(5, "asked again without 1 document"), _notes(5, "1 document of earlier turns left out"))),
     Row(POISON, "a brought history: another's sealed thinking", brings(_user(_words("why?")), _assistant(ANOTHERS,
         _words("So."))), bare=False, quick=NEW,
-        says=_notes(5, "1 thought in the client's history left out")),
+        says=_notes(5, "1 thought in the client's history: left out")),
     Row(POISON, "a brought history: a call without its result", brings(_user(_words("look")), _assistant(_call("c1")),
         _user(_words("well?")), _assistant(_words("No."))), bare=False,
-        says=_notes(5, "1 call in the client's history")),
+        says=_notes(6, "1 call in the client's history")),
     Row(POISON, "a brought history: ids of others, and one used twice", brings(_user(_words("look")), _assistant(
         _call("functions.look:0"), _call("x|1"), _call("x|1")), _user(_result("functions.look:0"), _result("x|1")),
-        _assistant(_words("Seen."))), bare=False, quick=BOTH, says=_notes(5, "3 ids of tool calls")),
+        _assistant(_words("Seen."))), bare=False, quick=BOTH, says=_notes(6, "3 ids of tool calls")),
     Row(POISON, "a brought history: arguments cut off", brings(_user(_words("look")), _assistant(
         {**_call("c1"), "input": CUT_OFF}), _user(_result("c1")), _assistant(_words("Seen."))), bare=False,
-        says=_notes(5, "The arguments of 1 call")),
+        says=_notes(6, "The arguments of 1 call")),
     Row(POISON, "a brought history: empty text", brings(_user(_words("go on")), _assistant(_words(" "))), bare=False,
         says=_notes(5, "1 message in the client's history was empty")),
     Row(POISON, "a brought history: half a character", brings(_user(_words(SURROGATE)), _assistant(_words("Hm."))),
         bare=False, quick=NEW, says=_notes(5, "1 half character")),
     Row(POISON, "a PDF that cannot be read, sent live", live(pdf(b"no PDF")), bare=False, quick=NEW, prefix=False,
-        says=({4: r"\*\*failed\*\* \(`invalid_request`\)", 5: LEFT}, {4: r"\*\*failed\*\* \(`invalid_request`\)"})),
+        says=({4: "asked again without 1 document", 5: "without 4 thoughts"}, {4: r"\*\*failed\*\* "})),
     Row(POISON, "a login that was renewed under a warm process", renewed_login, clis=NEW, quick=NEW, bare=False,
         settings={"cli_retries": 0}, says={4: r"\*\*repaired\*\*: Attempt 1 failed \(.*401"}),
 )  # fmt: skip

@@ -160,6 +160,7 @@ class EngineTalk(Talk):
     def __init__(self, settings: Settings, upstream: Upstream, agent: str = "a") -> None:
         super().__init__(settings, upstream)
         self.agent = agent
+        self.once: dict[str, Any] = {}  # of the next request alone
         self.brings: tuple[Message, ...] = ()  # what the client's next request says before its words
         self.beside: tuple[Block, ...] = ()  # what every prompt holds beside its words
         self.streams = False  # the client takes its answers piece by piece
@@ -186,8 +187,8 @@ class EngineTalk(Talk):
         try:
             words: Block = {"type": "text", "text": said}
             prompt = (*self.brings, Message("user", (*self.beside, words)))
-            asked = request(*prompt, agent=self.agent, **{"model": self.model, **self.extra})
-            self.brings = ()
+            asked = request(*prompt, agent=self.agent, **{"model": self.model, **self.extra, **self.once})
+            self.brings, self.once = (), {}
             answer = await self.engine.submit(asked)
             try:
                 if self.streams:

@@ -371,9 +371,13 @@ class Sessions:
             notes += [Note("not_summarised", summary.left_out)] if summary.left_out else []
             path = transcript.shown([*path, *marks])
         found = {what: number for what in CODES if what in wanted and (number := transcript.count(path, what))}
-        if (found or marks) and (thoughts := transcript.count(path, "thinking")):
-            found["thinking"] = thoughts  # sealed over what is left out now
         marks += [transcript.leave_out(what) for what in found]
+        if "thinking" not in found:
+            # What is left out now is what later thoughts are sealed over.
+            later = path if any(note.code == "summarised" for note in notes) else transcript.since_first(path, found)
+            if thoughts := transcript.count(later, "thinking"):
+                found["thinking"] = thoughts
+                marks.append(transcript.leave_out("thinking", next(one.uuid for one in later if one.uuid is not None)))
         return Decided(tuple(marks), (*notes, *(Note(CODES[what], number) for what, number in found.items())))
 
     async def _seen(self, ready: Ready, records: Sequence[Record]) -> tuple[Note, ...]:
@@ -535,6 +539,12 @@ class Sessions:
             return
         if ready.continuity in ("started", "branched"):
             await asyncio.to_thread(transcript.remove, Path(ready.session.transcript))
+        elif ready.marks and (parent := ready.session.tip_turn_id) is not None:
+            # What was decided for this turn is not part of the chain: the session is the path to the parent again.
+            path = transcript.shown(await self._store.records(parent))
+            strict = not ready.process.launch.capability.keeps_session_id
+            file = Path(ready.session.transcript)
+            await asyncio.to_thread(transcript.write, file, path, ready.session.id, strict_order=strict)
         if answered is not None and answered != ready.session.id:
             fork = transcript.in_folder(Path(ready.session.transcript).parent, answered)
             await asyncio.to_thread(transcript.remove, fork)

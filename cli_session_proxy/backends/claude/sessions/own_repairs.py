@@ -1,4 +1,8 @@
-"""What the CLI was seen to mend by itself: it tells nobody, but notes it in its transcript (2.1.329). Pure."""
+"""What the CLI was seen to mend by itself: it tells nobody, but notes it in its transcript (2.1.330). Pure.
+
+Thinking that it leaves out from then on is an attachment. An image or a document that the provider refused leaves the
+record of an API error in the middle of the turn, and words in its place in the request that it keeps for itself.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,19 @@ _ATTACHMENTS: Mapping[str, Code] = {
 }
 
 
+_REMOVED: Mapping[str, Code] = {"[Image removed": "cli_left_out_images", "[Document removed": "cli_left_out_documents"}
+
+
 def seen(records: Iterable[Record], prompt: Sequence[Block]) -> dict[Code, int]:
     """By code, how often. `prompt` is what we gave it: an image that it wrote down otherwise was changed."""
     found: dict[Code, int] = {}
     given = {_data(block) for block in prompt if block.get("type") == "image"}
     for record in records:
-        if record.uuid is None or not (given or '"attachment"' in record.line):
+        if record.uuid is None:
+            for words, removed in _REMOVED.items():
+                found[removed] = max(found.get(removed, 0), record.line.count(words))
+            continue
+        if not (given or '"attachment"' in record.line):
             continue
         data = json.loads(record.line)
         attachment = data.get("attachment")

@@ -21,6 +21,7 @@ from .mending import (
     leave_out,
     mended_at_import,
     shown,
+    since_first,
     summary,
     weight,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "remove_project",
     "reread",
     "shown",
+    "since_first",
     "summary",
     "timestamp",
     "total_cost",

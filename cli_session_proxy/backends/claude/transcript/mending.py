@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,9 +56,10 @@ class Head:
         return _mark("head", system=self.system, tools=list(self.tools), **told)
 
 
-def leave_out(what: LeftOut) -> Record:
-    """A mark: nothing of this kind that stands before it is shown to the model any more."""
-    return _mark("leave_out", what=what)
+def leave_out(what: LeftOut, since: str | None = None) -> Record:
+    """A mark: nothing of this kind that stands before it is shown to the model any more; from this record on, or from
+    the first."""
+    return _mark("leave_out", what=what, since=since)
 
 
 def summary(text: str, kept_from: str | None, model: str, at: str) -> Record:
@@ -103,7 +104,7 @@ def is_sound_mark(record: Record) -> bool:
                     isinstance(t.schema, dict) for t in tools
                 )
             case "leave_out":
-                return mark["what"] in _TYPES
+                return mark["what"] in _TYPES and isinstance(mark["since"], str | None)
             case "imported":
                 return all(isinstance(Note.from_json(note).count, int) for note in mark["notes"])
             case "summary":
@@ -128,13 +129,12 @@ def shown(records: Sequence[Record]) -> list[Record]:
     marks = [(at, json.loads(record.line)) for at, record in enumerate(records) if is_mark(record)]
     if not marks:
         return list(records)
-    until: dict[LeftOut, int] = {mark["what"]: at for at, mark in marks if mark["mark"] == "leave_out"}
+    ranges = [(mark["what"], _at(records, mark["since"]), at) for at, mark in marks if mark["mark"] == "leave_out"]
     out: list[Record] = []
     start = 0
     if newest := [(at, mark) for at, mark in marks if mark["mark"] == "summary"][-1:]:
         start, mark = newest[0]
-        if mark["kept_from"] is not None:
-            start = next((at for at, record in enumerate(records) if record.uuid == mark["kept_from"]), start)
+        start = start if mark["kept_from"] is None else _at(records, mark["kept_from"])
         # Files beside the transcript stay: the messages that are kept may name them.
         out += [record for record in records[:start] if record.uuid is None and not is_mark(record)]
         like = next((record for record in reversed(records[: start + 1]) if record.uuid is not None), None)
@@ -144,7 +144,7 @@ def shown(records: Sequence[Record]) -> list[Record]:
     for at, record in enumerate(records[start:], start):
         if is_mark(record):
             continue
-        kinds = {what for what, end in until.items() if at < end and _may_hold(record, what)}
+        kinds = {what for what, since, end in ranges if since <= at < end and _may_hold(record, what)}
         if record.uuid is None or not (kinds or gone or first):
             out.append(record)
             continue
@@ -162,6 +162,17 @@ def shown(records: Sequence[Record]) -> list[Record]:
         else:
             out.append(Record(json.dumps(data, separators=(",", ":")), record.uuid, record.synthetic))
     return out
+
+
+def _at(records: Sequence[Record], uuid: str | None) -> int:
+    """Where this record stands; 0 where it does not."""
+    return next((at for at, record in enumerate(records) if uuid is not None and record.uuid == uuid), 0)
+
+
+def since_first(records: Sequence[Record], what: Collection[LeftOut]) -> Sequence[Record]:
+    """The records from the first one with a block of these kinds on; none where there is no such block."""
+    first = (at for at, record in enumerate(records) if any(count([record], one) for one in what))
+    return records[next(first, len(records)) :]
 
 
 def count(records: Iterable[Record], what: LeftOut) -> int:
