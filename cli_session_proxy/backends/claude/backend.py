@@ -190,7 +190,7 @@ class _Exchange:
         """What may help where the provider refused the request, and was not tried yet."""
         if isinstance(error, ClaudeNotLoggedIn):
             return None if self._ready.fresh else "login"
-        return await self._backend.sessions.remedy(self._job.parent, error, tried=self._job.remedies)
+        return await self._backend.sessions.decisions.remedy(self._job.parent, error, tried=self._job.remedies)
 
     def _completed(self, result: events.Result) -> base.Completed:
         """With this turn's share of the CLI's running total, which starts anew where the CLI did not restore it."""

@@ -18,7 +18,7 @@ from ..events import WrongTranscript
 from ..opening import contents
 from ..process.process import ClaudeProcess
 from ..transcript import Entry, Head, Parsed, Reader, Scribe
-from . import partials, stopping
+from . import partials, paths, stopping
 from .exchanges import is_prompt
 from .reopening import SYNTHETIC_MODEL
 
@@ -213,8 +213,7 @@ class Captures:
     async def _path(self, ready: Ready) -> list[Record]:
         """The records before the turn's own frame."""
         parent = ready.session.tip_turn_id
-        known = await self._store.records(parent) if parent else []
-        return [*transcript.shown([*known, *ready.marks]), *ready.lead]
+        return [*await paths.shown(self._store, parent, ready.marks), *ready.lead]
 
     async def _cut(self, ready: Ready, turn: Turn, path: Path, said: Said, known: Sequence[Entry]) -> Taken:
         """The answer was cut at a stop sequence: so are its records, and the transcript with them."""

@@ -14,22 +14,21 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ....domain import client_tools
-from ....domain.client_tools import Answers, Wants
+from ....domain.client_tools import Wants
 from ....domain.identifiers import is_session_id
-from ....domain.models import JSON, Agent, Block, Link, Record, Session, Turn
-from ....domain.notes import Code, Note
-from ....errors import ConfigError, ContextTooLong, InvalidRequest, ProxyError, RequestTooLarge, SessionBusy
+from ....domain.models import JSON, Agent, Link, Record, Session, Turn
+from ....domain.notes import Note
+from ....errors import InvalidRequest, SessionBusy
 from ....sandbox import Sandboxes
 from ....settings import Profile, Settings
 from ....stores.base import Standing, Store
-from ...base import Remedy
 from .. import environment, failures, transcript
 from ..events import AssistantMessage, ProcessDied, Result, WrongTranscript
 from ..process import capability as cli
@@ -37,43 +36,19 @@ from ..process import confine, frames
 from ..process.capability import Capability
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
-from ..transcript import Head, LeftOut, Scribe
-from . import heads, own_repairs, partials, reopening, summaries
+from ..transcript import Scribe
+from . import heads, partials, paths, reopening, summaries
 from .capture import Captures, Ready, Said
-from .heads import Opening
+from .decisions import Decided, Decisions
+from .plan import Plan
 from .repair import Foreign, Now, Prepared, Repairs
-from .summaries import Summary
 
 # How often a process is started anew because it loaded something else than the transcript that was verified, and what
 # a client is told to wait when even that did not help, in seconds.
 LOADS = 3
 RETRY_AFTER = 1.0
-# Of how many turns the head of the request is kept in memory; beyond it is read from the chain.
-HEADS = 1024
-# What part of a path that is too long images or documents must be, so that they are left out before it is summarised.
-SHARE = 0.5
-# What may be left out of a path, as a note calls it.
-CODES: Mapping[LeftOut, Code] = {
-    "thinking": "thinking_left_out",
-    "images": "images_left_out",
-    "documents": "documents_left_out",
-}
 
 __all__ = ["Captured", "Foreign", "Plan", "Ready", "Said", "Sessions"]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a turn wants of its process; `prompt` is what will be said to it, beside the `answers` to its calls."""
-
-    model: str
-    system: str | None
-    effort: str | None
-    profile: Profile
-    prompt: tuple[Block, ...]
-    wants: Wants = field(default_factory=Wants)
-    answers: Answers = field(default_factory=Answers)
-    remedies: frozenset[Remedy] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +65,6 @@ class Captured:
     notes: tuple[Note, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """What is left out of the path from a turn on: marks for the chain, and what the turn says of it."""
-
-    marks: tuple[Record, ...] = ()
-    notes: tuple[Note, ...] = ()
-
-
 class Sessions:
     """Makes sessions ready and takes over their turns. One per engine."""
 
@@ -111,7 +78,7 @@ class Sessions:
         self._repairs = Repairs(settings, store, self._config_dir)
         self.captures = Captures(store)
         self._in_step: dict[str, str] = {}  # warm session -> the turn its process's memory ends with
-        self._heads: OrderedDict[str, Head] = OrderedDict()  # of the newest turns, by id
+        self.decisions = Decisions(settings, store)
         self._totals: dict[str, float] = {}  # warm session -> what its process says that all its turns cost
 
     # --- before the turn
@@ -136,12 +103,12 @@ class Sessions:
         # A history that its client brought along: this turn is the first one behind it.
         is_imported = parent is not None and parent.session_id is None
         brought = transcript.mended_at_import(await self._store.records(parent.id)) if parent and is_imported else []
-        before = await self._head_at(parent)
+        before = await self.decisions.head_at(parent)
         opened = heads.opening(
             before, plan.system, plan.wants.offers, self._settings.system_prompt_changes,
             asks=bool(plan.prompt),
         )  # fmt: skip
-        decided = await self._decided(now, session, plan, opened, env)
+        decided = await self.decisions.before(now, session, plan, opened, partial(self._summary, now, plan, env))
         prompt = plan.prompt if opened.reminder is None else (opened.reminder, *plan.prompt)
         offered = replace(plan.wants, offers=opened.offers)
         plan = replace(plan, system=opened.head.system, wants=offered, prompt=prompt)
@@ -191,7 +158,7 @@ class Sessions:
             prepared = await self._prepare(now, session)
             if decided.marks and now.parent is not None:
                 await self._end(prepared.session.id)
-                path = transcript.shown([*await self._store.records(now.parent.id), *decided.marks])
+                path = await paths.shown(self._store, now.parent.id, decided.marks)
                 prepared = await self._repairs.rewritten(now, prepared, path, decided.notes)
         launch = _launch(now, plan, env, prepared.session.id, resume=prepared.resume)
         try:
@@ -307,7 +274,7 @@ class Sessions:
         """The path with the results of its last calls, written for a CLI that goes on from there."""
         session_id = session.id if session else str(uuid.uuid4())
         await self._end(session_id)
-        known = transcript.shown([*await self._store.records(parent.id), *marks])
+        known = await paths.shown(self._store, parent.id, marks)
         scribe = Scribe(session_id, now.cwd, now.capability.version, time.time())
         uuid_of_closing = None if plan.prompt else frame_uuid
         closed = now.capability.takes_tools
@@ -315,101 +282,8 @@ class Sessions:
         prepared = await self._repairs.written(now, session_id, [*known, *lead], session)
         return prepared, lead
 
-    # what stands before the messages, and what of these is left out
-
-    async def _head_at(self, parent: Turn | None) -> Head | None:
-        """What the request that ended with this turn began with; None where there was none, or nobody knows it."""
-        if parent is None or parent.session_id is None:
-            return None
-        if (known := self._heads.get(parent.id)) is not None:
-            return known
-        head = transcript.head_of(await self._store.records(parent.id))
-        profile = None if parent.reason.get("rule") == "adopted" else self._profile_of(parent)
-        if head is None and profile is not None:
-            system = self._settings.system_prompt_for(profile, parent.system)
-            tools = client_tools.Wants.of(parent.reason).offers.tools
-            head = Head(system, system, tuple(tool.as_json() for tool in tools))
-        if head is not None:
-            self._remember(parent.id, head)
-        return head
-
-    def _remember(self, turn_id: str, head: Head) -> None:
-        self._heads[turn_id] = head
-        while len(self._heads) > HEADS:
-            self._heads.popitem(last=False)
-
-    def _profile_of(self, turn: Turn) -> Profile | None:
-        """None: the settings do not have it any more."""
-        try:
-            return self._settings.profile_for(turn.profile)
-        except ConfigError:
-            return None
-
-    async def _decided(
-        self, now: Now, session: Session | None, plan: Plan, opened: Opening, env: Mapping[str, str]
-    ) -> Decided:
-        """What of the path is not shown to the model from this turn on, beside what was decided before."""
-        wanted: set[LeftOut] = {what for what in CODES if what in plan.remedies}
-        parent = now.parent
-        if parent is None:
-            return Decided()
-        if not now.capability.heals_thinking:
-            profile = self._profile_of(parent)
-            model = None if profile is None else self._settings.model_for(profile, parent.model)
-            upgraded = session is not None and session.cli_version != now.capability.version
-            if not opened.same or upgraded or (model, profile) != (plan.model, plan.profile):
-                wanted.add("thinking")
-        if not wanted and "summary" not in plan.remedies:
-            return Decided()
-        path = transcript.shown(await self._store.records(parent.id))
-        marks: list[Record] = []
-        notes: list[Note] = []
-        if "summary" in plan.remedies and (summary := await self._summary(now, plan, env, path)) is not None:
-            at = transcript.timestamp(time.time())
-            marks.append(transcript.summary(summary.text, summary.kept_from, plan.model, at))
-            notes.append(Note("summarised", summary.exchanges))
-            notes += [Note("not_summarised", summary.left_out)] if summary.left_out else []
-            path = transcript.shown([*path, *marks])
-        found = {what: number for what in CODES if what in wanted and (number := transcript.count(path, what))}
-        marks += [transcript.leave_out(what) for what in found]
-        if "thinking" not in found:
-            # What is left out now is what later thoughts are sealed over.
-            later = path if any(note.code == "summarised" for note in notes) else transcript.since_first(path, found)
-            if thoughts := transcript.count(later, "thinking"):
-                found["thinking"] = thoughts
-                marks.append(transcript.leave_out("thinking", next(one.uuid for one in later if one.uuid is not None)))
-        return Decided(tuple(marks), (*notes, *(Note(CODES[what], number) for what, number in found.items())))
-
-    async def _seen(self, ready: Ready, records: Sequence[Record]) -> tuple[Note, ...]:
-        """What the CLI left out or changed by itself, by what it noted in its transcript."""
-        found = own_repairs.seen(records, ready.prompt)
-        if "cli_left_out_thinking" in found:  # it says that it did, not how much
-            before = ready.session.tip_turn_id
-            path = transcript.shown(await self._store.records(before)) if before else []
-            found["cli_left_out_thinking"] = transcript.count(own_repairs.since_stripped(path), "thinking")
-        return tuple(Note(code, number) for code, number in found.items() if number)
-
-    async def remedy(self, parent: Turn | None, error: ProxyError, *, tried: Collection[Remedy]) -> Remedy | None:
-        """What of the path may be left out so that the provider takes the request after all, the least loss first."""
-        wanted = [remedy for remedy in failures.remedies(error) if remedy not in tried]
-        if parent is None or not wanted:
-            return None
-        path = transcript.shown(await self._store.records(parent.id))
-        too_long = isinstance(error, ContextTooLong | RequestTooLarge)
-        if too_long and self._settings.on_context_full == "error":
-            return None
-        for remedy in wanted:
-            what = next((one for one in CODES if one == remedy), None)
-            if what is None:
-                return remedy
-            # Where the request is too long, images are worth their loss only if they are what fills it.
-            share = SHARE if too_long else 0.0
-            if transcript.count(path, what) and transcript.weight(path, what) >= share * sum(len(r.line) for r in path):
-                return remedy
-        return None
-
-    async def _summary(self, now: Now, plan: Plan, env: Mapping[str, str], path: Sequence[Record]) -> Summary | None:
-        """Ask the model for it, in sessions that are removed again."""
+    async def _summary(self, now: Now, plan: Plan, env: Mapping[str, str], path: Sequence[Record]) -> Decided:
+        """Ask the model for one, in sessions that are removed again."""
         assert now.parent is not None
 
         async def ask(said: str) -> str:
@@ -435,7 +309,13 @@ class Sessions:
                     await asyncio.to_thread(transcript.remove, transcript.in_folder(self._path(now.cwd), ended))
             return "\n\n".join(answer)
 
-        return await summaries.summarised(path, ask, open_calls=bool(client_tools.calls_of(now.parent.output)))
+        made = await summaries.summarised(path, ask, open_calls=bool(client_tools.calls_of(now.parent.output)))
+        if made is None:
+            return Decided()
+        at = transcript.timestamp(time.time())
+        notes = [Note("summarised", made.exchanges)]
+        notes += [Note("not_summarised", made.left_out)] if made.left_out else []
+        return Decided((transcript.summary(made.text, made.kept_from, plan.model, at),), tuple(notes))
 
     async def _prepare(self, now: Now, session: Session | None) -> Prepared:
         if now.parent is None:
@@ -495,7 +375,7 @@ class Sessions:
                 await self._end(ended)
             taken = await self.captures.completed(ready, turn, path, said, taken)
         records = [*ready.marks, *ready.lead, *taken.records]
-        notes = await self._seen(ready, taken.records)
+        notes = await self.decisions.seen(ready, taken.records)
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
         if transcript.beside(path).is_dir():
             records += await asyncio.to_thread(transcript.gather, path, since)
@@ -517,7 +397,7 @@ class Sessions:
         if taken.mark is not None and (ready.process.usable or ready.process.waiting):
             self._stays(session_id, turn.id, total)
         if ready.head is not None:
-            self._remember(turn.id, ready.head)
+            self.decisions.remember(turn.id, ready.head)
         return Captured(tuple(records), session, links, taken.note, notes)
 
     def _stays(self, session_id: str, turn_id: str, total: float) -> None:
@@ -541,7 +421,7 @@ class Sessions:
             await asyncio.to_thread(transcript.remove, Path(ready.session.transcript))
         elif ready.marks and (parent := ready.session.tip_turn_id) is not None:
             # What was decided for this turn is not part of the chain: the session is the path to the parent again.
-            path = transcript.shown(await self._store.records(parent))
+            path = await paths.shown(self._store, parent)
             strict = not ready.process.launch.capability.keeps_session_id
             file = Path(ready.session.transcript)
             await asyncio.to_thread(transcript.write, file, path, ready.session.id, strict_order=strict)

@@ -24,6 +24,7 @@ from .. import transcript
 from ..process import running
 from ..process.capability import Capability
 from ..transcript import Entry, Verdict
+from . import paths
 from .exchanges import exchanges, is_prompt
 from .tails import Tails
 
@@ -104,7 +105,7 @@ class Repairs:
         """Compare the file with the path that ends at `parent`: by the mark's hash, then by the records."""
         verdict = await asyncio.to_thread(transcript.check, path, session.mark, None)
         if verdict is None:
-            known = transcript.shown(await self._store.records(parent.id))
+            known = await paths.shown(self._store, parent.id)
             verdict = await asyncio.to_thread(transcript.check, path, None, known)
         assert verdict is not None
         return verdict
@@ -268,7 +269,7 @@ class Repairs:
             kept.unlink(missing_ok=True)
 
     async def _write(self, now: Now, parent: Turn, path: Path) -> tuple[FileMark, int]:
-        records = transcript.shown(await self._store.records(parent.id))
+        records = await paths.shown(self._store, parent.id)
         return await self._write_records(now, records, path), len(records)
 
     async def _write_records(self, now: Now, records: Sequence[Record], path: Path) -> FileMark:

@@ -14,6 +14,7 @@ from ...base import Settled
 from .. import transcript
 from ..opening import contents
 from ..transcript import Entry, Parsed
+from . import paths
 from .exchanges import Exchange, invented
 
 
@@ -23,8 +24,7 @@ async def settled(
     """None where the exchange is not whole, or where it is not known to be this turn's. Only looks."""
     if turn.session_id is None or turn.frame_uuid is None:
         return None
-    records = await store.records(turn.parent_id) if turn.parent_id else []
-    known = transcript.parse_records(transcript.shown(records))
+    known = transcript.parse_records(await paths.shown(store, turn.parent_id))
     asked = transcript_of(agent, turn.session_id)
     found = await asyncio.to_thread(_read, asked, turn, known)
     if found is None:

@@ -6,6 +6,7 @@ and the next piece. What is newest stays as it was said, as far as half a piece 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -49,8 +50,7 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> S
 
     `open_calls`: the last exchange waits for results, which must follow its calls. Raises `ProxyError`.
     """
-    said = list(exchanges(_since_compacted(transcript.parse_records(path).entries)))
-    texts = ["\n\n".join(_told(exchange)) for exchange in said]
+    said, texts = await asyncio.to_thread(_read, path)
     size = max(SMALLEST, sum(map(len, texts)) // FIRST_SHARE)
     calls, text = 0, ""
     while True:
@@ -75,6 +75,12 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> S
             continue
         first = next((entry.uuid for entry in said[len(said) - kept].path), None) if kept else None
         return Summary(text, first, len(said) - kept, left_out)
+
+
+def _read(path: Sequence[Record]) -> tuple[list[Exchange], list[str]]:
+    """The exchanges that the model is shown, and what was said in each."""
+    said = list(exchanges(_since_compacted(transcript.parse_records(path).entries)))
+    return said, ["\n\n".join(_told(exchange)) for exchange in said]
 
 
 def _since_compacted(entries: Sequence[Entry]) -> Sequence[Entry]:
