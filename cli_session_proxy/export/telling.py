@@ -274,7 +274,7 @@ def _rebuilt(detail: JSON, _source: str, _target: str) -> str:
         return f"The client brought a conversation that was new here: a session was written from it{lines}."
     kept = f"; what was there is kept at {detail['kept']}" if "kept" in detail else ""
     if why == LEFT_OUT:
-        return f"The model's API would not have taken all of the conversation: a session was written without{lines}."
+        return f"The model's API would not take all of the conversation: the session was written without that{lines}."
     if why == NOBODY_WAITS:
         return (
             "The CLI process that waited for these tool results was gone: the session was written again from the "

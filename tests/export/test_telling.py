@@ -16,6 +16,7 @@ from cli_session_proxy.backends.claude.sessions.tails import Behind
 from cli_session_proxy.backends.claude.transcript.comparing import Found
 from cli_session_proxy.backends.claude.transcript.following import How
 from cli_session_proxy.domain.models import Delivery, Link, LinkReason, Session, Turn
+from cli_session_proxy.domain.notes import Code
 from cli_session_proxy.domain.ordering import parents_first, sorted_by_parent
 from cli_session_proxy.engine.subscription import Happened
 from cli_session_proxy.export import FORMATS, live, telling
@@ -112,8 +113,9 @@ def test_the_link_of_another_turn_hides_nothing() -> None:
 def test_what_the_engine_notes_is_what_is_told() -> None:
     """Each note that chooses a sentence is one that the engine writes."""
     engine = "".join(inspect.getsource(module) for module in (capture, repair))
-    notes = [*telling._RECORDS, telling.IMPORTED, telling.NOBODY_WAITS]
+    notes = [*telling._RECORDS, telling.IMPORTED, telling.NOBODY_WAITS, telling.LEFT_OUT]
     assert [note for note in notes if f'"{note}"' not in engine] == []
+    assert set(telling._NOTES) == set(get_args(Code))
     assert set(telling._BEHIND) == set(get_args(Behind))
     assert set(telling._FOUND) | {"equal"} == set(get_args(Found))
     assert set(telling._CHANGED) == set(get_args(How))

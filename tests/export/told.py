@@ -256,6 +256,19 @@ CASES = (
         fields={"reason": {"records": "the transcript is gone; records made from the frames"}},
     ),
     Case(
+        "what the API would not take",
+        "The model's API would not take all of the conversation: the session was written without that (22 lines).",
+        reason="rebuilt", detail={"why": "the model's API would not take all of it", "left_out": [], "records": 22},
+    ),
+    Case(
+        "a new system prompt, and what it cost",
+        "The system prompt had changed: the new one stands at the head of the request. 2 thoughts of earlier answers "
+        "would have been refused, because what stood before had changed: left out of the request, kept in the chain.",
+        fields={"reason": {"notes": [
+            {"code": "system_prompt_replaced", "count": 1}, {"code": "thinking_left_out", "count": 2},
+        ]}},
+    ),
+    Case(
         "mended, but then it failed", f"The session's transcript was gone (no transcript at {PATH}): {WRITTEN}.",
         fields={
             "status": "failed", "error": {"code": "upstream_error", "message": "no answer"},
