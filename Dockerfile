@@ -1,17 +1,28 @@
 # The proxy with its CLI, not as root. `/data` keeps the chains, `/login` the CLI's own login and transcripts.
-# docs/self-hosting.md says how to run it; `make image` builds and tries it.
-FROM docker.io/library/python:3.12-slim
+# docs/self-hosting.md says how to run it and how to raise what is pinned here; `make image` builds and tries it.
 
+# 3.13.15-slim-bookworm, for all its architectures. A digest names its bytes: a registry can answer with these or not at all.
+ARG BASE=docker.io/library/python@sha256:2325bb286ec344af3e5898cc224b5844e2707ac6e26b1632516fd3edc84a5e26
+
+FROM ${BASE} AS build
+COPY deploy/build.lock /src/
+RUN pip install --no-cache-dir --only-binary :all: --require-hashes --requirement /src/build.lock
+COPY pyproject.toml README.md LICENSE /src/
+COPY cli_session_proxy /src/cli_session_proxy
+RUN pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /wheel /src
+
+FROM ${BASE}
 RUN useradd --create-home --uid 1000 csp \
  && install --directory --owner csp --group csp --mode 0700 /data /login
 
-COPY pyproject.toml README.md LICENSE /src/
-COPY cli_session_proxy /src/cli_session_proxy
-# The [claude] extra carries the CLI's binary; its link on the PATH is for logging in by hand.
-RUN pip install --no-cache-dir '/src[claude]' \
+# Wheels with their hashes only: what an sdist would fetch to be built is in no lock. The CLI's binary is in one of them;
+# its link on the PATH is for logging in by hand.
+COPY deploy/requirements.lock /lock/
+RUN pip install --no-cache-dir --only-binary :all: --require-hashes --requirement /lock/requirements.lock \
  && ln -s "$(python -c 'import claude_agent_sdk, pathlib; print(pathlib.Path(claude_agent_sdk.__file__).parent)')/_bundled/claude" \
-    /usr/local/bin/claude \
- && rm -rf /src
+    /usr/local/bin/claude
+COPY --from=build /wheel /wheel
+RUN pip install --no-cache-dir --no-index --no-deps /wheel/*.whl && rm -rf /wheel /lock
 
 USER csp
 WORKDIR /data

@@ -6,17 +6,22 @@ CLAUDE_1 := .tools/claude-1.0.120
 MERMAID := .tools/mermaid
 AI_SDK := .tools/ai-sdk
 CCPROXY := .tools/ccproxy
+UV := .tools/uv
 # the first one that is new enough; another: make PYTHON=/path/to/python serve
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+# What builds the wheel, a line each.
+BUILD_REQUIRES := $(BIN)/python -c 'import tomllib; \
+	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")'
 
 # Which chaos: minutes of each of the four kinds, and the seed of their first history (none: a random one).
 MINUTES ?= 15
 SEED ?=
 CHAOS := $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-.PHONY: serve login demo test bench bench-quick check continuity chaos dist image tools chromium bubblewrap clean
+.PHONY: serve login demo test bench bench-quick trace check continuity chaos dist image lock tools chromium bubblewrap clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
 	@$(BIN)/cli-session-proxy serve
@@ -43,6 +48,9 @@ bench: $(VENV)/.bench $(CCPROXY)/.installed  ## the proxy beside the bare CLI an
 bench-quick: $(VENV)/.bench $(CCPROXY)/.installed  ## the same in about two minutes; prints only
 	$(BIN)/python -m bench --quick --json var/bench-quick.json
 
+trace: $(VENV)/.bench  ## the functions that one warm chat turn runs through, from the socket to the acknowledgement
+	@$(BIN)/python -m bench.trace
+
 dist: $(VENV)/.test  ## the wheel and the sdist, as an index takes them
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
@@ -50,6 +58,14 @@ dist: $(VENV)/.test  ## the wheel and the sdist, as an index takes them
 
 image: $(VENV)/.test  ## build the container image and try it: needs docker, podman or buildah
 	$(BIN)/python -m pytest tests/packaging/test_image.py -m image
+
+# uv, because its `--universal` locks for every processor and Python at once; pip-tools locks for the machine it runs on.
+# It names no index in what it writes.
+LOCK := UV_CUSTOM_COMPILE_COMMAND='make lock' $(UV)/bin/uv pip compile --quiet --upgrade --universal \
+	--python-version 3.11 --generate-hashes --annotation-style line
+lock: $(UV)/.installed  ## the packages of the image with their hashes: the newest that pyproject.toml allows
+	$(LOCK) --extra claude --output-file deploy/requirements.lock pyproject.toml
+	$(BUILD_REQUIRES) | $(LOCK) --output-file deploy/build.lock -
 
 check: $(VENV)/.test  ## style and types
 	$(BIN)/ruff check .
@@ -99,6 +115,11 @@ $(VENV)/.bench: pyproject.toml $(VENV)/.made
 $(CCPROXY)/.installed: $(VENV)/.made
 	$(BIN)/python -m venv $(CCPROXY)
 	$(CCPROXY)/bin/python -m pip install --quiet --disable-pip-version-check ccproxy-api==0.2.10 claude-agent-sdk==0.1.4
+	@touch $@
+
+$(UV)/.installed: $(VENV)/.made
+	$(BIN)/python -m venv $(UV)
+	$(UV)/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.13'
 	@touch $@
 
 # No lock file: it would hold the addresses of this machine's registry.

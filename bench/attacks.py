@@ -47,9 +47,12 @@ class Target:
         return await self.send(agent, {"model": "sonnet", "messages": [{"role": "user", "content": text}], **more})
 
     async def send(self, agent: str, body: JSON) -> int:
+        return await self.post(agent, json.dumps(body).encode())
+
+    async def post(self, agent: str, body: bytes) -> int:
         connections = Connections(self.port)
         try:
-            return (await connections.post(agent, CHAT.format(agent=agent), body)).status
+            return (await connections.request(agent, "POST", CHAT.format(agent=agent), body)).status
         except RefusedError as refused:
             return refused.status
         except (OSError, EOFError, IndexError):  # an empty status line: the server has closed
@@ -63,7 +66,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Attack:
-    """`refused`: the statuses that its own requests may end with."""
+    """`expected`: the statuses that its own requests may end with."""
 
     name: str
     strike: Callable[[Target], Awaitable[list[int]]]
@@ -168,6 +171,13 @@ async def a_megabyte_of_messages(target: Target) -> list[int]:
     return [await target.send("megabyte", body)]
 
 
+async def worst_json(target: Target) -> list[int]:
+    """As much work for a reader of JSON as its bytes can hold: a megabyte of it, and as much as a body may have."""
+    sizes = (1024**2, 63 * 1024**2)
+    bodies = [b'{"messages":[{"role":"user","content":"x"}],"x":[' + b"[]," * (size // 3) + b"[]]}" for size in sizes]
+    return [await target.post("json", body) for body in bodies]
+
+
 # --- files in a transcript's place ----------------------------------------------------------------------------
 
 
@@ -244,6 +254,7 @@ ATTACKS = (
     Attack("20,000 stop texts", many_stops, frozenset({400})),
     Attack("100,000 messages", many_messages, frozenset({400})),
     Attack("19,000 messages", a_megabyte_of_messages, frozenset({200})),
+    Attack("the worst JSON", worst_json, frozenset({400})),
     Attack("pipes and /dev/zero as transcripts", pipes_and_endless_files, SURVIVED, _with_a_past),
     Attack("a line nested 1,100 deep", deep_line, SURVIVED, _with_one_past),
     Attack("answers that nobody reads", unread_answers, frozenset()),

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from cli_session_proxy.domain import lineage
-from cli_session_proxy.domain.models import Link, Message, Record, Session, Turn, Usage
+from cli_session_proxy.domain.models import Link, Message, Placed, Record, Session, Turn, Usage
 from cli_session_proxy.sandbox import make_private
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
-from cli_session_proxy.stores.sql import store_for
 
 from . import machine
 from .contenders import SYSTEM, BareCLI, Contender, body
@@ -196,7 +196,8 @@ def _parts(length: int, at: float) -> Iterator[ChainPart]:
         turn = Turn(
             f"turn_{uuid.uuid4().hex}", 0, 0, parent, "completed", "sonnet", (asked,), now,
             output=(said,), stop_reason="end_turn", session_id=session, continuity="warm" if n else "started",
-            reason={"rule": "agent_id", "session": "warm"}, usage=Usage(10, 60, 1000, 60), cost_usd=0.0012,
+            placed=Placed("head", messages=1, matched=0, imported=0, delta=True),
+            usage=Usage(10, 60, 1000, 60), cost_usd=0.0012,
             attempts=({"attempt": 1, "frame_uuid": frame, "session_id": session, "continuity": "warm"},),
             timings={"queued": 0.4, "session_ready": 1.2, "sent": 1.9, "first_block": 21.0, "result": 25.4,
                      "committed": 27.1},

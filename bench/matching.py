@@ -26,7 +26,7 @@ from cli_session_proxy.domain import lineage
 from cli_session_proxy.domain.models import Message, TurnRequest
 from cli_session_proxy.engine.placement import Placement
 from cli_session_proxy.stores.base import ImportedTurn, Store
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sqlite.store import SqliteStore
 
 STORED = (10, 1_000, 100_000)
 LONG = 2_000  # messages of the long history
@@ -73,7 +73,7 @@ async def fill(store: Store, turns: int) -> None:
 @asynccontextmanager
 async def filled(turns: int) -> AsyncIterator[Store]:
     with tempfile.TemporaryDirectory() as folder:
-        store = SqlStore(Path(folder) / "chains.sqlite3")
+        store = SqliteStore(Path(folder) / "chains.sqlite3")
         await store.open()
         try:
             await fill(store, turns)
@@ -116,7 +116,9 @@ async def run(rounds: int) -> list[dict[str, Any]]:
     for stored in STORED:
         async with filled(stored) as store:
             aside = Aside()
-            placement = Placement(store, cast(Backend, None), aside, _nobody)  # placing a turn needs no backend
+            placement = Placement(
+                store, cast(Backend, None), aside, idempotency_hours=24.0, is_gone=_nobody, is_abandoned=bool
+            )  # placing a turn needs no backend
             for name, messages in cases():
                 rows.append({"stored_turns": stored, "case": name, **await measure(placement, messages, rounds)})
             await aside.close()

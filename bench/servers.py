@@ -93,22 +93,26 @@ class HTTPServer:
         self.left = machine.kill(below)
 
 
-async def start_proxy(place: Place, **options: str | int) -> HTTPServer:
-    """`serve` as a user would start it, with these settings."""
+def proxy_environment(place: Place, **options: str | int) -> dict[str, str]:
+    """The environment of a `serve` with these settings."""
     env = place.environment()
     inner = {
         name: value for name, value in env.items() if name.startswith(("ANTHROPIC", "CLAUDE_CODE", "DISABLE", "HOME"))
     }
-    port = _free_port()
     settings = {
         "VAR": str(place.folder / "var"),
         "CLAUDE_BIN": str(place.claude),
         "CLAUDE_CONFIG_DIR": env["CLAUDE_CONFIG_DIR"],
         "CLAUDE_ENV": json.dumps(inner),
-        "PORT": str(port),
         **{name.upper(): str(value) for name, value in options.items()},
     }
-    env |= {f"CLI_SESSION_PROXY_{name}": value for name, value in settings.items()}
+    return env | {f"CLI_SESSION_PROXY_{name}": value for name, value in settings.items()}
+
+
+async def start_proxy(place: Place, **options: str | int) -> HTTPServer:
+    """`serve` as a user would start it, with these settings."""
+    port = _free_port()
+    env = proxy_environment(place, port=port, **options)
     process, ready = await _started(
         place, sys.executable, "-m", "cli_session_proxy", "serve", env=env, port=port, health="/healthz"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import io
 import json
 import os
 import sys
@@ -88,12 +89,13 @@ def serve(
     settings = load(**flags)
     import uvloop
 
+    from .commands.login import report
     from .http.server import serve as run
     from .http.watchdog import Watchdog
 
     watchdog = Watchdog()
     watchdog.start()  # never stopped: the end of the interpreter waits for threads, which may hang as well
-    uvloop.run(run(settings, _say_at_once, watchdog))
+    uvloop.run(run(settings, _say_at_once, report, watchdog))
 
 
 @app.command()
@@ -229,7 +231,7 @@ def import_(
 
     settings = load(config=config, var=var, claude_config_dir=claude_config_dir)
     done = asyncio.run(upkeep.import_(settings, owner, file, agent_id))
-    _say(_json_of(done) if as_json else f"took in agent {done.agent_id}: {done.turns} turns ({done.records} records)")
+    _say(_json_of(done) if as_json else f"imported agent {done.agent_id}: {done.turns} turns ({done.records} records)")
 
 
 @app.command()
@@ -303,7 +305,7 @@ def _say(line: str) -> None:
 
 
 def _say_at_once(line: str) -> None:
-    """Past Python's buffers: whoever stands in this write, because nobody reads, must not hold their lock at exit."""
+    """Write past Python's buffers: a write that blocks on a full pipe must not hold their lock at exit."""
     data = f"{line}\n".encode("utf-8", "replace")
     while data:
         data = data[os.write(sys.stdout.fileno(), data) :]
@@ -316,7 +318,9 @@ def _write(text: str) -> None:
 
 def main(args: list[str] | None = None) -> None:
     """The entry point: an error is one line that says what to do."""
-    _utf8(sys.stdout)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A dump is UTF-8 whatever the locale; half a surrogate pair is shown as "?".
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     try:
         check_system()
         app(args)
@@ -324,12 +328,6 @@ def main(args: list[str] | None = None) -> None:
         print(f"error: {' '.join(exc.message.split())}", file=sys.stderr)
         sys.exit(2 if isinstance(exc, ConfigError) else 1)
     except BrokenPipeError:
-        # The reader of our output has enough (`dump | head`); nothing more may be written at exit.
+        # The reader has closed the pipe (`dump | head`); nothing more may be written at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-
-
-def _utf8(stream: Any) -> None:
-    # A dump is UTF-8 whatever the locale; half a surrogate pair is shown as "?".
-    if hasattr(stream, "reconfigure"):
-        stream.reconfigure(encoding="utf-8", errors="replace")

@@ -24,7 +24,7 @@ def check_system() -> None:
 
 
 def memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
-    """Bytes of memory: the machine's, or the least that a control group above us allows. None where nobody says."""
+    """Bytes of memory: the machine's, or the lowest limit of our control groups. None where it is unknown."""
     try:
         words = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
         total = int(words["MemTotal"].split()[0]) * 1024

@@ -29,8 +29,8 @@ from .sdk import runtime
 from .sdk.litellm import embedded, remote, shapes
 from .sdk.litellm.call import Call
 from .sdk.litellm.call import read as read_call
-from .sdk.litellm.failures import PROVIDER, translate
 from .sdk.litellm.reply import Reply
+from .sdk.litellm.translation import PROVIDER, translate
 from .sdk.runtime import Source, close, configure
 
 __all__ = ["PROVIDER", "ClaudeCLI", "close", "configure", "handler", "register"]

@@ -67,7 +67,7 @@ class Sandboxes:
         self._prefix = settings.var / "sandbox" / "agents"
         self._tmp = settings.var / "tmp"
         self._links = dict(settings.sandbox.links)
-        self._prepared: dict[str, tuple[str, str]] = {}  # the two directories of each that was
+        self._prepared: dict[str, tuple[Path, Path]] = {}  # what `prepare` made, by agent
 
     @property
     def prefix(self) -> Path:
@@ -76,7 +76,7 @@ class Sandboxes:
 
     def path(self, agent_dir: str) -> Path:
         """`<var>/sandbox/agents/<dir>`; nothing is created."""
-        if not _is_directory_name(agent_dir):
+        if not _is_safe(agent_dir) and _HASHED.fullmatch(agent_dir) is None:
             raise SandboxError(f"{agent_dir!r} is not an agent's directory name: it is made by directory_name()")
         return self._prefix / agent_dir
 
@@ -85,24 +85,27 @@ class Sandboxes:
 
         Safe to call again and by several processes.
         """
-        path = self.path(agent_dir)
-        for made in (path, self.tmpdir(agent_dir)):
+        path, tmpdir = self.path(agent_dir), self.tmpdir(agent_dir)
+        for made in (path, tmpdir):
             make_private(made.parent)
             _make(made)
         for name, target in self._links.items():
             _link(path, name, target)
-        self._prepared[agent_dir] = str(path), str(self.tmpdir(agent_dir))
+        self._prepared[agent_dir] = path, tmpdir
         return path
 
-    def is_prepared(self, agent_dir: str) -> bool:
-        """`prepare` has nothing to do: it was done here before, and there are no links to look at. Costs two stats."""
-        places = self._prepared.get(agent_dir)
-        if self._links or places is None:
-            return False
+    def prepared(self, agent_dir: str) -> tuple[Path, Path] | None:
+        """The sandbox and the TMPDIR, if `prepare` has nothing left to do: both are still there, and there are no links
+        to check. Costs two stats."""
+        known = None if self._links else self._prepared.get(agent_dir)
+        if known is None:
+            return None
+        sandbox, tmpdir = known
         try:
-            return all(stat.S_ISDIR(os.lstat(place).st_mode) for place in places)
+            there = stat.S_ISDIR(os.lstat(sandbox).st_mode) and stat.S_ISDIR(os.lstat(tmpdir).st_mode)
         except OSError:
-            return False
+            return None
+        return known if there else None
 
     def has(self, agent_dir: str) -> bool:
         return self.path(agent_dir).is_dir()
@@ -123,7 +126,7 @@ class Sandboxes:
         """Delete the sandbox and the TMPDIR; what links point at stays. Nothing there is fine."""
         self._prepared.pop(agent_dir, None)
         for path in (self.path(agent_dir), self.tmpdir(agent_dir)):
-            if path.is_symlink():  # rmtree would refuse as well, in words that help nobody
+            if path.is_symlink():  # rmtree refuses it as well, in words that do not help
                 raise SandboxError(
                     f"{path} is a symbolic link, not an agent's directory: left alone, remove it yourself"
                 )
@@ -154,10 +157,6 @@ def _is_safe(name: str) -> bool:
     return len(name) <= READABLE_LIMIT and _SAFE.fullmatch(name) is not None and not _LIKE_HASHED.search(name)
 
 
-def _is_directory_name(name: str) -> bool:
-    return _is_safe(name) or _HASHED.fullmatch(name) is not None
-
-
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
     try:
@@ -180,13 +179,19 @@ def _make(path: Path) -> None:
 
 def _link(sandbox: Path, name: str, target: Path) -> None:
     """Make `sandbox/name` a link to `target`: silent when it is one, atomically re-pointed when it is stale."""
-    place = _inside(sandbox, name)
+    relative = PurePosixPath(name)
+    if relative.is_absolute() or not relative.parts or ".." in relative.parts:
+        raise SandboxError(f"[sandbox.links] {name!r}: must be a path inside the sandbox, such as 'skills'")
+    place = sandbox.joinpath(*relative.parts)
     wanted = os.path.abspath(target.expanduser())
     if not os.path.exists(wanted):
         raise SandboxError(f"[sandbox.links] {name}: its target {wanted} does not exist; make it or mend the setting")
     if _points_at(place, wanted):
         return
-    _parents(sandbox, place)
+    folder = sandbox
+    for part in place.relative_to(sandbox).parts[:-1]:
+        folder = folder / part
+        _make(folder)  # refused where one is itself a link: it would lead outside
     with _explained(f"[sandbox.links] {name}: cannot link {place}"):
         try:
             os.symlink(wanted, place)
@@ -200,21 +205,6 @@ def _link(sandbox: Path, name: str, target: Path) -> None:
             _repoint(place, wanted)
 
 
-def _inside(sandbox: Path, name: str) -> Path:
-    relative = PurePosixPath(name)
-    if relative.is_absolute() or not relative.parts or ".." in relative.parts:
-        raise SandboxError(f"[sandbox.links] {name!r}: must be a path inside the sandbox, such as 'skills'")
-    return sandbox.joinpath(*relative.parts)
-
-
-def _parents(sandbox: Path, place: Path) -> None:
-    """Make the folders between the sandbox and a link; one that is itself a link would lead outside."""
-    folder = sandbox
-    for part in place.relative_to(sandbox).parts[:-1]:
-        folder = folder / part
-        _make(folder)
-
-
 def _points_at(place: Path, wanted: str) -> bool:
     try:
         return os.readlink(place) == wanted
@@ -223,7 +213,7 @@ def _points_at(place: Path, wanted: str) -> bool:
 
 
 def _repoint(place: Path, wanted: str) -> None:
-    """Replace a link in one step, so that nobody ever finds it missing."""
+    """Replace a link atomically: it is never missing."""
     fresh = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
     os.symlink(wanted, fresh)
     try:

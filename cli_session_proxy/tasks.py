@@ -1,4 +1,4 @@
-"""Tasks that belong to somebody: waited for or cancelled at the end, their faults logged, none lost."""
+"""Owned tasks: awaited or cancelled at shutdown, their exceptions logged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Tasks:
         self._services: set[asyncio.Task[Any]] = set()
 
     def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Bounded work, which is never cancelled by us."""
+        """Start bounded work. It is never cancelled from here."""
         return self._start(work, self._work, self._expected)
 
     def serve(self, work: Coroutine[Any, Any, None]) -> None:
@@ -93,7 +93,7 @@ class Limit:
 
 @asynccontextmanager
 async def limited_by_life(until: float, message: str) -> AsyncIterator[Limit]:
-    """Until the deadline, which whoever is inside moves; then `TurnTimeout`."""
+    """Raise `TurnTimeout` at the deadline, which the body may move."""
     async with limited(None, message) as clock:
         limit = Limit(until, clock)
         try:
@@ -103,7 +103,7 @@ async def limited_by_life(until: float, message: str) -> AsyncIterator[Limit]:
 
 
 async def uninterrupted(task: asyncio.Task[T]) -> T:
-    """The task's result, whoever wants to cancel meanwhile: they come too late."""
+    """The task's result. A cancellation of the caller is ignored until then."""
     while not task.done():
         try:
             await asyncio.shield(task)

@@ -13,6 +13,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.testing.script import Cut
 
 from .talking import claude
+from .until import until
 
 
 @asynccontextmanager
@@ -22,9 +23,8 @@ async def let_go(*cuts: Cut, engine: Engine, stream: bool) -> AsyncIterator[None
     async def drop() -> None:
         for cut in cuts:
             await cut.reached.wait()
-            await quiet([process.pid for process in claude(engine).pool._places.all()])
-            while not any(_heard(engine, given=stream)):  # noqa: ASYNC110 - a live turn tells nobody how far it is
-                await asyncio.sleep(0.01)
+            await quiet([process.pid for process in claude(engine).pool.table.all()])
+            await until(lambda: any(_heard(engine, given=stream)))
             cut.open()
 
     async with asyncio.TaskGroup() as group:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import httpx
+import ollama
 from google import genai
 from google.genai import types
 from google.genai.client import AsyncClient
@@ -30,6 +31,10 @@ async def google_client(root: str, headers: dict[str, str] | None = None) -> Asy
         options = types.HttpOptions(base_url=root, httpx_async_client=http, headers=headers)
         async with genai.Client(api_key="k", http_options=options).aio as client:
             yield client
+
+
+def ollama_client(root: str, **headers: str) -> ollama.AsyncClient:
+    return ollama.AsyncClient(host=root, headers=headers, trust_env=False, timeout=30)
 
 
 @asynccontextmanager

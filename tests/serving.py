@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,18 @@ from typing import Any
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.server import Server, create_app
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.wires.base import Wire
+from cli_session_proxy.wires.registry import WIRES
 
 # Seconds in which a process of ours starts, or ends.
 START = 30.0
 
 
 @asynccontextmanager
-async def serving(engine: Any, settings: Settings) -> AsyncIterator[str]:
+async def serving(engine: Any, settings: Settings, wires: Sequence[Wire] = WIRES) -> AsyncIterator[str]:
     """The address of a server over a started engine (`settings.port` 0: any), as `base_url` and `api_base` take it."""
     with contextlib.closing(bind(settings)) as listener:
-        server = Server(create_app(engine, settings), settings)
+        server = Server(create_app(engine, settings, wires), settings)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await server.ready.wait()
         try:

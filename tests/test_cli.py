@@ -17,8 +17,8 @@ import pytest
 from cli_session_proxy import cli
 from cli_session_proxy.commands import showing as commands
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import ImportedTurn
-from cli_session_proxy.stores.sql import store_for
 
 from .fakes import TURN
 

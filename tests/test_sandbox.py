@@ -144,20 +144,20 @@ def test_a_sandbox_that_is_a_link_out_is_refused_and_left_alone(tmp_path: Path) 
 
 def test_a_prepared_sandbox_is_not_prepared_again_while_it_stands(tmp_path: Path) -> None:
     boxes = sandboxes(tmp_path)
-    assert not boxes.is_prepared("a")
+    assert not boxes.prepared("a")
     place = boxes.prepare("a")
-    assert boxes.is_prepared("a")
+    assert boxes.prepared("a")
     place.rename(tmp_path / "moved")
-    assert not boxes.is_prepared("a")
+    assert not boxes.prepared("a")
     place.symlink_to(tmp_path / "moved")
-    assert not boxes.is_prepared("a")
+    assert not boxes.prepared("a")
 
 
 def test_a_tmpdir_that_was_cleaned_away_is_made_again(tmp_path: Path) -> None:
     boxes = sandboxes(tmp_path)
     boxes.prepare("a")
     boxes.tmpdir("a").rmdir()
-    assert not boxes.is_prepared("a")
+    assert not boxes.prepared("a")
     boxes.prepare("a")
     assert boxes.tmpdir("a").is_dir()
 
@@ -166,7 +166,7 @@ def test_links_are_looked_at_every_time(tmp_path: Path) -> None:
     (tmp_path / "skills").mkdir()
     boxes = sandboxes(tmp_path, {"skills": tmp_path / "skills"})
     boxes.prepare("a")
-    assert not boxes.is_prepared("a")
+    assert not boxes.prepared("a")
 
 
 def test_a_disk_that_refuses_is_a_clear_error(tmp_path: Path) -> None:

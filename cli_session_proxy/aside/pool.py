@@ -2,8 +2,8 @@
 
 - `thread`: Python code over a request of middling size. It shares the interpreter with the event loop, which gets its
   turn every few milliseconds; one long call into C (`json.loads` of a large body) would hold both.
-- `reading`, `checking`: helper processes, for what is large and for what may never end. One that takes more processor
-  time or memory than it may is killed, and the next call gets another.
+- `reading`, `checking`, `showing`: helper processes, for what is large and for what may never end. One that takes more
+  processor time or memory than it may is killed, and the next call gets another.
 
 Nothing is started before it is needed, no more waits than is said here, and `close` leaves no process behind.
 """
@@ -30,9 +30,12 @@ T = TypeVar("T")
 THREADS = 2
 # Calls that wait for a thread or a helper, each with its body in memory. Beyond it a request is told to come again.
 WAITING = 64
-# Helper processes of each kind: one that takes its whole time leaves the other to everybody else.
+# The same for answers to be checked and turns to be shown. The turns and dumps that run are fewer: what has begun is
+# not refused for the others.
+BEGUN_WAITING = 10_000
+# Helper processes to read and to check: one that takes its whole time leaves the other to everybody else.
 PROCESSES = 2
-# Seconds of processor time. A body of 64 MiB takes about 2; JSON of a megabyte is checked against its schema in 0.05.
+# Seconds of processor time. A body, or a turn, of 64 MiB takes about 2; JSON of a megabyte is checked in 0.05.
 READING_SECONDS = 10.0
 CHECKING_SECONDS = 1.0
 # Bytes of address space: an image of 48 MiB stands in memory about six times while its body is read.
@@ -56,11 +59,11 @@ class OutOfBoundsError(Exception):
 class Helpers:
     """Processes of one kind. A call's function is importable by its name; arguments and result can be pickled."""
 
-    def __init__(self, *, most: int, seconds: float, memory: int) -> None:
+    def __init__(self, *, most: int, seconds: float, memory: int, waiting: int = WAITING) -> None:
         self._seconds = seconds
         self._memory = memory
         self._free = asyncio.Semaphore(most)
-        self._limit = most + WAITING
+        self._limit = most + waiting
         self._calls = 0
         self._quiet = asyncio.Event()  # no call is under way
         self._quiet.set()
@@ -78,7 +81,7 @@ class Helpers:
         """The function's result, or what it raises. Raises `OutOfBoundsError`, `QueueFull`, `ClaudeUnavailable`."""
         if self._calls >= self._limit:
             raise QueueFull(
-                f"{self._calls} large requests are being read or checked already: send this one again later",
+                f"{self._calls} large requests are being read already: send this one again later",
                 retry_after=RETRY_AFTER,
             )
         self._calls += 1
@@ -111,7 +114,19 @@ class Helpers:
         self._keep(await Helper.start(self._memory))
 
     async def _answer(self, given: bytes) -> bytes:
-        helper = await self._helper()
+        kept = await self._kept()
+        try:
+            return await self._asked(kept or await self._started(), given)
+        except Ended as exc:
+            # One that was kept may have died before it was asked. What ends a second one ends every one.
+            if kept is None or exc.took_too_long or self._closed:
+                raise self._why(exc) from exc
+        try:
+            return await self._asked(await self._started(), given)
+        except Ended as exc:
+            raise self._why(exc) from exc
+
+    async def _asked(self, helper: Helper, given: bytes) -> bytes:
         self._busy.add(helper)
         fit = False
         try:
@@ -121,12 +136,6 @@ class Helpers:
             return answer
         except TimeoutError as exc:
             raise self._too_long() from exc
-        except Ended as exc:
-            if self._closed:
-                raise _closing() from exc
-            log.warning("helper_ended", by=exc.by)
-            why = self._too_long() if exc.took_too_long else OutOfBoundsError("it ends the process that does it")
-            raise why from exc
         finally:
             self._busy.discard(helper)
             if fit:
@@ -134,15 +143,23 @@ class Helpers:
             else:
                 self._tasks.own(helper.end())
 
-    async def _helper(self) -> Helper:
+    def _why(self, ended: Ended) -> Exception:
+        if self._closed:
+            return _closing()
+        log.warning("helper_ended", by=ended.by)
+        return self._too_long() if ended.took_too_long else OutOfBoundsError("it ends the process that does it")
+
+    async def _kept(self) -> Helper | None:
+        """One that is there already."""
         if self._ahead is not None and not self._idle:
             await asyncio.wait([self._ahead])
-        while self._idle:
-            helper, timer = self._idle.popitem()
-            timer.cancel()
-            if helper.alive:
-                return helper
-            self._tasks.own(helper.end())
+        if not self._idle:
+            return None
+        helper, timer = self._idle.popitem()
+        timer.cancel()
+        return helper
+
+    async def _started(self) -> Helper:
         if self._closed:
             raise _closing()
         starting = self._tasks.own(Helper.start(self._memory))
@@ -203,7 +220,8 @@ class Aside:
 
     def __init__(self) -> None:
         self.reading = Helpers(most=PROCESSES, seconds=READING_SECONDS, memory=READING_MEMORY)
-        self.checking = Helpers(most=PROCESSES, seconds=CHECKING_SECONDS, memory=CHECKING_MEMORY)
+        self.checking = Helpers(most=PROCESSES, seconds=CHECKING_SECONDS, memory=CHECKING_MEMORY, waiting=BEGUN_WAITING)
+        self.showing = Helpers(most=1, seconds=READING_SECONDS, memory=READING_MEMORY, waiting=BEGUN_WAITING)
         self._threads: ThreadPoolExecutor | None = None
         self._in_threads = 0
 
@@ -224,12 +242,12 @@ class Aside:
 
     def kill(self) -> None:
         """See `Helpers.kill`."""
-        self.reading.kill()
-        self.checking.kill()
+        for helpers in (self.reading, self.checking, self.showing):
+            helpers.kill()
 
     async def close(self) -> None:
         """End what is done here. Idempotent."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None
-        await asyncio.gather(self.reading.close(), self.checking.close())
+        await asyncio.gather(*(helpers.close() for helpers in (self.reading, self.checking, self.showing)))

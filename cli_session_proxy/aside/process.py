@@ -41,10 +41,6 @@ class Helper:
         )
         return Helper(child)
 
-    @property
-    def alive(self) -> bool:
-        return self._child.returncode is None
-
     async def call(self, given: bytes, seconds: float) -> bytes:
         """The answer to one call, which may take so many seconds of processor time. Raises `Ended`."""
         stdin, stdout = self._child.stdin, self._child.stdout

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ..domain.client_tools import Answers, Check, Wants
+from ..domain.evidence import Evidence, RecordsFrom
 from ..domain.lineage import Past
 from ..domain.models import (
     JSON,
@@ -103,6 +104,7 @@ class Said:
     """Blocks of the answer, whole. The turn's output is made of these, whatever was streamed before."""
 
     blocks: tuple[Block, ...]
+    model: str | None = None  # that said them, as the backend names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,7 @@ class Kept:
     records: tuple[Record, ...]
     session: Session
     links: tuple[Link, ...]
-    source: str
+    source: RecordsFrom
     notes: tuple[Note, ...] = ()
 
 
@@ -226,7 +228,7 @@ class Exchange(Protocol):
     def links(self) -> Sequence[Link]: ...
 
     @property
-    def evidence(self) -> JSON: ...
+    def evidence(self) -> Evidence: ...
 
     def say(self) -> AsyncGenerator[Event, None]:
         """Send what is new, once, and yield what comes back. Raises `Lost` and `ProxyError`."""
@@ -255,6 +257,35 @@ class Settled:
     records: tuple[Record, ...]
     session: Session
     links: tuple[Link, ...]
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRecord:
+    """One record of a turn. `state`: equal, lost, changed, or on one side only. `chain` and `file` are what either side
+    says, as blocks; None where it has no such record, and for the file where both say the same."""
+
+    uuid: str | None
+    kind: str
+    state: str
+    chain: Sequence[Any] | None
+    file: Sequence[Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What the backend keeps outside the store, compared with the chain at one turn.
+
+    `found`: `equal`, `busy` (a turn is just writing it), `different`, or `none` where no session holds this turn.
+    `differences` are kinds and sentences.
+    """
+
+    found: Literal["none", "equal", "busy", "different"]
+    differences: tuple[tuple[str, str], ...] = ()
+    records: tuple[ComparedRecord, ...] = ()
+    session_id: str | None = None
+    transcript: str | None = None
+    tip_turn_id: str | None = None
 
 
 class Counts(NamedTuple):
@@ -267,7 +298,9 @@ class Counts(NamedTuple):
 
 
 class Backend(Protocol):
-    """One per engine. See the module docstring."""
+    """One per engine. See the module docstring. `name` is kept with the turns that it answers."""
+
+    name: str
 
     async def prepare(self, job: Job) -> Exchange | Adoptable:
         """`Adoptable` only where the job says `adopt`. Raises `ProxyError`, and `Lost` where it may be tried again."""
@@ -277,6 +310,9 @@ class Backend(Protocol):
 
     async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
         """The whole answer of a turn that ran when its proxy ended; None where it is not there. Only looks."""
+
+    async def compare(self, agent: Agent, turn: Turn) -> Comparison:
+        """How the turn's session differs from the chain. Only looks; costs as much as the path is long."""
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
         """End these processes of other proxies, by pid and start time, and wait for it. False where one lives on."""

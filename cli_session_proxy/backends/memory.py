@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from dataclasses import dataclass, replace
 
 from ..domain.client_tools import calls_of
+from ..domain.evidence import Evidence
 from ..domain.lineage import Past
 from ..domain.models import (
-    JSON,
     Agent,
     Block,
     BlockDelta,
@@ -29,7 +29,7 @@ from ..domain.models import (
     Turn,
     Usage,
 )
-from .base import Adoptable, Answered, Called, Completed, Counts, Event, Exchange, Job, Kept, Said, Settled
+from .base import Adoptable, Answered, Called, Comparison, Completed, Counts, Event, Exchange, Job, Kept, Said, Settled
 
 # What the model says to a path: blocks of the Messages API, `tool_use` among them.
 Model = Callable[[Sequence[Message]], Awaitable[Sequence[Block]]]
@@ -43,6 +43,8 @@ async def echo(path: Sequence[Message]) -> Sequence[Block]:
 
 class MemoryBackend:
     """See `base.Backend`. `seen` are the paths that reached the model, in order."""
+
+    name = "memory"
 
     def __init__(self, model: Model = echo) -> None:
         self.model = model
@@ -65,6 +67,9 @@ class MemoryBackend:
 
     async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
         return self.left.get(turn.id)
+
+    async def compare(self, agent: Agent, turn: Turn) -> Comparison:
+        return Comparison("none")
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
         return not strays
@@ -107,7 +112,7 @@ class _Exchange:
     links: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
-        self.evidence: JSON = {}
+        self.evidence = Evidence()
         if self.continuity in ("started", "rebuilt"):
             was = self.job.session.id if self.job.session else None
             turn = self.job.turn
@@ -136,7 +141,7 @@ class _Exchange:
         agent, turn = self.job.agent, self.job.turn
         new = Session(self.session_id, agent.key, turn.id, "", "memory", turn.created_at)
         session = replace(self.job.session, tip_turn_id=turn.id) if self.job.session else new
-        return Kept(records, session, (), "kept in memory")
+        return Kept(records, session, (), "memory")
 
     async def release(self) -> None: ...
 

@@ -34,7 +34,7 @@ from .showing import alive, client_of, key_of
 
 Write = Callable[[str], None]
 
-REPAIRS = frozenset({"rebuilt", "moved", "adopted"})
+TOLD_LINKS = frozenset({"rebuilt", "moved", "adopted"})
 READ = 4096
 PROMPT = "› "
 
@@ -99,7 +99,7 @@ def _told(turn: JSON) -> str:
     """One line on how the turn was had, and one for each repair."""
     cost = "" if turn["cost_usd"] is None else f", ${turn['cost_usd']:.4f}"
     out = [f"  [{turn['continuity']}, session {(turn['session_id'] or 'none')[:8]}{cost}]"]
-    told = [link["says"] for link in turn["links"] if link["reason"] in REPAIRS]
+    told = [link["says"] for link in turn["links"] if link["reason"] in TOLD_LINKS]
     out += [f"  [{printable(text)}]" for text in (*told, *turn["says"])]
     return "".join(f"{line}\n" for line in out)
 
@@ -183,7 +183,10 @@ class There:
                     raise _error(await answer.aread())
                 async for line in answer.aiter_lines():
                     if line.startswith("data:") and line != "data: [DONE]":
-                        yield _text(json.loads(line.removeprefix("data:")))
+                        chunk = json.loads(line.removeprefix("data:"))
+                        if "error" in chunk:
+                            raise from_dict(chunk["error"])
+                        yield "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
         except httpx.HTTPError as exc:
             raise UpstreamError("the server went away in the middle: say it again") from exc
 
@@ -194,12 +197,6 @@ class There:
             raise UpstreamError("the server went away after its answer") from exc
         rows: list[JSON] = answer.json()["data"] if answer.status_code == 200 else []
         return rows[0] if rows else None
-
-
-def _text(chunk: JSON) -> str:
-    if "error" in chunk:
-        raise from_dict(chunk["error"])
-    return "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
 
 
 def _error(body: bytes) -> ProxyError:

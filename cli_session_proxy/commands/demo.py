@@ -56,7 +56,12 @@ async def demo(claude_bin: Path | None, say: Say) -> bool:
             say(f"  ——     the proxy is stopped, the CLI's session file deleted: {transcript.name}\n")
             async with _door(settings) as http:
                 recalled = await _talk(http, say, ASKED) and recalled
-                _show_links(await _dump(http), say)
+                data = await _dump(http)
+                number = {turn["id"]: position for position, turn in enumerate(data["turns"], 1)}
+                say("The chain's links, from its dump:")
+                for link in data["links"]:
+                    ids = f"{(link['from_session'] or 'none')[:8]} → {link['to_session'][:8]}"
+                    say(f"  turn {number.get(link['turn_id'], '-')}  {link['reason']:14} {ids}  {link['says']}")
     say(f"\n{'Everything was recalled.' if recalled else 'FAILED: something was forgotten.'}")
     return recalled
 
@@ -153,11 +158,3 @@ async def _talk(http: httpx.AsyncClient, say: Say, lines: tuple[tuple[str, str],
         say(f"  you    {words}\n  agent  {said}   [{how}, session {answer.headers.get('x-session-id', '-')[:8]}]\n")
         right = right and said == expected
     return right
-
-
-def _show_links(data: dict[str, Any], say: Say) -> None:
-    number = {turn["id"]: position for position, turn in enumerate(data["turns"], 1)}
-    say("The chain's links, from its dump:")
-    for link in data["links"]:
-        ids = f"{(link['from_session'] or 'none')[:8]} → {link['to_session'][:8]}"
-        say(f"  turn {number.get(link['turn_id'], '-')}  {link['reason']:14} {ids}  {link['says']}")

@@ -20,8 +20,7 @@ from typing import Literal
 
 import httpx
 
-from ..backends.claude import environment
-from ..backends.claude.process import capability, confine
+from ..backends.claude.process import capability, confine, environment
 from ..backends.claude.process.capability import Capability
 from ..backends.claude.process.memory import FIRST_GUESS
 from ..backends.claude.process.proc import start_time
@@ -31,8 +30,8 @@ from ..http.binding import answers
 from ..http.served import OVER_SOCKET, Served, served_at
 from ..sandbox import Sandboxes
 from ..settings import Settings
-from ..stores.migrations import MIGRATIONS
-from ..stores.sql import FILE
+from ..stores.sql.migrations import MIGRATIONS
+from ..stores.sqlite.store import FILE
 from .login import missing_login
 from .showing import client_of
 
@@ -70,12 +69,18 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
         yield found
         if cli is not None:
             yield _abilities(cli)
-            yield await _login(settings, cli, env)
+            says, _, fix = (await missing_login(settings, cli.path, env) or "").partition(": ")
+            if not says:
+                yield Finding("login", "ok", "the CLI is logged in, or a key is set")
+            else:
+                yield Finding("login", "error" if says == "no Claude login" else "warning", says, fix)
     yield await _looked("config dir", lambda: _writable("config dir", config_dir, "--claude-config-dir"))
     yield await _looked("var", lambda: _writable("var", settings.var, "--var"))
     yield await _looked("sandbox", lambda: _sandbox(settings))
     if any(profile.confined for profile in settings.profiles.values()):
-        yield await _boundary()
+        says, _, fix = (await confine.missing() or "").partition(": ")
+        level: Level = "error" if says else "ok"
+        yield Finding("boundary", level, says or "bubblewrap can confine a CLI", fix)
     yield await _looked("disk", lambda: _disk(settings.var))
     yield _memory(settings)
     health, last_at = await asyncio.to_thread(_store, settings.var / FILE)
@@ -115,27 +120,11 @@ def _abilities(cli: Capability) -> Finding:
     return Finding("capabilities", "warning", says, capability.UPGRADE)
 
 
-async def _login(settings: Settings, cli: Capability, env: dict[str, str]) -> Finding:
-    advice = await missing_login(settings, cli.path, env)
-    if advice is None:
-        return Finding("login", "ok", "the CLI is logged in, or a key is set")
-    says, _, mend = advice.partition(": ")
-    return Finding("login", "error" if says == "no Claude login" else "warning", says, mend)
-
-
 # --- directories and disk
 
 
-async def _boundary() -> Finding:
-    why = await confine.missing()
-    if why is None:
-        return Finding("boundary", "ok", "bubblewrap can confine a CLI")
-    says, _, mend = why.partition(": ")
-    return Finding("boundary", "error", says, mend)
-
-
 async def _looked(check: str, look: Callable[[], Finding]) -> Finding:
-    """The finding; that the place may not even be looked at is one."""
+    """The finding of `look`. A place that cannot be read is a finding, too."""
     try:
         return await asyncio.to_thread(look)
     except OSError as exc:
@@ -174,7 +163,7 @@ def _sandbox(settings: Settings) -> Finding:
     for name, target in settings.sandbox.links.items():
         if not target.expanduser().exists():
             says = f"[sandbox.links] {name}: {target} does not exist"
-            return Finding("sandbox", "error", says, f"mkdir -p {target}, or mend [sandbox.links]")
+            return Finding("sandbox", "error", says, f"mkdir -p {target}, or correct [sandbox.links]")
     return Finding("sandbox", "ok", str(root) if root.exists() else f"{root} (made at the first turn)")
 
 
@@ -204,7 +193,7 @@ def _memory(settings: Settings) -> Finding:
 
 
 def _store(path: Path) -> tuple[Finding, float | None]:
-    """Health of the file, read only, beside whoever writes it; and when something last happened in it."""
+    """Health of the file, read only and beside a running proxy; and the time of its last turn."""
     if not path.exists():
         return Finding("store", "ok", f"{path} (made at the first turn)"), None
     try:
@@ -278,7 +267,12 @@ async def _strays(var: Path) -> Finding:
 
 async def _port(settings: Settings) -> Finding:
     if settings.uds is not None:
-        return await _socket(settings.uds)
+        name = f"unix:{settings.uds}"
+        if not await asyncio.to_thread(answers, settings.uds):
+            return Finding("port", "ok", f"{name} is free")
+        if await _answers(Served(OVER_SOCKET, str(settings.uds))):
+            return Finding("port", "ok", f"{name} is served")
+        return Finding("port", "error", f"{name} is taken by another program", "choose another with --uds")
     host, port = settings.host, settings.port
     if port == 0 or await asyncio.to_thread(_is_free, host, port):
         return Finding("port", "ok", f"{host}:{port} is free" if port else "a free one is taken at start")
@@ -290,14 +284,6 @@ async def _port(settings: Settings) -> Finding:
         return Finding("port", "ok", f"{url} is served on this var")
     says = f"{url} is served by a proxy on another var"
     return Finding("port", "warning", says, "choose another with --port, or the same --var")
-
-
-async def _socket(path: Path) -> Finding:
-    if not await asyncio.to_thread(answers, path):
-        return Finding("port", "ok", f"unix:{path} is free")
-    if await _answers(Served(OVER_SOCKET, str(path))):
-        return Finding("port", "ok", f"unix:{path} is served")
-    return Finding("port", "error", f"unix:{path} is taken by another program", "choose another with --uds")
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -12,18 +12,22 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ..backends.claude import environment
-from ..backends.claude.failures import likely_model
-from ..backends.claude.process import capability
+from ..backends.claude.process import capability, environment
+from ..backends.claude.process.failures import likely_model
 from ..errors import ClaudeUnavailable
+from ..http.keys import Keys
 from ..settings import MODELS, Settings
 
 # Any of these logs the CLI in by itself (its documentation, "Authentication").
 LOGIN_VARIABLES = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN")
 LOGIN_PREFIX = "CLAUDE_CODE_USE_"  # Bedrock, Vertex, Foundry: their own credentials
+# Anthropic's own page; it changes, so it is linked and never quoted as law.
+TERMS = "https://code.claude.com/docs/en/legal-and-compliance"
+# A login by one of these is billed by use, and is not a person's subscription.
+BY_USE = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
 # `auth status` answers in 0.3 s (2.1.329); a machine under load gets more.
 STATUS_TIMEOUT = 20.0
 STATUS_OUTPUT = 64 * 1024
@@ -43,8 +47,10 @@ UNKNOWN = (
 Say = Callable[[str], None]
 
 
-async def report(settings: Settings) -> AsyncIterator[str]:
+async def report(settings: Settings, keys: Keys) -> AsyncIterator[str]:
     """Lines for the person who started `serve`. A CLI that is missing is one of them, not an error."""
+    for line in shared_login(settings, keys):
+        yield line
     with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
         config_dir = environment.config_dir(settings)
         env = environment.build(settings, tmpdir=Path(tmpdir), config_dir=config_dir)
@@ -60,6 +66,17 @@ async def report(settings: Settings) -> AsyncIterator[str]:
         advice = await missing_login(settings, claude.path, env)
         if advice is not None:
             yield advice
+
+
+def shared_login(settings: Settings, keys: Keys) -> Iterator[str]:
+    """What the owners of several keys should know of their one login. Reads no credential, only names."""
+    env = environment.inherited(settings)
+    by_use = any(env.get(name) for name in BY_USE) or any(name.startswith(LOGIN_PREFIX) and env[name] for name in env)
+    if len(keys.owners) > 1 and not by_use:
+        yield (
+            f"{len(keys.owners)} keys over one Claude login: a subscription is for the person who bought it; several "
+            f"people need an API key, or each their own login and proxy (Anthropic's terms: {TERMS})"
+        )
 
 
 async def missing_login(settings: Settings, claude: Path, env: Mapping[str, str]) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, get_args
+from typing import get_args
 
 import httpx
 from rich.console import Console
@@ -21,12 +21,14 @@ from ..engine.subscription import Follower
 from ..errors import ConfigError, NotFound, UpstreamError, did_you_mean, from_dict
 from ..export import FORMATS, live
 from ..export.summaries import summary_json
+from ..export.words import printable
 from ..http.keys import Keys
 from ..http.served import Served, served_at
 from ..sandbox import LOCAL_OWNER, Sandboxes
 from ..settings import Settings
+from ..stores.auto import store_for
 from ..stores.base import Store
-from ..stores.sql import FILE, store_for
+from ..stores.sqlite.store import FILE
 from ..wires.common import encoded_agent_id
 
 Write = Callable[[str], None]
@@ -109,32 +111,22 @@ def print_chains(rows: list[JSON]) -> None:
     for name in ("agent", "owner", "turns", "sessions", "repairs", "state", "cost", "size", "last activity"):
         table.add_column(name, justify="right" if name in {"turns", "sessions", "repairs", "cost", "size"} else "left")
     for row in rows:
-        table.add_row(*(_plain(cell) for cell in _cells(row)))
+        size, unit = float(row["bytes"]), "B"
+        for larger in ("KB", "MB", "GB"):
+            if size < 1024:
+                break
+            size, unit = size / 1024, larger
+        cells = [
+            row["agent_id"], row["owner"], row["turns"], row["sessions"], row["repairs"], row["state"] or "-",
+            f"${row['cost_usd']:.4f}", f"{size:.{1 if unit == 'GB' else 0}f} {unit}",
+            datetime.fromtimestamp(row["last_at"], UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        ]  # fmt: skip
+        # Text as it is: an agent's name is no markup, and its control characters stay out of the terminal.
+        table.add_row(*(Text(printable(str(cell))) for cell in cells))
     console = Console()
     if not console.is_terminal:
         console.width = WIDE
     console.print(table)
-
-
-def _cells(row: JSON) -> list[Any]:
-    last = datetime.fromtimestamp(row["last_at"], UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return [
-        row["agent_id"], row["owner"], row["turns"], row["sessions"], row["repairs"], row["state"] or "-",
-        f"${row['cost_usd']:.4f}", _size(row["bytes"]), last,
-    ]  # fmt: skip
-
-
-def _plain(cell: object) -> Any:
-    """Text as it is: an agent's name is no markup, and its control characters stay out of the terminal."""
-    return Text("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(cell)))
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +149,7 @@ async def dump(settings: Settings, owner: str, agent_id: str, shown: Shown, writ
 
 
 async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, write: Write) -> None:
-    """Write each turn and repair as it happens, whoever runs it; ends when the agent is deleted."""
+    """Write each turn and repair as it happens, in any proxy; ends when the agent is deleted."""
     forms = {"json": live.json_line, "markdown": live.lines}
     if shown.format not in forms:
         raise ConfigError(f"--follow takes --format {' or '.join(forms)}")

@@ -12,13 +12,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
 
+from ..backends.claude import transcript
+from ..backends.claude.process import environment
 from ..backends.claude.sessions.adoption import Adopted, adopt_session
 from ..backends.claude.sessions.verifying import Verified, Verifier
-from ..domain.models import Agent
+from ..domain.models import Record
 from ..errors import NotFound
 from ..export import incoming, portable
 from ..export.portable import Moved
-from ..export.words import count
+from ..export.words import count, printable
 from ..sandbox import make_private
 from ..settings import Settings
 from ..stores.base import Store
@@ -34,7 +36,10 @@ BAR_FROM = 2
 async def verify(settings: Settings, owner: str | None, agent_id: str | None) -> list[Verified]:
     """Every agent's chain against its transcripts; of one agent where it is named. Raises `NotFound`."""
     async with opened(settings) as store:
-        agents = [] if store is None else await _chosen(store, owner, agent_id)
+        agents = []
+        if store is not None:
+            every = [row.agent async for row in store.summaries(owner)]
+            agents = [agent for agent in every if agent_id in (None, agent.agent_id)]
         if agent_id is not None and not agents:
             raise NotFound(f"there is no agent {agent_id!r} in {settings.var}: see `chains`")
         if store is None:
@@ -47,11 +52,6 @@ async def verify(settings: Settings, owner: str | None, agent_id: str | None) ->
                 done.append(await verifier.verify(agent))
                 bar.advance(task)
         return done
-
-
-async def _chosen(store: Store, owner: str | None, agent_id: str | None) -> list[Agent]:
-    summaries = [row.agent async for row in store.summaries(owner)]
-    return [agent for agent in summaries if agent_id in (None, agent.agent_id)]
 
 
 def print_verified(found: list[Verified]) -> Iterator[str]:
@@ -97,11 +97,26 @@ async def export(settings: Settings, owner: str, agent_id: str, path: Path | Non
             )
 
 
+class _KeptByClaude:
+    """`incoming.Kept`: sessions of any working directory, and files that lay beside a transcript."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._projects = environment.config_dir(settings) / "projects"
+
+    def has_session(self, session_id: str) -> bool:
+        return any(self._projects.glob(f"*/{session_id}.jsonl"))
+
+    def is_sound(self, record: Record) -> bool:
+        if transcript.is_mark(record):
+            return transcript.is_sound_mark(record)
+        return not transcript.is_file(record) or transcript.is_sound(record)
+
+
 async def import_(settings: Settings, owner: str, path: Path, agent_id: str | None) -> Moved:
     """Take a file of `export` in. Raises `NotFound`, `InvalidRequest`."""
     async with _ready(settings) as store:
         with _bytes_bar("importing") as told:
-            return await incoming.bring_in(settings, store, owner, path, agent_id, told)
+            return await incoming.bring_in(store, _KeptByClaude(settings), owner, path, agent_id, told)
 
 
 async def doctor(settings: Settings, say: Say, *, as_json: bool) -> bool:
@@ -112,7 +127,7 @@ async def doctor(settings: Settings, say: Say, *, as_json: bool) -> bool:
         if not as_json:
             say(f"{one.level:8}{one.check:14}{printable(one.says)}")
             if one.mend:
-                say(f"{'':22}mend: {printable(one.mend)}")
+                say(f"{'':22}fix: {printable(one.mend)}")
     if as_json:
         say(json.dumps([asdict(one) for one in found], indent=1))
     return all(one.level != "error" for one in found)
@@ -138,8 +153,3 @@ def _bar(column: ProgressColumn, *, shown: bool) -> Progress:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), column)
     return Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))
-
-
-def printable(text: str) -> str:
-    """Without control characters: a name or a path must not steer the terminal."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

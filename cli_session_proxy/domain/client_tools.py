@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ..errors import InvalidRequest, UpstreamError
 from . import limits, structured
-from .models import JSON, Block, Message, Tool, ToolChoice, TurnRequest
+from .models import JSON, Block, Message, Tool, ToolChoice, TurnOptions
 
 SERVER = "client"
 PREFIX = f"mcp__{SERVER}__"
@@ -72,6 +72,8 @@ class Offers:
 
     @staticmethod
     def of(tools: Sequence[Tool]) -> Offers:
+        if not tools:
+            return NOTHING
         named = {short_name(tool.name): tool for tool in tools}
         entries = {name: _entry(tool) for name, tool in named.items()}
         return Offers(tuple(tools), entries, {PREFIX + name: tool for name, tool in named.items()})
@@ -82,6 +84,9 @@ class Offers:
     def called(self, name: str) -> Tool | None:
         """The client's tool behind a name of the CLI's; None for any other tool."""
         return self.names.get(name)
+
+
+NOTHING = Offers()
 
 
 def _entry(tool: Tool) -> JSON:
@@ -117,48 +122,31 @@ def checked(tools: Sequence[Tool], where: str = "tools") -> tuple[Tool, ...]:
 
 def checked_choice(choice: ToolChoice, tools: Sequence[Tool], where: str = "tool_choice") -> ToolChoice:
     """The choice, when the tools allow it. Raises `InvalidRequest`."""
-    known = {tool.name for tool in tools}
-    if choice.mode == "required" and not known:
+    if choice.mode == "required" and not tools:
         raise InvalidRequest(f"{where} asks for a call, and there are no tools", param=where)
+    known = {tool.name for tool in tools} if choice.allowed else frozenset()
     for name in choice.allowed or ():
         if name not in known:
             raise InvalidRequest(f"{where} names {name!r}, which is not among the tools", param=where)
     return choice
 
 
-# --- what a turn keeps of it ------------------------------------------------------------------------------
-
-
-def wants(request: TurnRequest) -> JSON:
-    """What a turn has to know of its request when it runs, as it is kept in its `reason`; {} for a plain one."""
-    out: JSON = {}
-    if request.tools:
-        out["tools"] = [tool.as_json() for tool in request.tools]
-    if request.tool_choice != ToolChoice():
-        out["tool_choice"] = request.tool_choice.as_json()
-    if request.stop:
-        out["stop"] = list(request.stop)
-    return {"wants": out} if out else {}
+# --- what a turn wants of them ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Wants:
-    """The other way round."""
+    """What the model is to be offered, what it may call, and the texts before which its answer ends."""
 
     offers: Offers = field(default_factory=Offers)
     choice: ToolChoice = field(default_factory=ToolChoice)
     stop: tuple[str, ...] = ()
 
     @staticmethod
-    def of(reason: JSON, before: JSON | None = None) -> Wants:
-        """`before` is the reason of the turn whose calls are answered: its tools hold where none are sent."""
-        kept = reason.get("wants", {})
-        tools = kept.get("tools") or ((before or {}).get("wants", {}).get("tools") or [])
-        return Wants(
-            Offers.of([Tool.from_json(tool) for tool in tools]),
-            ToolChoice.from_json(kept.get("tool_choice") or {}),
-            tuple(kept.get("stop") or ()),
-        )
+    def of(options: TurnOptions, before: TurnOptions | None = None) -> Wants:
+        """`before` are the options of the turn whose calls are answered: its tools hold where none are sent."""
+        tools = options.tools or (before.tools if before is not None else ())
+        return Wants(Offers.of(tools), options.tool_choice, options.stop)
 
 
 def instruction(choice: ToolChoice, names: Collection[str]) -> Block | None:
@@ -259,8 +247,10 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> Answers:
             raise InvalidRequest(f"there is no open call {call!r} that this result could answer", param="tool_call_id")
         if results.setdefault(call, block) != block:
             raise InvalidRequest(f"there are two different results for the call {call!r}", param="tool_call_id")
+    if not results:
+        return Answers(rest=tuple(rest))
     missing = [call for call in wanted if call not in results]
-    if results and missing:
+    if missing:
         raise InvalidRequest(f"results are missing for the calls {', '.join(missing)}", param="messages")
     return Answers({call: results[call] for call in wanted if call in results}, tuple(rest))
 

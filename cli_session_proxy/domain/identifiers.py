@@ -66,3 +66,30 @@ def _named(found: re.Match[str]) -> tuple[str, int | None] | None:
         return str(ipaddress.IPv6Address(name[1:-1])), port
     except ValueError:
         return None
+
+
+# --- conversations, whose ids name agents
+
+_MADE_HERE = re.compile(r"conv_[0-9a-f]{32}")
+# "x" is no hexadecimal digit: no name can look like an id that was made here.
+_OF_NAME = re.compile(r"conv_x((?:[0-9a-f]{2})+)")
+
+
+def conversation_id(agent_id: str) -> str:
+    """The conversation that is this agent's chain. An agent that was made as a conversation has that name."""
+    if _MADE_HERE.fullmatch(agent_id):
+        return agent_id
+    return f"conv_x{agent_id.encode('utf-8', 'surrogatepass').hex()}"
+
+
+def agent_id_of(conversation: str) -> str | None:
+    """The agent that a conversation's id names; None where it cannot be one of ours."""
+    if _MADE_HERE.fullmatch(conversation):
+        return conversation
+    named = _OF_NAME.fullmatch(conversation)
+    if named is None:
+        return None
+    try:
+        return bytes.fromhex(named[1]).decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return None

@@ -20,17 +20,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from .models import JSON, Block, Message, Turn
+from .models import Block, Message, Placed, Rule, Turn
 
 # Between two text blocks of one answer, on every wire that has one string for it.
 TEXT_JOIN = "\n\n"
-
-Rule = Literal["id", "fresh", "head", "new", "history", "unknown"]
 
 
 # --- the normal form --------------------------------------------------------------------------------------
@@ -172,22 +170,15 @@ def path_hash(parent: str | None, new: Sequence[Message], output: Sequence[Block
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`parent` is a turn's id, None for a root; with `at_head`, it is the head at the time the turn runs.
+    """`parent` is a turn's id, None for a root; with `placed.at_head`, it is the head at the time the turn runs.
 
     `imported` are exchanges that the chain did not know, to be stored as turns before `new`.
     """
 
-    rule: Rule
     parent: str | None
-    at_head: bool
     imported: tuple[Message, ...]
     new: tuple[Message, ...]
-    reason: JSON = field(default_factory=dict)
-
-    @property
-    def delta(self) -> bool:
-        """The client sent only what is new: what it does not repeat (its system prompt) still holds."""
-        return self.rule in ("head", "id")
+    placed: Placed
 
 
 def decide(
@@ -198,25 +189,35 @@ def decide(
     continues: str | None,
     match: tuple[Turn, Ending] | None,
     head: str | None = None,
+    keep_system: bool = True,
 ) -> Decision:
     """Apply the table above. `match` is the deepest known turn of the history, where one was looked for.
 
-    `head` is the agent's as it is now: what continues another turn has left its path, and the reason says where.
+    `head` is the agent's as it is now: what continues another turn has left its path, and `placed` says where.
+    `keep_system` is False where a client that sends only what is new wants nothing else to hold on.
     """
     last = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)
+    rule: Rule
+    parent: str | None = None
+    start = 0
     if continues is not None:
-        start, parent, rule = 0, continues, "id"
+        parent, rule = continues, "id"
     elif match is not None and not fresh:
         start, parent, rule = match[1].end, match[0].id, "history"
     else:
-        start, parent = 0, None
         rule = "fresh" if fresh else "unknown" if last else "head" if named else "new"
     at = max(start, last)
     imported, new = tuple(messages[start:at]), tuple(messages[at:])
-    reason: JSON = {"rule": rule, "messages": len(messages), "matched": start, "imported": len(imported)}
-    if rule in ("history", "unknown") and (imported or parent != head):
-        reason["diverged_at"] = start
-    return Decision(rule, parent, rule == "head", imported, new, reason)  # type: ignore[arg-type]
+    left_path = rule in ("history", "unknown") and bool(imported or parent != head)
+    placed = Placed(
+        rule,
+        messages=len(messages),
+        matched=start,
+        imported=len(imported),
+        diverged_at=start if left_path else None,
+        delta=rule in ("head", "id") and keep_system,
+    )
+    return Decision(parent, imported, new, placed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .evidence import Evidence
 from .notes import Note
 
 Block = dict[str, Any]
@@ -19,10 +20,12 @@ JSON = dict[str, Any]
 Role = Literal["user", "assistant"]
 Status = Literal["queued", "running", "completed", "requires_action", "failed", "cancelled"]
 Continuity = Literal["started", "warm", "resumed", "rebuilt", "branched"]
-LinkReason = Literal["started", "forked_by_cli", "rebuilt", "branched", "reset_by_cli", "moved", "adopted"]
+LinkReason = Literal["started", "forked_by_cli", "rebuilt", "branched", "moved", "adopted"]
 # Who ended a turn from outside: its client; that every client has `left`; the deletion of its agent; the proxy that was
 # `stopping`; or another proxy, which was granted the agent.
 CancelledBy = Literal["client", "left", "deletion", "stopping", "takeover"]
+# By which rule of `lineage` a turn continues what it continues; `adopted`: somebody else said it in the session.
+Rule = Literal["id", "fresh", "head", "new", "history", "unknown", "adopted"]
 # Did the answer reach its client? `pending` until the acknowledgement; `uncertain` after a crash in between.
 Delivery = Literal["pending", "delivered", "undelivered", "uncertain"]
 
@@ -100,6 +103,86 @@ class ToolChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnOptions:
+    """What a request asks of its turn beside its words: known whenever the turn is run, again too.
+
+    `format`: see `TurnRequest`. `tools` hold for the results to their calls as well, where those bring none.
+    """
+
+    format: JSON | None = None
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    stop: tuple[str, ...] = ()
+
+    def as_json(self) -> JSON:
+        """{} for a plain turn."""
+        out: JSON = {}
+        if self.format is not None:
+            out["format"] = self.format
+        if self.tools:
+            out["tools"] = [tool.as_json() for tool in self.tools]
+        if self.tool_choice != ToolChoice():
+            out["tool_choice"] = self.tool_choice.as_json()
+        if self.stop:
+            out["stop"] = list(self.stop)
+        return out
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> TurnOptions:
+        if not data:
+            return PLAIN
+        return TurnOptions(
+            data.get("format"),
+            tuple(Tool.from_json(tool) for tool in data.get("tools") or ()),
+            ToolChoice.from_json(data.get("tool_choice") or {}),
+            tuple(data.get("stop") or ()),
+        )
+
+
+PLAIN = TurnOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a turn belongs, decided once from its request.
+
+    Of the `messages` that were sent, `matched` are on the path already and `imported` were new before the turn's own.
+    `diverged_at`: the conversation left the agent's path behind this many messages. `delta`: only what is new was
+    sent, so that the system prompt and the tools of the turn that it continues hold on. All but the rule are None for
+    a turn that no request placed.
+    """
+
+    rule: Rule | None = None
+    messages: int | None = None
+    matched: int | None = None
+    imported: int | None = None
+    diverged_at: int | None = None
+    delta: bool = False
+
+    @property
+    def at_head(self) -> bool:
+        """It continues the agent's head as it is when it runs."""
+        return self.rule == "head"
+
+    @property
+    def names_path(self) -> bool:
+        """Its client said itself what it continues, and can go on from its answer whatever the head is."""
+        return self.rule in ("id", "history")
+
+    def as_json(self) -> JSON:
+        out: JSON = {}
+        for name in Placed.__slots__:
+            value = getattr(self, name)
+            if value is not None and value is not False:
+                out[name] = value
+        return out
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Placed:
+        return Placed(**data)
+
+
+@dataclass(frozen=True, slots=True)
 class TurnRequest:
     """One request, whatever wire it came by.
 
@@ -132,6 +215,10 @@ class TurnRequest:
     stop: tuple[str, ...] = ()  # the answer ends before the first of these texts
     takes: tuple[str, ...] = ()  # hand-written items of the conversation that `messages` begin with
 
+    @property
+    def options(self) -> TurnOptions:
+        return TurnOptions(self.format, self.tools, self.tool_choice, self.stop)
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -149,10 +236,23 @@ class Usage:
         return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens
 
     def plus(self, other: Usage) -> Usage:
-        return Usage(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cache_read_tokens + other.cache_read_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
+            self.thinking_tokens + other.thinking_tokens,
+        )
 
     def minus(self, other: Usage) -> Usage:
-        return Usage(*(max(0, getattr(self, name) - getattr(other, name)) for name in self.__slots__))
+        """None below 0."""
+        return Usage(
+            max(0, self.input_tokens - other.input_tokens),
+            max(0, self.output_tokens - other.output_tokens),
+            max(0, self.cache_read_tokens - other.cache_read_tokens),
+            max(0, self.cache_write_tokens - other.cache_write_tokens),
+            max(0, self.thinking_tokens - other.thinking_tokens),
+        )
 
     def as_json(self) -> JSON:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -181,7 +281,11 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request and its answer. `seq` is the order of acceptance in the whole store."""
+    """One request and its answer. `seq` is the order of acceptance in the whole store.
+
+    `model` is what was asked for; `backend` and `answered_by` are who answered, the model as the backend names it.
+    `stop_sequence`: the text that the answer was cut at.
+    """
 
     id: str
     seq: int
@@ -196,9 +300,12 @@ class Turn:
     profile: str | None = None
     output: tuple[Block, ...] = ()
     stop_reason: str | None = None
+    stop_sequence: str | None = None
     session_id: str | None = None
     continuity: Continuity | None = None
-    reason: JSON = field(default_factory=dict)
+    placed: Placed = field(default_factory=Placed)
+    options: TurnOptions = PLAIN
+    evidence: Evidence = field(default_factory=Evidence)
     usage: Usage = field(default_factory=Usage)
     cost_usd: float | None = None
     error: JSON | None = None
@@ -215,6 +322,8 @@ class Turn:
     started_at: float | None = None
     finished_at: float | None = None
     call: JSON | None = None
+    backend: str | None = None
+    answered_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +356,6 @@ class Session:
 
     `transcript` is "" until there is a file: an adopted or imported session gets its own at the next turn.
     `mark` is None when the transcript is not known to equal the path (`dirty`): it is verified before use.
-    `cost_total_usd` is the CLI's own running total, from which a turn's cost is the difference.
     """
 
     id: str
@@ -257,7 +365,6 @@ class Session:
     cli_version: str
     created_at: float
     mark: FileMark | None = None
-    cost_total_usd: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

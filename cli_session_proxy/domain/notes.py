@@ -46,11 +46,6 @@ class Note:
         return Note(data["code"], data["count"])
 
 
-def noted(reason: Mapping[str, Any]) -> tuple[Note, ...]:
-    """The notes in a turn's reason."""
-    return tuple(Note.from_json(note) for note in reason.get("notes") or ())
-
-
 def header(notes: Iterable[Note]) -> str:
     """The value of `X-Continuity-Note`: `code=count` of each, in order."""
     return ", ".join(f"{note.code}={note.count}" for note in notes)

@@ -108,7 +108,7 @@ def checked(format: JSON, text: str) -> str:
     """The JSON of an answer, a code fence around it taken off. Raises `InvalidOutput`, `InvalidRequest`."""
     text = _unfenced(text.strip())
     try:
-        value = limits.loads(text)
+        value = limits.loads(text, constant=_no_constant)
     except limits.TooDeep as exc:
         raise InvalidOutput(str(exc)) from None
     except ValueError:
@@ -119,6 +119,10 @@ def checked(format: JSON, text: str) -> str:
     elif (fault := fault_of(value, format["schema"])) is not None:
         raise InvalidOutput(fault)
     return text
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")  # Python takes NaN and Infinity; the client's own reader does not
 
 
 def _unfenced(text: str) -> str:

@@ -1,9 +1,9 @@
 """The engine: one request walks through here, top to bottom.
 
-submit    1 placement: which parent does this continue, is it a retry?   2 accepted durably, in its lane
+submit    1 `Placement.resolve`: is it a retry, which turn does it continue?   2 accepted durably, in its lane
 _run        the lane's turn comes, no other proxy writes this agent
-attempts  3 sessions: a process whose memory is the path                 4 one frame in, events out
-          5 answer, records, links and head in one transaction           6 acknowledged: `Finished`
+executor  3 the backend: a process whose memory is the path                    4 one frame in, events out
+          5 answer, records, links and head in one transaction                 6 acknowledged: `Finished`
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ..errors import (
 )
 from ..sandbox import Sandboxes
 from ..settings import Profile, Settings
-from ..stores.base import Arrival, KeyTaken, Store
-from ..stores.sql import store_for
+from ..stores.auto import store_for
+from ..stores.base import KeyTaken, Store
 from ..tasks import Tasks, limited
 from .checking import Checks
 from .delivery import Deliveries
@@ -42,7 +42,7 @@ from .failing import Ends
 from .lanes import Lanes, Place, Slots
 from .live import Answer, LiveTurn, cancelled, kept, or_left, replay
 from .ownership import Instances, Ownership
-from .placement import HOUR, Placement, new_turn
+from .placement import HOUR, Placement
 from .readiness import Readiness, State
 from .recovery import Recovery
 
@@ -66,7 +66,7 @@ class Engine:
         self._live: dict[str, LiveTurn] = {}
         self._running = 0  # turns in a slot
         self._open = self._stopped = False
-        self._tasks = Tasks(expected=(ProxyError, KeyTaken))
+        self._tasks = Tasks(expected=(ProxyError,))
         # A turn with a slot finds a process: an idle one makes room for it.
         self._slots = Slots(min(settings.max_turns, settings.max_processes))
         self._lanes = Lanes(settings.lane_limit, settings.queue_limit, self._slots)
@@ -80,7 +80,14 @@ class Engine:
             reaped=self._instances.reaped,
             started=self._spawned,
         )
-        self._placement = Placement(self.store, self.backend, self.aside, self._is_gone)
+        self._placement = Placement(
+            self.store,
+            self.backend,
+            self.aside,
+            idempotency_hours=settings.idempotency_hours,
+            is_gone=self._is_gone,
+            is_abandoned=self._is_abandoned,
+        )
         self._recovery = Recovery(self.store, self.backend, self._instances, self._sandboxes, self.observers)
         self._ownership = Ownership(
             self.store,
@@ -109,8 +116,13 @@ class Engine:
     async def start(self) -> None:
         """Open the store, prepare `var/`, settle what a dead proxy left. Raises `ConfigError`, `StoreUnavailable`."""
         self._stopped = False
-        _prepare_var(self.settings.var, self._instances)
-        await self.store.open()
+        _prepare_var(self.settings.var)
+        await self.store.open()  # before this proxy is one of those that a migration waits for
+        try:
+            self._instances.enter()
+        except OSError as exc:
+            await self.store.close()
+            raise _not_writable(self.settings.var, exc) from exc
         await self._recovery.recover(self._ownership.hold_if_free)
         self._open = True
         self._tasks.serve(self._adopt_changes())
@@ -201,33 +213,32 @@ class Engine:
         if not self._open:
             raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
         _may_use_tools(self.settings.profile_for(request.profile), request)
-        known = await self._placement.known(request, time.time(), self._abandoned)
-        if known.latest is not None:
-            answer = await self._again(known.latest.id, request)
-            if answer is not None:
-                return answer
-        try:
-            # A task of its own: who leaves now leaves a turn that runs, not one that nobody will ever run.
-            return await or_left(self._tasks.own(self._accept(request, known)))
-        except KeyTaken:
-            return await self.submit(request)
+        # Own task: a disconnect must not orphan a stored turn.
+        return await or_left(self._tasks.own(self._accept(request)))
 
-    async def _accept(self, request: TurnRequest, known: Arrival) -> Answer:
-        self._lanes.admit()  # before anything is kept of it
-        agent, decision = await self._placement.place(request, known.agent)
-        parent = await self._placement.bring_in(agent, decision, request.model)
-        place = self._lanes.take(agent.key)
-        try:
-            new = new_turn(request, agent, decision, parent, hours=self.settings.idempotency_hours)
-            replaces = known.latest.id if known.latest else None
-            turn = await self.store.accept(replace(new, instance=self._instances.id, replaces=replaces))
-        except StoreUnavailable as exc:
-            self._lanes.give_up(place)
-            raise not_run(exc) from exc
-        except BaseException:
-            self._lanes.give_up(place)
-            raise
-        return self._launch(turn, agent, place, request.timeout)
+    async def _accept(self, request: TurnRequest) -> Answer:
+        anew: Turn | None = None
+        while True:
+            found = await self._placement.resolve(request, admit=self._lanes.admit, anew=anew)
+            if isinstance(found, Turn):
+                answer = await self._again(found.id, request)
+                if answer is not None:
+                    return answer
+                anew = found
+                continue
+            place = self._lanes.take(found.agent.key)
+            try:
+                turn = await self.store.accept(replace(found.new, instance=self._instances.id))
+            except KeyTaken:  # by the same request, which came in twice at once: it is that turn
+                self._lanes.give_up(place)
+                continue
+            except StoreUnavailable as exc:
+                self._lanes.give_up(place)
+                raise not_run(exc) from exc
+            except BaseException:
+                self._lanes.give_up(place)
+                raise
+            return self._launch(turn, found.agent, place, request.timeout)
 
     def _launch(self, turn: Turn, agent: Agent, place: Place, timeout: float | None) -> Answer:
         live = self._deliveries.live(turn, agent.agent_id)
@@ -238,7 +249,7 @@ class Engine:
 
     # --- the same request once more
 
-    def _abandoned(self, turn_id: str) -> bool:
+    def _is_abandoned(self, turn_id: str) -> bool:
         live = self._live.get(turn_id)
         return live is not None and live.abandoned
 
@@ -266,7 +277,7 @@ class Engine:
                 live.task = self._tasks.own(self._follow(live, agent))
                 return live.attach(replayed=True, timeout=request.timeout)
             try:
-                return await or_left(self._tasks.own(self._requeue(turn, agent, request.timeout)))
+                return await self._requeue(turn, agent, request.timeout)
             except StoreUnavailable as exc:
                 if "status" not in exc.detail:
                     raise not_run(exc) from exc
@@ -370,7 +381,7 @@ class Engine:
 
     async def _in_turn(self, live: LiveTurn, agent: Agent) -> None:
         deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout
-        at_head = live.turn.reason.get("rule") == "head"
+        at_head = live.turn.placed.at_head
         async with AsyncExitStack() as held:
             async with limited(deadline, self._executor.too_long):
                 try:
@@ -458,15 +469,16 @@ def _may_use_tools(profile: Profile, request: TurnRequest) -> None:
         )
 
 
-def _prepare_var(var: Path, instances: Instances) -> None:
+def _prepare_var(var: Path) -> None:
     try:
         var.mkdir(mode=0o700, parents=True, exist_ok=True)
         var.chmod(0o700)
         probe = var / f".write-{os.getpid()}"
         probe.touch()
         probe.unlink()
-        instances.enter()
     except OSError as exc:
-        raise ConfigError(
-            f"cannot write to {var}: {exc.strerror}; make it writable or choose another place with --var"
-        ) from exc
+        raise _not_writable(var, exc) from exc
+
+
+def _not_writable(var: Path, exc: OSError) -> ConfigError:
+    return ConfigError(f"cannot write to {var}: {exc.strerror}; make it writable or choose another place with --var")

@@ -33,6 +33,7 @@ from ..backends.base import (
 )
 from ..domain import lineage, structured
 from ..domain.client_tools import Wants, answers, calls_of, instruction
+from ..domain.evidence import OUTPUT_REFUSED, Evidence, StreamCut
 from ..domain.models import (
     JSON,
     Agent,
@@ -45,7 +46,6 @@ from ..domain.models import (
     Status,
     Turn,
 )
-from ..domain.notes import noted
 from ..domain.stop_sequences import Cutter
 from ..errors import StoreUnavailable, UpstreamError
 from ..settings import Settings
@@ -96,6 +96,8 @@ class Attempt:
     at_head: bool
     fault: str | None
     remedies: frozenset[Remedy]
+    format: JSON | None
+    evidence: Evidence
     frame_uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
     parent: Turn | None = None
     left_off: list[str] = field(default_factory=list)  # turns whose answers never arrived
@@ -107,15 +109,11 @@ class Attempt:
     partial: set[int] = field(default_factory=set)  # which of these were abandoned after a client was given words
     tools: list[JSON] = field(default_factory=list)
     retries: list[JSON] = field(default_factory=list)
-    reason: JSON = field(default_factory=dict)
+    model: str | None = None  # as the backend was asked for it
+    answered_by: str | None = None  # as the backend names the one that answered
     asked: bool = False
     started: bool = False
     committed: bool = False
-
-    @property
-    def format(self) -> JSON | None:
-        wanted: JSON | None = self.live.turn.reason.get("format")
-        return wanted
 
     def start(self) -> None:
         """Tell the clients where the turn runs, once, before the first piece of the answer."""
@@ -123,7 +121,7 @@ class Attempt:
             self.started = True
             self.live.at("first_block")
             at = self.exchange
-            notes = noted(self.reason)
+            notes = self.evidence.notes
             self.live.publish(Started(self.agent.agent_id, self.live.turn.id, at.session_id, at.continuity, notes))
 
     def abandoned(self, blocks: frozenset[int]) -> None:
@@ -131,8 +129,8 @@ class Attempt:
         shown = self.live.withdraw(blocks)
         self.partial |= set(range(len(self.output), len(self.output) + len(shown)))
         self.output += shown
-        given = {kind: sum(len(str(block.get(kind, ""))) for block in shown) for kind in ("text", "thinking")}
-        self.reason["cuts"] = [*self.reason.get("cuts", ()), given]
+        text, thinking = (sum(len(str(block.get(kind, ""))) for block in shown) for kind in ("text", "thinking"))
+        self.evidence = replace(self.evidence, cuts=(*self.evidence.cuts, StreamCut(text, thinking)))
 
     def ended(self, status: str, **how: Any) -> tuple[JSON, ...]:
         """All attempts of the turn, this one with its end."""
@@ -180,9 +178,12 @@ class Executor:
             if live.cancelled_by is not None:  # while what the attempt before left was put away
                 raise asyncio.CancelledError
             live.at("queued")
-            attempt = Attempt(live, lease, standing.agent, number, at_head, fault, remedies)
-            if fault is not None:
-                attempt.reason["output_refused"] = fault
+            # What an earlier run left off the path its client may have come for since.
+            evidence = replace(
+                live.evidence, left_off=None, output_refused=fault or live.evidence.output_refused, notes=()
+            )
+            wanted = live.turn.options.format
+            attempt = Attempt(live, lease, standing.agent, number, at_head, fault, remedies, wanted, evidence)
             try:
                 async with limited(deadline, self.too_long):
                     if again:  # what the attempt before left of the session is read anew
@@ -207,7 +208,7 @@ class Executor:
                 if number == ATTEMPTS or attempt.uses_tools:
                     raise invalid.as_error() from invalid
                 fault = invalid.fault
-                attempt.ended("failed", why=fault)
+                attempt.ended("failed", code=OUTPUT_REFUSED, why=fault)
                 log.warning("turn_repeated", turn_id=live.turn.id, why="invalid structured output")
                 number += 1
             finally:
@@ -220,14 +221,39 @@ class Executor:
     # --- 3: an exchange that is about to continue the path
 
     async def _answered(self, attempt: Attempt, standing: Standing, deadline: float) -> Completed | Called:
-        live = attempt.live
+        """The backend's answer, whole and checked. Raises `Lost`, `PathChanged`, `InvalidOutput` and `ProxyError`."""
+        live, lease = attempt.live, attempt.lease
         try:
             # A proxy that was paused must not touch the sessions of an agent that another one writes by now.
-            await self._ownership.verify(attempt.lease)
-            standing = await self._arrived(attempt, standing)
-            exchange = attempt.exchange = await self._prepared(attempt, standing)
+            await self._ownership.verify(lease)
+
+            # The turn to continue: decided by the request, or the head as it is now, less what never arrived.
+            while attempt.at_head and (before := standing.parent) is not None and before.delivery == "undelivered":
+                if any(self._instances.alive(proxy) for proxy in await self.store.followers(before.id)):
+                    break  # clients at another proxy wait for it
+                attempt.left_off.append(before.id)
+                attempt.evidence = replace(attempt.evidence, left_off=before.id)
+                standing = await self._standing(lease, before.parent_id, at_head=False)
+            parent = attempt.parent = standing.parent
+            if parent is not None and parent.delivery in ("undelivered", "uncertain"):
+                # Continuing past an answer settles its delivery: from now on the same words are said anew.
+                await self.store.set_delivery(parent.id, "delivered")
+
+            job = self._job(attempt, standing)
+            attempt.uses_tools, attempt.model = bool(job.profile.tools), job.model
+            attempt.cutter = Cutter(job.wants.stop)
+            if attempt.format is not None or any(tool.strict for tool in job.wants.offers.tools):
+                self._checks.expect()  # the process that checks starts while the model thinks
+            ready = await self._backend.prepare(job)
+            if isinstance(ready, Adoptable):
+                parent = attempt.parent = await adopt(self.store, lease, ready, self._observers)
+                session = await self.store.session_at(attempt.agent.key, parent.id)
+                ready = await self._backend.prepare(replace(job, parent=parent, session=session, adopt=False))
+                assert not isinstance(ready, Adoptable)
+            exchange = attempt.exchange = ready
+            attempt.evidence = live.evidence = attempt.evidence.plus(exchange.evidence)
             live.at("session_ready")
-            attempt.reason |= exchange.evidence
+
             now = time.time()
             entry: JSON = {
                 "n": attempt.number,
@@ -235,20 +261,20 @@ class Executor:
                 "frame_uuid": attempt.frame_uuid,
                 "started_at": now,
             }
-            if "repaired" in exchange.evidence:  # the links of an attempt that fails are not stored: its repair is
-                entry["repaired"] = exchange.evidence["repaired"]
+            if exchange.evidence.repaired is not None:  # an attempt that fails stores this, but not its links
+                entry["repaired"] = exchange.evidence.repaired.as_json()
             live.attempts.append(entry)
             attempt.asked = True
             await self.store.begin(
                 Begun(
-                    lease=attempt.lease,
+                    lease=lease,
                     turn_id=live.turn.id,
-                    parent_id=attempt.parent.id if attempt.parent else None,
+                    parent_id=parent.id if parent else None,
                     session_id=exchange.session_id,
                     frame_uuid=attempt.frame_uuid,
                     continuity=exchange.continuity,
                     system=attempt.kept_system,
-                    reason=live.turn.reason | attempt.reason,
+                    evidence=attempt.evidence,
                     started_at=now,
                     attempt=dict(entry),
                     instance=self._instances.id,
@@ -268,47 +294,15 @@ class Executor:
             raise cancelled("deletion")
         return standing
 
-    async def _arrived(self, attempt: Attempt, standing: Standing) -> Standing:
-        """The turn to continue: decided by the request, or the head as it is now, less what never arrived."""
-        if "left_off" in attempt.live.turn.reason:
-            attempt.reason["left_off"] = None  # of an earlier run of this turn: its client may have come for it since
-        while attempt.at_head and (before := standing.parent) is not None and before.delivery == "undelivered":
-            if any(self._instances.alive(proxy) for proxy in await self.store.followers(before.id)):
-                break  # clients at another proxy wait for it
-            attempt.left_off.append(before.id)
-            attempt.reason["left_off"] = before.id
-            standing = await self._standing(attempt.lease, before.parent_id, at_head=False)
-        parent = standing.parent
-        if parent is not None and parent.delivery in ("undelivered", "uncertain"):
-            # Continuing past an answer settles its delivery: from now on the same words are said anew.
-            await self.store.set_delivery(parent.id, "delivered")
-        return standing
-
-    async def _prepared(self, attempt: Attempt, standing: Standing) -> Exchange:
-        attempt.parent = standing.parent
-        job = self._job(attempt, standing)
-        attempt.uses_tools = bool(job.profile.tools)
-        attempt.cutter = Cutter(job.wants.stop)
-        if attempt.format is not None or any(tool.strict for tool in job.wants.offers.tools):
-            self._checks.expect()  # the process that checks starts while the model thinks
-        ready = await self._backend.prepare(job)
-        if isinstance(ready, Adoptable):
-            attempt.parent = await adopt(self.store, attempt.lease, ready, self._observers)
-            session = await self.store.session_at(attempt.agent.key, attempt.parent.id)
-            job = replace(job, parent=attempt.parent, session=session, adopt=False)
-            ready = await self._backend.prepare(job)
-            assert not isinstance(ready, Adoptable)
-        return ready
-
     def _job(self, attempt: Attempt, standing: Standing) -> Job:
         turn, parent = attempt.live.turn, standing.parent
         profile = self.settings.profile_for(turn.profile)
-        if turn.system is None and turn.reason.get("delta") and parent is not None:
+        if turn.system is None and turn.placed.delta and parent is not None:
             # A delta without a system prompt keeps its parent's; stored with the turn, so that the next one finds it.
             attempt.kept_system = parent.system
         brought = answers(parent.output if parent else (), turn.input)
-        of_parent = parent.reason if parent and brought.results and turn.reason.get("delta") else None
-        wants = Wants.of(turn.reason, of_parent)
+        of_parent = parent.options if parent and brought.results and turn.placed.delta else None
+        wants = Wants.of(turn.options, of_parent)
         prompt: tuple[Block, ...] = ()
         if not brought.alone or attempt.fault is not None:  # to results alone nothing is added
             asked = instruction(wants.choice, [tool.name for tool in wants.offers.tools])
@@ -354,10 +348,10 @@ class Executor:
                                 attempt.live.publish(told)
                         if cutter.hit is not None:
                             attempt.output.append(cutter.last)
-                            attempt.reason["stop_sequence"] = cutter.hit
                             await exchange.interrupt()
                     case Said() if cutter.hit is None:
                         attempt.output.extend(event.blocks)
+                        attempt.answered_by = event.model or attempt.answered_by
                     case Abandoned() if cutter.hit is None:
                         attempt.abandoned(event.blocks)
                     case ToolActivity():
@@ -365,7 +359,7 @@ class Executor:
                     case Retried():
                         attempt.retries.append(event.detail)
                     case Compacted():
-                        attempt.reason["compacted"] = event.detail
+                        attempt.evidence = replace(attempt.evidence, compacted=event.detail)
                     case _:
                         pass
         raise Lost("the answer has no end", UpstreamError("the model's answer has no end; send it again"))
@@ -385,10 +379,6 @@ class Executor:
         output = tuple(attempt.output[at] for at in made)
         partial = frozenset(number for number, at in enumerate(made) if at in attempt.partial)
         kept = await exchange.keep(Answered(output, calls, stopped, partial))
-        if attempt.retries:
-            attempt.reason["retries"] = attempt.retries
-        if kept.notes:
-            attempt.reason["notes"] = [*attempt.reason.get("notes", ()), *(note.as_json() for note in kept.notes)]
         status: Status = "requires_action" if called else "completed"
         stop_reason = "stop_sequence" if stopped else end.stop_reason if isinstance(end, Completed) else "tool_use"
         before = attempt.parent
@@ -399,6 +389,7 @@ class Executor:
             status=status,
             output=output,
             stop_reason=stop_reason,
+            stop_sequence=attempt.cutter.hit,
             usage=end.usage,
             cost_usd=end.cost_usd if isinstance(end, Completed) else None,
             tools=tuple(attempt.tools),
@@ -411,7 +402,14 @@ class Executor:
             depth=(before.depth if before else 0) + 1,
             delivery="undelivered" if live.abandoned else "pending",
             finished_at=time.time(),
-            reason=turn.reason | attempt.reason | {"records": kept.source},
+            backend=self._backend.name,
+            answered_by=attempt.answered_by or attempt.model,
+            evidence=replace(
+                attempt.evidence,
+                retries=tuple(attempt.retries) or attempt.evidence.retries,
+                notes=(*attempt.evidence.notes, *kept.notes),
+                records=kept.source,
+            ),
         )
         try:
             committed = await self.store.commit(commit)

@@ -20,7 +20,6 @@ from ..domain.models import (
     Turn,
     TurnEvent,
 )
-from ..domain.notes import noted
 from ..errors import Interrupted, LeaseLost, ProxyError, TurnCancelled, TurnTimeout
 from ..stores.base import Lease
 
@@ -47,6 +46,7 @@ class LiveTurn:
     ) -> None:
         self.turn = turn
         self.attempts: list[JSON] = list(turn.attempts)
+        self.evidence = turn.evidence  # as it was stored last
         self._steps: dict[str, float] = {}
         self._accepted = time.time()
         self.agent_id = agent_id
@@ -321,7 +321,7 @@ def replay(live: LiveTurn) -> None:
     """Give a finished turn's answer again, as if it had just been said."""
     turn = live.turn
     at = turn.session_id or "", turn.continuity or "started"
-    live.publish(Started(live.agent_id, turn.id, *at, noted(turn.reason)))
+    live.publish(Started(live.agent_id, turn.id, *at, turn.evidence.notes))
     for event in said(turn.output):
         live.publish(event)
     live.finish(turn)

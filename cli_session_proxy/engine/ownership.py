@@ -30,7 +30,7 @@ from pathlib import Path
 from .. import logs
 from ..domain.models import Agent, Turn
 from ..errors import LeaseLost, ProxyError, StoreUnavailable
-from ..locks import SUFFIX
+from ..locks import RUN, SUFFIX, is_held
 from ..stores.base import Held, Lease, Proxy, Store
 
 log = logs.get(__name__)
@@ -49,7 +49,7 @@ class Instances:
 
     def __init__(self, var: Path) -> None:
         self.id = uuid.uuid4().hex
-        self._run = var / "run"
+        self._run = var / RUN
         self._fd: int | None = None
 
     def enter(self) -> None:
@@ -86,17 +86,7 @@ class Instances:
             return self._fd is not None
         if instance is None:
             return False
-        try:
-            fd = os.open(self._file(instance), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who look at once do not see each other
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
+        return is_held(self._file(instance))
 
     def bury(self, instance: str) -> None:
         """Forget a proxy: nothing of it is left to settle."""

@@ -6,17 +6,18 @@ import itertools
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..aside.pool import Aside
 from ..backends.base import Backend
 from ..domain import lineage
-from ..domain.client_tools import in_our_ids, wants
+from ..domain.client_tools import in_our_ids
+from ..domain.evidence import Brought, Evidence
 from ..domain.lineage import Decision, Ending, Past
-from ..domain.models import FINISHED, JSON, ON_PATH, THINKING, Agent, Message, Record, Turn, TurnRequest
+from ..domain.models import FINISHED, ON_PATH, THINKING, Agent, Message, Placed, Record, Rule, Turn, TurnRequest
 from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
-from ..stores.base import Arrival, ImportedTurn, NewTurn, Store
+from ..stores.base import ImportedTurn, NewTurn, Store
 
 # A finished turn is a client's own retry's only this long (seconds): afterwards the same words are said anew.
 # The SDKs wait for at most 60 s (the longest Retry-After that they heed).
@@ -35,28 +36,86 @@ def new_id(kind: str) -> str:
     return f"{kind}_{uuid.uuid4().hex}"
 
 
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A turn to accept, for this agent. What comes before it is stored."""
+
+    agent: Agent
+    new: NewTurn
+
+
 class Placement:
-    """Finds or makes the agent, and decides which turn a request continues."""
+    """Finds or makes the agent, and decides which turn a request continues. One per engine."""
 
     def __init__(
-        self, store: Store, backend: Backend, aside: Aside, is_gone: Callable[[str | None], Awaitable[bool]]
+        self,
+        store: Store,
+        backend: Backend,
+        aside: Aside,
+        *,
+        idempotency_hours: float,
+        is_gone: Callable[[str | None], Awaitable[bool]],
+        is_abandoned: Callable[[str], bool],
     ) -> None:
         self._store = store
         self._backend = backend
         self._aside = aside
+        self._hours = idempotency_hours
         self._is_gone = is_gone  # a proxy that has ended, or does not respond
+        self._is_abandoned = is_abandoned  # a turn in this proxy that all its clients have left
+
+    async def resolve(
+        self, request: TurnRequest, *, admit: Callable[[], None], anew: Turn | None = None
+    ) -> Turn | Resolved:
+        """The turn that this very request is already, or the one to accept for it.
+
+        It is one already by its key, as a client's own retry, or undelivered; but never `anew`, which the conversation
+        went on without. `admit` is called before anything is kept of the request; what it raises goes to the caller.
+        """
+        known = await self._store.arrival(request.owner, request.fingerprint, request.agent_id)
+        earlier = await self._earlier(request, known.latest, time.time())
+        if earlier is not None and (anew is None or earlier.id != anew.id):
+            return earlier
+        admit()
+        agent, decision = await self.place(request, known.agent)
+        parent = decision.parent
+        if decision.imported:
+            parent = await self._bring_in(agent, decision, request.model)
+        now = time.time()
+        new = NewTurn(
+            id=new_id("turn"),
+            agent_key=agent.key,
+            model=request.model,
+            input=decision.new,
+            created_at=now,
+            parent_id=parent,
+            system=request.system,
+            effort=request.effort,
+            profile=request.profile,
+            placed=decision.placed,
+            options=request.options,
+            origin=request.wire,
+            fingerprint=request.fingerprint,
+            idempotency_key=request.idempotency_key,
+            idempotency_until=now + self._hours * HOUR if request.idempotency_key else None,
+            call=request.call,
+            takes=request.takes,
+            replaces=None if earlier is None else earlier.id,
+        )
+        return Resolved(agent, new)
 
     async def place(self, request: TurnRequest, agent: Agent | None = None) -> tuple[Agent, Decision]:
         """`agent` is the one that the request names, where it is known."""
         if not request.messages or request.messages[-1].role != "user":
             raise InvalidRequest("the last message must be the user's (or a tool's result)", param="messages")
+        match = None
         if request.continues is not None:
             agent = await self._agent_of(request)
-        elif request.agent_id is not None and agent is None:
-            agent = await self._ensure(request.owner, request.agent_id, named=True)
-        match = None
-        if request.continues is None and not request.fresh:
-            match = await self.match(request, agent)
+        else:
+            if request.agent_id is not None and agent is None:
+                agent = await self._ensure(request.owner, request.agent_id, named=True)
+            if not request.fresh:
+                match = await self.match(request, agent)
         if agent is None and match is not None:
             agent = await self._store.agent_by_key(match[0].agent_key)
         decision = lineage.decide(
@@ -66,6 +125,7 @@ class Placement:
             continues=request.continues,
             match=match,
             head=agent.head if agent else None,
+            keep_system=request.keep_system,
         )
         if agent is None:
             agent = await self._ensure(request.owner, new_id("auto"), named=False)
@@ -97,37 +157,24 @@ class Placement:
         turn = await self._store.deepest(request.owner, list(known), agent.key if agent else None) if known else None
         return (turn, known[turn.path_hash]) if turn and turn.path_hash else None
 
-    async def bring_in(self, agent: Agent, decision: Decision, model: str) -> str | None:
-        """Store the exchanges that the chain does not know; the turn that the new one continues, or None.
+    async def _bring_in(self, agent: Agent, decision: Decision, model: str) -> str | None:
+        """Store the exchanges that the chain does not know; the turn that the new one continues.
 
         In pieces, so that others' writes go on. What is stored of a history that is cut off is a path like any other:
         the same request finds its deepest turn, and goes on from there.
         """
-        if not decision.imported:
-            return decision.parent
         above = await self._store.turn(decision.parent) if decision.parent else None
         known = await self._store.records(above.id) if above else []
         found = await self._aside.thread(lambda: lineage.past(decision.imported))
         made = self._backend.imported(agent, above, known, found, model)
-        coming = _imported(zip(found, made, strict=True), agent.key, above, decision.rule, model)
+        coming = _imported(zip(found, made, strict=True), agent.key, above, decision.placed.rule, model)
         parent = decision.parent
         while piece := await self._aside.thread(lambda: list(itertools.islice(coming, PIECE))):
             await self._store.import_turns(piece)
             parent = piece[-1].id
         return parent
 
-    async def known(self, request: TurnRequest, now: float, abandoned: Callable[[str], bool]) -> Arrival:
-        """The turn that this very request already is (by its key, as a client's own retry, or undelivered), and the
-        agent that it names.
-
-        `abandoned` tells of a turn in this proxy that all its clients have left.
-        """
-        found = await self._store.arrival(request.owner, request.fingerprint, request.agent_id)
-        return replace(found, latest=await self._earlier(request, found.latest, now, abandoned))
-
-    async def _earlier(
-        self, request: TurnRequest, latest: Turn | None, now: float, abandoned: Callable[[str], bool]
-    ) -> Turn | None:
+    async def _earlier(self, request: TurnRequest, latest: Turn | None, now: float) -> Turn | None:
         if request.idempotency_key is not None:
             turn = await self._store.turn_by_key(request.owner, request.idempotency_key, now)
             if turn is not None and turn.fingerprint != request.fingerprint:
@@ -139,7 +186,7 @@ class Placement:
         if latest is None:
             return None
         if latest.status not in FINISHED:
-            left = latest.delivery == "undelivered" or abandoned(latest.id)
+            left = latest.delivery == "undelivered" or self._is_abandoned(latest.id)
             return latest if request.is_retry or left or await self._is_gone(latest.instance) else None
         if latest.status in ON_PATH and latest.delivery in ("undelivered", "uncertain"):
             return latest
@@ -160,7 +207,11 @@ def _is_short(messages: Sequence[Message]) -> bool:
 
 
 def _imported(
-    history: Iterable[tuple[Past, tuple[Record, ...]]], agent_key: int, above: Turn | None, rule: str, model: str
+    history: Iterable[tuple[Past, tuple[Record, ...]]],
+    agent_key: int,
+    above: Turn | None,
+    rule: Rule | None,
+    model: str,
 ) -> Iterator[ImportedTurn]:
     """Exchanges of a client's history as turns, each the child of the one before it."""
     parent, path_hash, depth = (above.id, above.path_hash, above.depth) if above else (None, None, 0)
@@ -178,32 +229,8 @@ def _imported(
             created_at=time.time(),
             path_hash=path_hash,
             depth=depth,
-            reason={"rule": rule, "why": "sent by the client as history"},
+            placed=Placed(rule),
+            evidence=Evidence(Brought("client")),
         )
         yield turn
         parent = turn.id
-
-
-def new_turn(request: TurnRequest, agent: Agent, decision: Decision, parent: str | None, *, hours: float) -> NewTurn:
-    """The turn to accept. `hours` is how long its idempotency key is kept."""
-    now = time.time()
-    until = now + hours * HOUR if request.idempotency_key else None
-    wanted: JSON = {} if request.format is None else {"format": request.format}
-    return NewTurn(
-        id=new_id("turn"),
-        agent_key=agent.key,
-        model=request.model,
-        input=decision.new,
-        created_at=now,
-        parent_id=parent,
-        system=request.system,
-        effort=request.effort,
-        profile=request.profile,
-        reason=decision.reason | {"delta": decision.delta and request.keep_system} | wanted | wants(request),
-        origin=request.wire,
-        fingerprint=request.fingerprint,
-        idempotency_key=request.idempotency_key,
-        idempotency_until=until,
-        call=request.call,
-        takes=request.takes,
-    )

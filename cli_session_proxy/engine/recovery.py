@@ -169,7 +169,9 @@ class Recovery:
             depth=(parent.depth if parent else 0) + 1,
             delivery="uncertain",
             finished_at=now,
-            reason={"settled": "the proxy died after the CLI had finished this turn: read from the transcript"},
+            backend=self._backend.name,
+            answered_by=found.model,
+            evidence=replace(turn.evidence, settled=True),
         )
         settled = await self._store.commit(commit)
         for observer in self._observers:
@@ -178,7 +180,7 @@ class Recovery:
 
     async def _found(self, agent: Agent, turn: Turn) -> Settled | None:
         """The answer of this turn, unless the chain has gone on without it, or its client was told that it failed."""
-        if turn.status == "queued" or self._instances.has_failed(turn) or turn.reason.get("format") is not None:
+        if turn.status == "queued" or self._instances.has_failed(turn) or turn.options.format is not None:
             return None  # a structured answer was never checked: its client must not get it
         head = await self._store.turn(agent.head) if agent.head else None
         if head is not None and (head.finished_at or 0.0) > (turn.started_at or 0.0):

@@ -12,9 +12,12 @@ from ..errors import NotFound
 from ..stores.base import Store
 from . import shown
 from .schema import SCHEMA
+from .shown import Tell, here
 
 
-async def chain_json(store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False) -> AsyncIterator[str]:
+async def chain_json(
+    store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False, tell: Tell = here
+) -> AsyncIterator[str]:
     """One valid JSON document in pieces, a newline at its end. Raises `NotFound` before the first piece.
 
     Sessions and links are read first: a turn committed meanwhile may be listed without its links, never a link
@@ -34,7 +37,7 @@ async def chain_json(store: Store, agent: Agent, *, sandbox: str, verbatim: bool
     separator = "\n"
     links = by_turn(chain.links)
     async for turn in parents_first(store.turns(agent.key)):
-        yield separator + _line(shown.turn(turn, links.get(turn.id, ()), verbatim=verbatim))
+        yield separator + _line(await tell(turn, links.get(turn.id, ()), verbatim=verbatim))
         separator = ",\n"
     yield '],\n"sessions":' + _list(shown.session(session) for session in chain.sessions)
     yield ',\n"links":' + _list(shown.link(link) for link in chain.links) + "}\n"

@@ -12,10 +12,13 @@ from .chain_json import chain_json
 from .html import html
 from .markdown import markdown
 from .mermaid import mermaid
+from .shown import Tell, here
 
 
 class Write(Protocol):
-    def __call__(self, store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False) -> AsyncIterator[str]: ...
+    def __call__(
+        self, store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False, tell: Tell = here
+    ) -> AsyncIterator[str]: ...
 
 
 @dataclass(frozen=True, slots=True)

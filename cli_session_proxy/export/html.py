@@ -17,9 +17,10 @@ from ..domain.models import ON_PATH, Agent, Link, Turn
 from ..domain.ordering import parents_first
 from ..stores.base import Store
 from . import shown
+from .explain import REPAIRS
 from .outline import Node, Outline, outline
 from .schema import TurnDump
-from .telling import REPAIRS
+from .shown import Tell, here
 from .words import UNSURE, WHY, count, time, visible
 
 # The last turns are open when the page is: what somebody who looks wants to see first.
@@ -56,7 +57,9 @@ _STYLE += "".join(f".l{n} {{ padding-left: {n * 1.2:.1f}rem }}\n" for n in range
 _POLICY = "default-src 'none'; style-src 'sha256-{}'; base-uri 'none'; form-action 'none'"
 
 
-async def html(store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False) -> AsyncIterator[str]:
+async def html(
+    store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False, tell: Tell = here
+) -> AsyncIterator[str]:
     """The page in pieces, a turn each. Raises `NotFound` before the first one."""
     shape = await outline(store, agent)
     colours = {session.id: f"s{n % HUES}" for n, session in enumerate(shape.chain.sessions)}
@@ -68,7 +71,8 @@ async def html(store: Store, agent: Agent, *, sandbox: str, verbatim: bool = Fal
         if node is None:  # accepted while this was written
             continue
         opened = node.number > len(shape.nodes) - OPEN
-        yield "\n".join(_turn(turn, node, shape, colours, opened=opened, verbatim=verbatim)) + "\n"
+        told = await tell(turn, shape.links.get(turn.id, ()), verbatim=verbatim)
+        yield "\n".join(_turn(turn, node, shape, colours, told, opened=opened)) + "\n"
     yield "</body></html>\n"
 
 
@@ -124,10 +128,9 @@ def _tree(shape: Outline, colours: dict[str, str]) -> Iterator[str]:
 
 
 def _turn(
-    turn: Turn, node: Node, shape: Outline, colours: dict[str, str], *, opened: bool, verbatim: bool
+    turn: Turn, node: Node, shape: Outline, colours: dict[str, str], told: TurnDump, *, opened: bool
 ) -> list[str]:
     links = shape.links.get(turn.id, ())
-    told = shown.turn(turn, links, verbatim=verbatim)
     lines = [_summary(turn, node, shape, colours, told, opened=opened)]
     lines += [_told_link(link) for link in links]
     lines += [f"<p class='mend'>{_text(text)}</p>" for text in told["says"]]

@@ -15,18 +15,19 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Protocol, TypeVar
 
-from ..backends.claude import environment
-from ..domain.models import JSON, Conversation, Item, Link, Message, Record, Session, Turn, Usage
+from ..domain import former
+from ..domain.client_tools import checked
+from ..domain.evidence import Evidence
+from ..domain.identifiers import conversation_id
+from ..domain.models import JSON, Conversation, Item, Link, Message, Placed, Record, Session, Turn, TurnOptions, Usage
 from ..errors import InvalidRequest, NotFound
 from ..sandbox import directory_name
-from ..settings import Settings
 from ..stores.base import ChainPart, NewChain, Store, WholeTurn
-from ..stores.images import restore
-from ..wires.conversations.body import conversation_id
-from .portable import MAX_LINE, READ, SCHEMA, Moved, Progress, as_text
-from .shapes import TurnShape, check_header, check_line, check_record
+from ..stores.sql.images import restore
+from .portable import FORMER, MAX_LINE, READ, SCHEMA, Moved, Progress, as_text
+from .shapes import FormerTurnShape, TurnShape, check_header, check_line
 
 T = TypeVar("T")
 
@@ -35,18 +36,26 @@ _WIRE_ID = re.compile(r"([a-z]+)_([0-9a-f]{32})((?:_.*)?)")
 _PREVIOUS = ("previous_response_id", "previous_interaction_id")
 
 
-async def bring_in(
-    settings: Settings, store: Store, owner: str, path: Path, agent_id: str | None, progress: Progress
-) -> Moved:
+class Kept(Protocol):
+    """What the backend keeps outside the store. Both are called on a thread."""
+
+    def has_session(self, session_id: str) -> bool:
+        """Whether there is a session of this id on this machine, anybody's."""
+
+    def is_sound(self, record: Record) -> bool:
+        """Whether it is a record that the backend could have kept itself."""
+
+
+async def bring_in(store: Store, kept: Kept, owner: str, path: Path, agent_id: str | None, progress: Progress) -> Moved:
     """Take an exported chain in, whole or not at all. Raises `InvalidRequest`, `NotFound`."""
     checked = await asyncio.to_thread(_check, path)
     check_header(f"{path} line 1", checked.head)
     said = checked.head["agent"]
     named = bool(said["named"]) or agent_id is not None
     agent_id = agent_id or str(said["agent_id"])
-    renamed = await _taken(settings, store, checked)
+    renamed = await _taken(store, kept, checked)
     conversation = (conversation_id(str(said["agent_id"])), conversation_id(agent_id))
-    reading = _Reading(checked, str(uuid.uuid4()) if renamed else None, conversation, progress)
+    reading = _Reading(checked, kept, str(uuid.uuid4()) if renamed else None, conversation, progress)
     directory = directory_name(owner, agent_id)
     created, now = float(said["created_at"]), time.time()
     head = reading.turn_id(checked.head["head"])
@@ -70,6 +79,11 @@ class _Checked:
     first_turn: str | None
     sessions: tuple[str, ...]
     images: Mapping[str, int] = field(repr=False)
+
+    @property
+    def former(self) -> bool:
+        """Of 0.1, which noted everything of a turn in one object."""
+        return self.head["schema"] in FORMER
 
 
 def _check(path: Path) -> _Checked:
@@ -101,7 +115,7 @@ def _checked(path: Path, file: IO[bytes]) -> _Checked:
         lines += 1
         if raw.startswith((b'{"image":', b'{"session":', b'{"turn":')):
             line = _parsed(path, lines, raw)
-            kind = check_line(f"{path} line {lines}", line)
+            kind = check_line(f"{path} line {lines}", line, former=head["schema"] in FORMER)
             if kind == "image":
                 images[line["image"]] = at
             elif kind == "session":
@@ -116,8 +130,12 @@ def _checked(path: Path, file: IO[bytes]) -> _Checked:
 
 def _parsed(path: Path, number: int, raw: bytes) -> JSON:
     """One line. Raises `InvalidRequest`."""
+
+    def refused(constant: str) -> float:
+        raise ValueError(f"{constant} is no JSON")
+
     try:
-        line = json.loads(raw, parse_constant=_no_number)
+        line = json.loads(raw, parse_constant=refused)
     except RecursionError:
         raise InvalidRequest(f"{path} line {number} is nested too deep: it was not made by this program") from None
     except ValueError as exc:
@@ -126,10 +144,6 @@ def _parsed(path: Path, number: int, raw: bytes) -> JSON:
     if not raw.startswith(f'{{"{kind}":'.encode()):  # so that every reader takes the line for the same thing
         raise InvalidRequest(f"{path} line {number} is no line of an export: it was not made by this program")
     return dict(line)
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _header(path: Path, raw: bytes) -> JSON:
@@ -143,15 +157,14 @@ def _header(path: Path, raw: bytes) -> JSON:
     return head
 
 
-async def _taken(settings: Settings, store: Store, checked: _Checked) -> bool:
+async def _taken(store: Store, kept: Kept, checked: _Checked) -> bool:
     """Do these turns or sessions live here already (a copy on the same machine)? Nobody's files may be touched."""
     if checked.first_turn is not None and await store.turn(checked.first_turn) is not None:
         return True
-    projects = environment.config_dir(settings) / "projects"
     for session_id in checked.sessions:
         if await store.session(session_id) is not None:
             return True
-        if await asyncio.to_thread(lambda name: any(projects.glob(f"*/{name}.jsonl")), session_id):
+        if await asyncio.to_thread(kept.has_session, session_id):
             return True
     return False
 
@@ -161,6 +174,7 @@ class _Reading:
     """The walk over a checked file while the store takes it in. Runs on the store's thread."""
 
     checked: _Checked
+    kept: Kept
     salt: str | None
     conversation: tuple[str, str]  # its id where it was, and here
     progress: Progress
@@ -194,10 +208,14 @@ class _Reading:
                 line = _parsed(self.checked.path, number, file.readline(MAX_LINE))
                 if number == 1:
                     continue
-                kind = check_line(where, line)
+                kind = check_line(where, line, former=self.checked.former)
                 if kind == "record":
-                    records.append(self._record(line, aside))
-                    check_record(where, records[-1])
+                    record = Record(self._restored(line, line["record"], aside), line["uuid"], line["synthetic"])
+                    if "\n" in record.line or "\r" in record.line:
+                        raise InvalidRequest(f"{where}: record: it is more than one line")
+                    if not self.kept.is_sound(record):
+                        raise InvalidRequest(f"{where}: record: a file or a mark that is none of this program's own")
+                    records.append(record)
                     continue
                 if turn is not None and kind != "image":
                     yield WholeTurn(turn, tuple(records))
@@ -207,13 +225,24 @@ class _Reading:
                     case "turn":
                         turn = self._turn(line, aside)
                     case "session":
-                        yield self._session(line["session"])
+                        row = line["session"]
+                        row |= {"id": self.session_id(row["id"]), "tip_turn_id": self.turn_id(row["tip_turn_id"])}
+                        row |= {"agent_key": 0, "transcript": "", "mark": None}
+                        yield _made(Session, row)
                     case "link":
-                        yield self._link(line["link"])
+                        row = line["link"]
+                        row |= {name: self.session_id(row[name]) for name in ("from_session", "to_session")}
+                        if self.checked.former:
+                            row["detail"] = former.detail(row["reason"], row["detail"])
+                        yield _made(Link, row | {"turn_id": self.turn_id(row["turn_id"])})
                     case "conversation":
-                        yield self._conversation(line["conversation"])
+                        row = line["conversation"]
+                        removed = tuple(str(self.wire_id(item_id)) for item_id in row["removed"])
+                        yield Conversation(row["metadata"], removed)
                     case "item":
-                        yield self._item(line["item"])
+                        row = line["item"]
+                        item_id = str(self.wire_id(row["id"]))
+                        yield Item(item_id, row["data"] | {"id": item_id}, self.turn_id(row["turn_id"]))
         if turn is not None:
             yield WholeTurn(turn, tuple(records))
         self.progress(self.checked.size, self.checked.size)
@@ -227,13 +256,11 @@ class _Reading:
                 known[sha256] = json.loads(aside.readline(MAX_LINE))["data"]
         return restore(text, places, known)
 
-    def _record(self, line: JSON, aside: IO[bytes]) -> Record:
-        return Record(self._restored(line, line["record"], aside), line["uuid"], line["synthetic"])
-
     def _turn(self, line: JSON, aside: IO[bytes]) -> Turn:
         told = json.loads(self._restored(line, as_text(line["turn"]), aside))
         # Only what was checked: a field of a later version's is no field of ours.
-        data = {name: told[name] for name in TurnShape.model_fields if name in told}
+        shape = FormerTurnShape if self.checked.former else TurnShape
+        data = {name: told[name] for name in shape.model_fields if name in told}
         data |= {
             "seq": 0,
             "agent_key": 0,
@@ -247,15 +274,17 @@ class _Reading:
             "usage": Usage.from_json(data["usage"]),
             "call": self._call(data.get("call")),
         }
+        if self.checked.former:
+            data |= former.reason(data.pop("reason"))._asdict()
+            data["attempts"] = [former.attempt(one, data["evidence"].output_refused) for one in data["attempts"]]
+        else:
+            data |= {
+                "placed": Placed.from_json(data["placed"]),
+                "options": TurnOptions.from_json(data["options"]),
+                "evidence": Evidence.from_json(data["evidence"]),
+            }
+        checked(data["options"].tools)  # they hold for the results that a client may send next
         return _made(Turn, data)
-
-    def _session(self, data: JSON) -> Session:
-        own = {"id": self.session_id(data["id"]), "tip_turn_id": self.turn_id(data["tip_turn_id"])}
-        return _made(Session, data | own | {"agent_key": 0, "transcript": "", "mark": None, "cost_total_usd": 0.0})
-
-    def _link(self, data: JSON) -> Link:
-        own = {name: self.session_id(data[name]) for name in ("from_session", "to_session")}
-        return _made(Link, data | own | {"turn_id": self.turn_id(data["turn_id"])})
 
     def _call(self, call: JSON | None) -> JSON | None:
         """What a stateful wire keeps with a turn, with the ids that are in it."""
@@ -267,13 +296,6 @@ class _Reading:
         if call.get("conversation") == self.conversation[0]:
             own["conversation"] = self.conversation[1]
         return call | own
-
-    def _conversation(self, data: JSON) -> Conversation:
-        return Conversation(data["metadata"], tuple(str(self.wire_id(item_id)) for item_id in data["removed"]))
-
-    def _item(self, data: JSON) -> Item:
-        item_id = str(self.wire_id(data["id"]))
-        return Item(item_id, data["data"] | {"id": item_id}, self.turn_id(data["turn_id"]))
 
 
 def _made(kind: type[T], data: JSON) -> T:

@@ -8,7 +8,8 @@ from typing import Any
 from ..domain.models import JSON
 from ..engine.subscription import Happened
 from . import shown
-from .telling import REPAIRS
+from .explain import REPAIRS
+from .schema import TurnDump
 from .words import printable, time
 
 # Of a text, what fits on a line of a terminal (characters).
@@ -25,9 +26,10 @@ def json_line(happened: Happened, *, verbatim: bool = False) -> str:
     return json.dumps(data(happened, verbatim=verbatim), separators=(",", ":")) + "\n"
 
 
-def event(happened: Happened) -> str:
-    """One server-sent event; its id is what `Last-Event-ID` brings back."""
-    return f"id: {happened.turn.seq}\nevent: turn\ndata: {json.dumps(data(happened), separators=(',', ':'))}\n\n"
+def event(happened: Happened, told: TurnDump) -> str:
+    """One server-sent event of the turn as it is told; its id is what `Last-Event-ID` brings back."""
+    data = {"seq": happened.turn.seq, "turn": told, "links": [shown.link(link) for link in happened.links]}
+    return f"id: {happened.turn.seq}\nevent: turn\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"
 
 
 def lines(happened: Happened, *, verbatim: bool = False) -> str:

@@ -12,11 +12,15 @@ from ..domain.ordering import by_turn, parents_first
 from ..errors import NotFound
 from ..stores.base import Store
 from . import shown
-from .telling import REPAIRS
+from .explain import REPAIRS
+from .schema import TurnDump
+from .shown import Tell, here
 from .words import UNSURE, time, visible
 
 
-async def markdown(store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False) -> AsyncIterator[str]:
+async def markdown(
+    store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False, tell: Tell = here
+) -> AsyncIterator[str]:
     """The conversation in pieces, a turn each. Raises `NotFound` before the first one."""
     chain = await store.chain(agent.key)
     if chain is None:
@@ -26,7 +30,9 @@ async def markdown(store: Store, agent: Agent, *, sandbox: str, verbatim: bool =
     number, before = 0, None
     async for turn in parents_first(store.turns(agent.key)):
         number += 1
-        yield visible("\n".join(_turn(number, turn, before, links.get(turn.id, ()), verbatim=verbatim)))
+        own = links.get(turn.id, ())
+        told = await tell(turn, own, verbatim=verbatim)
+        yield visible("\n".join(_turn(number, turn, before, own, told)))
         before = turn.id
 
 
@@ -38,8 +44,7 @@ def _title(chain: Chain, sandbox: str, links: Sequence[Link]) -> Iterator[str]:
     yield ""
 
 
-def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], *, verbatim: bool) -> Iterator[str]:
-    told = shown.turn(turn, links, verbatim=verbatim)
+def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], told: TurnDump) -> Iterator[str]:
     how = turn.continuity or (turn.origin if turn.origin in ("adopted", "imported") else "not run")
     facts = [turn.status, how, turn.model, time(turn.created_at)]
     where = f"{turn.id}, session {turn.session_id or 'none'}"
@@ -77,7 +82,7 @@ def _link(link: Link) -> str:
 
 def _never_began(turn: Turn) -> bool:
     """It was to continue the head, and ended or waits before it was known which turn that is."""
-    return turn.parent_id is None and turn.started_at is None and turn.reason.get("rule") == "head"
+    return turn.parent_id is None and turn.started_at is None and turn.placed.at_head
 
 
 def _content(blocks: Sequence[dict[str, Any]]) -> Iterator[str]:

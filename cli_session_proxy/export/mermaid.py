@@ -13,8 +13,9 @@ from typing import get_args
 
 from ..domain.models import ON_PATH, Agent, LinkReason, Status
 from ..stores.base import Store
+from .explain import REPAIRS
 from .outline import Node, Outline, outline
-from .telling import REPAIRS
+from .shown import Tell, here
 
 # mermaid's default `maxEdges` is 500 and its `maxTextSize` 50,000 characters (its documentation, "Config").
 MOST_BOXES = 250
@@ -43,7 +44,14 @@ class _Box:
     sessions: list[str] = field(default_factory=list)
 
 
-async def mermaid(store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False) -> AsyncIterator[str]:  # noqa: ARG001 - the shape of every format; no words are shown here
+async def mermaid(
+    store: Store,
+    agent: Agent,
+    *,
+    sandbox: str,  # noqa: ARG001 - the shape of every format; no words are shown here
+    verbatim: bool = False,  # noqa: ARG001 - as above
+    tell: Tell = here,  # noqa: ARG001 - as above
+) -> AsyncIterator[str]:
     """A flowchart. Raises `NotFound` before the first piece."""
     shape = await outline(store, agent)
     boxes = _boxes(shape)

@@ -10,7 +10,7 @@ from ..domain.models import Agent, Chain, Link, Message, Status
 from ..domain.ordering import by_turn, parents_first
 from ..errors import NotFound
 from ..stores.base import Store, TurnOutline
-from . import telling
+from . import explain
 
 # Characters of a prompt that stand for the turn in an outline.
 FIRST_WORDS = 60
@@ -43,7 +43,7 @@ class Outline:
 
     def add(self, turn: TurnOutline) -> None:
         words = redact.text(_words(turn.input)[:LOOKED_AT])[: 2 * FIRST_WORDS]
-        mended = bool(telling.turn(turn.reason, turn.attempts, self.links.get(turn.id, ())))
+        mended = bool(explain.turn(turn.evidence, turn.attempts, self.links.get(turn.id, ())))
         self.nodes[turn.id] = Node(
             turn.id, len(self.nodes) + 1, turn.parent_id, turn.status, turn.session_id,
             " ".join(words.split())[:FIRST_WORDS], mended,

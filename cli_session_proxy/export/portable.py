@@ -1,6 +1,6 @@
-"""A chain as one file, to go to another machine: `cli-session-proxy/export/2`, JSON lines.
+"""A chain as one file, to go to another machine: `cli-session-proxy/export/3`, JSON lines.
 
-    {"schema": "cli-session-proxy/export/2", "program": …, "exported_at": …, "agent": {…}, "head": …, "sandbox": …}
+    {"schema": "cli-session-proxy/export/3", "program": …, "exported_at": …, "agent": {…}, "head": …, "sandbox": …}
     {"image": sha256, "data": base64}         each image once, before the first line that shows it
     {"turn": {…}}                             in the order of acceptance
     {"record": line, "uuid": …, "synthetic": …}   the records of the turn above, verbatim
@@ -11,7 +11,7 @@
 A turn or record with images carries `"images": [[offset, sha256], …]`: where they were in its text. Everything is
 streamed, so memory is bounded by one turn. What is queued or running, and what recognises a client's retry, stays
 behind. A file without its end, or with another sum, is refused before anything is written. Version 1 had no
-conversations; it is read as well.
+conversations, and version 2 one `reason` instead of `placed`, `options` and `evidence`; both are read as well.
 """
 
 from __future__ import annotations
@@ -24,24 +24,33 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from ..domain.models import FINISHED, JSON, Agent, Message, Record, Turn, Usage
+import aiofiles
+from aiofiles.threadpool.binary import AsyncBufferedIOBase
+
+from ..domain.evidence import Evidence
+from ..domain.models import FINISHED, JSON, Agent, Message, Placed, Turn, TurnOptions, Usage
 from ..errors import InvalidRequest, NotFound
 from ..sandbox import Sandboxes
 from ..settings import Settings
 from ..stores.base import Store
-from ..stores.images import Cutter
+from ..stores.sql.images import Cutter
 
-SCHEMA = "cli-session-proxy/export/2"
-READ = frozenset({"cli-session-proxy/export/1", SCHEMA})
+SCHEMA = "cli-session-proxy/export/3"
+# Those that hold what `domain.former` splits.
+FORMER = frozenset({"cli-session-proxy/export/1", "cli-session-proxy/export/2"})
+READ = FORMER | {SCHEMA}
 
 # (bytes or turns done, in all)
 Progress = Callable[[int, int], None]
 
 # A line is one record or one image; the API takes requests of 32 MB, so that this is no line of ours.
 MAX_LINE = 256 * 1024 * 1024
+# Lines are written in blocks of at least so many bytes: each write is a hop to a thread.
+BLOCK = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +66,25 @@ class Moved:
 
 async def export(settings: Settings, store: Store, agent: Agent, path: Path, progress: Progress) -> Moved:
     """Write the chain as it is now, for this user only (0600). Nothing stays when it fails. Raises `InvalidRequest`."""
-    file = await asyncio.to_thread(_created, path)
+    try:
+        file = await aiofiles.open(path, "xb", opener=partial(os.open, mode=0o600))
+    except FileExistsError:
+        raise InvalidRequest(f"{path} is there already: move it away, or choose another file with -o") from None
+    except OSError as exc:
+        raise InvalidRequest(f"{path} cannot be written ({exc.strerror}): choose another file with -o") from exc
     out = _Writer(file)
     try:
         async for line in _lines_of(settings, store, agent, out, progress):
-            await asyncio.to_thread(out.line, line)
-        await asyncio.to_thread(out.end)
+            await out.line(line)
+        await out.end()
     except BaseException as exc:
         await asyncio.to_thread(path.unlink, missing_ok=True)
         if isinstance(exc, OSError):
             raise InvalidRequest(f"{path} cannot be written ({exc.strerror}): free space, or choose -o") from exc
         raise
     finally:
-        file.close()
+        await file.close()
     return Moved(agent.agent_id, path, out.turns, out.records)
-
-
-def _created(path: Path) -> IO[bytes]:
-    try:
-        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-    except FileExistsError:
-        raise InvalidRequest(f"{path} is there already: move it away, or choose another file with -o") from None
-    except OSError as exc:
-        raise InvalidRequest(f"{path} cannot be written ({exc.strerror}): choose another file with -o") from exc
 
 
 async def _lines_of(
@@ -104,7 +109,9 @@ async def _lines_of(
         async for line in _turn_lines(store, turn, out):
             yield line
         progress(out.turns, out.turns)
-    known = await _still_there(store, agent, out)
+    if await store.agent_by_key(agent.key) is None:
+        raise NotFound(f"agent {agent.agent_id!r} was deleted while it was exported")
+    known = out.ids
     for session in chain.sessions:
         yield {"session": _fields(session, "agent_key", "mark", "transcript")}
     for link in chain.links:
@@ -124,8 +131,13 @@ async def _turn_lines(store: Store, turn: Turn, out: _Writer) -> AsyncIterator[J
         if above is None or above.status not in FINISHED:  # asked to continue a turn that never ended
             turn = dataclasses.replace(turn, parent_id=None)
     cutter = Cutter()
-    line = _with_images(cutter, "turn", as_text(_fields(turn, "seq", "agent_key", "instance", "fingerprint")))
-    lines = [_record_line(cutter, record) for record in await store.own_records(turn.id)]
+    shortened, places = cutter.cut(as_text(_fields(turn, "seq", "agent_key", "instance", "fingerprint")))
+    line: JSON = {"turn": json.loads(shortened)} | ({"images": places} if places else {})
+    lines: list[JSON] = []
+    for record in await store.own_records(turn.id):
+        shortened, places = cutter.cut(record.line)
+        told: JSON = {"record": shortened, "uuid": record.uuid, "synthetic": record.synthetic}
+        lines.append(told | ({"images": places} if places else {}))
     for sha256, data in cutter.images.items():
         if sha256 not in out.images:
             out.images.add(sha256)
@@ -136,31 +148,13 @@ async def _turn_lines(store: Store, turn: Turn, out: _Writer) -> AsyncIterator[J
         yield line
 
 
-async def _still_there(store: Store, agent: Agent, out: _Writer) -> set[str]:
-    if await store.agent_by_key(agent.key) is None:
-        raise NotFound(f"agent {agent.agent_id!r} was deleted while it was exported")
-    return out.ids
-
-
-def _with_images(cutter: Cutter, name: str, text: str) -> JSON:
-    shortened, places = cutter.cut(text)
-    line: JSON = {name: json.loads(shortened)}
-    return line | {"images": places} if places else line
-
-
-def _record_line(cutter: Cutter, record: Record) -> JSON:
-    shortened, places = cutter.cut(record.line)
-    line: JSON = {"record": shortened, "uuid": record.uuid, "synthetic": record.synthetic}
-    return line | {"images": places} if places else line
-
-
 def _fields(row: Any, *without: str) -> JSON:
     named = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
     return {name: _plain(value) for name, value in named.items() if name not in without}
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Message | Usage):
+    if isinstance(value, Message | Usage | Placed | TurnOptions | Evidence):
         return value.as_json()
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
@@ -173,8 +167,9 @@ def as_text(value: Any) -> str:
 class _Writer:
     """Lines into a file, with the running sum."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: AsyncBufferedIOBase) -> None:
         self._file = file
+        self._block = bytearray()
         self._hash = hashlib.sha256()
         self._lines = 0
         self.turns = 0
@@ -182,16 +177,20 @@ class _Writer:
         self.ids: set[str] = set()
         self.images: set[str] = set()
 
-    def line(self, value: JSON) -> None:
+    async def line(self, value: JSON) -> None:
         data = as_text(value).encode() + b"\n"
         self._hash.update(data)
-        self._file.write(data)
+        self._block += data
+        if len(self._block) >= BLOCK:
+            await self._file.write(self._block)
+            self._block = bytearray()
         self._lines += 1
         self.turns += "turn" in value
         self.records += "record" in value
 
-    def end(self) -> None:
+    async def end(self) -> None:
         counts = {"lines": self._lines, "turns": self.turns, "records": self.records}
-        self._file.write(as_text({"end": counts | {"sha256": self._hash.hexdigest()}}).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._block += as_text({"end": counts | {"sha256": self._hash.hexdigest()}}).encode() + b"\n"
+        await self._file.write(self._block)
+        await self._file.flush()
+        await asyncio.to_thread(os.fsync, self._file.fileno())

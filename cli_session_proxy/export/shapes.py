@@ -1,7 +1,7 @@
 """What the lines of an export may hold, as far as a path, a page, a sum or a sentence is made of it.
 
 A file may be anybody's. Ids have our forms, statuses and reasons are those that we know, numbers fit the store, and
-the evidence of a repair has the types that `telling` reads. What was said stays as it is: it is only ever text.
+the evidence of a repair has the types that `explain` reads. What was said stays as it is: it is only ever text.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
-from ..backends.claude import transcript
 from ..domain.identifiers import MODEL, TURN_ID, UUID, VERSION
-from ..domain.models import JSON, Continuity, Delivery, LinkReason, Record
+from ..domain.models import JSON, Continuity, Delivery, LinkReason
 from ..errors import InvalidRequest
 from ..sandbox import AGENT_ID_LIMIT
 
@@ -64,10 +63,13 @@ class UsageShape(_Shape):
     thinking_tokens: Count = 0
 
 
-class Evidence(_Open):
-    """Of a link, or of a repair that a turn tells itself (`telling`)."""
+class RepairShape(_Open):
+    """Of a link, or of a repair that a turn tells itself (`explain`); `why` and `done` in 0.1."""
 
+    code: str | None = None
+    note: str | None = None
     why: str | None = None
+    done: str | None = None
     found: str | None = None
     behind: str | None = None
     kept: str | None = None
@@ -83,15 +85,92 @@ class Evidence(_Open):
     turns: Count | list[str] | None = None
 
 
-class ReasonShape(_Open):
+class PlacedShape(_Shape):
     rule: str | None = None
+    messages: Count | None = None
+    matched: Count | None = None
+    imported: Count | None = None
+    diverged_at: Count | None = None
+    delta: bool = False
+
+
+class ToolShape(_Shape):
+    name: str
+    description: str = ""
+    parameters: JSON = Field(alias="schema")
+    strict: bool = False
+
+
+class ToolChoiceShape(_Shape):
+    mode: Literal["auto", "none", "required"] = "auto"
+    allowed: list[str] | None = None
+    parallel: bool = True
+
+
+class WantsShape(_Shape):
+    tools: list[ToolShape] = []
+    tool_choice: ToolChoiceShape | None = None
+    stop: list[str] = []
+
+
+class OptionsShape(WantsShape):
+    format: JSON | None = None
+
+
+class CutShape(_Shape):
+    text: Count
+    thinking: Count
+
+
+class BroughtShape(_Shape):
+    by: Literal["client", "adoption"]
+    session: str | None = None
+    note: str | None = None
+
+
+class EvidenceShape(_Open):
+    brought: BroughtShape | None = None
     left_off: str | None = None
     sandbox: str | None = None
+    verified: str | None = None
+    written: RepairShape | None = None
+    repaired: RepairShape | None = None
+    waited: bool = False
+    exit_code: int | None = None
+    reloaded: list[str] = []
+    output_refused: str | None = None
+    retries: list[JSON] = []
+    cuts: list[CutShape] = []
+    compacted: JSON | None = None
+    settled: bool = False
+    records: str | None = None
+    other: JSON = {}
+
+
+class ReasonShape(_Open):
+    """What 0.1 noted of a turn (`domain.former`)."""
+
+    rule: str | None = None
+    messages: Count | None = None
+    matched: Count | None = None
+    imported: Count | None = None
+    diverged_at: Count | None = None
+    delta: bool = False
+    format: JSON | None = None
+    wants: WantsShape = WantsShape()
+    stop_sequence: str | None = None
+    left_off: str | None = None
+    sandbox: str | None = None
+    verified: str | None = None
+    session: RepairShape | str | None = None
     process: str | None = None
     records: str | None = None
     output_refused: str | None = None
-    repaired: Evidence | None = None
-    retries: list[JSON] | None = None
+    reloaded: list[str] = []
+    repaired: RepairShape | None = None
+    retries: list[JSON] = []
+    cuts: list[CutShape] = []
+    compacted: JSON | None = None
 
 
 class AttemptShape(_Open):
@@ -99,7 +178,7 @@ class AttemptShape(_Open):
     why: str | None = None
     code: str | None = None
     status: str | None = None
-    repaired: Evidence | None = None
+    repaired: RepairShape | None = None
 
 
 class ErrorShape(_Open):
@@ -116,7 +195,7 @@ class CallShape(_Open):
     previous_interaction_id: str | None = None
 
 
-class TurnShape(_Shape):
+class _Turn(_Shape):
     id: TurnId
     parent_id: TurnId | None
     status: Literal["completed", "requires_action", "failed", "cancelled"]
@@ -130,7 +209,6 @@ class TurnShape(_Shape):
     stop_reason: Word | None
     session_id: SessionId | None
     continuity: Continuity | None
-    reason: ReasonShape
     usage: UsageShape
     cost_usd: Cost | None
     error: ErrorShape | None
@@ -147,6 +225,19 @@ class TurnShape(_Shape):
     call: CallShape | None = None
 
 
+class TurnShape(_Turn):
+    placed: PlacedShape
+    options: OptionsShape
+    evidence: EvidenceShape
+    stop_sequence: str | None
+    backend: Word | None
+    answered_by: Model | None
+
+
+class FormerTurnShape(_Turn):
+    reason: ReasonShape
+
+
 class SessionShape(_Shape):
     id: SessionId
     tip_turn_id: TurnId | None
@@ -159,7 +250,7 @@ class LinkShape(_Shape):
     to_session: SessionId
     turn_id: TurnId | None
     reason: LinkReason
-    detail: Evidence
+    detail: RepairShape
     at: Time
 
 
@@ -206,30 +297,23 @@ def check_header(where: str, head: JSON) -> None:
     _check(Header, head, where)
 
 
-def check_line(where: str, line: JSON) -> str:
-    """One line after the first, whose first field says what it is. Its images are still aside."""
+def check_line(where: str, line: JSON, *, former: bool) -> str:
+    """One line after the first, whose first field says what it is. Its images are still aside.
+
+    `former`: as 0.1 wrote it.
+    """
     kind = str(next(iter(line), "nothing"))
     if kind == "record":
         _check(_RecordLine, line, where, kind)
     elif kind == "image":
         _check(_ImageLine, line, where)
     elif kind in _SHAPES:
-        _check(_SHAPES[kind], line[kind], where, kind)
+        _check(FormerTurnShape if former and kind == "turn" else _SHAPES[kind], line[kind], where, kind)
     else:
         raise InvalidRequest(
             f"{where}: {kind[:40]} is no part of an export; upgrade cli-session-proxy, or export it again"
         )
     return kind
-
-
-def check_record(where: str, record: Record) -> None:
-    """A whole record: one line of a transcript, or a file that lay beside it."""
-    if "\n" in record.line or "\r" in record.line:
-        raise InvalidRequest(f"{where}: record: it is more than one line")
-    if transcript.is_file(record) and not transcript.is_sound(record):
-        raise InvalidRequest(f"{where}: record: a file whose name is no place below a session's own folder")
-    if transcript.is_mark(record) and not transcript.is_sound_mark(record):
-        raise InvalidRequest(f"{where}: record: a mark that this program does not make")
 
 
 def _check(shape: type[BaseModel], value: Any, where: str, *below: str) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from .. import redact
+from ..domain.evidence import Evidence
 from ..domain.models import Block, Link, Message, Session, Turn
-from . import telling
+from . import explain
 from .schema import LinkDump, MessageDump, SessionDump, TurnDump, UsageDump
 from .words import shallow
 
@@ -22,7 +23,7 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
 
     `links` are those made at this turn; one of another turn tells nothing of it.
     """
-    reason, attempts = _redacted(row.reason), _redacted(row.attempts)
+    reason, attempts = _redacted(explain.reason(row)), _redacted(tuple(map(explain.attempt, row.attempts)))
     shown: TurnDump = {
         "id": row.id,
         "parent_id": row.parent_id,
@@ -49,15 +50,26 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
         "tools": blocks(row.tools, verbatim=verbatim),
         "delivery": row.delivery,
         "origin": row.origin,
-        "says": telling.turn(reason, attempts, [link for link in links if link.turn_id == row.id]),
+        "says": says(row, links),
     }
     return shown
+
+
+class Tell(Protocol):
+    """`turn`, here or elsewhere: secrets in megabytes of text, and images, take seconds to be found."""
+
+    async def __call__(self, row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> TurnDump: ...
+
+
+async def here(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> TurnDump:
+    """For a program that does nothing else."""
+    return turn(row, links, verbatim=verbatim)
 
 
 def says(row: Turn, links: Sequence[Link] = ()) -> list[str]:
     """What happened to a turn beside its links, in sentences (`TurnDump.says`)."""
     own = [link for link in links if link.turn_id == row.id]
-    return telling.turn(_redacted(row.reason), _redacted(row.attempts), own)
+    return explain.turn(Evidence.from_json(_redacted(row.evidence.as_json())), _redacted(row.attempts), own)
 
 
 def message(row: Message, *, verbatim: bool = False) -> MessageDump:
@@ -75,15 +87,15 @@ def session(row: Session) -> SessionDump:
 
 
 def link(row: Link) -> LinkDump:
-    detail = _redacted(row.detail)
+    kept = _redacted(row.detail)
     return {
         "from_session": row.from_session,
         "to_session": row.to_session,
         "turn_id": row.turn_id,
         "reason": row.reason,
-        "detail": detail,
+        "detail": explain.detail(kept),
         "at": row.at,
-        "says": telling.link(row.reason, detail, row.from_session, row.to_session),
+        "says": explain.link(row.reason, kept, row.from_session, row.to_session),
     }
 
 

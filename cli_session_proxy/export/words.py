@@ -10,13 +10,12 @@ from typing import Any
 from ..domain import limits
 from ..domain.models import Delivery, LinkReason
 
-# A link in a few words, where the whole sentence (`telling.link`) has no place.
+# A link in a few words, where the whole sentence (`explain.link`) has no place.
 WHY: Mapping[LinkReason, str] = {
     "started": "session started",
     "forked_by_cli": "the CLI answered with a new session id",
     "rebuilt": "repaired: the session was rebuilt from the chain",
     "branched": "a branch: the session was made from an earlier turn",
-    "reset_by_cli": "the CLI reset its session (/clear)",
     "moved": "repaired: the transcript was moved back",
     "adopted": "turns made outside the proxy were adopted",
 }

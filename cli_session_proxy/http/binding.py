@@ -16,7 +16,7 @@ from ..settings import CONFIG_FILE, Settings
 from .keys import Keys
 
 BACKLOG = 2048
-# A program that listens on a unix socket takes a connection at once, or is stuck: seconds.
+# Seconds: a program that listens on a unix socket accepts at once, or is stuck.
 ANSWERS_WITHIN = 1.0
 
 
@@ -57,13 +57,13 @@ def _tcp(settings: Settings) -> socket.socket:
         else:
             why = f"cannot be used ({exc.strerror}): choose another with --port"
         raise ConfigError(f"port {port} on {host} {why}") from exc
-    # Made again from its number it knows that it is TCP. asyncio switches Nagle's delay off only then; with it, an
+    # A socket made from the file descriptor knows that it is TCP: only then asyncio sets TCP_NODELAY. Without it, an
     # answer of two writes waits 40 ms for the client's delayed acknowledgement.
     return socket.socket(fileno=listener.detach())
 
 
 def _unix(path: Path) -> socket.socket:
-    """Mode 0600 from its first moment on. A socket that nobody answers on any more is replaced."""
+    """Created with mode 0600. A socket without a listener is replaced."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _clear(path)
@@ -103,7 +103,7 @@ def answers(path: Path) -> bool:
             knocking.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):
             return False
-        except OSError:  # its queue is full, or it is somebody else's: there is one
+        except OSError:  # its queue is full, or it is another user's: it has a listener
             return True
         return True
 

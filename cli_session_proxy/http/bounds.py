@@ -1,4 +1,4 @@
-"""What one owner may hold open at once: nobody with a key takes the place of those with another.
+"""Limits for each owner: what one key holds open takes no place of another key's.
 
 Beyond a bound a request is refused with 429 `queue_full`; what it held is given back when it ends, however it ends.
 """

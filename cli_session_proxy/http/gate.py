@@ -1,27 +1,25 @@
 """The first and last thing a request meets: its id, who may ask, its agent's path prefix, and any error left over.
 
 One ASGI layer around the whole app, so that every route has the same rules and every wire the same prefix
-`/agents/{agent_id}/v1/…` (or `/v1beta/…`), which is cut off before the routes see the path.
+`/agents/{agent_id}/v1/…` (or what else its `bases` are), which is cut off before the routes see the path.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
-import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .. import logs
-from ..domain.models import JSON
-from ..errors import InvalidRequest, NotFound, ProxyError, Unauthorized
+from .. import logs, redact
+from ..errors import InvalidRequest, NotFound, Unauthorized
 from ..sandbox import LOCAL_OWNER
-from ..wires.common import decoded_agent_id, retry_headers
-from ..wires.failures import SHAPES, wire_of
+from ..wires.base import Table, Wire
+from ..wires.common import decoded_agent_id
+from ..wires.sending import as_proxy_error, encoded, headers_of, raw_path, send_error
 from .bounds import Bounds
 from .keys import Keys
 from .origins import Origins, check_body, is_preflight, permitted, readable_by
@@ -33,8 +31,6 @@ REQUEST_ID = "X-Request-Id"
 # key).
 OPEN = frozenset({"/", "/healthz", "/readyz", "/ui"})
 OPEN_BELOW = "/ui/"
-# An address ends up in logs and histories: a key stands there only for Google's clients, who know no other way.
-_KEY_IN_ADDRESS = frozenset({"google", "interactions"})
 # Nobody frames an answer, guesses its type, embeds it in a page of their own, or keeps it.
 _PROTECTION = (
     (b"x-content-type-options", b"nosniff"),
@@ -50,7 +46,6 @@ POLICY_VIOLATION, LONGEST_REASON = 1008, 123
 # A client's id goes into logs and a header: plain characters, and no longer than common tracing ids need.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 CHAINS = b"/v1/chains/"
-_AGENT_PREFIX = re.compile(rb"/agents/(.*?)(/v1(?:beta)?/.*)", re.S)
 
 
 class Gate:
@@ -59,8 +54,9 @@ class Gate:
     With keys, a request's owner is known before any route sees it (`state["owner"]`); without one it is a 401.
     """
 
-    def __init__(self, app: ASGIApp, *, origins: Origins, keys: Keys, bounds: Bounds) -> None:
+    def __init__(self, app: ASGIApp, *, wires: Table, origins: Origins, keys: Keys, bounds: Bounds) -> None:
         self._app = app
+        self._wires = wires
         self._origins = origins
         self._keys = keys
         self._bounds = bounds
@@ -74,11 +70,12 @@ class Gate:
         is_socket = scope["type"] == "websocket"
         headers = headers_of(scope)
         request_id = _request_id(headers.get("x-request-id"))
-        agent, inner = _inside(scope, headers, request_id)
+        agent, inner = self._inside(scope, headers, request_id)
+        wire: Wire = inner["state"]["wire"]
         added = {"x-request-id": request_id}
         started = False
 
-        answer = _to_socket(scope, send) if is_socket else send
+        answer = _to_socket(send) if is_socket else send
 
         async def out(message: Message) -> None:
             nonlocal started
@@ -103,8 +100,7 @@ class Gate:
                 is_open = _is_open(inner["path"])
                 if not is_open:
                     query = scope.get("query_string", b"").decode("latin-1")
-                    google = inner["state"]["wire"] in _KEY_IN_ADDRESS
-                    inner["state"]["owner"] = self._keys.owner_of(headers, query if google else "")
+                    inner["state"]["owner"] = self._keys.owner_of(headers, query if wire.key_in_address else "")
                 if agent is not None:
                     inner["state"]["agent_id"] = decoded_agent_id(agent)
                 if is_socket:
@@ -119,12 +115,30 @@ class Gate:
                 error = as_proxy_error(exc)
                 if error.code == Unauthorized.code or error.param in _WHO_ASKS:
                     # Not who: what was presented is a secret, or a stranger's own words.
-                    log.info("refused", code=error.code, param=error.param, wire=inner["state"]["wire"])
+                    log.info("refused", code=error.code, param=error.param, wire=wire.errors.name)
                 if started:
                     # A body that is not ended makes the server close the connection: the client sees a cut.
                     log.warning("answer cut", code=error.code)
+                elif is_socket and not _answers_sockets(scope):
+                    why = redact.text(error.message).encode()[:LONGEST_REASON].decode("utf-8", "ignore")
+                    await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": why})
                 else:
                     await send_error(out, inner, error)
+
+    def _inside(self, scope: Scope, headers: Mapping[str, str], request_id: str) -> tuple[bytes | None, dict[str, Any]]:
+        """The agent named by the path, still encoded, and the scope that the routes see: without it, with our state."""
+        agent, inner = None, dict(scope)
+        prefixed = self._wires.agent_of(raw_path(scope))
+        if prefixed is not None:
+            agent, rest = prefixed
+            inner.update(raw_path=rest, path=unquote(rest.decode("latin-1")))
+        wire = self._wires.of(inner["path"], headers, scope.get("query_string", b"").decode("latin-1"))
+        known = {"request_id": request_id, "agent_id": None, "wire": wire, "owner": LOCAL_OWNER}
+        inner["state"] = {**scope.get("state", {}), **known}
+        if raw_path(inner).startswith(CHAINS):
+            # Routed as it was sent, so that an agent's encoded slash is not taken for the one before `/turns`.
+            inner["path"] = raw_path(inner).decode("latin-1")
+        return agent, inner
 
 
 def _refuse_doubled(scope: Scope) -> None:
@@ -141,17 +155,14 @@ def _protected(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, byte
     return [*given, *(pair for pair in _PROTECTION if pair[0] not in named)]
 
 
-def _to_socket(scope: Scope, send: Send) -> Send:
-    """An HTTP answer to a WebSocket handshake, where the server can send one; else a close that says why."""
-    can_answer = "websocket.http.response" in (scope.get("extensions") or {})
+def _answers_sockets(scope: Scope) -> bool:
+    """Whether the server can send an HTTP answer to a WebSocket handshake."""
+    return "websocket.http.response" in (scope.get("extensions") or {})
 
+
+def _to_socket(send: Send) -> Send:
     async def answer(message: Message) -> None:
-        if can_answer:
-            await send({**message, "type": f"websocket.{message['type']}"})
-        elif message["type"] == "http.response.body":  # the words of an error, in whichever wire's shape
-            why = str(json.loads(message["body"])["error"]["message"]).encode()[:LONGEST_REASON]
-            reason = why.decode("utf-8", "ignore")
-            await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": reason})
+        await send({**message, "type": f"websocket.{message['type']}"})
 
     return answer
 
@@ -160,68 +171,7 @@ def _is_open(path: str) -> bool:
     return path in OPEN or path.startswith(OPEN_BELOW)
 
 
-def headers_of(scope: Scope) -> dict[str, str]:
-    """Lower-case names, latin-1 values; the first of equal names, as a proxy in front would read it."""
-    headers: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
-    return headers
-
-
-def raw_path(scope: Scope) -> bytes:
-    """The path as it was sent, still percent-encoded: only there an encoded slash differs from a real one."""
-    raw = scope.get("raw_path")
-    return raw if isinstance(raw, bytes) else quote(scope["path"]).encode()
-
-
-def _inside(scope: Scope, headers: Mapping[str, str], request_id: str) -> tuple[bytes | None, dict[str, Any]]:
-    """The agent named by the path, still encoded, and the scope that the routes see: without it, with our `state`."""
-    agent, inner = None, dict(scope)
-    prefixed = _AGENT_PREFIX.fullmatch(raw_path(scope))
-    if prefixed is not None:
-        agent = prefixed[1]
-        inner.update(raw_path=prefixed[2], path=unquote(prefixed[2].decode("latin-1")))
-    wire = wire_of(inner["path"], headers, scope.get("query_string", b"").decode("latin-1"))
-    known = {"request_id": request_id, "agent_id": None, "wire": wire, "owner": LOCAL_OWNER}
-    inner["state"] = {**scope.get("state", {}), **known}
-    if raw_path(inner).startswith(CHAINS):
-        # Routed as it was sent, so that an agent's encoded slash is not taken for the one before `/turns`.
-        inner["path"] = raw_path(inner).decode("latin-1")
-    return agent, inner
-
-
 def _request_id(given: str | None) -> str:
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
     return f"req_{secrets.token_hex(12)}"
-
-
-def as_proxy_error(exc: Exception) -> ProxyError:
-    """The error to show. One that nobody foresaw is logged by its frames alone: its text may hold a prompt."""
-    if isinstance(exc, ProxyError):
-        return exc
-    frames = "".join(traceback.format_tb(exc.__traceback__))
-    log.error("unexpected error", error=type(exc).__name__, frames=frames)
-    return ProxyError("the proxy failed unexpectedly: its log has the details under this X-Request-Id")
-
-
-def error_body(scope: Scope, error: ProxyError) -> JSON:
-    """The error in the words of the wire that this request speaks."""
-    state = scope["state"]
-    return SHAPES[state["wire"]](error, state["request_id"])
-
-
-async def send_error(send: Send, scope: Scope, error: ProxyError, headers: Mapping[str, str] | None = None) -> None:
-    """The whole answer for an error, before anything else was sent."""
-    await send_json(send, error.status, error_body(scope, error), {**(headers or {}), **retry_headers(error)})
-
-
-async def send_json(send: Send, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
-    data = json.dumps(body, separators=(",", ":")).encode()
-    sent = {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}
-    await send({"type": "http.response.start", "status": status, "headers": encoded(sent)})
-    await send({"type": "http.response.body", "body": data, "more_body": False})
-
-
-def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

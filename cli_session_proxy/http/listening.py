@@ -1,4 +1,4 @@
-"""uvicorn in a task of ours."""
+"""A uvicorn server that runs in a task of ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import uvicorn
 
 
 class Listening(uvicorn.Server):
-    """It tells when it listens, and leaves the process's signals alone: more than a server has to be stopped."""
+    """Sets `ready` when it listens, and installs no signal handlers: the engine has to be stopped as well."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

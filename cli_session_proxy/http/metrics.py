@@ -20,7 +20,7 @@ from ..backends.base import Counts
 from ..domain.models import Link, Turn
 from ..engine.engine import Engine
 from ..errors import ProxyError
-from .addresses import add
+from ..wires.addresses import About, add
 
 MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -95,7 +95,7 @@ class Metrics:
         self._cost.inc(max(0.0, turn.cost_usd or 0.0))
 
     def adopted(self, turn: Turn, link: Link) -> None:  # noqa: ARG002 - an observer's shape
-        """Turns that somebody had outside the proxy came in."""
+        """A turn that was held outside the proxy was adopted."""
         self._count_links((link,))
 
     def _count_links(self, links: Sequence[Link]) -> None:
@@ -130,7 +130,7 @@ class Metrics:
 
 
 def _codes(error: type[ProxyError]) -> frozenset[str]:
-    """The stable codes of the contract: any other, from an older store perhaps, is counted as `other`."""
+    """The stable codes of the contract. Any other, such as an older store's, counts as `other`."""
     return frozenset({error.code}.union(*(_codes(kind) for kind in error.__subclasses__())))
 
 
@@ -154,7 +154,7 @@ class _Now(Collector):
 
 
 class MetricsRoute:
-    """`GET /metrics`, for whoever has a key."""
+    """`GET /metrics`; needs a key where there are keys."""
 
     def __init__(self, engine: Engine) -> None:
         self._metrics = Metrics(engine)
@@ -162,7 +162,7 @@ class MetricsRoute:
 
     def add_to(self, app: Starlette) -> None:
         app.state.metrics = self._metrics
-        add(app, "GET", "/metrics", self.metrics)
+        add(app, "GET", "/metrics", self.metrics, About(media=("text/plain",)))
 
     async def metrics(self) -> Response:
         return Response(self._metrics.text(), media_type=MEDIA_TYPE)

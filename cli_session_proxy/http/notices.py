@@ -1,19 +1,12 @@
-"""What `serve` says of its own standing: where it listens, who can come in, and what its settings mean for others."""
+"""What `serve` prints at its start: where it listens, who has access, and what its settings mean for others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..backends.claude import environment
 from ..settings import Settings
 from .keys import MADE_KEY, Keys
 from .served import Served
-
-# Anthropic's own page; it changes, so it is linked and never quoted as law.
-TERMS = "https://code.claude.com/docs/en/legal-and-compliance"
-# A login by one of these is billed by use, and is not a person's subscription.
-BY_USE = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
-PROVIDER = "CLAUDE_CODE_USE_"
 
 
 def banner(place: Served, *, needs_key: bool) -> Iterator[str]:
@@ -39,13 +32,6 @@ def notices(settings: Settings, keys: Keys) -> Iterator[str]:
         )
     elif (made := settings.var / MADE_KEY).exists():
         yield f"the key is in {made}: send it as Authorization: Bearer; our own commands use it by themselves"
-    env = environment.inherited(settings)
-    by_use = any(env.get(name) for name in BY_USE) or any(name.startswith(PROVIDER) and env[name] for name in env)
-    if len(keys.owners) > 1 and not by_use:
-        yield (
-            f"{len(keys.owners)} keys over one Claude login: a subscription is for the person who bought it; several "
-            f"people need an API key, or each their own login and proxy (Anthropic's terms: {TERMS})"
-        )
     for name, profile in sorted(settings.profiles.items()):
         if profile.tools and not profile.confined:
             yield (

@@ -19,7 +19,7 @@ EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not b
 OWN_SITES = frozenset({"same-origin", "none"})
 # Where a link of another site may lead a person: the page, which shows nothing by itself.
 PAGES = frozenset({"/", "/ui", "/ui/"})
-# Header names that a preflight asks for; longer lists are nobody's.
+# Header names that a preflight asks for; no browser sends longer lists.
 _NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?: *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
 _MOST_NAMES = 2048
 

@@ -11,12 +11,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
 
 from ..domain.models import Link, Turn
 from ..errors import StoreUnavailable
-from ..export import shown
-from ..export.telling import REPAIRS
+from ..export import explain, shown
+from ..export.explain import REPAIRS
 from ..export.words import printable, time
 from ..stores.base import Store
 
@@ -46,7 +45,8 @@ class RepairLines:
         """Not a repair."""
 
     def _take(self, turn: Turn, links: Sequence[Link]) -> None:
-        if not any(_sentences(turn, links)):
+        repaired = any(link.reason in REPAIRS for link in links)
+        if not repaired and not explain.turn(turn.evidence, turn.attempts, links):
             return
         if len(self._waiting) == WAITING:
             self._waiting.popleft()
@@ -61,32 +61,31 @@ class RepairLines:
             self._something.clear()
             while self._waiting:
                 turn, links = self._waiting.popleft()
-                lines = list(_lines(await self._name(turn), turn, links))
+                try:
+                    agent = await self._store.agent_by_key(turn.agent_key)
+                except StoreUnavailable:
+                    agent = None
+                name = "(its name cannot be read)" if agent is None else agent.agent_id
+                at = time(turn.finished_at or turn.created_at)
+                lines = [
+                    printable(f"{at}  {what:8}  agent {name}, {turn_id}: {sentence}")
+                    for turn_id, what, sentence in _sentences(turn, links)
+                ]
                 if self._left_out:
                     lines.append(f"{self._left_out} repairs were not told here: see `chains` and `dump`")
                     self._left_out = 0
-                await _aside(partial(self._tell, lines))
-
-    async def _name(self, turn: Turn) -> str:
-        try:
-            agent = await self._store.agent_by_key(turn.agent_key)
-        except StoreUnavailable:
-            agent = None
-        return "(its name cannot be read)" if agent is None else agent.agent_id
-
-    def _tell(self, lines: list[str]) -> None:
-        for line in lines:
-            self._say(line)
+                await _aside(self._say, lines)
 
 
-async def _aside(work: Callable[[], None]) -> None:
-    """Run it on a thread that the end of the program does not wait for, as it would for one of `to_thread`."""
+async def _aside(say: Callable[[str], None], lines: list[str]) -> None:
+    """Say these on a thread that the end of the program does not wait for, as it would for one of `to_thread`."""
     done: Future[None] = Future()
     done.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
-            work()
+            for line in lines:
+                say(line)
         except Exception as exc:  # noqa: BLE001 - whoever waits gets it
             done.set_exception(exc)
         else:
@@ -94,12 +93,6 @@ async def _aside(work: Callable[[], None]) -> None:
 
     threading.Thread(target=run, daemon=True, name="repair-lines").start()
     await asyncio.wrap_future(done)
-
-
-def _lines(agent_id: str, turn: Turn, links: Sequence[Link]) -> Iterator[str]:
-    at = time(turn.finished_at or turn.created_at)
-    for turn_id, what, sentence in _sentences(turn, links):
-        yield printable(f"{at}  {what:8}  agent {agent_id}, {turn_id}: {sentence}")
 
 
 def _sentences(turn: Turn, links: Sequence[Link]) -> Iterator[tuple[str, str, str]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from functools import partial
-from types import ModuleType
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,14 +18,14 @@ from ..export import FORMATS, live
 from ..export.summaries import summary_json
 from ..sandbox import Sandboxes
 from ..settings import MODELS, Settings
-from ..wires.chat import body as chat
+from ..wires.addresses import EVENT_STREAM, About, add, methods_of
+from ..wires.base import Models
+from ..wires.bodies import is_on, owner_of, whole_number
 from ..wires.common import decoded_agent_id, model_name
-from ..wires.generate import body as generate
-from ..wires.messages import body as messages
-from .addresses import add, methods_of
-from .answers import reply
-from .bodies import is_on, owner_of, read_call, whole_number
-from .gate import CHAINS, error_body, raw_path
+from ..wires.schemas import COUNT, SWITCH, TEXT
+from ..wires.sending import error_body, raw_path
+from .gate import CHAINS
+from .large_turns import Teller
 
 EVENTS = b"/events"
 SEQ_DIGITS = 19  # a seq is a 64-bit number
@@ -54,42 +52,33 @@ class Routes:
         self._settings = settings
         self._sandboxes = Sandboxes(settings)
         self._since = int(time.time())
+        self._tell = Teller(engine.aside.showing)
 
     def add_to(self, app: Starlette) -> None:
-        for method, path, handler in (
-            ("GET", "/", self.root),
-            ("HEAD", "/", self.root),
-            ("POST", "/v1/chat/completions", self.chat_completions),
-            ("GET", "/v1/models", self.models),
-            ("GET", "/v1/models/{model:path}", self.model),
-            ("GET", "/v1beta/models", self.models),
-            ("GET", "/v1beta/models/{model:path}", self.model),
-            ("GET", "/v1/chains", self.chains),
-            ("GET", "/v1/chains/{agent_id}/events", self.events),
-            ("GET", "/v1/chains/{agent_id:path}", self.dump),
-            ("DELETE", "/v1/chains/{agent_id:path}", self.delete),
-            ("GET", "/healthz", self.healthz),
-            ("GET", "/readyz", self.readyz),
-        ):
-            add(app, method, path, handler)
+        dumps = tuple(dict.fromkeys(one.media_type.partition(";")[0] for one in FORMATS.values()))
+        add(app, "GET", "/", self.root)
+        add(app, "HEAD", "/", self.root)
+        add(app, "GET", "/v1/models", self.models)
+        add(app, "GET", "/v1/models/{model:path}", self.model)
+        add(app, "GET", "/v1beta/models", self.models)
+        add(app, "GET", "/v1beta/models/{model:path}", self.model)
+        add(app, "GET", "/v1/chains", self.chains, About(query={"search": TEXT, "limit": COUNT}))
+        add(app, "GET", "/v1/chains/{agent_id}/events", self.events, About(media=(EVENT_STREAM,)))
+        shown = About(query={"format": {"enum": list(FORMATS)}, "redact": SWITCH}, media=dumps)
+        add(app, "GET", "/v1/chains/{agent_id:path}", self.dump, shown)
+        add(app, "DELETE", "/v1/chains/{agent_id:path}", self.delete)
+        add(app, "GET", "/healthz", self.healthz)
+        add(app, "GET", "/readyz", self.readyz)
         app.add_exception_handler(HTTPException, no_such_route)
-
-    async def chat_completions(self, request: Request) -> Response:
-        call = await read_call(request, self._settings.max_body, chat.read)
-        answer = await self._engine.submit(call.request)
-        writer = partial(chat.ChunkWriter, answer.turn_id, call.request.model, include_usage=call.include_usage)
-        return reply(answer, call, self._settings.keepalive, chat.completion, writer)
 
     # what can be asked for
 
     async def models(self, request: Request) -> JSON:
-        wire = _models_of(request)
-        listed: JSON = wire.model_list([wire.model_info(name, self._since) for name in MODELS])
-        return listed
+        models = _models_of(request)
+        return models.listed([models.info(name, self._since) for name in MODELS])
 
     async def model(self, request: Request, model: str) -> JSON:
-        shown: JSON = _models_of(request).model_info(model_name(model), self._since)
-        return shown
+        return _models_of(request).info(model_name(model), self._since)
 
     async def root(self, request: Request) -> Response:
         """What there is here; a browser is led to the page."""
@@ -128,7 +117,8 @@ class Routes:
         verbatim = not is_on(request, "redact", default=True)
         agent = await self._agent(request)
         written = FORMATS[name]
-        text = written.write(self._engine.store, agent, sandbox=str(self._sandboxes.path(agent.dir)), verbatim=verbatim)
+        sandbox = str(self._sandboxes.path(agent.dir))
+        text = written.write(self._engine.store, agent, sandbox=sandbox, verbatim=verbatim, tell=self._tell)
         headers = {"Content-Security-Policy": DUMP_POLICY} if name == "html" else {}
         return StreamingResponse(_utf8(text), media_type=written.media_type, headers=headers)
 
@@ -147,7 +137,7 @@ class Routes:
             if not self._engine.ready:
                 return
             for one in happened:
-                yield live.event(one).encode()
+                yield live.event(one, await self._tell(one.turn, one.links)).encode()
             if happened or time.monotonic() - quiet > self._settings.keepalive:
                 quiet = time.monotonic()
                 yield b": alive\n\n"
@@ -166,9 +156,11 @@ class Routes:
         return agent
 
 
-def _models_of(request: Request) -> ModuleType:
-    """Whose clients ask: one path has three meanings (`failures.wire_of`)."""
-    return {"anthropic": messages, "google": generate}.get(request.scope["state"]["wire"], chat)
+def _models_of(request: Request) -> Models:
+    """In the words of the client that asks: one path has several meanings."""
+    models: Models | None = request.scope["state"]["wire"].models
+    assert models is not None, "a wire that claims a list of models has one"
+    return models
 
 
 def _agent_in_path(request: Request, after: bytes = b"") -> str:

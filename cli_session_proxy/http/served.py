@@ -1,4 +1,4 @@
-"""Where a running server listens, said in `var`, so that the commands find it whatever its port or socket."""
+"""The address of a running server, kept in `var`: the commands find it there whatever its port or socket."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def announced(var: Path, listener: socket.socket) -> Iterator[None]:
 
 
 def served_at(var: Path) -> Served | None:
-    """The place of a server that serves this `var`. It may be dead since: ask its /healthz."""
+    """The address of the server of this `var`. It may have died since: ask its /healthz."""
     said = _read(var / SERVED)
     url, uds = said.get("url"), said.get("uds")
     return Served(url, uds if isinstance(uds, str) else None) if isinstance(url, str) else None

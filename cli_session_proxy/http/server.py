@@ -6,26 +6,21 @@ import asyncio
 import gc
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
 
 from .. import logs
-from ..commands.login import report
 from ..engine.engine import Engine
 from ..errors import ConfigError
 from ..settings import Settings
-from ..wires.conversations.routes import ConversationsRoutes
-from ..wires.generate.routes import GenerateRoutes
-from ..wires.interactions.routes import InteractionsRoutes
-from ..wires.messages.routes import MessagesRoutes
-from ..wires.responses.routes import ResponsesRoutes
+from ..wires.base import Table, Wire
+from ..wires.registry import WIRES
 from .binding import bound
 from .bounds import Bounds
 from .connection import Connection
-from .dialogues import Dialogues
 from .gate import Gate
 from .keys import Keys, make
 from .listening import Listening
@@ -40,40 +35,39 @@ from .systemd import Systemd
 from .ui.routes import Ui
 from .watchdog import Watchdog, on_signals
 
-# Longer than clients keep an idle connection in their pools (httpx: 5 s, requests and browsers: about 60 s), so that
-# it is they who close it and no request meets a closing one.
+# Seconds; longer than clients keep idle connections (httpx: 5 s, requests and browsers: about 60 s), so that the client
+# closes first and no request meets a closing connection.
 IDLE_CONNECTION = 75
-# Seconds after the drain: clients get their last bytes, then what is left is not waited for. SIGTERM has promised that
-# the service ends within `drain_timeout` and five seconds.
+# Seconds after the drain in which clients get their last bytes. The contract: after SIGTERM the service ends within
+# `drain_timeout` and five seconds.
 LAST_BYTES = 2
 LAST_RESORT = 4.0
 
 Say = Callable[[str], None]
+# What the backend lacks, in lines for the person who starts the server.
+Report = Callable[[Settings, Keys], AsyncIterator[str]]
 log = logs.get(__name__)
 
 
-def create_app(engine: Engine, settings: Settings) -> Starlette:
+def create_app(engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES) -> Starlette:
     """The app on a started engine. The caller starts and stops the engine."""
     app = Starlette()
     app.router.redirect_slashes = False
     app.state.aside = engine.aside
-    OpenApiRoute().add_to(app)
+    table = Table(wires)
+    OpenApiRoute(table).add_to(app)
     MetricsRoute(engine).add_to(app)
-    Ui(engine, settings).add_to(app)
+    Ui(engine).add_to(app)
     Routes(engine, settings).add_to(app)
-    MessagesRoutes(engine, settings).add_to(app)
-    GenerateRoutes(engine, settings).add_to(app)
-    InteractionsRoutes(engine, settings).add_to(app)
-    dialogues = Dialogues(engine)
-    ResponsesRoutes(engine, settings, dialogues).add_to(app)
-    ConversationsRoutes(settings, dialogues).add_to(app)
+    for wire in table.wires:
+        wire.routes(engine, settings).add_to(app)
     keys = Keys(settings)
     origins = Origins(settings.host, settings.allowed_origins, locked=bool(keys))
-    app.add_middleware(Gate, origins=origins, keys=keys, bounds=Bounds.of(settings))
+    app.add_middleware(Gate, wires=table, origins=origins, keys=keys, bounds=Bounds.of(settings))
     return app
 
 
-async def serve(settings: Settings, say: Say, watchdog: Watchdog) -> None:
+async def serve(settings: Settings, say: Say, report: Report, watchdog: Watchdog) -> None:
     """Listen until SIGTERM or SIGINT, then let running turns end. Raises `ConfigError` before listening."""
     if settings.make_key:
         make(settings.var)
@@ -85,7 +79,7 @@ async def serve(settings: Settings, say: Say, watchdog: Watchdog) -> None:
         try:
             await engine.start()
             logs.configure(settings)
-            await _run(engine, settings, listener, say, repairs, watchdog)
+            await _run(engine, settings, listener, say, report, repairs, watchdog)
         finally:
             await engine.stop()
             logs.shut_down()
@@ -96,12 +90,15 @@ async def _run(
     settings: Settings,
     listener: socket.socket,
     say: Say,
+    report: Report,
     repairs: RepairLines,
     watchdog: Watchdog,
 ) -> None:
     app = create_app(engine, settings)
     server = Server(app, settings)
-    _collect_less()
+    # Objects of the start-up are permanent, and a turn's own are freed without the collector (3 % of a turn's time).
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
     stop = asyncio.Event()
     watchdog.last = engine.kill
     deadline = partial(watchdog.end_within, settings.drain_timeout + LAST_RESORT)
@@ -112,14 +109,14 @@ async def _run(
     ):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         asked = asyncio.create_task(stop.wait())
-        telling = asyncio.create_task(_tell(server, settings, listener, repairs, say))
+        telling = asyncio.create_task(_tell(server, settings, listener, repairs, say, report))
         systemd = Systemd.of(os.environ)
         living = asyncio.create_task(systemd.live(server.ready))
         try:
             await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             systemd.tell(STOPPING="1", STATUS="running turns end")
-            # Together: the server takes no more connections, the engine ends the turns that open ones wait for.
+            # Together: the server accepts no more connections while the engine ends the turns that open ones wait for.
             server.should_exit = True
             asked.cancel()
             await engine.stop()
@@ -131,7 +128,7 @@ async def _run(
 
 
 def _refuse_open_backs(settings: Settings) -> None:
-    """An agent that is confined but may ask the proxy for everybody's chains is not. Raises `ConfigError`."""
+    """Refuse confined profiles on an open port: their agents could read every chain there. Raises `ConfigError`."""
     confined = sorted(name for name, profile in settings.profiles.items() if profile.confined)
     if confined and settings.uds is None and not Keys(settings):
         raise ConfigError(
@@ -140,18 +137,14 @@ def _refuse_open_backs(settings: Settings) -> None:
         )
 
 
-def _collect_less() -> None:
-    """What start-up made stays; a turn makes thousands of objects that die by themselves (3 % of its time)."""
-    gc.freeze()
-    gc.set_threshold(20_000, 50, 100)
-
-
-async def _tell(server: Server, settings: Settings, listener: socket.socket, repairs: RepairLines, say: Say) -> None:
+async def _tell(
+    server: Server, settings: Settings, listener: socket.socket, repairs: RepairLines, say: Say, report: Report
+) -> None:
     await server.ready.wait()
     try:
         for line in banner(place_of(listener), needs_key=bool(Keys(settings))):
             say(line)
-        async for line in report(settings):
+        async for line in report(settings, Keys(settings)):
             say(line)
         for line in notices(settings, Keys(settings)):
             say(line)
@@ -161,7 +154,7 @@ async def _tell(server: Server, settings: Settings, listener: socket.socket, rep
 
 
 class Server(Listening):
-    """For clients that keep their connections, and for an end that waits as long as the engine's."""
+    """Keeps idle connections for clients, and drains as long as the engine does."""
 
     def __init__(self, app: Starlette, settings: Settings) -> None:
         patience = settings.drain_timeout + LAST_BYTES

@@ -1,4 +1,4 @@
-"""What systemd is told of a service of `Type=notify`: that it is ready, that it lives, that it ends (sd_notify(3)).
+"""Notifies systemd as a service of `Type=notify`: ready, watchdog, stopping (sd_notify(3)).
 
 A datagram of NAME=value lines to the socket that NOTIFY_SOCKET names. Life is told from the event loop, twice in each
 WATCHDOG_USEC: a loop that stands still tells nothing, and systemd starts the service again. Without these variables,
@@ -46,7 +46,7 @@ class Systemd:
             log.warning("systemd_not_told", state=list(state), error=str(exc))
 
     async def live(self, ready: asyncio.Event) -> None:
-        """Tell when it is ready, then again and again that it lives. Runs until it is cancelled."""
+        """Notify READY, then WATCHDOG at each interval. Runs until it is cancelled."""
         await ready.wait()
         self.tell(READY="1", STATUS="listening")
         while self.interval is not None:

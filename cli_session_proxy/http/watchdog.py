@@ -1,4 +1,4 @@
-"""A thread beside the event loop. It sees what holds the loop up, and it ends the service when nothing else does.
+"""A thread beside the event loop: it logs what blocks the loop, and ends the process when nothing else does.
 
 The loop beats ten times a second. When a beat is late, the thread notes what the loop's thread is just doing; the loop
 itself says afterwards how long that took, with the note, and counts it. While one call into C holds the interpreter
@@ -29,15 +29,15 @@ log = logs.get(__name__)
 # Seconds between two beats, and between two looks at them.
 BEAT = 0.1
 LOOK = 0.1
-# Seconds that a beat may be late: what is held up longer, a person notices.
+# Seconds that a beat may be late: a person notices a longer delay.
 HELD = 0.25
-# A loop that is held up again and again is logged so often, in seconds; counted is every time.
+# Seconds between two log lines of a loop that is blocked again and again; every time is counted.
 LOG_EVERY = 10.0
-# Frames that tell where the loop is, the innermost first.
+# Innermost stack frames that a log line names.
 FRAMES = 12
-# Of the time that was lost, our process used less of the processor: it was paused, or others had the machine.
+# Below this share of processor time the process was not blocked: it was paused, or others had the machine.
 PAUSED = 0.1
-# Seconds that the last words may take: what hangs may hold the lock of the log.
+# Seconds for the last log line: the thread that hangs may hold the lock of the log.
 LAST_WORDS = 0.5
 # How much later Python's own watchdog ends the process.
 AFTER = 1.0

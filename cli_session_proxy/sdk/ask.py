@@ -22,6 +22,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeVar, overload
 
 from pydantic import TypeAdapter, ValidationError
@@ -33,7 +34,7 @@ from ..errors import InvalidRequest, TurnTimeout, UpstreamError
 from ..wires.common import checked_agent_id
 from . import runtime, ways
 from .tools import Function, Toolbox, faults
-from .ways import Heard, Saying
+from .ways import Saying
 
 T = TypeVar("T")
 
@@ -157,7 +158,10 @@ async def ask(
     clock = asyncio.get_running_loop().time
     deadline = clock() + timeout
     for round_ in range(max_rounds + 1):
-        heard = await _turn(saying)
+        way = ways.embedded if saying.base_url is None else ways.served
+        async with aclosing(runtime.current().aitems(partial(way, saying=saying))) as answers:
+            async for answer in answers:  # one; then to the end, where the turn is acknowledged
+                heard = answer
         stands = Episode(heard.turn, heard.agent_id, saying.model, saying.base_url)
         if not heard.calls:
             return stands, typed.read(heard.text)
@@ -173,14 +177,6 @@ async def ask(
             saying, said=tuple(returned), continues=heard.turn, agent_id=None, system=None, timeout=deadline - clock()
         )
     raise _unfinished(stands, f"the model called tools {max_rounds} times without an answer")
-
-
-async def _turn(saying: Saying) -> Heard:
-    way = ways.embedded if saying.base_url is None else ways.served
-    async with aclosing(runtime.current().aitems(lambda here: way(here, saying))) as answers:
-        async for answer in answers:  # one; then to the end, where the turn is acknowledged
-            heard = answer
-    return heard
 
 
 def _unfinished(stands: Episode, why: str) -> TurnTimeout:

@@ -67,9 +67,10 @@ class Runtime:
         """The started engine. Raises `ConfigError`, `StoreUnavailable`; the next call then tries again."""
         if self._stop.is_set():
             raise ClaudeUnavailable(_CLOSED)
-        if self._starting is None or _failed(self._starting):
-            self._starting = asyncio.create_task(self._start())
-        return await asyncio.shield(self._starting)  # the one who asked first may leave; others wait for it too
+        starting = self._starting
+        if starting is None or (starting.done() and (starting.cancelled() or starting.exception() is not None)):
+            starting = self._starting = asyncio.create_task(self._start())
+        return await asyncio.shield(starting)  # the one who asked first may leave; others wait for it too
 
     def client(self) -> httpx.AsyncClient:
         """The HTTP client of all calls with an `api_base`. Timeouts are the callers' own."""
@@ -175,7 +176,12 @@ class Runtime:
         check_system()
         if self._settings is None:
             self._settings = await asyncio.to_thread(load)
-        engine = (self._factory or _engine_class())(self._settings)
+        factory = self._factory
+        if factory is None:
+            from ..engine.engine import Engine  # noqa: PLC0415  # the store and its libraries: not needed with an `api_base`
+
+            factory = Engine
+        engine = factory(self._settings)
         await engine.start()
         return engine
 
@@ -207,16 +213,6 @@ class _Drawn(Generic[T]):
     async def close(self) -> None:
         async with self._turnstile:
             await self._source.aclose()
-
-
-def _engine_class() -> EngineFactory:
-    from ..engine.engine import Engine  # noqa: PLC0415  # the store and its libraries: not needed with an `api_base`
-
-    return Engine
-
-
-def _failed(task: asyncio.Task[Engine]) -> bool:
-    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 # --- the one of this process ------------------------------------------------------------------------------

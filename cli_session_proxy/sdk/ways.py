@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass
-from typing import Any
 from urllib.parse import unquote
 
 import httpx
@@ -118,7 +117,10 @@ async def served(here: Runtime, saying: Saying) -> AsyncGenerator[Heard, None]:
     except ValueError as exc:
         raise UpstreamError(f"{saying.base_url} does not answer as a server of ours does") from exc
     if answer.status_code != 200:
-        raise _refused(data)
+        error = data.get("error") if isinstance(data, dict) else None
+        refused = from_dict(error if isinstance(error, dict) else {})
+        # In this process an unknown episode is a NotFound: the same for both ways.
+        raise NotFound(refused.message) if isinstance(refused, PreviousNotFound) else refused
     turn = turn_id_of(str(data.get("id")))
     if turn is None:
         raise UpstreamError(f"{saying.base_url} does not answer as a server of ours does")
@@ -156,13 +158,6 @@ def _body(saying: Saying) -> JSON:
             for tool in saying.tools
         ]
     return body
-
-
-def _refused(data: Any) -> Exception:
-    error = data.get("error") if isinstance(data, dict) else None
-    refused = from_dict(error if isinstance(error, dict) else {})
-    # In this process an unknown episode is a NotFound: the same for both ways.
-    return NotFound(refused.message) if isinstance(refused, PreviousNotFound) else refused
 
 
 def _arguments(text: str) -> JSON:

@@ -1,0 +1,1 @@
+"""Where chains are kept: one contract, and one folder for each implementation."""

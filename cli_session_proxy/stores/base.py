@@ -15,8 +15,10 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Seque
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ..domain.evidence import Evidence
 from ..domain.models import (
     JSON,
+    PLAIN,
     Agent,
     Block,
     Chain,
@@ -28,10 +30,12 @@ from ..domain.models import (
     Link,
     LinkReason,
     Message,
+    Placed,
     Record,
     Session,
     Status,
     Turn,
+    TurnOptions,
     Usage,
 )
 
@@ -90,7 +94,8 @@ class NewTurn:
     system: str | None = None
     effort: str | None = None
     profile: str | None = None
-    reason: JSON = field(default_factory=dict)
+    placed: Placed = field(default_factory=Placed)
+    options: TurnOptions = PLAIN
     origin: str = "chat"
     fingerprint: str = ""
     idempotency_key: str | None = None
@@ -124,7 +129,8 @@ class ImportedTurn:
     path_hash: str | None
     depth: int
     origin: str = "imported"
-    reason: JSON = field(default_factory=dict)
+    placed: Placed = field(default_factory=Placed)
+    evidence: Evidence = field(default_factory=Evidence)
     session_id: str | None = None
     usage: Usage = field(default_factory=Usage)
     tools: tuple[JSON, ...] = ()
@@ -133,9 +139,9 @@ class ImportedTurn:
         """The turn as it is stored, but for the `seq` that the store gives."""
         return Turn(
             self.id, 0, self.agent_key, self.parent_id, "completed", self.model, self.input, self.created_at,
-            output=self.output, session_id=self.session_id, reason=self.reason, usage=self.usage, tools=self.tools,
-            delivery="delivered", origin=self.origin, path_hash=self.path_hash, depth=self.depth,
-            finished_at=self.created_at,
+            output=self.output, session_id=self.session_id, placed=self.placed, evidence=self.evidence,
+            usage=self.usage, tools=self.tools, delivery="delivered", origin=self.origin, path_hash=self.path_hash,
+            depth=self.depth, finished_at=self.created_at,
         )  # fmt: skip
 
 
@@ -180,7 +186,7 @@ class Begun:
     session_id: str
     frame_uuid: str
     continuity: Continuity
-    reason: JSON
+    evidence: Evidence
     started_at: float
     attempt: JSON
     instance: str | None = None
@@ -212,7 +218,10 @@ class Commit:
     depth: int
     delivery: Delivery
     finished_at: float
-    reason: JSON = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=Evidence)
+    stop_sequence: str | None = None
+    backend: str | None = None
+    answered_by: str | None = None
     move_head: bool = True
 
 
@@ -243,7 +252,7 @@ class TurnOutline:
     status: Status
     session_id: str | None
     input: tuple[Message, ...]
-    reason: JSON
+    evidence: Evidence
     attempts: tuple[JSON, ...]
 
 
@@ -450,8 +459,6 @@ class Paths(Protocol):
 
     async def session_at(self, agent_key: int, turn_id: str) -> Session | None:
         """The newest session of this agent whose tip is this turn."""
-
-    async def set_head(self, agent_key: int, turn_id: str | None) -> None: ...
 
     async def save_session(self, session: Session, links: Sequence[Link] = ()) -> None:
         """Insert or replace a session, with the links that explain it."""

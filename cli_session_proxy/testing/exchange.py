@@ -32,17 +32,17 @@ class Exchange:
         self._watch: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Self:
-        self._watch = {asyncio.create_task(self._left()), asyncio.create_task(self._closing.wait())}
+        async def left() -> None:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+
+        self._watch = {asyncio.create_task(left()), asyncio.create_task(self._closing.wait())}
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._watch:
             task.cancel()
         await asyncio.gather(*self._watch, return_exceptions=True)
-
-    async def _left(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
 
     async def wait(self, awaitable: Awaitable[object]) -> None:
         """Wait for it; `GoneError` when the client leaves or the upstream stops first."""

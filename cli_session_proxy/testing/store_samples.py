@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from ..domain.evidence import Evidence
 from ..domain.models import Agent, FileMark, Message, Record, Session, Turn, Usage
 from ..stores.base import Begun, Commit, ImportedTurn, Lease, NewTurn, Proxy, Store
 
@@ -58,7 +59,7 @@ def a_session(agent: Agent, id: str, tip: str | None, at: float = 11.0) -> Sessi
 def a_begin(turn: Turn, session: str = "s1", **more: Any) -> Begun:
     values: dict[str, Any] = {
         "lease": a_lease(turn.agent_key), "turn_id": turn.id, "parent_id": turn.parent_id, "session_id": session,
-        "frame_uuid": f"frame-{turn.id}", "continuity": "warm", "reason": {"begun": True}, "started_at": 12.0,
+        "frame_uuid": f"frame-{turn.id}", "continuity": "warm", "evidence": Evidence(sandbox="/x"), "started_at": 12.0,
         "attempt": {"n": 1},
     }  # fmt: skip
     return Begun(**{**values, **more})

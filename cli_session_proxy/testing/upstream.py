@@ -154,13 +154,17 @@ class Upstream:
         if scope["type"] != "http":
             return
         raw = await _body(receive)
+        try:
+            body = json.loads(raw)
+        except ValueError:
+            body = {}
         query = scope["query_string"].decode("latin-1")
         seen = Seen(
             method=scope["method"],
             path=scope["path"] + (f"?{query}" if query else ""),
             headers={name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
             raw=raw,
-            body=_object(raw),
+            body=body if isinstance(body, dict) else {},
         )
         exchange = Exchange(receive, send, self._closing)
         try:
@@ -272,14 +276,6 @@ async def _body(receive: Receive) -> bytes:
     return b"".join(pieces)
 
 
-def _object(raw: bytes) -> Block:
-    try:
-        data = json.loads(raw)
-    except ValueError:
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
 class UpstreamThread:
     """An `Upstream` on a loop in a thread of its own, for code that is not async.
 
@@ -324,17 +320,18 @@ class UpstreamThread:
         self._thread.join(STOP_TIMEOUT)
 
 
-async def _by_hand(port: int) -> None:
-    async with Upstream(port=port, keep=1) as upstream:
-        print(f"scripted Messages API on {upstream.url} (Ctrl-C ends it)", flush=True)
-        await asyncio.Event().wait()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="A scripted Messages API on loopback.")
     parser.add_argument("--port", type=int, default=0)
+    port = parser.parse_args().port
+
+    async def run() -> None:
+        async with Upstream(port=port, keep=1) as upstream:
+            print(f"scripted Messages API on {upstream.url} (Ctrl-C ends it)", flush=True)
+            await asyncio.Event().wait()
+
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_by_hand(parser.parse_args().port))
+        asyncio.run(run())
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +31,8 @@ LOW_BUDGET, MEDIUM_BUDGET = 2048, 4096
 # Anthropic's documentation gives them ("Token counting", "Vision"). An estimate: a real count needs the provider.
 BYTES_PER_TOKEN, TOKENS_PER_MESSAGE, TOKENS_PER_IMAGE = 3.5, 4, 1600
 
+_DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.I)
+
 
 def is_web_address(url: str) -> bool:
     return url[:7].lower() == "http://" or url[:8].lower() == "https://"
@@ -46,6 +50,16 @@ def base64_image(media_type: str, data: str, param: str) -> Block:
     if empty:
         raise InvalidRequest(f"{param} holds no image", param=param)
     return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
+
+
+def image_block(url: str, param: str) -> Block:
+    """An image by http(s) URL or as a data URL; `param` is the field it stood in. Raises `InvalidRequest`."""
+    if is_web_address(url):
+        return {"type": "image", "source": {"type": "url", "url": url}}
+    head = _DATA_URL.match(url)
+    if head is None or head[2].lower() != ";base64":
+        raise InvalidRequest(f"{param} must be an http(s) URL or data:image/…;base64,…", param=param)
+    return base64_image(head[1], url[head.end() :], param)
 
 
 def typed_blocks(parts: Iterable[object], where: str, kinds: Mapping[str, Reader]) -> list[Block]:
@@ -103,12 +117,47 @@ def arguments(text: str | None, where: str) -> JSON:
 
 
 def checked_arguments(conversation: Iterable[Message], where: str) -> None:
-    """Arguments that came as text, of all calls together, hold no more than a body may. Raises `InvalidRequest`."""
+    """Arguments that came as text are JSON, and of all calls together as large as a body. Raises `InvalidRequest`."""
     arguments = [block["input"] for message in conversation for block in message.content if block["type"] == "tool_use"]
     if limits.holds_more(arguments, limits.VALUES):
         raise InvalidRequest(
             f"{where}: the arguments of the calls have more than {limits.VALUES:,} JSON values: send less", param=where
         )
+    try:  # the fingerprint has seen them as a text; half a character in one stays: a model may have said it
+        json.dumps(arguments, allow_nan=False)
+    except ValueError as exc:
+        raise InvalidRequest(f"{where}: the arguments of a call hold a number that is not JSON", param=where) from exc
+
+
+class OpenCalls:
+    """The calls of a history that wait for a result, on wires whose clients may give them no ids."""
+
+    def __init__(self) -> None:
+        self._open: set[str] = set()
+        # Ids by function, and under None all of them; those that are answered are still among them.
+        self._of: dict[str | None, deque[str]] = {None: deque()}
+        self._count = 0
+
+    def call(self, given: str | None, name: str) -> str:
+        self._count += 1
+        made = given or f"call_{self._count}"
+        self._open.add(made)
+        self._of.setdefault(name, deque()).append(made)
+        self._of[None].append(made)
+        return made
+
+    def result(self, given: str | None, name: str | None) -> str:
+        """The id of the call this answers: the one it names, else the oldest open call (of that function)."""
+        if given is not None:
+            self._open.discard(given)
+            return given
+        waiting = self._of.get(name, deque())
+        while waiting:
+            if (oldest := waiting.popleft()) in self._open:
+                self._open.discard(oldest)
+                return oldest
+        self._count += 1
+        return f"call_{self._count}"
 
 
 def effort_of_budget(tokens: int) -> str:

@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
-from .. import redact
 from ..domain import limits, lineage
 from ..domain.identifiers import is_model
 from ..domain.models import JSON, Block, Status, Turn
@@ -36,10 +35,6 @@ _FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 # Why an answer is not whole.
 INCOMPLETE = ("max_tokens", "model_context_window_exceeded", "refusal")
-
-_ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
-                405: "invalid_request_error", 409: "conflict_error", 413: "invalid_request_error",
-                429: "rate_limit_error", 499: "request_cancelled"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +150,19 @@ def _no_constant(name: str) -> float:
 
 def fingerprint(owner: str, agent_id: str | None, wire: str, body: Mapping[str, Any], *, fresh: bool = False) -> str:
     """Equal for equal requests: sha256 over who asks whom by which wire, and the body in canonical JSON."""
+    return hashlib.sha256(canonical([owner, agent_id, wire, fresh, body])).hexdigest()
+
+
+def canonical(value: Any) -> bytes:
+    """Equal for equal values. Raises `InvalidRequest` for what Python reads and no JSON can carry on."""
     try:
-        canonical = json.dumps(
-            [owner, agent_id, wire, fresh, body],
-            sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False,
-        ).encode("utf-8")  # fmt: skip
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode(
+            "utf-8"
+        )
     except UnicodeEncodeError as exc:
         raise InvalidRequest("the body holds half a surrogate pair, which is no text: send whole characters") from exc
     except ValueError as exc:  # 1e999 is read as infinity
         raise InvalidRequest("the body holds a number that JSON cannot carry") from exc
-    return hashlib.sha256(canonical).hexdigest()
 
 
 def model_name(value: object) -> str:
@@ -247,16 +245,6 @@ def retry_headers(error: ProxyError) -> dict[str, str]:
     return after if error.retry else {**after, "x-should-retry": "false"}
 
 
-def openai_error(status: int, code: str, message: str, param: str | None = None) -> JSON:
-    """The error object of OpenAI's API."""
-    kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": redact.text(message), "type": kind, "param": param, "code": code}}
-
-
-def as_openai_error(error: ProxyError) -> JSON:
-    return openai_error(error.status, error.code, error.message, error.param)
-
-
 def sse(data: JSON) -> bytes:
     """One `data:` event. ASCII JSON has no line breaks of its own, so one line is enough."""
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
@@ -268,4 +256,3 @@ def sse_event(name: str, data: JSON) -> bytes:
 
 
 SSE_DONE = b"data: [DONE]\n\n"
-SSE_KEEP_ALIVE = b": keep-alive\n\n"

@@ -18,7 +18,7 @@ from cli_session_proxy.backends.claude.process.proc import start_time
 from cli_session_proxy.errors import ClaudeUnavailable, InvalidRequest, QueueFull
 
 from ..conftest import ROOT
-from ..recovery.others import until
+from ..until import until
 from . import jobs
 
 MEMORY = 1024**3

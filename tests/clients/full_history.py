@@ -13,7 +13,7 @@ from google.genai import types
 from google.genai.client import AsyncClient
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
-from ..every_wire import google_client
+from ..every_wire import google_client, ollama_client
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = "get_weather"
@@ -163,6 +163,31 @@ class Interactions(Historian):
         self.calls = [step for step in steps if step["type"] == "function_call"]
 
 
+class Ollama(Historian):
+    """Its history has no ids of calls: the client drops them."""
+
+    async def ask(self, text: str) -> None:
+        await self._say({"role": "user", "content": text})
+
+    async def bring(self) -> None:
+        results = ({"role": "tool", "tool_name": call.function.name, "content": RESULT} for call in self.calls)
+        await self._say(*results)
+
+    async def _say(self, *new: Any) -> None:
+        self.history += new
+        function = {"name": TOOL, "description": "weather", "parameters": SCHEMA}
+        wanted: Any = {"model": "sonnet", "messages": self.history, "tools": None}
+        if self.tools:
+            wanted["tools"] = [{"type": "function", "function": function}]
+        if self.stream:
+            messages = [part.message async for part in await self.client.chat(**wanted, stream=True)]
+        else:
+            messages = [(await self.client.chat(**wanted)).message]
+        self.words = "".join(message.content or "" for message in messages)
+        self.calls = [call for message in messages for call in message.tool_calls or []]
+        self.history.append({"role": "assistant", "content": self.words, "tool_calls": self.calls or None})
+
+
 async def _steps(events: AsyncIterator[Any]) -> AsyncIterator[dict[str, Any]]:
     """The steps of a streamed interaction, of its deltas."""
     step: dict[str, Any] = {}
@@ -180,6 +205,7 @@ async def _steps(events: AsyncIterator[Any]) -> AsyncIterator[dict[str, Any]]:
 
 WIRES: dict[str, type[Historian]] = {
     "chat": Chat, "responses": Responses, "messages": Messages, "generate": Generate, "interactions": Interactions,
+    "ollama": Ollama,
 }  # fmt: skip
 
 
@@ -193,6 +219,9 @@ async def historian(wire: str, root: str, *, stream: bool, tools: bool = False) 
     elif wire == "messages":
         async with anthropic.AsyncAnthropic(base_url=root, api_key="k", max_retries=0) as client:
             yield WIRES[wire](client, stream=stream, tools=tools)
+    elif wire == "ollama":
+        async with ollama_client(root) as lines:
+            yield Ollama(lines, stream=stream, tools=tools)
     else:
         async with google_client(root) as client:
             yield WIRES[wire](client, stream=stream, tools=tools)

@@ -42,9 +42,9 @@ class Served:
             [text] for text in texts
         ]
         assert [turn.continuity for turn in turns] == ["started"] + ["warm"] * (len(texts) - 1)
-        assert [turn.reason["rule"] for turn in turns] == ["new"] + ["history"] * (len(texts) - 1)
-        assert [turn.reason["matched"] for turn in turns] == [2 * n for n in range(len(texts))]
-        assert not any("diverged_at" in turn.reason for turn in turns)
+        assert [turn.placed.rule for turn in turns] == ["new"] + ["history"] * (len(texts) - 1)
+        assert [turn.placed.matched for turn in turns] == [2 * n for n in range(len(texts))]
+        assert not any(turn.placed.diverged_at is not None for turn in turns)
         assert chain.sessions == 1
         assert chain.agent.head == turns[-1].id
         self._assert_upstream(texts)

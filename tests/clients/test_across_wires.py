@@ -1,6 +1,6 @@
 """One conversation that changes its wire at every turn, named by a header: one chain, all remembered.
 
-The seventh turn is a person's, who resumes the session in the agent's sandbox; the proxy is not told.
+The eighth turn is a person's, who resumes the session in the agent's sandbox; the proxy is not told.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import openai
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from ..every_wire import google_client, proxied, the_one_chain
+from ..every_wire import google_client, ollama_client, proxied, the_one_chain
 from ..litellm_offline import litellm
 from ..talking import by_hand
 
@@ -29,6 +29,7 @@ async def test_every_turn_by_another_wire_is_remembered(
         openai.AsyncOpenAI(base_url=f"{root}/v1", api_key="k", max_retries=0, default_headers=NAMED) as of_openai,
         anthropic.AsyncAnthropic(base_url=root, api_key="k", max_retries=0, default_headers=NAMED) as of_anthropic,
         google_client(root, NAMED) as of_google,
+        ollama_client(root, **NAMED) as of_ollama,
     ):
 
         async def chat(text: str) -> str:
@@ -52,6 +53,10 @@ async def test_every_turn_by_another_wire_is_remembered(
             made: Any = await of_google.interactions.create(model="sonnet", input=text)
             return str(made.output_text)
 
+        async def lines(text: str) -> str:
+            answer = await of_ollama.chat(model="sonnet", messages=[{"role": "user", "content": text}])
+            return answer.message.content or ""
+
         async def lite(text: str) -> str:
             answer: Any = await litellm.acompletion(
                 model="anthropic/sonnet", api_base=root, api_key="k", extra_headers=NAMED,
@@ -60,20 +65,20 @@ async def test_every_turn_by_another_wire_is_remembered(
             return str(answer.choices[0].message.content)
 
         said = [await say(fact(number)) for number, say in enumerate((chat, responses, messages, generate))]
-        said += [await interactions(fact(4)), await lite(fact(5))]
-        turns = await the_one_chain(engine, 6)
+        said += [await interactions(fact(4)), await lite(fact(5)), await lines(fact(6))]
+        turns = await the_one_chain(engine, 7)
         # one process from the first turn on: the system prompt of the first holds, nothing is sent twice
-        assert [turn.continuity for turn in turns] == ["started"] + ["warm"] * 5
-        assert upstream.requests[-1].user_texts() == [fact(number) for number in range(6)]
+        assert [turn.continuity for turn in turns] == ["started"] + ["warm"] * 6
+        assert upstream.requests[-1].user_texts() == [fact(number) for number in range(7)]
         assert turns[-1].session_id is not None
-        said.append(await by_hand(engine.settings, turns[-1].session_id, fact(6)))
-        assert said == [f"Noted: number {number} is {number * 7}." for number in range(7)]
-        facts = "; ".join(f"number {number} is {number * 7}" for number in range(7))
+        said.append(await by_hand(engine.settings, turns[-1].session_id, fact(7)))
+        assert said == [f"Noted: number {number} is {number * 7}." for number in range(8)]
+        facts = "; ".join(f"number {number} is {number * 7}" for number in range(8))
         assert await chat("recall") == f"I remember: {facts}."
-        turns = await the_one_chain(engine, 8)
-        wires = ["chat", "responses", "messages", "generate", "interactions", "messages", "adopted", "chat"]
+        turns = await the_one_chain(engine, 9)
+        wires = ["chat", "responses", "messages", "generate", "interactions", "messages", "ollama", "adopted", "chat"]
         assert [turn.origin for turn in turns] == wires
-        assert upstream.requests[-1].user_texts() == [*(fact(number) for number in range(7)), "recall"]
+        assert upstream.requests[-1].user_texts() == [*(fact(number) for number in range(8)), "recall"]
 
 
 def fact(number: int) -> str:

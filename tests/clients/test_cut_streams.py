@@ -80,7 +80,7 @@ async def test_an_answer_is_the_same_words_for_client_chain_and_model(
         first, second = await the_one_chain(engine, 2)
         assert answer_text(first.output) == has
         assert words(upstream.requests[-1]) == has
-        assert (second.reason["rule"], second.reason.get("diverged_at")) == ("history", None)
+        assert (second.placed.rule, second.placed.diverged_at) == ("history", None)
         assert second.continuity in ("warm", "resumed")
         assert upstream.requests[-1].prefix_kept(before) >= KEPT
         assert "The provider's stream was cut" in await told(engine)
@@ -112,7 +112,7 @@ async def test_only_calls_of_the_chain_come_out(
         shown = upstream.requests[-1]
         assert words(shown) == has
         assert len([text for _, text in shown.texts() if text.startswith(TOOL_RESULT) and RESULT in text]) == 1
-        assert second.reason.get("diverged_at") is None
+        assert second.placed.diverged_at is None
         assert shown.prefix_kept(before) >= KEPT
         await client.ask("list")
         assert (await the_one_chain(engine, 3))[-1].continuity in ("warm", "resumed")

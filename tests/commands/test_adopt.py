@@ -294,7 +294,7 @@ async def test_a_compacted_session_goes_on_from_its_summary_and_files_come_along
     assert turn.output[0]["text"] == "I remember: b is 2."
     assert "All about a." in str(upstream.requests[-1].body["messages"])
     assert [row.input[0].content[0]["text"] for row in rows] == ["remember a = 1", "remember b = 2", "recall"]
-    assert "compacted" in rows[1].reason
+    assert rows[1].evidence.compacted is not None
     (copy,) = settings.claude_config_dir.glob(f"projects/*/{done.session_id}/tool-results/x.txt")
     assert copy.read_text() == "large"
 

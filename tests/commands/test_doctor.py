@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy import cli
-from cli_session_proxy.backends.claude.environment import login_command
+from cli_session_proxy.backends.claude.process.environment import login_command
 from cli_session_proxy.backends.claude.process.proc import start_time
 from cli_session_proxy.commands import doctor
 from cli_session_proxy.commands.doctor import Finding, examine
 from cli_session_proxy.engine.ownership import Instances
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.sql import FILE
+from cli_session_proxy.stores.sqlite.store import FILE
 
 from ..test_cli import fill
 from ..wrappers import KINDS, wrapped

@@ -89,7 +89,7 @@ async def test_a_person_sees_a_repair_as_it_happens(
             *args, "--var", str(settings.var), stdout=asyncio.subprocess.PIPE
         )
         assert process.stdout is not None
-        repair = asyncio.create_task(until(process.stdout, b"    repair (rebuilt): "))
+        repair = asyncio.create_task(line_that_starts(process.stdout, b"    repair (rebuilt): "))
         try:
             async with asyncio.timeout(SOON):
                 while not repair.done():  # the follower may not have begun to look yet
@@ -105,7 +105,7 @@ async def test_a_person_sees_a_repair_as_it_happens(
     assert b"it was written again from the chain" in seen
 
 
-async def until(stream: asyncio.StreamReader, start: bytes) -> bytes:
+async def line_that_starts(stream: asyncio.StreamReader, start: bytes) -> bytes:
     """The first line that starts so."""
     while line := await stream.readline():
         if line.startswith(start):

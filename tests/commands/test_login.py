@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends.claude.environment import login_command
+from cli_session_proxy.backends.claude.process.environment import login_command
 from cli_session_proxy.commands.login import report
+from cli_session_proxy.http.keys import Keys
 from cli_session_proxy.settings import Settings
 
 # A CLI that records how it is started, asks for a code, and then knows that it is logged in.
@@ -51,7 +52,7 @@ async def said(tmp_path: Path, claude: Path, **env: str) -> list[str]:
         # nowhere: whatever the CLI may want to ask, it asks nobody
         claude_env={"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", **env},
     )  # fmt: skip
-    return [line async for line in report(settings)]
+    return [line async for line in report(settings, Keys(settings))]
 
 
 async def test_a_missing_login_is_told_with_what_to_do(tmp_path: Path, claude_2: Path) -> None:
@@ -90,7 +91,7 @@ async def test_a_misspelt_default_model_is_told_at_the_start(
         var=tmp_path / "var", claude_bin=claude_2, claude_config_dir=tmp_path / "config", default_model=model,
         claude_env={"ANTHROPIC_API_KEY": "sk-ant-fake"},
     )  # fmt: skip
-    told = [line async for line in report(settings) if "default_model" in line]
+    told = [line async for line in report(settings, Keys(settings)) if "default_model" in line]
     assert told == ([] if meant is None else [f"default_model is {model!r}: did you mean {meant}?"])
 
 

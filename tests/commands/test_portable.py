@@ -22,8 +22,8 @@ from cli_session_proxy.domain.models import Link, Message, Record, Session, Turn
 from cli_session_proxy.errors import InvalidRequest, NotFound
 from cli_session_proxy.sandbox import directory_name, make_private
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import ChainPart, NewChain, NewTurn, Store, WholeTurn
-from cli_session_proxy.stores.sql import store_for
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -146,7 +146,7 @@ async def test_a_cut_or_changed_file_is_refused_and_nothing_is_kept(
         "cut": [good[:-1], good[: len(good) // 2], b"".join(lines[:-1]), lines[0]],
         "sum": [good.replace(b"ask 2", b"ask 9"), b"".join(lines[:3] + lines[4:]), good + b"\n", good + lines[1]],
         "no header": [b"", b"hello\n", good[10:]],
-        "upgrade": [good.replace(b"export/2", b"export/3")],
+        "upgrade": [good.replace(b"export/3", b"export/4")],
     }
     for why, texts in broken.items():
         for text in texts:
@@ -215,7 +215,7 @@ def test_the_header_and_the_end_say_what_is_in_it(here: Settings, tmp_path: Path
     asyncio.run(fill(here, turn(1)))
     asyncio.run(upkeep.export(here, "local", "a", tmp_path / "x.jsonl"))
     first, *_, last = map(json.loads, (tmp_path / "x.jsonl").read_text().splitlines())
-    assert first["schema"] == "cli-session-proxy/export/2"
+    assert first["schema"] == "cli-session-proxy/export/3"
     assert first["agent"]["agent_id"] == "a"
     assert (last["end"]["turns"], last["end"]["records"]) == (1, 2)
 

@@ -23,8 +23,9 @@ from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from ..recovery.others import other_proxy, until
+from ..recovery.others import other_proxy
 from ..talking import ask, heard, running
+from ..until import until
 from .test_adopt import TALK, line, said
 from .test_adopt import write as write_lines
 from .test_portable import store_of

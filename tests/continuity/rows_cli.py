@@ -10,9 +10,10 @@ from contextlib import suppress
 
 from cli_session_proxy.testing.script import Gate, Reply
 
+from ..until import until
 from .misbehaving import MisbehavingCli
 from .row import BOTH, NEW, Breaks, Row, Says
-from .talk import EngineTalk, Refused, Talk, by_hand, run_by_hand, until
+from .talk import EngineTalk, Refused, Talk, by_hand, run_by_hand
 
 
 def _order(talk: Talk, word: str) -> MisbehavingCli:

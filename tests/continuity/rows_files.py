@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ..until import until
 from .row import BOTH, NEW, Breaks, Row, Says
-from .talk import EngineTalk, Talk, by_hand, until
+from .talk import EngineTalk, Talk, by_hand
 
 LONG_AGO = 100 * 86400  # seconds; a CLI's own clean-up takes what is older than 30 days
 

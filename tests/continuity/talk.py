@@ -9,12 +9,12 @@ import re
 import secrets
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from cli_session_proxy.backends.claude import environment
+from cli_session_proxy.backends.claude.process import environment
 from cli_session_proxy.domain.models import Block, Link, Message, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
@@ -23,6 +23,7 @@ from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..talking import claude, request, text
+from ..until import until
 from .score import Fact, Score, score
 
 POLL = 0.01
@@ -36,14 +37,6 @@ class Refused(Exception):
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
-
-
-async def until(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
-    """The first true value of the condition; what happens in another process can only be looked at."""
-    async with asyncio.timeout(timeout):
-        while not (value := condition()):  # noqa: ASYNC110 - a file or a process of somebody else's tells nobody
-            await asyncio.sleep(POLL)
-        return value
 
 
 class Talk(ABC):
@@ -210,12 +203,12 @@ class EngineTalk(Talk):
         return self.settings.var / "sandbox" / "agents" / self.agent
 
     def pids(self) -> list[int]:
-        places = claude(self.engine).pool._places
-        return [process.pid for process in places.all() if process.alive and process not in places.spares]
+        table = claude(self.engine).pool.table
+        return [process.pid for process in table.all() if process.alive and process not in table.spares]
 
     def busy(self) -> bool:
         """A turn is with the CLI, prompt and all."""
-        return any(process.busy for process in claude(self.engine).pool._places.all())
+        return any(process.busy for process in claude(self.engine).pool.table.all())
 
     async def links(self) -> list[Link]:
         """What was linked since the links were last asked for."""

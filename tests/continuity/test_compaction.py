@@ -31,7 +31,7 @@ async def test_a_compaction_is_recorded_and_survives_a_wipe_with_the_prompt_cach
         summary = await _filled(talk)
         upstream.when(ASKS_FOR_SUMMARY, Reply(f"<summary>{summary}</summary>"), times=None)
         after = await talk.tell()
-        assert talk.turn.reason["compacted"]
+        assert talk.turn.evidence.compacted
         assert summary in str(upstream.requests[-1].messages)
         assert after.key in upstream.requests[-1].prompt
         await talk.tell()
@@ -59,7 +59,7 @@ async def test_a_turn_before_the_compaction_can_still_be_continued(
         talk.upstream.next(Reply(usage=FULL))
         await talk.tell()
         await talk.tell()
-        assert talk.turn.reason["compacted"]
+        assert talk.turn.evidence.compacted
         talk.facts, talk.extra = facts, {"continues": first.id}
         score = await talk.probe()
         assert score.whole, score

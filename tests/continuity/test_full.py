@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.claude.sessions import summaries
-from cli_session_proxy.domain.notes import noted
 from cli_session_proxy.export import FORMATS
 from cli_session_proxy.testing.rules import Rules
 from cli_session_proxy.testing.script import Behaviour, Fail, Reply
@@ -55,7 +54,7 @@ async def test_what_cannot_be_compacted_is_summarised_in_pieces_and_the_turn_is_
         await _filled(talk, 8, 4000)
         upstream.rules = Rules(context=6000)
         await talk.tell()
-        codes = {note.code: note.count for note in noted(talk.turn.reason)}
+        codes = {note.code: note.count for note in talk.turn.evidence.notes}
         assert codes["summarised"] in range(1, 9)
         assert "not_summarised" not in codes
         asked = [seen for seen in upstream.requests if summaries.ASK in seen.prompt]
@@ -70,7 +69,7 @@ async def test_what_cannot_be_compacted_is_summarised_in_pieces_and_the_turn_is_
         before = upstream.requests[-1]
         await talk.tell()
         assert talk.turn.continuity == "resumed"
-        assert not noted(talk.turn.reason)
+        assert not talk.turn.evidence.notes
         assert upstream.requests[-1].prefix_kept(before) == 1.0
         assert len(list(talk.projects.glob("*/*.jsonl"))) <= len(talk.facts)  # none of a summary's own sessions
 
@@ -82,7 +81,7 @@ async def test_images_that_fill_the_request_are_left_out_where_the_cli_cannot_co
         await talk.tell()
         await more_than_a_request(talk)
         await talk.tell()
-        assert ("images_left_out", 1) in [(note.code, note.count) for note in noted(talk.turn.reason)]
+        assert ("images_left_out", 1) in [(note.code, note.count) for note in talk.turn.evidence.notes]
         assert all(fact.key in upstream.requests[-1].raw.decode() for fact in talk.facts)
 
 
@@ -99,5 +98,5 @@ async def test_a_remedy_that_does_not_help_leaves_nothing_behind(claude: Path, m
         upstream.heal()
         await talk.tell()
         assert "image" in str(upstream.requests[-1].messages[0])
-        assert not noted(talk.turn.reason)
+        assert not talk.turn.evidence.notes
         assert not list(talk.settings.var.glob("salvage/*"))

@@ -12,7 +12,8 @@ from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from .talk import EngineTalk, by_hand, talking, until
+from ..until import until
+from .talk import EngineTalk, by_hand, talking
 
 
 @pytest.fixture

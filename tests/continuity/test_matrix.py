@@ -96,7 +96,7 @@ async def _check(row: Row, cli: str, talk: EngineTalk, first: Score) -> None:
     if row.link is not None:
         assert row.link in [link.reason for link in links]
     if row.continuity is not None:
-        assert talk.turn.continuity == row.continuity, talk.turn.reason
+        assert talk.turn.continuity == row.continuity, talk.turn.evidence
     if row.prefix and cli == "2.1":
         assert first.prefix == 1.0
     says = row.says[cli == "1.0"] if isinstance(row.says, tuple) else row.says

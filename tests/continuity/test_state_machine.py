@@ -90,7 +90,7 @@ class Conversation(RuleBasedStateMachine):
         self.talk.facts = list(self.paths[parent]) if parent else []
         score = self.run(self.talk.probe(fact))
         assert score.whole, score
-        assert not self.extends or score.prefix == 1.0, (score, self.talk.turn.reason)
+        assert not self.extends or score.prefix == 1.0, (score, self.talk.turn.evidence)
         self.head = self.talk.turn.id
         self.paths[self.head] = list(self.talk.facts)
         self.extends = True

@@ -78,21 +78,21 @@ def decide(messages: list[Message], **how: Any) -> lineage.Decision:
 
 def test_a_named_agent_with_only_new_messages_continues_the_head() -> None:
     decision = decide([Message.user("a"), Message.user("b")], named=True)
-    assert (decision.rule, decision.at_head, decision.delta) == ("head", True, True)
+    assert (decision.placed.rule, decision.placed.at_head, decision.placed.delta) == ("head", True, True)
     assert len(decision.new) == 2
 
 
 def test_without_a_name_a_first_message_starts_a_new_agent() -> None:
     decision = decide([Message.user("a")])
-    assert (decision.rule, decision.parent, decision.at_head) == ("new", None, False)
+    assert (decision.placed.rule, decision.parent, decision.placed.at_head) == ("new", None, False)
 
 
 def test_only_what_follows_the_known_turn_is_new() -> None:
     known = lineage.endings(HELLO)[0]
     decision = decide(HELLO, match=(turn("t1"), known))
-    assert (decision.rule, decision.parent, decision.imported) == ("history", "t1", ())
+    assert (decision.placed.rule, decision.parent, decision.imported) == ("history", "t1", ())
     assert decision.new == (HELLO[2],)
-    assert decision.reason["matched"] == 2
+    assert decision.placed.matched == 2
 
 
 def test_what_the_chain_does_not_know_is_imported_up_to_the_last_answer() -> None:
@@ -100,30 +100,30 @@ def test_what_the_chain_does_not_know_is_imported_up_to_the_last_answer() -> Non
     decision = decide(messages, match=(turn("t1"), lineage.endings(messages)[0]))
     assert decision.imported == (HELLO[2], Message.assistant("foreign"))
     assert decision.new == (Message.user("last"),)
-    assert decision.reason["diverged_at"] == 2
+    assert decision.placed.diverged_at == 2
 
 
 def test_a_wholly_unknown_history_is_imported_under_a_new_root() -> None:
     decision = decide(HELLO, named=True)
-    assert (decision.rule, decision.parent) == ("unknown", None)
+    assert (decision.placed.rule, decision.parent) == ("unknown", None)
     assert decision.imported == tuple(HELLO[:2])
 
 
 def test_chain_new_starts_afresh_even_where_the_history_is_known() -> None:
     decision = decide(HELLO, named=True, fresh=True, match=(turn("t1"), lineage.endings(HELLO)[0]))
-    assert (decision.rule, decision.parent) == ("fresh", None)
+    assert (decision.placed.rule, decision.parent) == ("fresh", None)
 
 
 def test_an_id_of_ours_wins_over_everything() -> None:
     decision = decide([Message.user("a")], named=True, continues="t9")
-    assert (decision.rule, decision.parent, decision.new) == ("id", "t9", (Message.user("a"),))
+    assert (decision.placed.rule, decision.parent, decision.new) == ("id", "t9", (Message.user("a"),))
 
 
-def test_the_reason_says_where_the_history_left_the_heads_path() -> None:
+def test_it_says_where_the_history_left_the_heads_path() -> None:
     known = lineage.endings(HELLO)[0]
-    assert "diverged_at" not in decide(HELLO, match=(turn("t1"), known), head="t1").reason
-    assert decide(HELLO, match=(turn("t1"), known), head="t2").reason["diverged_at"] == 2
-    assert decide(HELLO, named=True, head="t2").reason["diverged_at"] == 0
+    assert decide(HELLO, match=(turn("t1"), known), head="t1").placed.diverged_at is None
+    assert decide(HELLO, match=(turn("t1"), known), head="t2").placed.diverged_at == 2
+    assert decide(HELLO, named=True, head="t2").placed.diverged_at == 0
 
 
 def test_texts_and_calls_of_an_answer_match_in_whichever_order_the_wire_kept_them() -> None:

@@ -57,6 +57,12 @@ def test_a_reference_to_another_machine_or_a_file_is_never_fetched(place: str) -
         checked({"schema": {"$ref": place}}, "{}")
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_what_only_python_takes_for_json_is_no_answer(number: str) -> None:
+    with pytest.raises(InvalidOutput, match="not JSON"):
+        checked({"schema": None}, f'{{"n": {number}}}')
+
+
 def test_of_alternatives_the_fault_of_the_one_that_fits_best_is_told() -> None:
     cat = {"properties": {"cat": {"properties": {"lives": {"type": "integer"}}}}}
     assert fault_of({"cat": {"lives": "nine"}}, {"anyOf": [{"type": "string"}, cat]}) == (

@@ -11,7 +11,19 @@ import pytest
 
 from cli_session_proxy.backends.base import Lost, Settled
 from cli_session_proxy.backends.memory import MemoryBackend, echo
-from cli_session_proxy.domain.models import Block, Link, Message, Record, Session, Turn, Usage
+from cli_session_proxy.domain.evidence import Evidence
+from cli_session_proxy.domain.models import (
+    Block,
+    Link,
+    Message,
+    Placed,
+    Record,
+    Session,
+    Tool,
+    Turn,
+    TurnOptions,
+    Usage,
+)
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import LeaseLost, ProxyError, TurnCancelled, UpstreamError
 from cli_session_proxy.settings import Settings
@@ -97,6 +109,27 @@ async def test_a_lost_exchange_is_repeated_once_and_then_told(settings: Settings
             await ask(engine, "two")
         await ask(engine, "three")
     assert words(backend.seen[-1]) == ["one", "three"]
+
+
+async def test_a_turn_keeps_what_was_asked_of_it_and_who_answered(settings: Settings) -> None:
+    tool = Tool("weather")
+    async with core(settings) as (engine, _):
+        await ask(engine, "one", tools=(tool,), stop=("never said",))
+        await ask(engine, "two", keep_system=False)
+        first, second = await turns(engine)
+    assert first.options == TurnOptions(tools=(tool,), stop=("never said",))
+    assert second.options == TurnOptions()
+    assert first.placed == Placed("head", messages=1, matched=0, imported=0, delta=True)
+    assert not second.placed.delta
+    assert (first.backend, first.model, first.answered_by) == ("memory", "sonnet", "sonnet")
+    assert first.evidence == Evidence(records="memory")
+
+
+async def test_a_stop_sequence_is_kept_with_the_answer(settings: Settings) -> None:
+    async with core(settings) as (engine, _):
+        turn = await ask(engine, "one stop two", stop=("stop",))
+        (kept,) = await turns(engine)
+    assert (text(turn), kept.stop_reason, kept.stop_sequence) == ("You said: one ", "stop_sequence", "stop")
 
 
 async def test_calls_of_the_client_are_answered_by_the_next_turn(settings: Settings) -> None:

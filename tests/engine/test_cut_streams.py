@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.commands import upkeep
+from cli_session_proxy.domain.evidence import StreamCut
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import UpstreamError
@@ -57,7 +58,7 @@ async def test_the_session_holds_what_was_given_and_the_next_turn_extends_it(
         given = turn.output[0]["text"]
         assert given
         assert LONG.startswith(given)
-        assert turn.reason["cuts"] == [{"text": len(given), "thinking": 0}]
+        assert turn.evidence.cuts == (StreamCut(text=len(given)),)
     (verified,) = await upkeep.verify(settings, None, "a")
     assert verified.differences == ()
     async with running(settings) as engine:
@@ -80,7 +81,7 @@ async def test_several_cuts_in_one_turn_are_kept_in_order(
         assert [LONG.startswith(said[0]), said[1], LONG.startswith(said[2])] == [True, FIRST, True]
         assert f"Again: {LONG}".startswith(said[3])
         assert said[4:] == [ANSWER]
-        assert [cut["text"] > 0 for cut in turn.reason["cuts"]] == [True] * 3
+        assert [cut.text > 0 for cut in turn.evidence.cuts] == [True] * 3
         await ask(engine, "list")
     assert model_says(upstream) == " ".join(said)
 
@@ -99,7 +100,7 @@ async def test_a_client_that_has_read_nothing_never_sees_what_was_void(
         said = [event.delta["text"] async for event in slow.events() if hasattr(event, "delta")]
         slow.acknowledge()
         assert "".join(said) == text(turn) == ANSWER
-        assert turn.reason["cuts"] == [{"text": 0, "thinking": 0}]
+        assert turn.evidence.cuts == (StreamCut(),)
 
 
 async def test_an_answer_ends_at_its_stop_sequence_after_a_cut_too(

@@ -18,7 +18,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Store
 from cli_session_proxy.tasks import Tasks
 
-from ..recovery.others import until
+from ..until import until
 
 
 class Probed:

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.domain.models import Message
-from cli_session_proxy.errors import InvalidRequest, ProxyError, QueueFull, TurnCancelled
-from cli_session_proxy.settings import Profile
-from cli_session_proxy.testing.script import Fail, Gate
+from cli_session_proxy.errors import ProxyError
+from cli_session_proxy.testing.script import Fail
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -112,7 +111,7 @@ async def test_a_deleted_transcript_is_rebuilt_without_loss_and_keeps_the_prompt
     assert chain is not None
     [repair] = [link for link in chain.links if link.reason == "rebuilt"]
     assert (repair.from_session, repair.to_session, repair.turn_id) == (last.session_id, last.session_id, turn.id)
-    assert "no transcript" in repair.detail["why"]
+    assert "no transcript" in repair.detail["note"]
     assert upstream.requests[-1].prefix_kept(upstream.requests[-2]) == 1.0
 
 
@@ -188,7 +187,8 @@ async def test_a_failed_turn_never_reaches_the_model_again(
     assert heard(upstream) == ["one", "two"]
     if "bundled" in str(claude):
         assert turn.continuity == "rebuilt"
-        assert turn.reason["repaired"]["found"] == "tail"
+        assert turn.evidence.repaired is not None
+        assert turn.evidence.repaired.found == "tail"
     else:
         # CLI 1.0.120 left the failed prompt in a copy of its own, which nobody resumes.
         assert turn.continuity == "resumed"
@@ -205,42 +205,6 @@ async def test_a_changed_system_prompt_takes_effect_and_keeps_the_chain(
     assert "BETA" in str(upstream.requests[-1].body["system"])
     assert "ALPHA" not in str(upstream.requests[-1].body["system"])
     assert heard(upstream) == ["one", "two", "three"]
-
-
-async def test_a_full_lane_refuses_and_keeps_what_it_accepted(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
-) -> None:
-    gate = Gate()
-    upstream.when("first", gate)
-    async with running(make_settings(claude_bin=claude_2, lane_limit=2)) as engine:
-        answers = [await engine.submit(request("first")), await engine.submit(request("second"))]
-        with pytest.raises(QueueFull) as refused:
-            await engine.submit(request("third"))
-        assert refused.value.retry_after
-        gate.open()
-        for answer in answers:
-            await answer.turn()
-            answer.acknowledge()
-    assert heard(upstream) == ["first", "second"]
-
-
-async def test_a_queued_turn_can_be_cancelled_and_is_never_sent(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
-) -> None:
-    gate = Gate()
-    upstream.when("first", gate)
-    async with running(make_settings(claude_bin=claude_2)) as engine:
-        first = await engine.submit(request("first"))
-        queued = await engine.submit(request("never"))
-        queued.cancel()
-        with pytest.raises(TurnCancelled):
-            await queued.turn()
-        queued.leave()
-        gate.open()
-        await first.turn()
-        first.acknowledge()
-        await ask(engine, "last")
-    assert heard(upstream) == ["first", "last"]
 
 
 async def test_an_image_reaches_the_model_again_on_the_next_turn(
@@ -260,14 +224,6 @@ async def test_an_image_reaches_the_model_again_on_the_next_turn(
         block for message in upstream.requests[-1].messages for block in message["content"] if isinstance(block, dict)
     ]
     assert [block["source"]["data"] for block in blocks if block.get("type") == "image"] == [png]
-
-
-async def test_a_request_whose_last_message_is_an_answer_is_refused(
-    claude_2: Path, make_settings: MakeSettings
-) -> None:
-    async with running(make_settings(claude_bin=claude_2)) as engine:
-        with pytest.raises(InvalidRequest):
-            await ask(engine, "one", "an answer")
 
 
 async def test_deleting_an_agent_leaves_nothing_of_it(
@@ -291,11 +247,3 @@ async def test_default_is_the_model_that_the_settings_say(
         await ask(engine, "hello", model="default")
         await ask(engine, "again", model="sonnet")
     assert ["haiku" in seen.body["model"] for seen in upstream.requests] == [True, False]
-
-
-async def test_a_profile_with_tools_needs_a_named_agent(claude_2: Path, make_settings: MakeSettings) -> None:
-    settings = make_settings(claude_bin=claude_2, profiles={"coder": Profile(tools=("Read",))}, profile="coder")
-    async with running(settings) as engine:
-        with pytest.raises(InvalidRequest) as refused:
-            await ask(engine, "hello", agent=None)
-        assert refused.value.param == "agent_id"

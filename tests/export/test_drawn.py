@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, Page
 
+from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import Link, Message, Session
 from cli_session_proxy.export import FORMATS
 from cli_session_proxy.export.mermaid import MOST_BOXES
@@ -22,7 +23,7 @@ HOSTILE = (
     "</style></pre></details><style>body{display:none}</style><a href=\"javascript:document.title='owned'\">x</a>"
     "\x1b[31m\x00]]>--><svg onload=document.title='owned'>&lt;b&gt;'\""
 )
-MENDED = Link(SESSION, SESSION, "turn_2", "rebuilt", {"why": "no transcript at /x"}, 2.0)
+MENDED = Link(SESSION, SESSION, "turn_2", "rebuilt", {"note": "no transcript at /x"}, 2.0)
 
 
 def branched() -> FakeStore:
@@ -132,7 +133,11 @@ async def test_a_page_of_a_long_chain_is_written_turn_by_turn() -> None:
 async def test_only_what_was_said_is_shown_without_redaction() -> None:
     secret = "sk-ant-api03-abcdef123456"
     row = turn(
-        1, input=(Message.user(secret),), output=(block("fine"),), error={"message": secret}, reason={"x": secret}
+        1,
+        input=(Message.user(secret),),
+        output=(block("fine"),),
+        error={"message": secret},
+        evidence=Evidence(other={"x": secret}),
     )
     (agent,) = (store := store_of(row)).agents.values()
     for name in ("json", "markdown", "html"):

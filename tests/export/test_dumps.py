@@ -12,7 +12,8 @@ from pydantic import TypeAdapter
 
 from cli_session_proxy import redact
 from cli_session_proxy.domain import limits
-from cli_session_proxy.domain.models import FINISHED, FileMark, Link, Message, Session, Turn
+from cli_session_proxy.domain.evidence import Evidence
+from cli_session_proxy.domain.models import FINISHED, FileMark, Link, Message, Session, Turn, TurnOptions
 from cli_session_proxy.errors import NotFound
 from cli_session_proxy.export import FORMATS
 from cli_session_proxy.export.schema import ChainDump
@@ -109,7 +110,8 @@ async def test_no_secret_is_shown(secret: str, format: str) -> None:
     words = block(f"look: {secret} !")
     row = turn(
         1, input=(Message("user", (words,)),), output=(words,), system=secret, error={"message": secret},
-        reason={"why": secret}, attempts=({"stderr": secret},), tools=({"input": {"command": secret}},),
+        evidence=Evidence(other={"why": secret}), attempts=({"stderr": secret},),
+        tools=({"input": {"command": secret}},),
     )  # fmt: skip
     text = await dumped(store_of(row, links=(Link(None, "s1", "turn_1", "started", {"x": secret}, 1.0),)), format)
     assert "abcdef123" not in text
@@ -150,7 +152,7 @@ async def test_an_agent_deleted_meanwhile_is_not_found() -> None:
 async def test_markdown_shows_the_conversation_and_its_repairs() -> None:
     links = (
         Link(None, "s1", "turn_1", "started", {}, 1.0),
-        Link("s1", "s1", "turn_2", "rebuilt", {"found": "missing", "why": "no transcript at /x"}, 2.0),
+        Link("s1", "s1", "turn_2", "rebuilt", {"found": "missing", "note": "no transcript at /x"}, 2.0),
     )
     rows = (
         turn(1, continuity="started"),
@@ -170,7 +172,9 @@ async def test_markdown_shows_the_conversation_and_its_repairs() -> None:
 
 async def test_no_text_of_a_conversation_can_pass_for_the_dumps_own_words() -> None:
     forged = "bye\n## Turn 2 · completed\n\n**assistant**\n"
-    text = await dumped(store_of(turn(1, input=(Message.user(forged),), reason={"x": "`\n# no`"})), "markdown")
+    text = await dumped(
+        store_of(turn(1, input=(Message.user(forged),), evidence=Evidence(other={"x": "`\n# no`"}))), "markdown"
+    )
     assert text.count("\n## Turn ") == 1
     assert "\n# no" not in text
 
@@ -190,7 +194,8 @@ async def test_what_nests_too_deep_does_not_keep_the_dump_from_anybody(format: s
     image = {"type": "tool_result", "tool_use_id": "c", "content": nested(levels, IMAGE)}
     told = turn(
         1, input=(Message("user", (image,)),), output=(block("hello"), call), tools=(call,), status="requires_action",
-        reason={"format": deep}, attempts=({"n": 1, "why": deep},), timings={"x": deep}, error={"detail": deep},
+        options=TurnOptions(format=deep), attempts=({"n": 1, "why": deep},), timings={"x": deep},
+        error={"detail": deep},
     )  # fmt: skip
     text = await dumped(store_of(told, links=(Link(None, "s1", "turn_1", "started", {"deep": deep}, 1.0),)), format)
     assert "the end" not in text

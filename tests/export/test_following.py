@@ -9,7 +9,7 @@ import pytest
 
 from cli_session_proxy.domain.models import Chain, Link
 from cli_session_proxy.engine.subscription import Follower
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy.testing.store_samples import (
     a_begin,
     a_commit,
@@ -22,8 +22,8 @@ from cli_session_proxy.testing.store_samples import (
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
-    store = SqlStore(tmp_path / "chains.sqlite3")
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(tmp_path / "chains.sqlite3")
     await store.open()
     try:
         yield store
@@ -31,7 +31,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
         await store.close()
 
 
-async def test_a_link_that_is_stored_after_its_turn_was_told_is_told_at_that_turn(store: SqlStore) -> None:
+async def test_a_link_that_is_stored_after_its_turn_was_told_is_told_at_that_turn(store: SqliteStore) -> None:
     agent = await an_agent(store)
     follower = Follower(store, agent)
     await follower.start()
@@ -44,7 +44,7 @@ async def test_a_link_that_is_stored_after_its_turn_was_told_is_told_at_that_tur
     assert await follower.happened() == []
 
 
-async def test_who_goes_on_where_another_left_off_is_not_told_older_links(store: SqlStore) -> None:
+async def test_who_goes_on_where_another_left_off_is_not_told_older_links(store: SqliteStore) -> None:
     agent = await an_agent(store)
     first, second = Link(None, "s1", "t1", "started", {}, 1.0), Link("s1", "s1", "t2", "rebuilt", {}, 2.0)
     known = await complete(store, agent, "t1", links=(first,))
@@ -54,7 +54,7 @@ async def test_who_goes_on_where_another_left_off_is_not_told_older_links(store:
     assert [(one.turn.id, one.links) for one in await follower.happened()] == [("t2", (second,))]
 
 
-async def test_a_turn_that_ends_while_it_is_read_is_told_once_with_its_links(store: SqlStore) -> None:
+async def test_a_turn_that_ends_while_it_is_read_is_told_once_with_its_links(store: SqliteStore) -> None:
     agent = await an_agent(store)
     turn = await store.accept(a_turn(agent, "t1"))
     follower = Follower(store, agent)

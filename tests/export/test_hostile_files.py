@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends.claude import environment
+from cli_session_proxy.backends.claude.process import environment
 from cli_session_proxy.commands import upkeep
 from cli_session_proxy.domain.models import Conversation, Item, Link, Message, Record, Session, Turn
 from cli_session_proxy.errors import InvalidRequest, ProxyError, SandboxError
@@ -27,7 +27,7 @@ from cli_session_proxy.export import FORMATS, shapes
 from cli_session_proxy.sandbox import Sandboxes, make_private
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
-from cli_session_proxy.stores.sql import FILE, SqlStore
+from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -40,7 +40,7 @@ TURN_1 = "turn_" + "1" * 32
 # From `<config>/projects/<folder>/` up to a file beside the configuration.
 CLIMBS = "../../../victim"
 HEADER: dict[str, Any] = {
-    "schema": "cli-session-proxy/export/2", "exported_at": 1.0, "head": TURN_1, "sandbox": "/x",
+    "schema": "cli-session-proxy/export/3", "exported_at": 1.0, "head": TURN_1, "sandbox": "/x",
     "agent": {"agent_id": "a", "named": True, "created_at": 1.0},
 }  # fmt: skip
 
@@ -50,8 +50,10 @@ def turn_line(**more: Any) -> dict[str, Any]:
         "id": TURN_1, "parent_id": None, "status": "completed", "model": "sonnet", "created_at": 1.0,
         "input": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}], "system": None, "effort": None,
         "profile": None, "output": [{"type": "text", "text": "Hi."}], "stop_reason": "end_turn",
-        "session_id": SESSION, "continuity": "started", "reason": {}, "usage": {}, "cost_usd": None, "error": None,
-        "attempts": [], "timings": {}, "tools": [], "delivery": "delivered", "origin": "chat", "frame_uuid": None,
+        "session_id": SESSION, "continuity": "started", "placed": {}, "options": {},
+        "evidence": {}, "stop_sequence": None, "backend": None, "answered_by": None, "usage": {},
+        "cost_usd": None, "error": None, "attempts": [], "timings": {}, "tools": [],
+        "delivery": "delivered", "origin": "chat", "frame_uuid": None,
         "path_hash": "ab", "depth": 1, "started_at": 1.0, "finished_at": 2.0, "call": None,
     }  # fmt: skip
     return {"turn": made | more}
@@ -156,7 +158,7 @@ def project(settings: Settings, directory: str) -> Path:
 async def brought_earlier(settings: Settings, session_id: str) -> None:
     """A chain as an earlier version took it in: its session has this id."""
     make_private(settings.var)
-    store = SqlStore(settings.var / FILE)
+    store = SqliteStore(settings.var / FILE)
     await store.open()
     row = Turn(TURN_1, 0, 0, None, "completed", "sonnet", (Message.user("hello"),), 1.0, session_id=SESSION)
     parts: list[ChainPart] = [WholeTurn(row, (Record("{}"),)), Session(SESSION, 0, TURN_1, "", "2.1.329", 1.0)]
@@ -195,7 +197,7 @@ async def test_a_turn_on_such_a_chain_writes_nothing_outside(
 
 async def test_the_store_takes_no_such_chain_by_another_way_either(settings: Settings) -> None:
     make_private(settings.var)
-    store = SqlStore(settings.var / FILE)
+    store = SqliteStore(settings.var / FILE)
     await store.open()
     row = Turn(TURN_1, 0, 0, None, "completed", "sonnet", (Message.user("hello"),), 1.0)
     bad: list[list[ChainPart]] = [
@@ -239,7 +241,9 @@ BAD_TURNS: dict[str, Any] = {
     "model": "--dangerously-skip-permissions", "continuity": "<b>", "delivery": "<b>", "origin": "a b",
     "effort": "--x", "stop_reason": "<b>", "profile": 7, "depth": -1, "created_at": "now", "finished_at": 1e300,
     "usage": {"input_tokens": 2**70}, "cost_usd": "1", "input": [{"role": "system", "content": []}],
-    "output": [{"type": "text", "text": 5}], "attempts": [7], "reason": {"repaired": "x"}, "error": {"message": 5},
+    "output": [{"type": "text", "text": 5}], "attempts": [7], "placed": {"messages": -1},
+    "options": {"tools": [7]}, "evidence": {"repaired": "x"}, "stop_sequence": 5, "backend": "<b>", "answered_by": "-x",
+    "error": {"message": 5},
     "tools": ["x"], "timings": {"total": "x"}, "frame_uuid": "../x", "path_hash": 5, "system": 5, "call": {"shown": 5},
 }  # fmt: skip
 
@@ -301,7 +305,7 @@ async def test_a_line_nested_without_end_is_refused(settings: Settings, tmp_path
 
 
 def test_every_field_that_goes_out_is_checked_when_it_comes_in() -> None:
-    own = {"seq", "agent_key", "instance", "fingerprint", "mark", "transcript", "cost_total_usd"}
+    own = {"seq", "agent_key", "instance", "fingerprint", "mark", "transcript"}
     for row, shape in (
         (Turn, shapes.TurnShape), (Session, shapes.SessionShape), (Link, shapes.LinkShape), (Item, shapes.ItemShape),
         (Conversation, shapes.ConversationShape),

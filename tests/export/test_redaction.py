@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import Link, Message, Record, Session
 from cli_session_proxy.export import FORMATS
 from cli_session_proxy.settings import Settings
@@ -23,10 +24,10 @@ SAID = "sk-ant-api03-said-abcdef123456"
 NEVER = "sk-ant-api03-never-abcdef123456"
 ROW = turn(
     1, input=(Message.user(f"my key is {SAID}"),), output=(block(SAID),), status="failed",
-    error={"code": "x", "message": NEVER}, reason={"sandbox": NEVER},
+    error={"code": "x", "message": NEVER}, evidence=Evidence(sandbox=NEVER),
     attempts=({"n": 1, "status": "failed", "why": NEVER}, {"n": 2}), tools=({"input": {"x": SAID}},),
 )  # fmt: skip
-LINK = Link(SESSION, SESSION, "turn_1", "rebuilt", {"found": "missing", "why": NEVER}, 1.0)
+LINK = Link(SESSION, SESSION, "turn_1", "rebuilt", {"found": "missing", "note": NEVER}, 1.0)
 VIEWS = ("/a/turns", "/a/turns/turn_1", "/a/turns/turn_1/transcript", "/a/repairs")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cli_session_proxy.domain.evidence import Evidence, Repair, StreamCut
 from cli_session_proxy.domain.models import JSON, Link, LinkReason, Turn
 
 from ..fakes import SESSION, turn
@@ -17,7 +18,7 @@ ANOTHER = "5e550000-0000-4000-8000-000000000000"
 ELSEWHERE = "99999999-0000-4000-8000-000000000009"
 PATH = "/c/projects/-v-sandbox-agents-a/s1.jsonl"
 KEPT = "/v/salvage/s1-1.jsonl"
-DONE: JSON = {"done": "written again from the chain's records", "records": 22}
+DONE: JSON = {"code": "rewritten", "records": 22}
 WRITTEN = "it was written again from the chain (22 lines)"
 CHANGED = "The session's transcript was not what the chain knows"
 
@@ -38,12 +39,12 @@ class Case:
         return self.reason not in ("started", "forked_by_cli", "branched")
 
 
-def rebuilt(found: str, why: str, **more: Any) -> dict[str, Any]:
-    return {"reason": "rebuilt", "detail": {"found": found, "why": why, **more, **DONE}}
+def rebuilt(found: str, note: str, **more: Any) -> dict[str, Any]:
+    return {"reason": "rebuilt", "detail": {"found": found, "note": note, **more, **DONE}}
 
 
-def attempts(why: str) -> tuple[JSON, ...]:
-    first = {"n": 1, "session_id": SESSION, "frame_uuid": "f1", "status": "failed", "why": why}
+def attempts(why: str, **more: str) -> tuple[JSON, ...]:
+    first = {"n": 1, "session_id": SESSION, "frame_uuid": "f1", "status": "failed", "why": why, **more}
     return (first, {"n": 2, "session_id": SESSION, "frame_uuid": "f2", "status": "completed"})
 
 
@@ -105,36 +106,36 @@ CASES = (
     Case(
         "a client's history",
         "The client brought a conversation that was new here: a session was written from it (6 lines).",
-        "rebuilt", {"why": "the client's history was imported", "records": 6}, None,
+        "rebuilt", {"code": "client_history", "records": 6}, None,
     ),
     Case(
         "results that nobody waits for",
         "The CLI process that waited for these tool results was gone: the session was written again from the chain "
         "(9 lines), results and all, and a new process goes on from them.",
-        "rebuilt", {"why": "nobody waits for these results any more", "records": 9},
+        "rebuilt", {"code": "open_calls", "records": 9},
     ),
     Case(
         "results that nobody waits for, and somebody went on meanwhile",
         "The CLI process that waited for these tool results was gone: the session was written again from the chain "
         f"(9 lines), results and all, and a new process goes on from them; what was there is kept at {KEPT}.",
-        "rebuilt", {"why": "nobody waits for these results any more", "records": 9, "kept": KEPT},
+        "rebuilt", {"code": "open_calls", "records": 9, "kept": KEPT},
     ),
     Case(
         "after a crash",
         f"The session's transcript was gone (no transcript at {PATH}): {WRITTEN}. The proxy died in this turn: the "
         "next one to start found that out from the transcript.",
-        "rebuilt", {"found": "missing", "why": f"no transcript at {PATH}", **DONE, "settled": "after a crash"},
+        "rebuilt", {"found": "missing", "note": f"no transcript at {PATH}", **DONE, "settled": True},
     ),
     Case(
         "moved",
         f"The session's transcript was not where the CLI looks ({PATH}): it was found at /c/projects/old/s1.jsonl and "
         "moved back.",
-        "moved", {"looked_for": PATH, "found_at": "/c/projects/old/s1.jsonl", "done": "moved back"},
+        "moved", {"looked_for": PATH, "found_at": "/c/projects/old/s1.jsonl", "code": "moved"},
     ),
     Case(
         "adopted by hand",
         "Somebody went on in this session outside the proxy: 2 turns of theirs became part of the conversation.",
-        "adopted", {"why": "9 unknown records follow", "turns": ["turn_13", "turn_14"]},
+        "adopted", {"note": "9 unknown records follow", "turns": ["turn_13", "turn_14"]},
         fields={"origin": "adopted", "continuity": None},
     ),
     Case(
@@ -157,17 +158,13 @@ CASES = (
         "a branch",
         "This turn continues an earlier one, turn_2: the path to it was written as a new session, 5e551011 (8 lines), "
         "and session 5e550000 was left as it is.",
-        "branched", {"why": "the path leaves the session's", "from_turn": "turn_2", "records": 8}, ANOTHER,
+        "branched", {"code": "left_path", "from_turn": "turn_2", "records": 8}, ANOTHER,
     ),
     Case(
         "a branch, settled after a crash",
         "This turn continues an earlier one, turn_2: the path to it was written as a new session, 5e551011 (8 lines). "
         "The proxy died in this turn: the next one to start found that out from the transcript.",
-        "branched", {"from_turn": "turn_2", "records": 8, "settled": "after a crash"}, None,
-    ),
-    Case(
-        "/clear", "The CLI left session 5e550000 for a new one, 5e551011 (/clear): the chain goes on as before.",
-        "reset_by_cli", {}, ANOTHER,
+        "branched", {"from_turn": "turn_2", "records": 8, "settled": True}, None,
     ),
     Case(
         "a process that was killed",
@@ -187,7 +184,7 @@ CASES = (
         "The session's transcript was changed 2 times while a CLI was loading it (another file lay in its place; its "
         "content was another): that CLI was ended before it was asked anything, and a new one loaded what the chain "
         "knows.",
-        fields={"reason": {"reloaded": ["another_file", "content"]}},
+        fields={"evidence": Evidence(reloaded=("another_file", "content"))},
     ),
     Case(
         "an attempt that was interrupted",
@@ -206,54 +203,54 @@ CASES = (
         "an answer of the wrong shape",
         "Attempt 1 failed (its answer was not the JSON that was asked for ('a' is missing)): the prompt was sent again "
         "as attempt 2, to a session that does not know of it.",
-        fields={"attempts": attempts("'a' is missing"), "reason": {"output_refused": "'a' is missing"}},
+        fields={"attempts": attempts("'a' is missing", code="output_refused")},
     ),
     Case(
         "a process that ended while idle",
         "The CLI process that was kept for this session had ended with exit code -9: a new one resumed the session, "
         "whose transcript was verified first.",
-        fields={"continuity": "resumed", "reason": {"process": "had ended with exit code -9"}},
+        fields={"continuity": "resumed", "evidence": Evidence(exit_code=-9)},
     ),
     Case(
         "a sandbox that was gone",
         "The agent's sandbox directory was gone (nothing at /v/sandbox/agents/a): it was made again, empty.",
-        fields={"reason": {"sandbox": "/v/sandbox/agents/a"}},
+        fields={"evidence": Evidence(sandbox="/v/sandbox/agents/a")},
     ),
     Case(
         "a provider that failed", "The provider failed 2 times (529 overloaded): the CLI asked it again.",
-        fields={"reason": {"retries": [{"error_status": None}, {"error_status": 529, "error": "overloaded"}]}},
+        fields={"evidence": Evidence(retries=({"error_status": None}, {"error_status": 529, "error": "overloaded"}))},
     ),
     Case(
         "a stream that was cut before any client had its words",
         "The provider's stream was cut, and the CLI asked for the rest. No client had been given any of its unfinished "
         "words: they were taken back.",
-        fields={"reason": {"cuts": [{"text": 0, "thinking": 0}]}},
+        fields={"evidence": Evidence(cuts=(StreamCut(),))},
     ),
     Case(
         "a stream that was cut twice",
         "The provider's stream was cut 2 times, and the CLI asked for the rest. 24 characters of an unfinished text "
         "had been given to a client: they are part of the answer, and the model is shown them too. 8 characters of "
         "unfinished thinking had been given to a client: they are part of the answer, and the model is not shown them.",
-        fields={"reason": {"cuts": [{"text": 0, "thinking": 8}, {"text": 24, "thinking": 0}]}},
+        fields={"evidence": Evidence(cuts=(StreamCut(thinking=8), StreamCut(text=24)))},
     ),
     Case(
         "a proxy that died",
         "The proxy died after the CLI had finished this turn: the answer was read from the transcript.",
-        fields={"reason": {"settled": "the proxy died"}},
+        fields={"evidence": Evidence(settled=True)},
     ),
     Case(
         "an answer that never arrived",
         "The answer of turn_4 never reached its client: the conversation goes on from before it.",
-        fields={"reason": {"left_off": "turn_4"}},
+        fields={"evidence": Evidence(left_off="turn_4")},
     ),
     Case(
         "a compaction", "The CLI compacted the conversation: of what is before, the model knows a summary.",
-        fields={"reason": {"compacted": {"trigger": "auto"}}},
+        fields={"evidence": Evidence(compacted={"trigger": "auto"})},
     ),
     Case(
         "a transcript lost during the turn",
         "The transcript was gone when the turn ended: its records were made from what the CLI had said.",
-        fields={"reason": {"records": "the transcript is gone; records made from the frames"}},
+        fields={"evidence": Evidence(records="frames")},
     ),
     Case(
         "what the API would not take",
@@ -272,7 +269,7 @@ CASES = (
         "mended, but then it failed", f"The session's transcript was gone (no transcript at {PATH}): {WRITTEN}.",
         fields={
             "status": "failed", "error": {"code": "upstream_error", "message": "no answer"},
-            "reason": {"repaired": {"found": "missing", "why": f"no transcript at {PATH}", **DONE}},
+            "evidence": Evidence(repaired=Repair("rewritten", 22, found="missing", note=f"no transcript at {PATH}")),
         },
     ),
 )  # fmt: skip

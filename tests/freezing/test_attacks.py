@@ -24,10 +24,14 @@ from cli_session_proxy.testing.upstream import Upstream
 SERVED = 30.0
 ENDED = 40.0
 ANSWERED = 90.0
+# In order, or by the watchdog, where what runs cannot end in `drain_timeout`, as on a loaded machine.
+ENDED_BY_ITSELF = frozenset({0, 1})
 
 
 @asynccontextmanager
-async def attacked(claude: Path, upstream: Upstream, folder: Path) -> AsyncIterator[tuple[HTTPServer, Target]]:
+async def attacked(
+    claude: Path, upstream: Upstream, folder: Path, exits: frozenset[int] = frozenset({0})
+) -> AsyncIterator[tuple[HTTPServer, Target]]:
     place = Place(claude, upstream.url, folder, machine.cores())
     server = await start_proxy(place, drain_timeout=1, stop_grace=1, spares=0, max_processes=16)
     try:
@@ -35,7 +39,7 @@ async def attacked(claude: Path, upstream: Upstream, folder: Path) -> AsyncItera
         if server.process.returncode is None:
             server.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(ENDED):
-            assert await server.process.wait() == 0
+            assert await server.process.wait() in exits
     finally:
         if server.process.returncode is None:
             server.process.kill()
@@ -82,7 +86,7 @@ async def test_others_are_served_while_it_runs_and_it_ends_in_words(
 async def test_sigterm_ends_the_service_while_it_runs(
     attack: Attack, claude_2: Path, upstream: Upstream, tmp_path: Path
 ) -> None:
-    async with attacked(claude_2, upstream, tmp_path) as (server, target):
+    async with attacked(claude_2, upstream, tmp_path, ENDED_BY_ITSELF) as (server, target):
         if attack.prepare is not None:
             await attack.prepare(target)
         struck = asyncio.ensure_future(attack.strike(target))

@@ -100,7 +100,7 @@ async def test_two_owners_never_share_a_chain(claude_2: Path, make_settings: Mak
         assert (again.parent_id, again.agent_key) == (theirs.id, theirs.agent_key)
         other = await ask(engine, "hello", text(mine), "and now?", agent=None, owner="nobody")
         assert other.agent_key not in (mine.agent_key, theirs.agent_key)
-        assert other.reason["rule"] == "unknown"
+        assert other.placed.rule == "unknown"
 
 
 async def test_a_named_agent_gets_only_what_is_new_and_a_contradiction_branches(
@@ -111,7 +111,7 @@ async def test_a_named_agent_gets_only_what_is_new_and_a_contradiction_branches(
         for new in ("one", "two"):
             history = await said(engine, history, new, agent="ada")
         alone = await ask(engine, "three", agent="ada")  # a single new message continues the head
-        assert (alone.continuity, alone.reason["rule"]) == ("warm", "head")
+        assert (alone.continuity, alone.placed.rule) == ("warm", "head")
         repeated = await ask(engine, *history, "three", text(alone), "four", agent="ada")
         assert (repeated.continuity, len(repeated.input)) == ("warm", 1)
         contradicting = await ask(engine, *history[:2], "TWO", agent="ada")
@@ -123,9 +123,9 @@ async def test_a_named_agent_gets_only_what_is_new_and_a_contradiction_branches(
         assert after.parent_id == contradicting.id
         # the same words of another agent are not looked at
         elsewhere = await ask(engine, *history, "three", agent="bob")
-        assert elsewhere.reason["rule"] == "unknown"
+        assert elsewhere.placed.rule == "unknown"
         unnamed = await ask(engine, *history, "three", agent=None)
-        assert unnamed.reason["rule"] == "unknown"
+        assert unnamed.placed.rule == "unknown"
 
 
 async def test_a_history_trimmed_to_a_window_is_another_conversation(
@@ -138,8 +138,8 @@ async def test_a_history_trimmed_to_a_window_is_another_conversation(
             history = await said(engine, history, new, agent="ada")
         trimmed = await ask(engine, *history[2:], "four", agent="ada")
         assert heard(upstream) == ["two", "three", "four"]
-        assert trimmed.reason["rule"] == "unknown"
-        assert trimmed.reason["diverged_at"] == 0
+        assert trimmed.placed.rule == "unknown"
+        assert trimmed.placed.diverged_at == 0
 
 
 async def head(engine: Engine, agent_id: str) -> str | None:

@@ -27,7 +27,7 @@ async def test_a_whole_history_finds_the_chain_across_a_compaction(
             history += [f"turn {n}", text(turns[-1])]
         dump, _ = await dumped(engine)
     assert [turn.parent_id for turn in turns] == [None, *(turn.id for turn in turns[:-1])]
-    assert [turn.reason["matched"] for turn in turns] == [0, 2, 4, 6, 8, 10]
+    assert [turn.placed.matched for turn in turns] == [0, 2, 4, 6, 8, 10]
     assert len({turn.session_id for turn in turns}) == 1
     assert [n for n, turn in enumerate(dump["turns"]) if "compacted" in turn["reason"]] == [3]
     # what the summary stands for is not sent again, what follows it is
@@ -45,5 +45,5 @@ async def test_an_edit_above_a_compaction_reaches_the_model_with_its_own_words(
             turn = await ask(engine, *history, f"turn {n}", agent=None)
             history += [f"turn {n}", text(turn)]
         edited = await ask(engine, *history[:4], "another turn 2", agent=None)
-    assert edited.reason["matched"] == 4
+    assert edited.placed.matched == 4
     assert upstream.requests[-1].user_texts() == ["turn 0", "turn 1", "another turn 2"]

@@ -19,7 +19,7 @@ from cli_session_proxy.domain import lineage
 from cli_session_proxy.domain.models import Agent, Message, TurnRequest
 from cli_session_proxy.engine.placement import Placement
 from cli_session_proxy.stores.base import ImportedTurn, Store
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sqlite.store import SqliteStore
 
 # Few words, so that strangers say the same things.
 WORD = st.sampled_from(["a", "b"])
@@ -46,10 +46,15 @@ async def nobody(_proxy: str | None) -> bool:
 @asynccontextmanager
 async def placing() -> AsyncIterator[tuple[Store, Placement]]:
     with tempfile.TemporaryDirectory() as folder:
-        store = SqlStore(Path(folder) / "chains.sqlite3")
+        store = SqliteStore(Path(folder) / "chains.sqlite3")
         await store.open()
         try:
-            yield store, Placement(store, cast(Backend, None), Aside(), nobody)  # placing a turn needs no backend
+            yield (
+                store,
+                Placement(
+                    store, cast(Backend, None), Aside(), idempotency_hours=24.0, is_gone=nobody, is_abandoned=bool
+                ),
+            )  # placing a turn needs no backend
         finally:
             await store.close()
 
@@ -97,7 +102,7 @@ async def check(
     deepest = max((len(turn.path) for turn in true), default=0)
     found = next((turn for turn in grown if turn.id == decision.parent), None)
     assert (len(found.path) if found else 0) == deepest
-    assert decision.reason["matched"] == 2 * deepest
+    assert decision.placed.matched == 2 * deepest
     assert agent.owner == who[0]
     if found:
         assert found in true

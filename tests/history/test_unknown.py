@@ -193,9 +193,9 @@ async def test_what_was_said_elsewhere_in_between_is_brought_in_behind_the_known
     async with running(make_settings(claude_bin=claude_2)) as engine:
         one = await ask(engine, "one", agent=None)
         turn = await ask(engine, "one", text(one), "two", "another model's answer", "three", agent=None)
-        assert turn.reason["matched"] == 2
-        assert turn.reason["imported"] == 2
-        assert turn.reason["diverged_at"] == 2
+        assert turn.placed.matched == 2
+        assert turn.placed.imported == 2
+        assert turn.placed.diverged_at == 2
     assert heard(upstream) == ["one", "two", "three"]
     assert upstream.requests[-1].prefix_kept(upstream.requests[-2]) == 1.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from cli_session_proxy.settings import Settings
 
 from ..fakes import Step, hello
 from ..no_cli import no_cli
+from ..until import until
 from .test_connection import ASK, answer, listening
 from .test_server import HELLO, SOON, Serving, serving
 
@@ -70,13 +71,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Bounds]:
 
     monkeypatch.setattr(Bounds, "of", staticmethod(noted))
     return found
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """The server runs in this loop: nothing else tells when it has noticed."""
-    async with asyncio.timeout(SOON):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0)
 
 
 async def test_one_owners_open_requests_leave_another_theirs(

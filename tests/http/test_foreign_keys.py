@@ -130,6 +130,9 @@ async def test_what_was_asked_for_in_vain_is_still_there_for_its_owner(two: Two)
         ("/v1/models/sonnet:generateContent", GOOGLE),
         ("/v1beta/models/sonnet:streamGenerateContent?alt=sse", GOOGLE),
         ("/agents/agent-of-alice/v1/chat/completions", SAID),
+        ("/api/chat", SAID),
+        ("/api/generate", {"prompt": "hello"}),
+        ("/agents/agent-of-alice/api/chat", SAID),
     ],
 )
 async def test_an_agent_of_the_same_name_is_another_agent(two: Two, path: str, body: dict[str, Any]) -> None:

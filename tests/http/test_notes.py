@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cli_session_proxy import errors
+from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import Finished, Started
 from cli_session_proxy.domain.notes import Note
 
@@ -20,7 +21,7 @@ SAID = "system_prompt_replaced=1, thinking_left_out=3"
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_was_left_out_of_the_request_is_in_the_headers(serving: Serving, stream: bool) -> None:
-    turn = replace(TURN, reason={"notes": [note.as_json() for note in NOTES]})
+    turn = replace(TURN, evidence=Evidence(notes=NOTES))
     steps = [Started("a", "turn_1", SESSION, "warm", NOTES), *text("Hello there."), Finished(turn)]
     async with serving(lambda _: steps) as door:
         answer = await door.post({**HELLO, "stream": stream})

@@ -39,6 +39,8 @@ GOOD = {
     "/v1/responses": INPUT,
     "/v1/responses/input_tokens": INPUT,
     "/v1/interactions": INPUT,
+    "/api/chat": SAID,
+    "/api/generate": {"model": "sonnet", "prompt": "hello"},
     "/v1/models/{model}:generateContent": CONTENTS,
     "/v1/models/{model}:streamGenerateContent": CONTENTS,
     "/v1/models/{model}:countTokens": CONTENTS,

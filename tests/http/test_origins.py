@@ -293,6 +293,7 @@ async def test_a_key_stands_in_the_address_of_googles_routes_alone(serving: Serv
             "/v1/responses",
             "/v1/messages",
             "/v1/conversations/x",
+            "/api/tags",
         ):
             assert (path, (await door.http.get(f"{path}?key={ALICE}")).status_code) == (path, 401)
         for path in ("/v1beta/models", "/v1/models", "/v1beta/interactions/x", "/v1/interactions/x"):

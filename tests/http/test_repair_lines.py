@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from cli_session_proxy import logs
+from cli_session_proxy.commands.login import report
 from cli_session_proxy.domain.models import Agent, Link
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.http import repair_lines, server
@@ -29,9 +30,10 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..conftest import ROOT, MakeSettings
 from ..fakes import AGENT, FakeEngine, turn
 from ..talking import by_hand
+from ..until import until
 
 SOON = 60
-GONE = Link("s1", "s1", "turn_2", "rebuilt", {"found": "missing", "why": "no transcript at /x", "records": 9}, 2.0)
+GONE = Link("s1", "s1", "turn_2", "rebuilt", {"found": "missing", "note": "no transcript at /x", "records": 9}, 2.0)
 SAID = "The session's transcript was gone (no transcript at /x): it was written again from the chain (9 lines)."
 
 
@@ -59,19 +61,13 @@ async def telling(names: Names, said: list[str]) -> AsyncIterator[RepairLines]:
         await asyncio.wait([task])
 
 
-async def until(said: list[str], count: int) -> None:
-    async with asyncio.timeout(SOON):
-        while len(said) < count:  # noqa: ASYNC110 - a list tells nobody
-            await asyncio.sleep(0.01)
-
-
 async def test_a_repair_is_one_line_and_a_sound_turn_none() -> None:
     said: list[str] = []
     async with telling(Names(replace(AGENT, agent_id="a\x1b[31m\nb")), said) as lines:
         lines.turn_ended(turn(1), (Link(None, "s1", "turn_1", "started", {}, 1.0),))
         lines.spawned(0.3)
         lines.turn_ended(turn(2, finished_at=1_790_000_000.0), (GONE,))
-        await until(said, 1)
+        await until(lambda: len(said) >= 1)
     stamp = "2026-09-21 14:13:20 UTC"
     assert said == [f"{stamp}  repaired  agent a\ufffd[31m\ufffdb, turn_2: {SAID}"]
 
@@ -79,9 +75,9 @@ async def test_a_repair_is_one_line_and_a_sound_turn_none() -> None:
 async def test_each_adopted_turn_is_a_line() -> None:
     said: list[str] = []
     async with telling(Names(), said) as lines:
-        link = Link("s1", "s1", "turn_4", "adopted", {"why": "x", "turns": ["turn_3", "turn_4"]}, 1.0)
+        link = Link("s1", "s1", "turn_4", "adopted", {"note": "x", "turns": ["turn_3", "turn_4"]}, 1.0)
         lines.adopted(turn(4), link)
-        await until(said, 2)
+        await until(lambda: len(said) >= 2)
     first, second = (line.partition("  ")[2] for line in said)
     assert first.startswith("adopted   agent a, turn_3: Somebody went on in this session outside the proxy")
     assert second.startswith("adopted   agent a, turn_4: ")
@@ -91,7 +87,7 @@ async def test_without_its_name_a_repair_is_told_all_the_same() -> None:
     said: list[str] = []
     async with telling(Names(None), said) as lines:
         lines.turn_ended(turn(2), (GONE,))
-        await until(said, 1)
+        await until(lambda: len(said) >= 1)
     assert said[0].endswith(f"agent (its name cannot be read), turn_2: {SAID}")
 
 
@@ -110,7 +106,7 @@ async def test_a_terminal_that_nobody_reads_keeps_the_last_repairs_and_stops_not
     for number in range(1, repair_lines.WAITING + 11):
         lines.turn_ended(turn(number), (GONE,))
     read.set()
-    await until(said, repair_lines.WAITING + 1)
+    await until(lambda: len(said) >= repair_lines.WAITING + 1)
     task.cancel()
     await asyncio.wait([task])
     assert any("repairs were not told here" in line for line in said)
@@ -187,7 +183,7 @@ async def test_a_repair_that_a_stopping_proxy_makes_is_told(
     loop = asyncio.get_running_loop()
     tmp_path.joinpath("var").mkdir()
     await asyncio.wait_for(
-        server.serve(Settings(port=0, var=tmp_path / "var", claude_bin=tmp_path / "none"), say, watchdog), SOON
+        server.serve(Settings(port=0, var=tmp_path / "var", claude_bin=tmp_path / "none"), say, report, watchdog), SOON
     )
     assert [line.partition(" ")[0] for line in said[:4]] == ["listening", "page:", "try:", "claude:"]
     assert said[4].startswith("no key: ")
@@ -201,10 +197,10 @@ async def test_without_a_terminal_the_proxy_serves_all_the_same(
         raise BrokenPipeError
 
     tmp_path.joinpath("var").mkdir()
-    serving = asyncio.create_task(server.serve(Settings(port=0, var=tmp_path / "var"), say, watchdog))
+    serving = asyncio.create_task(server.serve(Settings(port=0, var=tmp_path / "var"), say, report, watchdog))
     async with asyncio.timeout(SOON):
-        while (where := served_at(tmp_path / "var")) is None:  # noqa: ASYNC110 - a file tells nobody
-            await asyncio.sleep(0.01)
+        where = await until(lambda: served_at(tmp_path / "var"))
+        assert where is not None
         async with httpx.AsyncClient(trust_env=False) as http:
             assert (await http.get(f"{where.url}/healthz")).status_code == 200
         engines[0].told.set()

@@ -23,6 +23,7 @@ from cli_session_proxy.http.server import Server, create_app
 from cli_session_proxy.settings import Settings
 
 from ..fakes import AGENT, SESSION, TURN, FakeEngine, Step, hello, started, text, turn
+from ..until import until
 
 SOON = 10.0
 HELLO: dict[str, Any] = {"model": "sonnet", "messages": [{"role": "user", "content": "hello"}]}
@@ -363,8 +364,7 @@ async def test_an_answer_ready_after_the_client_left_is_not_acknowledged(serving
     ready = asyncio.Event()
     async with serving(lambda _: [started(), ready, *hello()[1:]]) as door:
         _reader, writer = await door.ask(HELLO)
-        while not door.engine.answers:  # noqa: ASYNC110 - the server runs in this loop
-            await asyncio.sleep(0)
+        await until(lambda: door.engine.answers)
         writer.transport.abort()
         await asyncio.wait_for(door.engine.answers[0].done.wait(), SOON)
         ready.set()

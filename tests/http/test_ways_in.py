@@ -17,11 +17,12 @@ import httpx
 import pytest
 
 from cli_session_proxy.commands import showing
+from cli_session_proxy.commands.login import TERMS, shared_login
 from cli_session_proxy.commands.showing import alive, client_of, key_of
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.http.binding import bound
 from cli_session_proxy.http.keys import PREFIX, Keys, make
-from cli_session_proxy.http.notices import TERMS, notices
+from cli_session_proxy.http.notices import notices
 from cli_session_proxy.http.served import Served, served_at
 from cli_session_proxy.settings import Profile, Settings
 
@@ -213,7 +214,7 @@ def test_a_made_key_lets_serve_listen_on_other_addresses(tmp_path: Path) -> None
 
 
 def told(settings: Settings) -> str:
-    return "\n".join(notices(settings, Keys(settings)))
+    return "\n".join((*notices(settings, Keys(settings)), *shared_login(settings, Keys(settings))))
 
 
 def test_loopback_without_a_key_is_said_to_be_open_to_everybody_here(tmp_path: Path) -> None:

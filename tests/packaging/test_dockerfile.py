@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -50,11 +51,41 @@ def test_the_user_is_one_that_debian_does_not_have_and_the_files_are_theirs() ->
 def test_what_is_copied_is_there_and_passes_dockerignore() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     for one in instructions():
-        if one.name == "COPY":
+        if one.name == "COPY" and not one.text.startswith("--from"):
             *sources, _ = one.words()
             for source in sources:
                 assert (ROOT / source).exists()
                 assert f"!{source.rstrip('/')}" in ignored, source
+
+
+def test_what_is_copied_is_enough_to_build_the_wheel_that_the_last_step_installs(tmp_path: Path) -> None:
+    """The build stage offline: its tools are those of the environment that runs the tests."""
+    steps = instructions()
+    second_stage = [at for at, one in enumerate(steps) if one.name == "FROM"][1]
+    for one in steps[:second_stage]:
+        if one.name == "COPY":
+            *sources, target = one.words()
+            inside = tmp_path / target.strip("/")
+            for source in (ROOT / source for source in sources):
+                if source.is_dir():
+                    shutil.copytree(source, inside, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    inside.mkdir(exist_ok=True)
+                    shutil.copy(source, inside)
+    (build,) = [one for one in steps if "pip wheel" in one.text]
+    made = [str(tmp_path / word[1:]) if word.startswith("/") else word for word in build.words()]
+    path = {"PATH": f"{Path(sys.executable).parent}:{os.defpath}", "HOME": str(tmp_path)}
+    subprocess.run(made, env=path, check=True, capture_output=True, text=True, timeout=SOON)
+    (wheel,) = (tmp_path / "wheel").iterdir()
+    (copied,) = [one.words() for one in steps if one.text.startswith("--from=build")]
+    assert copied[1:] == ["/wheel", "/wheel"]
+    (installed,) = [one.text for one in steps if "/wheel/*.whl" in one.text]
+    programs = tmp_path / "venv" / "bin"
+    subprocess.run([sys.executable, "-m", "venv", programs.parent], check=True, timeout=SOON)
+    step = installed.partition(" && ")[0].replace("/wheel/", f"{wheel.parent}/")
+    path["PATH"] = f"{programs}:{os.defpath}"
+    subprocess.run(["sh", "-c", step], env=path, check=True, capture_output=True, text=True, timeout=SOON)
+    assert (programs / start()[0]).exists()
 
 
 def test_its_variables_are_settings_and_its_volumes_hold_all_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

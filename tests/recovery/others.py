@@ -6,24 +6,19 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.sqlite.store import FILE
 from tests.conftest import ROOT
 
 # Seconds for any one answer of a proxy.
 PATIENCE = 60.0
-
-
-async def until(met: Callable[[], Awaitable[bool]]) -> None:
-    """Look again and again: what other processes do, nobody tells us."""
-    async with asyncio.timeout(PATIENCE):
-        while not await met():  # noqa: ASYNC110 - see above
-            await asyncio.sleep(0.02)
 
 
 class Other:
@@ -58,6 +53,18 @@ class Other:
     async def died(self) -> int:
         async with asyncio.timeout(PATIENCE):
             return await self.process.wait()
+
+    def pause(self, settings: Settings) -> None:
+        """Stop it between two writes: a process that stops in the middle of one keeps the store locked for all."""
+        store = sqlite3.connect(settings.var / FILE, isolation_level=None, timeout=PATIENCE)
+        try:
+            store.execute("BEGIN IMMEDIATE")
+            self.process.send_signal(signal.SIGSTOP)
+            stopped = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+            assert stopped is not None
+            store.execute("ROLLBACK")
+        finally:
+            store.close()
 
     async def end(self, number: signal.Signals) -> int:
         if self.process.returncode is None:

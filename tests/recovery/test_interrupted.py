@@ -23,8 +23,9 @@ from ..conftest import MakeSettings
 from ..fakes import turn as a_turn
 from ..talking import ask, by_hand, heard, running, text
 from ..tools.test_loops import TOOLS, called, calls, result, results, tool_blocks
+from ..until import until
 from .leftovers import MADE_UP, RECORDED, calls_in, leave
-from .others import Other, other_proxy, until
+from .others import Other, other_proxy
 from .test_kill import turns_of
 
 TOLD = [tool.as_json() for tool in TOOLS]

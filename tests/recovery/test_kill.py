@@ -14,13 +14,14 @@ from cli_session_proxy.backends.claude.process.proc import start_time
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.sql import store_for
+from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.testing.script import Gate, Reply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard, running, text
-from .others import other_proxy, until
+from ..until import until
+from .others import other_proxy
 from .proxy import STEPS
 
 # At these steps the CLI has the whole answer on disk: nobody needs to ask the model again.
@@ -99,7 +100,9 @@ async def test_another_request_keeps_the_answer_that_may_have_arrived(
         await ask(engine, "one")
         [settled, *_] = await turns_of(engine)
     assert heard(upstream) == ["one", "two", "one"]
-    assert "died" in settled.reason["settled"]
+    assert settled.evidence.settled
+    assert settled.backend == "claude"
+    assert settled.answered_by
 
 
 async def test_a_cli_that_was_left_all_the_same_is_ended_before_anything_is_sent_again(

@@ -49,7 +49,7 @@ async def test_a_lock_whose_file_was_removed_is_not_taken_for_the_new_one(tmp_pa
     one, two = FileLock(path), FileLock(path)
     assert one.try_acquire()
     late = os.open(path, os.O_RDWR)  # somebody who opened the file just before it was removed
-    one.release(remove=True)
+    one.release()
     assert two.try_acquire()
     assert not FileLock(path).try_acquire()
     os.close(late)

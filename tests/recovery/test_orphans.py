@@ -18,8 +18,9 @@ from cli_session_proxy.testing.script import Gate, Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings, processes
+from ..until import until
 from ..wrappers import wrapped
-from .others import Other, other_proxy, until
+from .others import Other, other_proxy
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS = [Tool("get_weather", "The weather of a city", SCHEMA).as_json()]

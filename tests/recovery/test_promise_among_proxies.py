@@ -20,7 +20,8 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..conftest import MakeSettings
 from ..talking import ask, claude, heard, request, running
 from ..tools.test_loops import TOOLS, called, calls, result, results, tool_blocks
-from .others import other_proxy, until
+from ..until import until
+from .others import other_proxy
 from .test_kill import queued, turns_of
 from .test_several_proxies import reached
 
@@ -85,7 +86,7 @@ async def test_results_that_another_proxy_took_survive_the_death_of_the_proxy_th
 
 
 def own(engine: Engine) -> list[int]:
-    return [process.pid for process in claude(engine).pool._places.all()]
+    return [process.pid for process in claude(engine).pool.table.all()]
 
 
 async def test_results_are_taken_by_a_proxy_beside_the_one_that_died_while_its_calls_waited(
@@ -233,7 +234,7 @@ async def test_a_paused_proxys_agent_is_taken_over_and_the_proxy_is_fenced_out(
         await other.ask("first")
         await other.tell("lost", wait=False)
         await reached(gate)
-        other.process.send_signal(signal.SIGSTOP)
+        other.pause(settings)
         paused = [pid for pid in clis(settings) if pid not in own(survivor)]
         await ask(survivor, "second")
         assert heard(upstream) == ["first", "second"]
@@ -256,7 +257,7 @@ async def test_an_idle_paused_proxy_keeps_its_agents_for_the_time_of_its_lease_o
     settings = short_lease()
     async with running(settings) as survivor, other_proxy(settings) as other:
         await other.ask("first")
-        other.process.send_signal(signal.SIGSTOP)
+        other.pause(settings)
         await ask(survivor, "second")
         other.process.send_signal(signal.SIGCONT)
         assert (await other.ask("third") or {}).get("text") == "You said: third (3)"
@@ -273,7 +274,7 @@ async def test_a_pause_in_which_nobody_asked_for_the_agent_fences_nobody_out(
     async with running(settings) as survivor, other_proxy(settings) as other:
         await other.tell("slow", wait=False)
         await reached(gate)
-        other.process.send_signal(signal.SIGSTOP)
+        other.pause(settings)
 
         async def expired() -> bool:
             (turn,) = await turns_of(survivor)
@@ -296,7 +297,7 @@ async def test_the_same_words_at_another_proxy_while_the_first_is_paused_run_onc
     async with running(settings) as survivor, other_proxy(settings) as other:
         await other.tell("one", wait=False, idempotency_key="k")
         await reached(gate)
-        other.process.send_signal(signal.SIGSTOP)
+        other.pause(settings)
         turn = await ask(survivor, "one", idempotency_key="k")
         other.process.send_signal(signal.SIGCONT)
         gate.open()

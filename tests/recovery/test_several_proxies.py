@@ -12,7 +12,8 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard, request, running
-from .others import other_proxy, until
+from ..until import until
+from .others import other_proxy
 from .test_kill import turns_of
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.sql import store_for
+from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
 

@@ -13,16 +13,16 @@ import pytest
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.sql import FILE, SqlStore
+from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard
-from .others import until
+from ..until import until
 from .test_kill import turns_of
 
 
-class FailingStore(SqlStore):
+class FailingStore(SqliteStore):
     """Refuses the methods named in `broken`, as a full disk does."""
 
     def __init__(self, settings: Settings, **more: Any) -> None:
@@ -51,7 +51,7 @@ class FailingStore(SqlStore):
 
 
 @asynccontextmanager
-async def on_store(settings: Settings, store: SqlStore) -> AsyncIterator[Engine]:
+async def on_store(settings: Settings, store: SqliteStore) -> AsyncIterator[Engine]:
     engine = Engine(settings, store)
     await engine.start()
     try:
@@ -132,7 +132,7 @@ async def test_a_database_that_cannot_grow_is_a_store_that_cannot_write(
 
     async with on_store(settings, store) as engine:
         await ask(engine, "one")
-        free = await store._db.write(pages(1))  # as many as there are now
+        free = await store.database.write(pages(1))  # as many as there are now
         assert free
         refused: list[str] = []
         for n in range(4):
@@ -142,7 +142,7 @@ async def test_a_database_that_cannot_grow_is_a_store_that_cannot_write(
                 refused.append(exc.message)
         assert refused
         assert all("full" in message and ("not run" in message or "not kept" in message) for message in refused)
-        await store._db.write(pages(1 << 30))
+        await store.database.write(pages(1 << 30))
         await ask(engine, "last")
         done = [turn for turn in await turns_of(engine) if turn.status == "completed"]
     assert heard(upstream) == [block["text"] for turn in done for message in turn.input for block in message.content]

@@ -13,7 +13,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard, request, running
-from .others import until
+from ..until import until
 from .test_kill import turns_of
 from .test_several_proxies import reached
 

@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sqlalchemy import Connection
 
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
-from cli_session_proxy.stores.database import Database, Urgency
+from cli_session_proxy.stores.sql.database import Urgency
+from cli_session_proxy.stores.sqlite.database import SqliteDatabase
 
 T = TypeVar("T")
 
@@ -34,8 +35,8 @@ def _said(conn: Connection) -> list[int]:
 class Asked:
     """A write on its way. `ends`: what becomes of it, unless its caller leaves."""
 
-    def __init__(self, word: int, ends: str, urgency: Urgency, *, jot: bool) -> None:
-        self.word, self.ends, self.urgency, self.jot = word, ends, urgency, jot
+    def __init__(self, word: int, ends: str, urgency: Urgency, *, quick: bool) -> None:
+        self.word, self.ends, self.urgency, self.quick = word, ends, urgency, quick
         self.left = False
         self.task: asyncio.Task[int]
 
@@ -56,7 +57,7 @@ class OneDatabase(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.folder = tempfile.TemporaryDirectory()
         self.path = Path(self.folder.name) / "words.sqlite3"
-        self.dbs = [Database(self.path, busy_timeout=float(PATIENCE)) for _ in range(2)]
+        self.dbs = [SqliteDatabase(self.path, busy_timeout=float(PATIENCE)) for _ in range(2)]
         for db in self.dbs:
             self.run(db.open(_prepare))
         self.holder = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
@@ -75,9 +76,9 @@ class OneDatabase(RuleBasedStateMachine):
     )
     def ask(self, at: int, ends: str, how: Urgency | None) -> None:
         self.next += 1
-        asked = Asked(self.next, ends, how or Urgency.JOURNAL, jot=how is None)
+        asked = Asked(self.next, ends, how or Urgency.JOURNAL, quick=how is None)
         db = self.dbs[at]
-        write = db.jot(asked.work) if how is None else db.write(asked.work, how)
+        write = db.write(asked.work, asked.urgency, quick=asked.quick)
         asked.task = self.loop.create_task(write)
         self.run(asyncio.sleep(0))  # it has asked
         self.asked[at].append(asked)
@@ -125,7 +126,7 @@ class OneDatabase(RuleBasedStateMachine):
     def what_was_acknowledged_is_seen_by_every_read(self) -> None:
         done = {a.word for line in self.asked for a in line if a.task.done() and not a.task.cancelled() and _kept(a)}
         for db in self.dbs:
-            assert done <= set(self.run(db.glance(_said)))
+            assert done <= set(self.run(db.read(_said, quick=True)))
             assert done <= set(self.run(db.read(_said)))
 
     def _judge(self) -> None:
@@ -149,12 +150,12 @@ class OneDatabase(RuleBasedStateMachine):
         self.stored = set(found)
 
     def _in_order(self, line: list[Asked], found: list[int]) -> None:
-        """Nothing goes ahead of what was asked for before it; but what is put off is done after a `jot`."""
+        """Nothing goes ahead of what was asked for before it; but what is put off is done after a quick one."""
         place = {word: n for n, word in enumerate(found)}
         there = [asked for asked in line if asked.word in place]
         for n, first in enumerate(there):
             for second in there[n + 1 :]:
-                if not (first.urgency is Urgency.LATER and second.jot):
+                if not (first.urgency is Urgency.LATER and second.quick):
                     assert place[first.word] < place[second.word]
 
     def teardown(self) -> None:

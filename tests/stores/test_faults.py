@@ -15,9 +15,11 @@ from sqlalchemy import Connection
 from cli_session_proxy.domain.models import Link, Record
 from cli_session_proxy.errors import ConfigError, InvalidRequest, StoreUnavailable
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores import sqlite
-from cli_session_proxy.stores.sql import SqlStore, store_for
-from cli_session_proxy.stores.tables import metadata
+from cli_session_proxy.stores.auto import store_for
+from cli_session_proxy.stores.sql.database import Urgency
+from cli_session_proxy.stores.sql.tables import metadata
+from cli_session_proxy.stores.sqlite import driver as sqlite
+from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy.testing.store_samples import (
     a_begin,
     a_commit,
@@ -39,9 +41,9 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def store(path: Path) -> AsyncIterator[SqlStore]:
-    async with opened(lambda: SqlStore(path, busy_timeout=SHORT)) as store:
-        assert isinstance(store, SqlStore)
+async def store(path: Path) -> AsyncIterator[SqliteStore]:
+    async with opened(lambda: SqliteStore(path, busy_timeout=SHORT)) as store:
+        assert isinstance(store, SqliteStore)
         yield store
 
 
@@ -63,7 +65,7 @@ def write(path: Path, at: int, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("table", ["records", "sessions", "links", "image_refs"])
-async def test_a_commit_that_breaks_at_any_table_leaves_nothing(store: SqlStore, path: Path, table: str) -> None:
+async def test_a_commit_that_breaks_at_any_table_leaves_nothing(store: SqliteStore, path: Path, table: str) -> None:
     agent = await an_agent(store)
     turn = await store.accept(a_turn(agent, "t1"))
     await store.begin(a_begin(turn))
@@ -80,7 +82,7 @@ async def test_a_commit_that_breaks_at_any_table_leaves_nothing(store: SqlStore,
     assert (await store.commit(done)).status == "completed"
 
 
-async def test_a_lock_held_by_another_program_is_waited_for_then_named(store: SqlStore, path: Path) -> None:
+async def test_a_lock_held_by_another_program_is_waited_for_then_named(store: SqliteStore, path: Path) -> None:
     agent = await an_agent(store)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -95,7 +97,7 @@ async def test_a_lock_held_by_another_program_is_waited_for_then_named(store: Sq
 
 
 async def test_a_write_waits_for_a_lock_that_is_given_back(path: Path) -> None:
-    async with opened(lambda: SqlStore(path)) as store:
+    async with opened(lambda: SqliteStore(path)) as store:
         agent = await an_agent(store)
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -107,7 +109,7 @@ async def test_a_write_waits_for_a_lock_that_is_given_back(path: Path) -> None:
 
 
 async def test_a_cancelled_caller_leaves_a_store_that_works(path: Path) -> None:
-    async with opened(lambda: SqlStore(path)) as store:
+    async with opened(lambda: SqliteStore(path)) as store:
         agent = await an_agent(store)
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -125,7 +127,7 @@ async def test_a_cancelled_caller_leaves_a_store_that_works(path: Path) -> None:
 
 
 async def test_a_full_disk_is_named_and_loses_nothing(path: Path) -> None:
-    store = SqlStore(path)
+    store = SqliteStore(path)
     await store.open()
     agent = await an_agent(store)
     done = await complete(store, agent, "t1")
@@ -139,21 +141,21 @@ async def test_a_full_disk_is_named_and_loses_nothing(path: Path) -> None:
 
     # one that is written on the writer's thread, and one small enough for the event loop
     for size in (100_000, 20_000):
-        for connection in (store._db.write, store._db.jot):  # a jot is a write while another one runs
-            await connection(no_more_pages)
+        for quick in (False, True):
+            await store.database.write(no_more_pages, Urgency.JOURNAL, quick=quick)
         with pytest.raises(StoreUnavailable, match=r"full.*free space"):
             await store.accept(a_turn(agent, "t2", system="x" * size))
         assert await turn_of(store, "t1") == done
         assert await store.turn("t2") is None
-        for connection in (store._db.write, store._db.jot):
-            await connection(pages_again)
+        for quick in (False, True):
+            await store.database.write(pages_again, Urgency.JOURNAL, quick=quick)
     await complete(store, agent, "t2", "t1")
     await store.close()
 
 
-async def test_a_read_only_store_is_named(store: SqlStore, path: Path) -> None:
+async def test_a_read_only_store_is_named(store: SqliteStore, path: Path) -> None:
     agent = await an_agent(store)
-    read_only = SqlStore(f"sqlite:///file:{path}?mode=ro&uri=true")
+    read_only = SqliteStore(f"sqlite:///file:{path}?mode=ro&uri=true")
     with pytest.raises(StoreUnavailable, match=r"readonly.*writable"):
         await read_only.open()
     assert await store.agent_by_key(agent.key) == agent
@@ -162,26 +164,26 @@ async def test_a_read_only_store_is_named(store: SqlStore, path: Path) -> None:
 async def test_a_file_that_is_not_a_database_is_left_alone(path: Path) -> None:
     write(path, 0, FOREIGN)
     with pytest.raises(StoreUnavailable, match="not a SQLite file"):
-        await SqlStore(path).open()
+        await SqliteStore(path).open()
     assert read(path) == FOREIGN
 
 
 async def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="create its directory"):
-        await SqlStore(tmp_path / "none" / "chains.sqlite3").open()
+        await SqliteStore(tmp_path / "none" / "chains.sqlite3").open()
 
 
 async def test_a_damaged_file_is_named(path: Path) -> None:
-    async with opened(lambda: SqlStore(path)) as store:
+    async with opened(lambda: SqliteStore(path)) as store:
         await an_agent(store)
     write(path, 4096, b"\xff" * (len(read(path)) - 4096))
-    store = SqlStore(path)
+    store = SqliteStore(path)
     with pytest.raises(StoreUnavailable, match=r"malformed|not a database"):
         await store.open()
     await store.close()
 
 
-async def test_an_error_never_shows_what_was_said(store: SqlStore, path: Path) -> None:
+async def test_an_error_never_shows_what_was_said(store: SqliteStore, path: Path) -> None:
     agent = await an_agent(store)
     run(path, "CREATE TRIGGER broken BEFORE INSERT ON turns BEGIN SELECT RAISE(ABORT, 'broken'); END")
     prompt = "-".join(("kept", "to", "ourselves"))
@@ -191,13 +193,13 @@ async def test_an_error_never_shows_what_was_said(store: SqlStore, path: Path) -
     assert prompt not in "".join(traceback.format_exception(raised.value))
 
 
-async def test_half_a_surrogate_pair_in_a_name_is_the_clients_error(store: SqlStore) -> None:
+async def test_half_a_surrogate_pair_in_a_name_is_the_clients_error(store: SqliteStore) -> None:
     with pytest.raises(InvalidRequest):
         await store.agent("local", "\ud800")
 
 
 async def test_a_closed_store_says_so_and_closing_twice_is_silent(path: Path) -> None:
-    store = SqlStore(path)
+    store = SqliteStore(path)
     with pytest.raises(StoreUnavailable, match="closed"):
         await store.turn("t1")
     await store.open()
@@ -208,7 +210,7 @@ async def test_a_closed_store_says_so_and_closing_twice_is_silent(path: Path) ->
 
 
 async def test_two_stores_open_a_new_file_at_once(path: Path) -> None:
-    stores = [SqlStore(path) for _ in range(4)]
+    stores = [SqliteStore(path) for _ in range(4)]
     await asyncio.gather(*(store.open() for store in stores))
     agents = await asyncio.gather(*(an_agent(store) for store in stores))
     assert len(set(agents)) == 1
@@ -218,25 +220,27 @@ async def test_two_stores_open_a_new_file_at_once(path: Path) -> None:
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "postgresql://h/d"])
 def test_only_a_file_can_be_a_store(url: str) -> None:
     with pytest.raises(ConfigError):
-        SqlStore(url)
+        SqliteStore(url)
 
 
 def test_the_store_of_the_settings_is_one_file_under_var(tmp_path: Path) -> None:
-    assert store_for(Settings(var=tmp_path))._db.path == tmp_path / "chains.sqlite3"
+    store = store_for(Settings(var=tmp_path))
+    assert isinstance(store, SqliteStore)
+    assert store.database.path == tmp_path / "chains.sqlite3"
 
 
-async def test_an_acknowledged_write_is_on_the_disk(store: SqlStore) -> None:
+async def test_an_acknowledged_write_is_on_the_disk(store: SqliteStore) -> None:
     def pragmas(conn: Connection) -> list[object]:
         names = ("journal_mode", "synchronous", "foreign_keys")
         return [conn.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in names]
 
-    assert await store._db.write(pragmas) == ["wal", 2, 1]
+    assert await store.database.write(pragmas) == ["wal", 2, 1]
 
 
-async def test_a_turn_takes_the_write_lock_three_times(store: SqlStore) -> None:
+async def test_a_turn_takes_the_write_lock_three_times(store: SqliteStore) -> None:
     agent = await an_agent(store)
     seen: list[str] = []
-    for conn in (store._db._writer, store._db._jotter):
+    for conn in (store.database._writer, store.database._quick_writer):
         assert conn is not None
         sqlite.driver(conn).set_trace_callback(seen.append)
     await complete(store, agent, "t1")

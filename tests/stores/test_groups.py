@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import Connection
 
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
-from cli_session_proxy.stores import sqlite
-from cli_session_proxy.stores.database import Urgency
+from cli_session_proxy.stores.sql.database import Urgency
+from cli_session_proxy.stores.sqlite import driver as sqlite
 
 from .words import Words, say
 
@@ -70,7 +70,7 @@ async def test_a_write_for_which_nobody_waits_is_put_off_but_never_overtaken(wor
     order: list[str] = []
     later = asyncio.ensure_future(words.db.write(lambda _conn: order.append("later"), Urgency.LATER))
     await asyncio.sleep(0)
-    await words.jot("entry")
+    await words.note("entry")
     assert order == []
     await words.db.write(lambda _conn: order.append("now"))
     assert order == ["later", "now"]
@@ -94,7 +94,7 @@ async def test_closing_writes_what_was_put_off(words: Words) -> None:
 async def test_only_an_acknowledgement_waits_for_the_disk(words: Words) -> None:
     assert await words.db.write(full)
     assert not await words.db.write(full, Urgency.JOURNAL)
-    assert not await words.db.jot(full)
+    assert not await words.quickly(full)
     assert await words.db.write(full)
 
 
@@ -137,7 +137,7 @@ def test_a_sync_reaches_a_real_file(tmp_path: Path) -> None:
 
 
 async def test_a_journal_entry_waits_for_its_place_behind_other_writes(words: Words) -> None:
-    results = await words.together(lambda: words.jot("a"), lambda: words.write("b"), lambda: words.jot("never"))
+    results = await words.together(lambda: words.note("a"), lambda: words.write("b"), lambda: words.note("never"))
     assert results[:2] == ["a", "b"]
     assert isinstance(results[2], InvalidRequest)
     assert await words.read() == {"first", "a", "b"}
@@ -146,17 +146,17 @@ async def test_a_journal_entry_waits_for_its_place_behind_other_writes(words: Wo
 async def test_a_journal_entry_beside_another_program_waits_for_it_on_a_thread(words: Words) -> None:
     with closing(sqlite3.connect(words.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        waiting = asyncio.ensure_future(words.jot("a"))
+        waiting = asyncio.ensure_future(words.note("a"))
         assert await words.read() == set()  # the loop goes on meanwhile
         other.execute("ROLLBACK")
     assert await waiting == "a"
 
 
 async def test_a_journal_entry_that_fails_leaves_nothing(words: Words) -> None:
-    await words.jot("a")
+    await words.note("a")
     with pytest.raises(StoreUnavailable):
-        await words.db.jot(lambda conn: (say(conn, "b"), say(conn, "a")))
+        await words.quickly(lambda conn: (say(conn, "b"), say(conn, "a")))
     with pytest.raises(InvalidRequest):
-        await words.db.jot(lambda conn: (say(conn, "c"), say(conn, "never")))
-    assert await words.jot("d") == "d"
+        await words.quickly(lambda conn: (say(conn, "c"), say(conn, "never")))
+    assert await words.note("d") == "d"
     assert await words.read() == {"a", "d"}

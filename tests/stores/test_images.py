@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from cli_session_proxy.domain.models import Message, Record
 from cli_session_proxy.stores.base import NewTurn
-from cli_session_proxy.stores.images import Cutter, restore
-from cli_session_proxy.stores.rows import dumps
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sql.images import Cutter, restore
+from cli_session_proxy.stores.sql.rows import dumps
+from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy.testing.store_samples import a_commit, an_agent, opened, turn_of
 
 PICTURE = base64.b64encode(random.Random(1).randbytes(10_000)).decode()
@@ -79,7 +79,7 @@ def test_content_comes_back_as_it_was(value: Any) -> None:
 @given(st.lists(lines(), min_size=1, max_size=6))
 def test_stored_lines_come_back_to_the_byte(texts: list[str]) -> None:
     async def there_and_back(path: Path) -> list[Record]:
-        async with opened(lambda: SqlStore(path)) as store:
+        async with opened(lambda: SqliteStore(path)) as store:
             agent = await an_agent(store)
             turn = await store.accept(_turn(agent.key))
             await store.commit(a_commit(turn, agent, records=tuple(map(Record, texts))))
@@ -104,7 +104,7 @@ async def test_an_image_is_kept_once_and_goes_with_its_last_agent(tmp_path: Path
     path = tmp_path / "chains.sqlite3"
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}
     line = json.dumps({"message": {"content": [block]}, "toolUseResult": {"file": {"base64": PICTURE}}})
-    async with opened(lambda: SqlStore(path)) as store:
+    async with opened(lambda: SqliteStore(path)) as store:
         one, two = await an_agent(store, "one"), await an_agent(store, "two")
         asked = await store.accept(_turn(one.key, block, {"type": "tool_result", "content": [block]}))
         await store.commit(a_commit(asked, one, output=(block,), records=(Record(line), Record(line))))

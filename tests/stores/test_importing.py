@@ -18,10 +18,10 @@ from cli_session_proxy.domain.models import Agent, Conversation, Item, Message, 
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.sandbox import make_private
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores import importing
 from cli_session_proxy.stores.base import ChainPart, NewChain, NewTurn, WholeTurn
-from cli_session_proxy.stores.sql import FILE, SqlStore
-from cli_session_proxy.stores.tables import COMING
+from cli_session_proxy.stores.sql import importing
+from cli_session_proxy.stores.sql.tables import COMING
+from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 
 SOON = 30
 COUNT = 2 * importing.PIECE_TURNS + 5
@@ -58,7 +58,7 @@ async def test_others_write_meanwhile_and_nobody_sees_a_part(path: Path) -> None
                 assert go_on.wait(SOON)
             yield part
 
-    one, two = SqlStore(path), SqlStore(path)
+    one, two = SqliteStore(path), SqliteStore(path)
     await one.open()
     await two.open()
     bringing = asyncio.create_task(one.import_chain(NEW, parts()))
@@ -83,7 +83,7 @@ async def test_others_write_meanwhile_and_nobody_sees_a_part(path: Path) -> None
 
 
 async def test_a_part_that_is_wrong_at_the_end_leaves_nothing(path: Path) -> None:
-    store = SqlStore(path)
+    store = SqliteStore(path)
     await store.open()
     with pytest.raises(InvalidRequest, match="names turn turn_of_nobody"):
         await store.import_chain(NEW, [*turns(), Item("msg_1", {}, "turn_of_nobody")])
@@ -101,7 +101,7 @@ async def test_a_part_that_is_wrong_at_the_end_leaves_nothing(path: Path) -> Non
 PROGRAM = """
 import asyncio, sys, threading
 from tests.stores.test_importing import NEW, COUNT, importing, turns
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sqlite.store import SqliteStore
 
 def parts():
     for at, part in enumerate(turns()):
@@ -111,7 +111,7 @@ def parts():
         yield part
 
 async def main():
-    store = SqlStore(sys.argv[1])
+    store = SqliteStore(sys.argv[1])
     await store.open()
     await store.import_chain(NEW, parts())
 
@@ -127,12 +127,12 @@ async def test_what_a_dead_import_left_is_cleared_away_and_what_a_living_one_has
     assert child.stdout is not None
     async with asyncio.timeout(SOON):
         assert await child.stdout.readline() == b"here\n"
-    beside = SqlStore(path)
+    beside = SqliteStore(path)
     await beside.open()
     assert coming(path) == 1
     child.kill()
     await child.wait()
-    store = SqlStore(path)
+    store = SqliteStore(path)
     await store.open()
     assert (coming(path), await store.turn("turn_1")) == (0, None)
     await store.import_chain(NEW, turns())  # the same turns once more: nothing of the first try is in the way
@@ -151,7 +151,7 @@ async def test_an_import_that_is_cancelled_leaves_nothing(path: Path) -> None:
                 assert go_on.wait(SOON)
             yield part
 
-    store = SqlStore(path)
+    store = SqliteStore(path)
     await store.open()
     bringing = asyncio.create_task(store.import_chain(NEW, parts()))
     assert await asyncio.to_thread(reached.wait, SOON)
@@ -176,7 +176,7 @@ async def test_a_cancel_in_the_last_step_comes_too_late(path: Path, monkeypatch:
         return agent
 
     monkeypatch.setattr(importing.Coming, "finish", slow)
-    store = SqlStore(path)
+    store = SqliteStore(path)
     await store.open()
     empty = await store.ensure_agent("local", "a", "a", named=True, now=1.0)
     await store.add_items(empty.key, [Item("msg_1", {"id": "msg_1"})])
@@ -192,7 +192,7 @@ async def test_a_cancel_in_the_last_step_comes_too_late(path: Path, monkeypatch:
 
 
 async def test_of_two_imports_of_one_agent_the_first_to_end_is_it(path: Path) -> None:
-    store = SqlStore(path)
+    store = SqliteStore(path)
     await store.open()
 
     def renamed() -> Iterator[ChainPart]:
@@ -215,7 +215,7 @@ async def test_of_two_imports_of_one_agent_the_first_to_end_is_it(path: Path) ->
 
 
 async def test_what_was_written_by_hand_for_an_agent_without_turns_stays(path: Path) -> None:
-    store = SqlStore(path)
+    store = SqliteStore(path)
     await store.open()
     empty = await store.ensure_agent("local", "a", "a", named=True, now=1.0)
     await store.save_conversation(empty.key, Conversation({"topic": "x"}))

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import Connection
 
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
-from cli_session_proxy.stores import sqlite
-from cli_session_proxy.stores.database import Urgency
+from cli_session_proxy.stores.sql.database import Urgency
+from cli_session_proxy.stores.sqlite import driver as sqlite
 
 from ..talking import events
 from .words import Words
@@ -62,7 +62,7 @@ def _unknown(_conn: Connection) -> None:
 async def test_a_write_that_leaves_nothing_takes_no_journal_with_it(
     words: Words, disk: Disk, work: Callable[[Connection], None], urgency: Urgency
 ) -> None:
-    await words.jot("begun")
+    await words.note("begun")
     await asyncio.gather(words.db.write(work, urgency), return_exceptions=True)
     await disk.was_asked()
 
@@ -71,7 +71,7 @@ async def test_a_journal_that_the_disk_refused_is_tried_again_with_what_is_asked
     words: Words, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk.fails = True
-    await words.jot("begun")
+    await words.note("begun")
     await disk.was_asked()
     await words.db.write(_nothing, Urgency.LATER)  # its answer comes after the failure was noted
     assert "store_not_synced" in [entry["event"] for entry in events(caplog)]
@@ -101,7 +101,12 @@ async def test_what_comes_while_it_closes_is_refused_and_what_was_there_is_writt
         closed = asyncio.ensure_future(words.db.close())
         await asyncio.sleep(0)
         async with asyncio.timeout(PATIENCE):
-            for call in (words.write("late", urgency), words.jot("late"), words.read(), words.db.glance(_nothing)):
+            for call in (
+                words.write("late", urgency),
+                words.note("late"),
+                words.read(),
+                words.db.read(_nothing, quick=True),
+            ):
                 with pytest.raises(StoreUnavailable, match="closed"):
                     await call
         other.execute("ROLLBACK")
@@ -128,7 +133,7 @@ async def test_a_close_that_was_left_is_waited_for_by_the_next(words: Words) -> 
 
 
 async def test_what_is_put_off_is_done_in_a_file_that_was_closed_once(words: Words) -> None:
-    await words.jot("a")  # its timer has not run yet
+    await words.note("a")  # its timer has not run yet
     closed = asyncio.ensure_future(words.db.close())
     await asyncio.sleep(0)
     await words.db.open(_nothing)  # it is not yet closed
@@ -154,8 +159,8 @@ async def test_a_commit_that_is_refused_is_told_to_its_own_caller_alone(words: W
     )
     assert [type(result) for result in results] == [str, StoreUnavailable, str]
     with pytest.raises(StoreUnavailable):
-        await words.db.jot(_breaks_at_the_end)
-    assert await words.jot("c") == "c"
+        await words.quickly(_breaks_at_the_end)
+    assert await words.note("c") == "c"
     assert await words.read() == {"first", "a", "b", "c"}
 
 
@@ -164,7 +169,7 @@ async def test_who_waits_behind_a_write_is_told_what_held_that_up(tmp_path: Path
     await words.open()
     with closing(sqlite3.connect(words.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        writes = [words.write("a"), words.jot("b"), words.write("c")]
+        writes = [words.write("a"), words.note("b"), words.write("c")]
         results = await asyncio.gather(*writes, return_exceptions=True)
     for result in results:
         assert isinstance(result, StoreUnavailable)

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Connection
 
 from cli_session_proxy.errors import StoreUnavailable
-from cli_session_proxy.stores.migrations import MIGRATIONS, Migration
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sql.migrations import MIGRATIONS, Migration
+from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy.testing.store_samples import an_agent, complete, opened, turn_of
 
 applied: list[str] = []
@@ -47,7 +47,7 @@ def _nothing_applied() -> None:
 async def path(tmp_path: Path) -> Path:
     """A file of version 1 with one turn in it."""
     path = tmp_path / "chains.sqlite3"
-    async with opened(lambda: SqlStore(path, migrations=())) as store:
+    async with opened(lambda: SqliteStore(path, migrations=())) as store:
         await complete(store, await an_agent(store), "t1")
     return path
 
@@ -66,14 +66,14 @@ VERSION = "SELECT value FROM meta WHERE name = 'schema_version'"
 
 async def test_a_new_file_has_the_newest_version_and_no_copy(tmp_path: Path) -> None:
     path = tmp_path / "new.sqlite3"
-    await (store := SqlStore(path)).open()
+    await (store := SqliteStore(path)).open()
     await store.close()
     assert query(path, VERSION) == [(str(1 + len(MIGRATIONS)),)]
     assert beside(path) == ["new.sqlite3"]
 
 
 async def test_an_older_file_is_copied_aside_and_taken_through_each_step(path: Path) -> None:
-    async with opened(lambda: SqlStore(path, migrations=(ADD, FILL))) as store:
+    async with opened(lambda: SqliteStore(path, migrations=(ADD, FILL))) as store:
         assert applied == ["add_notes", "fill_notes"]
         assert (await turn_of(store, "t1")).status == "completed"
     assert query(path, VERSION) == [("3",)]
@@ -81,23 +81,23 @@ async def test_an_older_file_is_copied_aside_and_taken_through_each_step(path: P
     aside = path.with_name("chains.sqlite3.v1.bak")
     assert query(aside, VERSION) == [("1",)]
     assert query(aside, "SELECT id FROM turns") == [("t1",)]
-    async with opened(lambda: SqlStore(aside, migrations=())) as old:
+    async with opened(lambda: SqliteStore(aside, migrations=())) as old:
         assert (await turn_of(old, "t1")).id == "t1"
 
 
 async def test_only_the_missing_steps_are_taken(path: Path) -> None:
-    async with opened(lambda: SqlStore(path, migrations=(ADD,))):
+    async with opened(lambda: SqliteStore(path, migrations=(ADD,))):
         pass
-    async with opened(lambda: SqlStore(path, migrations=(ADD, FILL))):
+    async with opened(lambda: SqliteStore(path, migrations=(ADD, FILL))):
         pass
-    async with opened(lambda: SqlStore(path, migrations=(ADD, FILL))):
+    async with opened(lambda: SqliteStore(path, migrations=(ADD, FILL))):
         pass
     assert applied == ["add_notes", "fill_notes"]
     assert query(path.with_name("chains.sqlite3.v2.bak"), VERSION) == [("2",)]
 
 
 async def test_two_programs_migrate_it_once(path: Path) -> None:
-    stores = [SqlStore(path, migrations=(ADD, FILL)) for _ in range(3)]
+    stores = [SqliteStore(path, migrations=(ADD, FILL)) for _ in range(3)]
     await asyncio.gather(*(store.open() for store in stores))
     await asyncio.gather(*(store.close() for store in stores))
     assert applied == ["add_notes", "fill_notes"]
@@ -105,17 +105,17 @@ async def test_two_programs_migrate_it_once(path: Path) -> None:
 
 async def test_a_step_that_fails_leaves_the_older_file(path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="no_such_table"):
-        await SqlStore(path, migrations=(ADD, BREAK)).open()
+        await SqliteStore(path, migrations=(ADD, BREAK)).open()
     assert query(path, VERSION) == [("1",)]
     assert query(path, "SELECT name FROM sqlite_master WHERE name = 'notes'") == []
-    async with opened(lambda: SqlStore(path, migrations=())) as store:
+    async with opened(lambda: SqliteStore(path, migrations=())) as store:
         assert (await turn_of(store, "t1")).status == "completed"
 
 
 async def test_without_room_for_the_copy_nothing_is_migrated(path: Path) -> None:
     path.with_name("chains.sqlite3.v1.bak").mkdir()
     with pytest.raises(StoreUnavailable, match="no copy"):
-        await SqlStore(path, migrations=(ADD,)).open()
+        await SqliteStore(path, migrations=(ADD,)).open()
     assert applied == []
     assert query(path, VERSION) == [("1",)]
 
@@ -123,7 +123,7 @@ async def test_without_room_for_the_copy_nothing_is_migrated(path: Path) -> None
 async def test_a_newer_file_is_refused_and_left_alone(path: Path) -> None:
     query(path, "UPDATE meta SET value = '7'")
     with pytest.raises(StoreUnavailable, match=r"version 7.*up to 1.*upgrade") as raised:
-        await SqlStore(path, migrations=()).open()
+        await SqliteStore(path, migrations=()).open()
     assert raised.value.detail == {"found": 7, "known": 1}
     assert query(path, VERSION) == [("7",)]
 
@@ -136,5 +136,5 @@ async def test_a_database_of_another_program_is_refused(tmp_path: Path, statemen
     query(path, statement)
     before = query(path, "SELECT name FROM sqlite_master")
     with pytest.raises(StoreUnavailable, match="another program"):
-        await SqlStore(path).open()
+        await SqliteStore(path).open()
     assert query(path, "SELECT name FROM sqlite_master") == before

@@ -7,17 +7,17 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy.testing.store_samples import an_agent, complete, gathered, opened
 
 # Completes turns one after another and prints the id of each when it is acknowledged.
 PROGRAM = """
 import asyncio, sys
-from cli_session_proxy.stores.sql import SqlStore
+from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy.testing.store_samples import an_agent, complete, opened
 
 async def main(path, name, count):
-    async with opened(lambda: SqlStore(path)) as store:
+    async with opened(lambda: SqliteStore(path)) as store:
         agent = await an_agent(store)
         for n in range(count):
             print((await complete(store, agent, f"{name}{n}", session=name)).id, flush=True)
@@ -39,7 +39,7 @@ async def test_two_programs_write_beside_each_other(tmp_path: Path) -> None:
     outputs = [(await child.communicate())[0].decode().split() for child in programs]
     assert [child.returncode for child in programs] == [0, 0]
     assert outputs == [[f"{name}{n}" for n in range(count)] for name in ("x", "y")]
-    async with opened(lambda: SqlStore(path)) as store:
+    async with opened(lambda: SqliteStore(path)) as store:
         turns = await gathered(store.turns((await an_agent(store)).key))
     assert len({turn.seq for turn in turns}) == 2 * count
     for name, output in zip(("x", "y"), outputs, strict=True):
@@ -54,7 +54,7 @@ async def test_a_killed_program_loses_no_acknowledged_turn(tmp_path: Path) -> No
     child.kill()
     rest, _ = await child.communicate()
     acknowledged += [line.decode() for line in rest.split(b"\n")[:-1]]
-    async with opened(lambda: SqlStore(path)) as store:
+    async with opened(lambda: SqliteStore(path)) as store:
         agent = await an_agent(store)
         turns = {turn.id: turn for turn in await gathered(store.turns(agent.key))}
         assert {turns[name].status for name in acknowledged} == {"completed"}

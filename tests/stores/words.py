@@ -7,12 +7,16 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 from sqlite3 import connect
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
 from cli_session_proxy.errors import InvalidRequest
-from cli_session_proxy.stores import sqlite
-from cli_session_proxy.stores.database import Database, Urgency
+from cli_session_proxy.stores.sql.database import Urgency, Work
+from cli_session_proxy.stores.sqlite import driver as sqlite
+from cli_session_proxy.stores.sqlite.database import SqliteDatabase
+
+T = TypeVar("T")
 
 TABLE = "CREATE TABLE said (word TEXT PRIMARY KEY)"
 
@@ -22,7 +26,7 @@ class Words:
 
     def __init__(self, path: Path, *, busy_timeout: float = 10.0) -> None:
         self.path = path
-        self.db = Database(path, busy_timeout=busy_timeout)
+        self.db = SqliteDatabase(path, busy_timeout=busy_timeout)
         self.commits = 0
 
     async def open(self) -> None:
@@ -48,8 +52,11 @@ class Words:
     async def write(self, word: str, urgency: Urgency = Urgency.DURABLE) -> str:
         return await self.db.write(lambda conn: say(conn, word), urgency)
 
-    async def jot(self, word: str) -> str:
-        return await self.db.jot(lambda conn: say(conn, word))
+    async def note(self, word: str) -> str:
+        return await self.quickly(lambda conn: say(conn, word))
+
+    async def quickly(self, work: Work[T]) -> T:
+        return await self.db.write(work, Urgency.JOURNAL, quick=True)
 
     async def read(self) -> set[str]:
         return await self.db.read(lambda conn: set(conn.exec_driver_sql("SELECT word FROM said").scalars()))

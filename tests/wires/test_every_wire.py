@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import ollama
 import pytest
 from anthropic import APIStatusError, AsyncAnthropic
 from google.genai.errors import APIError as GoogleError
@@ -17,19 +19,23 @@ from cli_session_proxy.engine.live import cancelled
 from cli_session_proxy.errors import Overloaded, ProxyError
 from cli_session_proxy.settings import Settings
 
-from ..every_wire import google_client
-from ..fakes import FakeEngine, started, text
+from ..every_wire import google_client, ollama_client
+from ..fakes import FakeEngine, hello, started, text
 from ..serving import serving
 
 MESSAGES = "/v1/messages"
 GENERATE = "/v1beta/models/sonnet:generateContent"
 STREAM = "/v1/models/sonnet:streamGenerateContent?alt=sse"
 INTERACTIONS = "/v1beta/interactions"
+OLLAMA_CHAT = "/api/chat"
+OLLAMA_GENERATE = "/api/generate"
 BODIES: dict[str, dict[str, Any]] = {
     MESSAGES: {"model": "sonnet", "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}]},
     GENERATE: {"contents": [{"parts": [{"text": "hello"}]}]},
     STREAM: {"contents": [{"parts": [{"text": "hello"}]}]},
     INTERACTIONS: {"model": "sonnet", "input": "hello"},
+    OLLAMA_CHAT: {"model": "sonnet", "messages": [{"role": "user", "content": "hello"}]},
+    OLLAMA_GENERATE: {"model": "sonnet", "prompt": "hello"},
 }
 LIMIT = 4096
 
@@ -51,6 +57,10 @@ def assert_shape(answer: httpx.Response, path: str, status: int, code: str) -> s
 
 
 def assert_error(body: Any, path: str, status: int, code: str, request_id: str) -> str:
+    if "/api/" in path:
+        assert body["code"] == code
+        said: str = body["error"]
+        return said
     error: dict[str, Any] = body["error"]
     if "/messages" in path:
         assert (body["type"], body["request_id"]) == ("error", request_id)
@@ -90,7 +100,8 @@ async def test_every_kind_of_refusal_is_in_the_wires_shape(
 @pytest.mark.parametrize(
     ("path", "at"),
     [(MESSAGES, "/v1/messages/batches"), (GENERATE, "/v1beta/models/sonnet:embedContent"), (GENERATE, "/v1beta/files"),
-     (GENERATE, "/v1/models/sonnet:predict"), (INTERACTIONS, "/v1/interactions/a/b/c")],
+     (GENERATE, "/v1/models/sonnet:predict"), (INTERACTIONS, "/v1/interactions/a/b/c"),
+     (OLLAMA_CHAT, "/api/embed"), (OLLAMA_CHAT, "/agents/a/api/pull")],
 )  # fmt: skip
 async def test_an_unknown_route_is_in_the_shape_of_its_neighbours(
     door: tuple[FakeEngine, httpx.AsyncClient], path: str, at: str
@@ -99,7 +110,7 @@ async def test_an_unknown_route_is_in_the_shape_of_its_neighbours(
     assert_shape(await client.post(at, json={}), path, 404, "not_found")
 
 
-@pytest.mark.parametrize("path", [MESSAGES, STREAM, INTERACTIONS])
+@pytest.mark.parametrize("path", [MESSAGES, STREAM, INTERACTIONS, OLLAMA_CHAT, OLLAMA_GENERATE])
 async def test_an_error_in_mid_stream_is_in_the_wires_shape(
     door: tuple[FakeEngine, httpx.AsyncClient], path: str
 ) -> None:
@@ -108,7 +119,8 @@ async def test_an_error_in_mid_stream_is_in_the_wires_shape(
     engine.script = lambda _: [started(), head, first, ProxyError("it broke")]
     answer = await client.post(path, json={**BODIES[path], "stream": True})
     assert answer.status_code == 200
-    frames = [frame for frame in answer.text.strip().split("\n\n") if frame != "data: [DONE]"]
+    between = "\n" if "/api/" in path else "\n\n"
+    frames = [frame for frame in answer.text.strip().split(between) if frame != "data: [DONE]"]
     assert "Hel" in "".join(frames[:-1])
     last = json.loads(frames[-1].splitlines()[-1].removeprefix("data: "))
     assert assert_error(last, path, 500, "internal_error", answer.headers["x-request-id"]) == "it broke"
@@ -143,6 +155,26 @@ async def test_the_vendors_clients_are_told_of_an_error_in_mid_stream(
             assert last.status == "cancelled"
         else:
             assert (last.error.code, last.error.message) == (error.code, error.message)
+    async with ollama_client(root) as lines:
+        with pytest.raises(ollama.ResponseError, match=error.message):
+            await drawn(await lines.chat(model="sonnet", messages=said, stream=True))
+
+
+@pytest.mark.parametrize("generate", [False, True])
+async def test_the_ollama_client_reads_on_over_keep_alives(tmp_path: Path, generate: bool) -> None:
+    said = asyncio.Event()
+    engine = FakeEngine(lambda _: [started(), said, *hello()[1:]])
+    settings = Settings(var=tmp_path / "var", port=0, keepalive=0.05)
+    async with serving(engine.as_engine(), settings) as url, ollama_client(url.removesuffix("/v1")) as client:
+        parts: list[Any] = []
+        wanted: Any = {"prompt": "hello"} if generate else {"messages": [{"role": "user", "content": "hello"}]}
+        async for part in await (client.generate if generate else client.chat)(model="sonnet", stream=True, **wanted):
+            parts.append(part)
+            if len(parts) == 3:  # nothing was said yet: these are all lines without words
+                said.set()
+    texts = [part.response if generate else part.message.content for part in parts]
+    assert texts[:3] == [""] * 3
+    assert ("".join(texts), parts[-1].done) == ("Hello there.", True)
 
 
 async def drawn(stream: AsyncIterator[Any]) -> list[Any]:
@@ -199,6 +231,7 @@ async def test_what_has_no_effect_is_named_in_a_header(door: tuple[FakeEngine, h
         (MESSAGES, {"top_p": 0.5}, "max_tokens, top_p"),
         (GENERATE, {"generationConfig": {"seed": 1}}, "generationConfig.seed"),
         (INTERACTIONS, {"service_tier": "flex"}, "service_tier"),
+        (OLLAMA_CHAT, {"options": {"num_predict": 9}, "keep_alive": "5m"}, "options.num_predict, keep_alive"),
     ):
         answer = await client.post(path, json={**BODIES[path], **extra})
         assert answer.headers["x-ignored-params"] == named

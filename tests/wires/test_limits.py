@@ -17,6 +17,7 @@ from cli_session_proxy.wires.common import Naming, read_bytes
 from cli_session_proxy.wires.generate import body as generate
 from cli_session_proxy.wires.interactions import body as interactions
 from cli_session_proxy.wires.messages import body as messages
+from cli_session_proxy.wires.ollama import body as ollama
 from cli_session_proxy.wires.responses import body as responses
 
 Read = Callable[[JSON, Naming], Any]
@@ -27,6 +28,7 @@ READ: dict[str, Read] = {
     "generate": partial(generate.read, model="sonnet"),
     "interactions": interactions.read,
     "responses": responses.read,
+    "ollama": ollama.read_chat,
 }
 SAID: dict[str, Callable[[str], JSON]] = {
     "chat": lambda role: {"role": role, "content": "a"},
@@ -34,6 +36,7 @@ SAID: dict[str, Callable[[str], JSON]] = {
     "generate": lambda role: {"role": {"assistant": "model"}.get(role, role), "parts": [{"text": "a"}]},
     "interactions": lambda role: {"type": "model_output" if role == "assistant" else "user_input", "content": "a"},
     "responses": lambda role: {"role": role, "content": "a"},
+    "ollama": lambda role: {"role": role, "content": "a"},
 }
 FIELD = {
     "chat": "messages",
@@ -41,6 +44,7 @@ FIELD = {
     "generate": "contents",
     "interactions": "input",
     "responses": "input",
+    "ollama": "messages",
 }
 
 
@@ -89,6 +93,7 @@ STOPS: dict[str, Callable[[list[str]], JSON]] = {
     "messages": lambda stops: {"stop_sequences": stops},
     "generate": lambda stops: {"generationConfig": {"stopSequences": stops}},
     "interactions": lambda stops: {"generation_config": {"stop_sequences": stops}},
+    "ollama": lambda stops: {"options": {"stop": stops}},
 }
 
 
@@ -110,6 +115,7 @@ TOOLS: dict[str, Callable[[int, JSON], JSON]] = {
     "generate": lambda n, schema: {"functionDeclarations": [{"name": f"f{n}", "parametersJsonSchema": schema}]},
     "interactions": function,
     "responses": function,
+    "ollama": lambda n, schema: {"type": "function", "function": {"name": f"f{n}", "parameters": schema}},
 }
 
 
@@ -150,6 +156,20 @@ def test_arguments_of_all_calls_hold_no_more_values_than_a_body(wire: str) -> No
     read(wire, given)
     given[FIELD[wire]].insert(1, call[wire]("d"))
     assert "more than 200,000 JSON values" in refused(wire, given).message
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+@pytest.mark.parametrize("wire", ["chat", "responses"])
+def test_arguments_of_a_call_hold_no_number_that_is_not_json(wire: str, number: str) -> None:
+    """Python reads them and writes them down; every dump, transcript and answer with them would be no JSON."""
+    arguments = f'{{"a": [{number}]}}'
+    call: dict[str, JSON] = {
+        "chat": {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}]},
+        "responses": {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments},
+    }
+    given = body(wire, "user", "user")
+    given[FIELD[wire]].insert(1, call[wire])
+    assert "not JSON" in refused(wire, given).message
 
 
 @pytest.mark.timeout(20)

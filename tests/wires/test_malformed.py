@@ -17,6 +17,7 @@ from cli_session_proxy.wires.common import Naming
 from cli_session_proxy.wires.generate import body as generate
 from cli_session_proxy.wires.interactions import body as interactions
 from cli_session_proxy.wires.messages import body as messages
+from cli_session_proxy.wires.ollama import body as ollama
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
 BODIES: dict[str, tuple[Callable[[JSON, Naming], Any], JSON]] = {
@@ -66,6 +67,23 @@ BODIES: dict[str, tuple[Callable[[JSON, Naming], Any], JSON]] = {
             {"type": "function_call", "id": "c", "name": "f", "arguments": {}},
             {"type": "function_result", "call_id": "c", "result": [{"type": "text", "text": "r"}]},
         ],
+    }),
+    "ollama": (ollama.read_chat, {
+        "model": "sonnet:latest", "stream": True, "format": {"type": "object"}, "think": "low", "keep_alive": "5m",
+        "options": {"temperature": 0.5, "num_ctx": 8192, "use_mmap": True, "stop": ["x"]},
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": "u", "images": ["iVBORw0KGgo="]},
+            {"role": "assistant", "content": "",
+             "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {}}}]},
+            {"role": "tool", "tool_name": "f", "content": "r"},
+        ],
+    }),
+    "ollama generate": (ollama.read_generate, {
+        "model": "sonnet", "prompt": "u", "system": "s", "images": ["iVBORw0KGgo="],
+        "context": [116, 117, 114, 110, 95],
+        "format": "json", "think": False, "raw": False, "stream": False,
     }),
 }  # fmt: skip
 ODD = st.one_of(

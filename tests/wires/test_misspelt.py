@@ -34,6 +34,8 @@ CONTENTS: JSON = {"contents": [{"role": "user", "parts": [{"text": "hello"}]}]}
             {"generationConfig": {"stopSequence": ["x"]}},
             "generationConfig.stopSequence",
         ),
+        ("/api/chat", SAID, {"formats": "json"}, "formats"),
+        ("/api/generate", {"prompt": "hello"}, {"options": {"temprature": 0}}, "options.temprature"),
         (
             "/v1/interactions",
             INPUT,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from ... import logs
 from ...domain.client_tools import Judge, as_cli
+from ...domain.evidence import Evidence
+from ...domain.identifiers import is_model
 from ...domain.lineage import Past
 from ...domain.models import JSON, Agent, BlockDelta, BlockStart, BlockStop, Continuity, Link, Record, Turn
 from ...errors import ClaudeNotLoggedIn, ClaudeUnavailable, ProxyError
@@ -17,13 +19,14 @@ from ...settings import Settings
 from ...stores.base import Standing, Store
 from .. import base
 from ..base import Adoptable, Answered, Counts, Event, Exchange, Job, Kept, Lost, Remedy, Settled
-from . import events, failures
+from .process import events, failures
 from .process.child import end_left
 from .process.pool import Pool
 from .process.restarts import Restarts
 from .sessions import adoption, history, settling
 from .sessions.capture import Ready, Said
 from .sessions.manager import Foreign, Plan, Sessions
+from .sessions.verifying import Verifier, compare
 from .sessions.watcher import Watcher
 
 log = logs.get(__name__)
@@ -31,6 +34,8 @@ log = logs.get(__name__)
 
 class ClaudeBackend:
     """See `base.Backend`. `born` and `reaped` note the processes, so that others can end them after a crash."""
+
+    name = "claude"
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class ClaudeBackend:
         self.pool = Pool(settings, ahead=sandboxes.ahead, born=born, reaped=reaped, started=started)
         self.sessions = Sessions(settings, store, self.pool, sandboxes)
         self._restarts = Restarts()
+        self._verifier = Verifier(settings, store)
         self._watcher = Watcher(settings, sandboxes, self.sessions)
 
     # --- a turn
@@ -88,6 +94,9 @@ class ClaudeBackend:
 
     async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
         return await settling.settled(self._store, self.sessions.transcript_of, agent, turn)
+
+    async def compare(self, agent: Agent, turn: Turn) -> base.Comparison:
+        return await compare(self._verifier, self._store, agent, turn)
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
         ended = await asyncio.gather(*(asyncio.to_thread(end_left, pid, started) for pid, started in strays))
@@ -138,8 +147,8 @@ class _Exchange:
         return self._ready.links
 
     @property
-    def evidence(self) -> JSON:
-        return self._ready.reason
+    def evidence(self) -> Evidence:
+        return self._ready.evidence
 
     async def say(self) -> AsyncGenerator[Event, None]:
         job, process = self._job, self._ready.process
@@ -156,7 +165,7 @@ class _Exchange:
                         case BlockStart() | BlockDelta() | BlockStop():
                             yield event
                         case events.AssistantMessage():
-                            yield base.Said(event.blocks)
+                            yield base.Said(event.blocks, event.model if is_model(event.model) else None)
                         case events.Abandoned():
                             yield base.Abandoned(event.blocks)
                         case events.SessionSeen():
@@ -195,7 +204,7 @@ class _Exchange:
     def _completed(self, result: events.Result) -> base.Completed:
         """With this turn's share of the CLI's running total, which starts anew where the CLI did not restore it."""
         self._answered, self._total = result.session_id or self._answered, result.cost_total_usd
-        before, cost = self._ready.session.cost_total_usd, result.cost_total_usd
+        before, cost = self._ready.spent, result.cost_total_usd
         if cost is not None and cost >= before:
             cost -= before
         return base.Completed(result.stop_reason, result.usage, cost)
@@ -220,7 +229,7 @@ class _Exchange:
         except events.ProcessDied as died:
             raise self._backend._lost(job.agent, died) from died
         self._backend._restarts.lived(job.agent.key)
-        return Kept(captured.records, captured.session, captured.links, captured.note, captured.notes)
+        return Kept(captured.records, captured.session, captured.links, captured.source, captured.notes)
 
     async def release(self) -> None:
         try:

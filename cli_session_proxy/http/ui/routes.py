@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
+import aiofiles
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ...backends.claude.sessions.verifying import Verifier
 from ...domain.models import Agent, Turn
 from ...engine.engine import Engine
 from ...errors import NotFound
 from ...export import shown
-from ...settings import Settings
+from ...wires.addresses import About, add
+from ...wires.bodies import is_on, owner_of, whole_number
 from ...wires.common import decoded_agent_id
-from ..addresses import add
-from ..bodies import is_on, owner_of, whole_number
+from ...wires.schemas import COUNT, SWITCH
+from ..large_turns import Teller
 from . import views
-from .comparing import compare
 
 STATIC = Path(__file__).parent / "static"
 FILES: Mapping[str, str] = {
@@ -47,38 +48,39 @@ PAGE = 100
 # A row of a page is two short texts: a thousand of them are a few hundred KB.
 MAX_PAGE = 1000
 # Links of the timeline's overview; older ones stand at their turns.
-REPAIRS = 200
+NEWEST_REPAIRS = 200
 
 
 class Ui:
     """The handlers. `add_to` before the catch-all of `/v1/chains/`."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._settings = settings
+        self._tell = Teller(engine.aside.showing)
 
     def add_to(self, app: Starlette) -> None:
         chain = "/v1/chains/{agent_id}"
-        for path, handler in (
-            ("/ui", self.page),
-            ("/ui/", self.page),
-            ("/ui/{name}", self.file),
-            (f"{chain}/turns", self.turns),
-            (f"{chain}/turns/{{turn_id}}", self.turn),
-            (f"{chain}/turns/{{turn_id}}/transcript", self.transcript),
-            (f"{chain}/repairs", self.repairs),
+        page = About(media=("text/html",))
+        for path, handler, about in (
+            ("/ui", self.page, page),
+            ("/ui/", self.page, page),
+            ("/ui/{name}", self.file, About(media=("text/html", "text/css", "text/javascript"))),
+            (f"{chain}/turns", self.turns, About(query={"before": COUNT, "limit": COUNT})),
+            (f"{chain}/turns/{{turn_id}}", self.turn, About(query={"redact": SWITCH})),
+            (f"{chain}/turns/{{turn_id}}/transcript", self.transcript, None),
+            (f"{chain}/repairs", self.repairs, None),
         ):
-            add(app, "GET", path, handler)
+            add(app, "GET", path, handler, about)
 
     # the page itself
 
     async def page(self) -> Response:
-        return _file("index.html")
+        return await _file("index.html")
 
     async def file(self, name: str) -> Response:
         if name not in FILES:
             raise NotFound(f"/ui/{name} does not exist: the page is at /ui")
-        return _file(name)
+        return await _file(name)
 
     # what it shows
 
@@ -99,7 +101,7 @@ class Ui:
         children = await self._engine.store.children(turn.id)
         return JSONResponse(
             {
-                "turn": shown.turn(turn, around.links, verbatim=verbatim),
+                "turn": await self._tell(turn, around.links, verbatim=verbatim),
                 "links": [shown.link(link) for link in around.links],
                 "number": around.newest,
                 "children": [child.id for child in children],
@@ -110,14 +112,13 @@ class Ui:
     async def transcript(self, request: Request) -> Response:
         """The difference between the chain and the transcript at this turn."""
         agent = await self._agent(request)
-        store = self._engine.store
-        verifier = Verifier(self._settings, store)
-        return JSONResponse(await compare(verifier, store, agent, await self._turn(request, agent)))
+        compared = await self._engine.backend.compare(agent, await self._turn(request, agent))
+        return JSONResponse(await asyncio.to_thread(views.comparison, compared))
 
     async def repairs(self, request: Request) -> Response:
         """The newest links that are not a plain start, newest first."""
         agent = await self._agent(request)
-        links = await self._engine.store.repairs(agent.key, limit=REPAIRS)
+        links = await self._engine.store.repairs(agent.key, limit=NEWEST_REPAIRS)
         return JSONResponse({"object": "list", "data": [shown.link(link) for link in links]})
 
     async def _agent(self, request: Request) -> Agent:
@@ -135,5 +136,6 @@ class Ui:
         return turn
 
 
-def _file(name: str) -> Response:
-    return Response((STATIC / name).read_bytes(), media_type=FILES[name], headers=dict(HEADERS))
+async def _file(name: str) -> Response:
+    async with aiofiles.open(STATIC / name, "rb") as file:
+        return Response(await file.read(), media_type=FILES[name], headers=dict(HEADERS))

@@ -1,17 +1,23 @@
-"""A chain as the page's list shows it: a short row a turn. Pure."""
+"""A chain as the page shows it: a short row a turn, and a turn's records beside its transcript. Pure."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from ... import redact
+from ...backends.base import Comparison
 from ...domain.models import JSON, Agent, Block, Link, Turn
 from ...export import shown
+from ...export.words import shallow
 from ...stores.base import TurnPage
 
 # A row is two lines on a screen; the whole text is shown when the turn is opened.
 PREVIEW = 240
+# A record is compared whole and shown this far (characters).
+SHOWN = 2000
 
 
 def page(agent: Agent, found: TurnPage) -> JSON:
@@ -80,3 +86,35 @@ def _texts(blocks: Iterable[Block]) -> Iterator[str]:
             yield "[result of a tool]"
         elif kind == "image":
             yield "[image]"
+
+
+def comparison(found: Comparison) -> JSON:
+    """`differences` and `records` of a turn's session, without secrets."""
+    told: JSON = {
+        "found": found.found,
+        "differences": [redact.data({"kind": kind, "text": text}) for kind, text in found.differences],
+        "records": [
+            {
+                "uuid": one.uuid, "kind": one.kind, "state": one.state,
+                "chain": _record_text(one.chain), "file": _record_text(one.file),
+            }
+            for one in found.records
+        ],
+    }  # fmt: skip
+    if found.session_id is None:
+        return told
+    return told | {
+        "session_id": found.session_id, "transcript": found.transcript, "tip_turn_id": found.tip_turn_id,
+    }  # fmt: skip
+
+
+def _record_text(blocks: Sequence[Any] | None) -> str | None:
+    if blocks is None:
+        return None
+    texts = [
+        str(block["text"])
+        if isinstance(block, dict) and block.get("type") == "text"
+        else json.dumps(redact.data(shallow(block)), ensure_ascii=False)
+        for block in blocks
+    ]
+    return redact.text("\n".join(texts))[:SHOWN]

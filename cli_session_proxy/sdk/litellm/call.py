@@ -48,13 +48,16 @@ def read(kwargs: Mapping[str, Any], *, stream: bool) -> Call:
     headers = {key: sent[key] for key in FORWARDED if key in sent}
     if name is not None:
         headers["x-agent-id"] = encoded_agent_id(name)
+    timeout = kwargs.get("timeout")
+    if isinstance(timeout, httpx.Timeout):
+        timeout = timeout.read  # how long LiteLLM's caller waits for an answer
     return Call(
         model=str(kwargs["model"]),
         body=body,
         headers=headers,
         api_base=kwargs.get("api_base") or None,
         api_key=kwargs.get("api_key") or None,
-        timeout=_seconds(kwargs.get("timeout")),
+        timeout=None if timeout is None else float(timeout),
     )
 
 
@@ -109,13 +112,6 @@ def _session(params: Mapping[str, Any], metadata: Mapping[str, Any]) -> str | No
     if not metadata.get("session_id") and session == metadata.get("trace_id"):
         return None
     return str(session)
-
-
-def _seconds(timeout: Any) -> float | None:
-    """LiteLLM passes seconds or an `httpx.Timeout`, whose `read` is how long its caller waits for an answer."""
-    if isinstance(timeout, httpx.Timeout):
-        timeout = timeout.read
-    return None if timeout is None else float(timeout)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

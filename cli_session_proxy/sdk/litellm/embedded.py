@@ -7,12 +7,12 @@ caller that goes before closes the generator, and the turn is left.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...domain import limits
-from ...domain.models import JSON, Started, TurnRequest
+from ...domain.models import Started, TurnRequest
 from ...errors import InvalidRequest
 from ...wires import common
 from ...wires.chat import body as chat
@@ -51,8 +51,9 @@ async def stream(runtime: Runtime, call: Call) -> AsyncGenerator[Reply, None]:
         while (event := await deadline.wait(anext(events, None))) is not None:
             if isinstance(event, Started):
                 identity = Identity(event.agent_id, event.turn_id, event.session_id, event.continuity)
-            for chunk in _parsed(writer.feed(event)):
-                yield Reply(chunk, identity)
+            for data in writer.feed(event):
+                if data != common.SSE_DONE:
+                    yield Reply(json.loads(data.removeprefix(b"data: ")), identity)
         answer.acknowledge()
     finally:
         if isinstance(events, AsyncGenerator):
@@ -72,9 +73,3 @@ def read(call: Call) -> chat.ChatCall:
 async def _submit(runtime: Runtime, request: TurnRequest, deadline: Deadline) -> Answer:
     engine = await deadline.wait(runtime.engine())
     return await deadline.wait(engine.submit(request))  # a caller who leaves meanwhile: the engine sees to its turn
-
-
-def _parsed(events: list[bytes]) -> Iterator[JSON]:
-    for event in events:
-        if event != common.SSE_DONE:
-            yield json.loads(event.removeprefix(b"data: "))

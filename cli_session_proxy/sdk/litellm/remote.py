@@ -18,7 +18,7 @@ from ..runtime import Runtime
 from .call import Call
 from .reply import Deadline, Identity, Reply
 
-# For an answer without one of our codes: somebody else's server, or a proxy in between.
+# For an answer without one of our codes: another server, or a proxy in between.
 _BY_STATUS: dict[int, type[ProxyError]] = {400: InvalidRequest, 401: Unauthorized, 403: Unauthorized, 429: RateLimited}
 
 
@@ -55,7 +55,9 @@ def _opened(runtime: Runtime, call: Call, deadline: Deadline) -> AbstractAsyncCo
         headers["authorization"] = f"Bearer {call.api_key}"
     client = runtime.client()
     try:
-        request = client.build_request("POST", _url(call), json=call.body, headers=headers)
+        base = (call.api_base or "").rstrip("/").removesuffix("/chat/completions")
+        url = f"{base}/chat/completions" if base.endswith("/v1") else f"{base}/v1/chat/completions"
+        request = client.build_request("POST", url, json=call.body, headers=headers)
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as exc:
         raise InvalidRequest(f"api_base {call.api_base!r} is no URL: {exc}", param="api_base") from exc
     return _response(client, request, call, deadline)
@@ -69,15 +71,15 @@ async def _response(
     try:
         if response.is_error:
             body = await _reached(call, deadline, response.aread())
-            raise _error(response.status_code, _error_object(body), response.headers)
+            try:
+                data = json.loads(body)
+            except ValueError:  # a page of some server in between; its status says enough
+                data = None
+            error = data.get("error") if isinstance(data, dict) else None
+            raise _error(response.status_code, error, response.headers)
         yield response
     finally:
         await response.aclose()
-
-
-def _url(call: Call) -> str:
-    base = (call.api_base or "").rstrip("/").removesuffix("/chat/completions")
-    return f"{base}/chat/completions" if base.endswith("/v1") else f"{base}/v1/chat/completions"
 
 
 async def _reached(call: Call, deadline: Deadline, work: Any) -> Any:
@@ -85,7 +87,9 @@ async def _reached(call: Call, deadline: Deadline, work: Any) -> Any:
     try:
         return await deadline.wait(work)
     except httpx.ConnectError as exc:
-        raise ClaudeUnavailable(f"nothing answers at {call.api_base}: start `serve` there, or mend api_base") from exc
+        raise ClaudeUnavailable(
+            f"nothing answers at {call.api_base}: start `serve` there, or correct api_base"
+        ) from exc
     except httpx.UnsupportedProtocol as exc:
         raise InvalidRequest(f"api_base {call.api_base!r} is no http URL", param="api_base") from exc
     except httpx.HTTPError as exc:
@@ -102,28 +106,17 @@ def _object(body: bytes, call: Call) -> JSON:
     return data
 
 
-def _error_object(body: bytes) -> Any:
-    try:
-        data = json.loads(body)
-    except ValueError:
-        return None  # a page of some server in between; its status says enough
-    return data.get("error") if isinstance(data, dict) else None
-
-
 def _error(status: int, error: Any, headers: httpx.Headers | dict[str, str]) -> ProxyError:
     """The error that `serve` raised, made again from its answer."""
     fields = error if isinstance(error, dict) else {}
+    wait = headers.get("retry-after") or ""
     data = {
         "code": fields.get("code"),
         "message": fields.get("message") or f"HTTP status {status}",
         "param": fields.get("param"),
-        "retry_after": _seconds(headers.get("retry-after")),
+        "retry_after": float(wait) if wait.isascii() and wait.strip().isdigit() else None,
     }
     known = from_dict(data)
     if known.code == data["code"]:
         return known
     return _BY_STATUS.get(status, UpstreamError)(known.message, param=known.param, retry_after=known.retry_after)
-
-
-def _seconds(value: str | None) -> float | None:
-    return float(value) if value is not None and value.isascii() and value.strip().isdigit() else None

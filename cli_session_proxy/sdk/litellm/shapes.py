@@ -42,18 +42,15 @@ class Chunks:
         """What LiteLLM gets for this chunk of ours, in order."""
         data = reply.data
         if not data["choices"]:
-            return [_chunk(reply, Delta(), usage=data["usage"]), *self._end()]
+            if self._finish is None:
+                raise UpstreamError("the stream ended without saying why")
+            return [_chunk(reply, Delta(), usage=data["usage"]), self._finish]
         choice = data["choices"][0]
         if choice["finish_reason"] is not None:
             self._finish = _chunk(reply, Delta(), finish_reason=choice["finish_reason"])
             return []
         delta = {key: value for key, value in choice["delta"].items() if value is not None}
         return [_chunk(reply, Delta(**delta))]
-
-    def _end(self) -> list[ModelResponseStream]:
-        if self._finish is None:
-            raise UpstreamError("the stream ended without saying why")
-        return [self._finish]
 
 
 def _chunk(

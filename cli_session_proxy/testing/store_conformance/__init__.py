@@ -4,6 +4,13 @@
     async def test_contract(contract, tmp_path):
         await contract(lambda: MyStore(tmp_path / "store"))
 
+The writer contract needs the stores' clock as well, so that leases expire when it says:
+
+    @pytest.mark.parametrize("contract", WRITER_CONTRACTS, ids=lambda c: c.__name__)
+    async def test_writer_contract(contract, tmp_path):
+        clock = MyClock()
+        await contract(lambda: MyStore(tmp_path / "store", clock=clock), clock)
+
 Every call of the factory gives another store object, not yet open, on one and the same database, which is
 empty at the start of a contract. A broken rule is an `AssertionError`.
 """
@@ -13,16 +20,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from types import ModuleType
+from typing import Any
 
 from ..store_samples import StoreFactory
-from . import agents, leases, paths, search, turns
+from . import agents, beside, leases, paths, search, turns, writers
+from .writers import Clock
 
-__all__ = ["CONTRACTS", "Contract"]
+__all__ = ["CONTRACTS", "WRITER_CONTRACTS", "Clock", "Contract", "WriterContract"]
 
 Contract = Callable[[StoreFactory], Awaitable[None]]
+WriterContract = Callable[[StoreFactory, Clock], Awaitable[None]]
 
 
-def _contracts_of(module: ModuleType) -> Iterator[Contract]:
+def _contracts_of(module: ModuleType) -> Iterator[Callable[..., Any]]:
     """All that it defines: one that is written is one that is run."""
     for name, found in vars(module).items():
         if inspect.iscoroutinefunction(found) and found.__module__ == module.__name__ and not name.startswith("_"):
@@ -30,5 +40,6 @@ def _contracts_of(module: ModuleType) -> Iterator[Contract]:
 
 
 CONTRACTS: tuple[Contract, ...] = tuple(
-    contract for module in (agents, turns, paths, search, leases) for contract in _contracts_of(module)
+    contract for module in (agents, turns, paths, search, leases, beside) for contract in _contracts_of(module)
 )
+WRITER_CONTRACTS: tuple[WriterContract, ...] = tuple(_contracts_of(writers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from ...domain.models import Placed
 from ...errors import LeaseLost
 from ...stores.base import Granted, Held, Lease, PathChanged, Proxy
 from ..store_samples import (
@@ -183,7 +184,7 @@ async def an_undelivered_answer_is_claimed_while_the_conversation_can_go_on_from
         agent = await an_agent(store)
         await complete(store, agent, "t1")
         await store.set_delivery("t1", "undelivered")
-        waiting = await store.accept(a_turn(agent, "t2", reason={"rule": "head"}))
+        waiting = await store.accept(a_turn(agent, "t2", placed=Placed("head")))
         assert await store.claim("t1", "b")
         assert (await turn_of(store, "t1")).delivery == "pending"
         await store.set_delivery("t1", "undelivered")
@@ -196,7 +197,7 @@ async def a_turn_does_not_begin_without_an_answer_that_was_claimed_meanwhile(fac
         agent = await an_agent(store)
         await complete(store, agent, "t1")
         await store.set_delivery("t1", "undelivered")
-        turn = await store.accept(a_turn(agent, "t2", reason={"rule": "head"}))
+        turn = await store.accept(a_turn(agent, "t2", placed=Placed("head")))
         assert await store.claim("t1", "b")
         assert isinstance(await raised(store.begin(a_begin(turn, left_off=("t1",)))), PathChanged)
         assert (await turn_of(store, "t2")).status == "queued"

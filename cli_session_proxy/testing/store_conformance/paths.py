@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from ...domain.models import Link, Turn
+from ...domain.models import Link
 from ...stores.base import ImportedTurn, TurnOutline
 from ..store_samples import (
     StoreFactory,
@@ -41,10 +41,6 @@ async def acceptance_is_one_order_for_all(factory: StoreFactory) -> None:
         assert (await one.accept(a_turn(reborn, "first"))).seq > last.seq
 
 
-def _outline(turn: Turn) -> TurnOutline:
-    return TurnOutline(*(getattr(turn, name) for name in TurnOutline.__slots__))
-
-
 async def long_chains_stream_whole(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent, count = await an_agent(store), 250
@@ -52,7 +48,8 @@ async def long_chains_stream_whole(factory: StoreFactory) -> None:
         ids = [f"i{n}" for n in range(count)]
         whole = await gathered(store.turns(agent.key))
         assert [turn.id for turn in whole] == ids
-        assert await gathered(store.outlines(agent.key)) == [_outline(turn) for turn in whole]
+        outlines = [TurnOutline(*(getattr(turn, name) for name in TurnOutline.__slots__)) for turn in whole]
+        assert await gathered(store.outlines(agent.key)) == outlines
         assert [turn.id for turn in await store.path(ids[-1])] == ids
         assert [record.line for record in await store.records(ids[-1])] == [f'{{"n": {n}}}' for n in range(count)]
         found = await store.deepest("local", [f"h{n}" for n in range(1200)], agent.key)

@@ -39,20 +39,19 @@ async def the_deepest_known_hash_decides(factory: StoreFactory) -> None:
 async def of_turns_on_one_path_a_head_wins_then_the_newest_that_arrived(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent, other = await an_agent(store, "a", named=False), await an_agent(store, "b", named=False)
-        for number in range(3):
-            await complete(store, agent, f"t{number}", session=f"s{number}", path_hash="h")
-        await complete(store, other, "lost", session="s9", path_hash="h")
+        for number in range(1, 3):
+            await complete(store, agent, f"t{number}", session=f"s{number}", path_hash="h", move_head=False)
+        await complete(store, other, "lost", session="s9", path_hash="h", move_head=False)
         await store.set_delivery("lost", "undelivered")
 
         async def found() -> str | None:
             turn = await store.deepest("local", ["h"])
             return turn.id if turn else None
 
-        await store.set_head(agent.key, "t0")
-        await store.set_head(other.key, None)
-        assert await found() == "t0"
-        await store.set_head(agent.key, None)
         assert await found() == "t2"
+        await complete(store, agent, "t3", session="s3", path_hash="h")
+        await complete(store, agent, "t4", session="s4", path_hash="h", move_head=False)
+        assert await found() == "t3"
 
 
 async def a_fingerprint_finds_the_latest(factory: StoreFactory) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 
-from ...domain.models import Block, Link, Message, Record, Turn
+from ...domain.evidence import Brought, Evidence, Repair, StreamCut
+from ...domain.models import Block, Link, Message, Placed, Record, Tool, ToolChoice, Turn, TurnOptions
 from ...stores.base import KeyTaken, NewTurn
 from ..store_samples import (
     AWKWARD,
@@ -24,6 +25,16 @@ from ..store_samples import (
     turn_of,
 )
 
+PLACED = Placed("history", messages=3, matched=0, imported=2, diverged_at=0, delta=True)
+OPTIONS = TurnOptions(
+    {"schema": {"title": AWKWARD}}, (Tool("t", AWKWARD, strict=True),), ToolChoice("required", ("t",)), (AWKWARD,)
+)
+EVIDENCE = Evidence(
+    Brought("adoption", "s0", AWKWARD), "t0", "/x", AWKWARD, Repair("left_path", 2, "t0"),
+    Repair("rewritten", 3, found="missing", also_at=("/y",)), True, -9, ("touched",), AWKWARD, ({"error": AWKWARD},),
+    (StreamCut(1, 2),), {"trigger": AWKWARD}, True, "transcript", {"x": AWKWARD},
+)  # fmt: skip
+
 
 async def a_turn_keeps_all_it_was_given(factory: StoreFactory) -> None:
     source: Block = {"type": "base64", "media_type": "image/png", "data": IMAGE}
@@ -34,8 +45,8 @@ async def a_turn_keeps_all_it_was_given(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
         new = NewTurn(
-            "t1", agent.key, "opus", asked, 10.0, system=AWKWARD, effort="high", profile="p", reason={"why": AWKWARD},
-            origin="chat", fingerprint="f", instance="i",
+            "t1", agent.key, "opus", asked, 10.0, system=AWKWARD, effort="high", profile="p", placed=PLACED,
+            options=OPTIONS, origin="chat", fingerprint="f", instance="i",
         )  # fmt: skip
         accepted = await store.accept(new)
         assert accepted == await store.turn("t1")
@@ -43,17 +54,26 @@ async def a_turn_keeps_all_it_was_given(factory: StoreFactory) -> None:
         assert (accepted.effort, accepted.profile, accepted.instance) == ("high", "p", "i")
         await store.begin(a_begin(accepted))
         running = await turn_of(store, "t1")
+        assert running.evidence == Evidence(sandbox="/x")
         assert (running.status, running.session_id, running.frame_uuid) == ("running", "s1", "frame-t1")
         assert (running.attempts, running.started_at, running.instance) == (({"n": 1},), 12.0, "i")
         done = a_commit(
-            running, agent, output=({"type": "image", "source": source},), tools=({"source": source},), reason={"c": 1}
+            running,
+            agent,
+            output=({"type": "image", "source": source},),
+            tools=({"source": source},),
+            evidence=EVIDENCE,
+            stop_sequence=AWKWARD,
+            backend="b",
+            answered_by="m",
         )
         committed = await store.commit(done)
         assert committed == await store.turn("t1")
         assert committed.output == done.output
         assert committed.tools == done.tools
         assert committed.input == asked
-        assert committed.reason == {"why": AWKWARD, "begun": True, "c": 1}
+        assert (committed.placed, committed.options, committed.evidence) == (PLACED, OPTIONS, EVIDENCE)
+        assert (committed.stop_sequence, committed.backend, committed.answered_by) == (AWKWARD, "b", "m")
         assert (committed.usage, committed.cost_usd) == (done.usage, 0.25)
         assert (committed.path_hash, committed.depth, committed.finished_at) == ("hash-t1", 1, 13.0)
 

@@ -19,29 +19,24 @@ from ...domain.lineage import TextJoin
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, Finished, Turn, TurnEvent, TurnRequest, Usage
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, ProxyError
+from ..base import EventStream
 from ..blocks import stop_texts
 from ..common import (
     SSE_DONE,
     Fields,
     Naming,
     answer_text,
-    as_openai_error,
     fingerprint,
     model_name,
     optional,
     sse,
     wrong_type,
 )
-from ..openai_tools import read_choice, read_tools
+from ..openai import EFFORTS, openai_error, read_choice, read_tools
 from . import messages as chat_messages
 
 ID_PREFIX = "chatcmpl-"
 WIRE = "chat"
-
-# OpenAI's efforts → the CLI's (`--effort`, --help of 2.1.329: low, medium, high, xhigh, max).
-EFFORTS = {
-    "none": "low", "minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "max",
-}  # fmt: skip
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
 IGNORED = (
@@ -228,7 +223,7 @@ def _tool_calls(turn: Turn) -> list[JSON]:
     ]
 
 
-class ChunkWriter:
+class ChunkWriter(EventStream):
     """Turn events in, server-sent `chat.completion.chunk`s out. One for each stream.
 
     A delta is framed by bytes made once, so that a chunk costs one `json.dumps` of its text.
@@ -277,7 +272,7 @@ class ChunkWriter:
 
     def error(self, error: ProxyError) -> list[bytes]:
         """What ends a stream that has begun and failed: clients of OpenAI raise on it. No [DONE] follows."""
-        return [sse(as_openai_error(error))]
+        return [sse(openai_error(error))]
 
     def _piece(self, kind: str, text: object) -> list[bytes]:
         if kind not in self._sent or not isinstance(text, str):

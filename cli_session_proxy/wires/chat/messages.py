@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import (
-    Part,
-    Reader,
-    arguments,
-    base64_image,
-    checked_arguments,
-    checked_conversation,
-    is_web_address,
-    typed_blocks,
-)
+from ..blocks import Part, Reader, arguments, checked_arguments, checked_conversation, image_block, typed_blocks
 from ..common import optional, required, wrong_type
-
-_DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),", re.I)
 
 
 def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
@@ -111,16 +99,6 @@ def _image(part: Part, where: str) -> Block:
     image = required(part, "image_url", dict, "an object", where=f"{where}.")
     url: str = required(image, "url", str, "a string", where=f"{where}.image_url.")
     return image_block(url, f"{where}.image_url.url")
-
-
-def image_block(url: str, param: str) -> Block:
-    """An image by http(s) URL or as a data URL; `param` is the field it stood in. Raises `InvalidRequest`."""
-    if is_web_address(url):
-        return {"type": "image", "source": {"type": "url", "url": url}}
-    head = _DATA_URL.match(url)
-    if head is None or head[2].lower() != ";base64":
-        raise InvalidRequest(f"{param} must be an http(s) URL or data:image/…;base64,…", param=param)
-    return base64_image(head[1], url[head.end() :], param)
 
 
 def _tool_use(call: object, where: str) -> Block:

@@ -14,12 +14,13 @@ from ...domain.lineage import TextJoin
 from ...domain.models import JSON, BlockDelta, BlockStart, Finished, Turn, TurnEvent, TurnRequest
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
-from .. import failures
+from ..base import EventStream
 from ..blocks import effort_of_budget, estimated_tokens, stop_texts
-from ..common import Fields, Naming, answer_text, fingerprint, model_name, sse, wrong_type
-from ..other_tools import google_choice, google_tools
+from ..common import Fields, Naming, answer_text, fingerprint, sse, wrong_type
+from ..google import checked_model, either, json_schema
 from . import content as generate_content
-from .content import either
+from .errors import google_error
+from .tools import read_choice, read_tools
 
 WIRE = "generate"
 
@@ -57,7 +58,7 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
     agent_id = naming.agent_id(body)
     system, messages = generate_content.read(body)
     thinking = either(config, "thinkingConfig", dict, "an object", where=f"{_CONFIG}.") or {}
-    tools = google_tools(body)
+    tools = read_tools(body)
     request = TurnRequest(
         model=checked_model(model),
         messages=messages,
@@ -68,7 +69,7 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
         effort=_effort(thinking),
         format=_format(config),
         tools=tools,
-        tool_choice=google_choice(body, tools),
+        tool_choice=read_choice(body, tools),
         stop=stop_texts(either(config, "stopSequences") or [], f"{_CONFIG}.stopSequences"),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
@@ -96,10 +97,6 @@ def count(body: JSON, naming: Naming) -> JSON:  # noqa: ARG001 - every `read` of
     return {"totalTokens": estimated_tokens(*generate_content.read(inner, answered=False))}
 
 
-def checked_model(name: str) -> str:
-    return model_name(name.removeprefix("models/"))
-
-
 def _effort(thinking: Mapping[str, Any]) -> str | None:
     level = either(thinking, "thinkingLevel", str, "a string", where="thinkingConfig.")
     if level is not None:
@@ -123,7 +120,7 @@ def _format(config: Mapping[str, Any]) -> JSON | None:
     if (schema := either(config, "responseJsonSchema")) is not None:
         return {"schema": checked_schema(schema, f"{_CONFIG}.responseJsonSchema")}
     if (schema := either(config, "responseSchema", dict, "an object", where=f"{_CONFIG}.")) is not None:
-        return {"schema": checked_schema(generate_content.json_schema(schema), f"{_CONFIG}.responseSchema")}
+        return {"schema": checked_schema(json_schema(schema), f"{_CONFIG}.responseSchema")}
     return {"schema": None} if mime == "application/json" else None
 
 
@@ -212,7 +209,7 @@ def _response(turn_id: str, model: str, parts: list[JSON], finished: Turn | None
     return {"candidates": [candidate], **end, "modelVersion": model, "responseId": turn_id}
 
 
-class Writer:
+class Writer(EventStream):
     """Turn events in, server-sent `GenerateContentResponse`s out, `data:` lines only. One for each stream."""
 
     def __init__(self, turn_id: str, model: str, request_id: str, *, thoughts: bool) -> None:
@@ -239,7 +236,7 @@ class Writer:
 
     def error(self, error: ProxyError) -> list[bytes]:
         """What ends a stream that has begun and failed: Google's client raises on a chunk that starts so."""
-        return [sse(failures.google(error, self._request_id))]
+        return [sse(google_error(error, self._request_id))]
 
     def _piece(self, kind: str, text: object) -> list[bytes]:
         if not isinstance(text, str) or not text:

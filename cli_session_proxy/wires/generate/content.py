@@ -6,36 +6,20 @@ Names of fields are accepted as the JSON form of protobuf allows: camelCase and 
 from __future__ import annotations
 
 import json
-import re
-from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any
 
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import base64_image, checked_conversation, is_web_address, telling
+from ..blocks import OpenCalls, base64_image, checked_conversation, is_web_address, telling
 from ..common import wrong_type
+from ..google import either, standard_base64
 
-T = TypeVar("T")
 Part = Mapping[str, Any]
 
 _KINDS = "text, inlineData, fileData, functionCall or functionResponse"
-
-
-def either(
-    body: Part, name: str, kind: type[T] | None = None, wanted: str = "", *, where: str = ""
-) -> Any:  # typed where a kind is given; the union of both would need a cast at each call
-    """The field under its camelCase or snake_case name, checked as `common.optional` does where a `kind` is given."""
-    value = body.get(name)
-    if value is None:
-        value = body.get(re.sub("[A-Z]", lambda upper: f"_{upper[0].lower()}", name))
-    if value is None or kind is None:
-        return value
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise wrong_type(f"{where}{name}", wanted)
-    return value
 
 
 def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Message, ...]]:
@@ -44,7 +28,7 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
     if not isinstance(contents, list) or not contents:
         raise InvalidRequest("contents must be a list with at least one content", param="contents")
     limits.at_most(contents, limits.MESSAGES, "contents")
-    calls = _Calls()
+    calls = OpenCalls()
     conversation: list[tuple[str, Message]] = []
     answer: list[Block] | None = None  # of the contents of the model's that stand in a row
     for index, content in enumerate(contents):
@@ -90,36 +74,7 @@ def _system(body: Part) -> str | None:
     return "\n\n".join(block["text"] for block in _blocks(system, "systemInstruction", None)) or None
 
 
-class _Calls:
-    """The calls of the history that wait for a result. Gemini's older clients give them no ids."""
-
-    def __init__(self) -> None:
-        self._open: set[str] = set()
-        self._of: dict[str, deque[str]] = {}  # function -> ids; those that are answered are still among them
-        self._count = 0
-
-    def call(self, given: str | None, name: str) -> str:
-        self._count += 1
-        made = given or f"call_{self._count}"
-        self._open.add(made)
-        self._of.setdefault(name, deque()).append(made)
-        return made
-
-    def result(self, given: str | None, name: str) -> str:
-        """The id of the call this answers: the one it names, else the oldest open call of that function."""
-        if given is not None:
-            self._open.discard(given)
-            return given
-        waiting = self._of.get(name, deque())
-        while waiting:
-            if (oldest := waiting.popleft()) in self._open:
-                self._open.discard(oldest)
-                return oldest
-        self._count += 1
-        return f"call_{self._count}"
-
-
-def _blocks(content: Part, where: str, calls: _Calls | None) -> list[Block]:
+def _blocks(content: Part, where: str, calls: OpenCalls | None) -> list[Block]:
     """The blocks of a content's parts; without `calls` (a system instruction) only texts."""
     parts = content.get("parts")
     if isinstance(parts, dict):  # a repeated field of one, as older clients send it
@@ -136,7 +91,7 @@ def _blocks(content: Part, where: str, calls: _Calls | None) -> list[Block]:
     return blocks
 
 
-def _block(part: Part, where: str, calls: _Calls | None) -> Block | None:
+def _block(part: Part, where: str, calls: OpenCalls | None) -> Block | None:
     text = either(part, "text", str, "a string", where=f"{where}.")
     if either(part, "thought", bool, "true or false", where=f"{where}."):
         return None  # a summary that Google's clients send back; the chain has its own, signed
@@ -174,42 +129,9 @@ def _inline(data: Part, where: str) -> Block:
     return base64_image(mime, standard_base64(encoded), f"{where}.data")
 
 
-def standard_base64(data: str) -> str:
-    """google-genai 3.4 sends the URL-safe alphabet, others the standard one; protobuf's JSON form takes both."""
-    data = data.translate(str.maketrans("-_", "+/"))
-    return data + "=" * (-len(data) % 4)
-
-
 def _file(data: Part, where: str) -> Block:
     uri = either(data, "fileUri", str, "a string", where=f"{where}.") or ""
     mime = either(data, "mimeType", str, "a string", where=f"{where}.") or "image/"
     if not is_web_address(uri) or not mime.startswith("image/"):
         raise InvalidRequest(f"{where}.fileUri must be the http(s) URL of an image", param=f"{where}.fileUri")
     return {"type": "image", "source": {"type": "url", "url": uri}}
-
-
-# Where a Schema of Google's holds further ones: in a field, in a list, under names.
-_INNER, _INNER_LISTS, _INNER_NAMES = ("items", "additionalProperties"), ("anyOf", "prefixItems"), ("properties", "defs")
-_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-
-
-def json_schema(schema: Part) -> dict[str, Any]:
-    """Google's Schema (a subset of OpenAPI 3.0: types in capitals, `nullable`, snake_case allowed) as JSON Schema."""
-    out: dict[str, Any] = {}
-    for given, value in schema.items():
-        name = re.sub("_([a-z])", lambda letter: letter[1].upper(), given)
-        if name in _INNER and isinstance(value, dict):
-            out[name] = json_schema(value)
-        elif name in _INNER_LISTS and isinstance(value, list):
-            out[name] = [json_schema(one) if isinstance(one, dict) else one for one in value]
-        elif name in _INNER_NAMES and isinstance(value, dict):
-            out[name] = {key: json_schema(one) if isinstance(one, dict) else one for key, one in value.items()}
-        elif name == "type" and isinstance(value, str):
-            out["type"] = value.lower()
-        elif name in _COUNTS and isinstance(value, str) and value.isdecimal():
-            out[name] = int(value)  # int64 is a text in the JSON form of protobuf
-        elif name not in ("nullable", "propertyOrdering", "example"):
-            out[name] = value
-    if schema.get("nullable") and "type" in out:
-        out["type"] = [out["type"], "null"]
-    return out

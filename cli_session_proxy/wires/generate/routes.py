@@ -10,11 +10,13 @@ from starlette.responses import JSONResponse, Response
 
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
-from ...http.addresses import add
-from ...http.answers import ESTIMATED, reply
-from ...http.bodies import read_call
 from ...settings import Settings
+from ..addresses import EVENT_STREAM, About, add
+from ..answers import ESTIMATED, reply
+from ..bodies import read_call
+from ..google import checked_model
 from . import body as generate
+from . import schema
 
 
 class GenerateRoutes:
@@ -24,13 +26,20 @@ class GenerateRoutes:
 
     def add_to(self, app: Starlette) -> None:
         for version in ("v1", "v1beta"):
-            add(app, "POST", f"/{version}/models/{{target:path}}", self.call)
+            model = f"/{version}/models/{{model}}"
+            events = About(schema.BODY, {"alt": {"const": "sse"}}, (EVENT_STREAM,), turn=True)
+            shown = {
+                f"{model}:generateContent": About(schema.BODY, turn=True),
+                f"{model}:streamGenerateContent": events,
+                f"{model}:countTokens": About(schema.COUNTED),
+            }
+            add(app, "POST", f"/{version}/models/{{target:path}}", self.call, shown=shown)
 
     async def call(self, request: Request, target: str) -> Response:
         """`target` is `{model}:{method}`."""
         model, _, method = target.rpartition(":")
         if method == "countTokens":
-            generate.checked_model(model)
+            checked_model(model)
             counted = await read_call(request, self._settings.max_body, generate.count)
             return JSONResponse(counted, headers=ESTIMATED)
         if method not in ("generateContent", "streamGenerateContent") or not model:

@@ -20,9 +20,10 @@ from ...errors import InvalidRequest
 from .. import common
 from ..blocks import stop_texts
 from ..common import Fields, Naming, fingerprint, optional, required, wrong_type
-from ..generate.body import checked_model
-from ..other_tools import interactions_choice, interactions_tools
+from ..google import checked_model
+from ..openai import read_tools
 from . import steps as interactions_steps
+from .tools import read_choice
 
 WIRE = "interactions"
 
@@ -62,7 +63,7 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
     agent_id = naming.agent_id(body)
     previous = body.get("previous_interaction_id")
     system = body.get("system_instruction") or None
-    tools = interactions_tools(body)
+    tools = read_tools(body)
     request = TurnRequest(
         model=checked_model(required(body, "model", str, "a string")),
         messages=interactions_steps.read(body.get("input")),
@@ -75,7 +76,7 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
         effort=_effort(config),
         format=_format(body),
         tools=tools,
-        tool_choice=interactions_choice(config, tools),
+        tool_choice=read_choice(config, tools),
         stop=stop_texts(config.get("stop_sequences") or [], "generation_config.stop_sequences"),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,

@@ -12,12 +12,14 @@ from starlette.responses import JSONResponse, Response
 from ...domain.models import JSON, ON_PATH, TurnRequest
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
-from ...http.addresses import add
-from ...http.answers import kept_reply
-from ...http.bodies import named, read_call
-from ...http.kept import KeptTurns
 from ...settings import Settings
+from ..addresses import STREAMED, About, add
+from ..answers import kept_reply
+from ..bodies import named, read_call
+from ..kept import KeptTurns
+from ..schemas import TEXT, YES_OR_NO
 from . import body as interactions
+from . import schema
 from .stream import EventWriter
 
 
@@ -30,13 +32,11 @@ class InteractionsRoutes:
     def add_to(self, app: Starlette) -> None:
         for version in ("v1", "v1beta"):
             root = f"/{version}/interactions"
-            for method, path, handler in (
-                ("POST", root, self.create),
-                ("GET", f"{root}/{{name}}", self.retrieve),
-                ("DELETE", f"{root}/{{name}}", self.delete),
-                ("POST", f"{root}/{{name}}/cancel", self.cancel),
-            ):
-                add(app, method, path, handler)
+            add(app, "POST", root, self.create, About(schema.BODY, media=STREAMED, turn=True))
+            asked = {"stream": YES_OR_NO, "last_event_id": TEXT, "include_input": YES_OR_NO}
+            add(app, "GET", f"{root}/{{name}}", self.retrieve, About(query=asked, media=STREAMED))
+            add(app, "DELETE", f"{root}/{{name}}", self.delete)
+            add(app, "POST", f"{root}/{{name}}/cancel", self.cancel)
 
     async def create(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, interactions.read)

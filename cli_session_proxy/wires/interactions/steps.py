@@ -12,7 +12,7 @@ from ...domain.models import JSON, Block, Message, Turn
 from ...errors import InvalidRequest
 from ..blocks import base64_image, checked_conversation, is_web_address, telling
 from ..common import optional, required, wrong_type
-from ..generate.content import standard_base64
+from ..google import standard_base64
 
 Part = Mapping[str, Any]
 

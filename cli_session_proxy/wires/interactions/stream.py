@@ -15,14 +15,15 @@ from typing import Any
 
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent
 from ...errors import ProxyError, from_dict
-from .. import failures
+from ..base import EventStream
 from ..blocks import opened
 from ..common import SSE_DONE, sse_event
 from . import body as interactions
+from .errors import interactions_error
 from .steps import signature, step_of
 
 
-class EventWriter:
+class EventWriter(EventStream):
     """Turn events in, server-sent events out. `accepted` is the turn as it was accepted; one for each stream.
 
     Events up to the place `after` are counted, not sent.
@@ -71,7 +72,7 @@ class EventWriter:
         )
         if status == "cancelled":
             return [*update, SSE_DONE]
-        return [*update, *self._send("error", **failures.interactions(error, "")), SSE_DONE]
+        return [*update, *self._send("error", **interactions_error(error)), SSE_DONE]
 
     def _begin(self) -> list[bytes]:
         if self._begun:

@@ -17,11 +17,12 @@ from typing import Any
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Turn, TurnEvent, TurnRequest
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, NotFound, ProxyError
-from .. import failures
+from ..base import EventStream
 from ..blocks import effort_of_budget, estimated_tokens, opened, stop_texts
 from ..common import Fields, Naming, fingerprint, model_name, optional, required, sse_event, wrong_type
-from ..other_tools import messages_choice, messages_tools
 from . import content as messages_content
+from .errors import anthropic_error
+from .tools import read_choice, read_tools
 
 WIRE = "messages"
 
@@ -56,7 +57,7 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
     _refuse_what_would_lie(body)
     agent_id = naming.agent_id(body)
     system, messages = messages_content.read(body)
-    tools = messages_tools(body)
+    tools = read_tools(body)
     request = TurnRequest(
         model=model_name(body.get("model")),
         messages=messages,
@@ -67,7 +68,7 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
         effort=_effort(body),
         format=_format(body),
         tools=tools,
-        tool_choice=messages_choice(body, tools),
+        tool_choice=read_choice(body, tools),
         stop=stop_texts(body.get("stop_sequences") or [], "stop_sequences"),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
@@ -84,7 +85,7 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
 
 def count(body: JSON, naming: Naming) -> JSON:  # noqa: ARG001 - every `read` of a body takes both
     """The answer of count_tokens: an estimate of what was sent (`blocks.estimated_tokens`)."""
-    messages_tools(body)
+    read_tools(body)
     model_name(body.get("model"))
     return {"input_tokens": estimated_tokens(*messages_content.read(body, answered=False))}
 
@@ -153,7 +154,7 @@ def message(turn: Turn) -> JSON:
         **_head(turn.id, turn.model),
         "content": _content(turn),
         "stop_reason": stop_reason(turn),
-        "stop_sequence": turn.reason.get("stop_sequence"),
+        "stop_sequence": turn.stop_sequence,
         "usage": usage(turn),
     }
 
@@ -208,7 +209,7 @@ def _whole(block: Block) -> Block:
     return {"signature": "", **block} if block["type"] == "thinking" else dict(block)
 
 
-class EventWriter:
+class EventWriter(EventStream):
     """Turn events in, server-sent events out, in the order that Anthropic documents. One for each stream.
 
     Indices are counted here: those of a turn may have gaps.
@@ -241,7 +242,7 @@ class EventWriter:
 
     def error(self, error: ProxyError) -> list[bytes]:
         """What ends a stream that has begun and failed: Anthropic's client raises on it."""
-        return [sse_event("error", failures.anthropic(error, self._request_id))]
+        return [sse_event("error", anthropic_error(error, self._request_id))]
 
     def _begin(self) -> list[bytes]:
         if self._begun:
@@ -259,7 +260,7 @@ class EventWriter:
         if turn.status == "requires_action":
             calls = [block for block in turn.output if block.get("type") == "tool_use"]
             events += [piece for block in calls if block["id"] not in self._calls for piece in self._block(block)]
-        delta = {"stop_reason": stop_reason(turn), "stop_sequence": turn.reason.get("stop_sequence")}
+        delta = {"stop_reason": stop_reason(turn), "stop_sequence": turn.stop_sequence}
         return [*events, _event("message_delta", delta=delta, usage=usage(turn)), _event("message_stop")]
 
     def _block(self, block: Block) -> list[bytes]:

@@ -9,11 +9,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ...engine.engine import Engine
-from ...http.addresses import add
-from ...http.answers import ESTIMATED, reply
-from ...http.bodies import read_call
 from ...settings import Settings
+from ..addresses import STREAMED, About, add
+from ..answers import ESTIMATED, reply
+from ..bodies import read_call
 from . import body as messages
+from . import schema
 
 
 class MessagesRoutes:
@@ -22,8 +23,8 @@ class MessagesRoutes:
         self._settings = settings
 
     def add_to(self, app: Starlette) -> None:
-        add(app, "POST", "/v1/messages", self.create)
-        add(app, "POST", "/v1/messages/count_tokens", self.count_tokens)
+        add(app, "POST", "/v1/messages", self.create, About(schema.BODY, media=STREAMED, turn=True))
+        add(app, "POST", "/v1/messages/count_tokens", self.count_tokens, About(schema.COUNTED))
 
     async def create(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, messages.read)

@@ -17,9 +17,8 @@ from ...domain.models import JSON, Message, Status, Tool, ToolChoice, Turn, Usag
 from ...domain.structured import read_format
 from ...errors import InvalidRequest
 from .. import common
-from ..chat.body import EFFORTS
 from ..common import Fields, Naming, fingerprint, model_name, optional, required, wrong_type
-from ..openai_tools import read_choice, read_tools
+from ..openai import EFFORTS, read_choice, read_tools
 from . import items as responses_items
 
 WIRE = "responses"

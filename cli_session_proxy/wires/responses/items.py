@@ -13,8 +13,7 @@ from typing import Any
 from ...domain import limits
 from ...domain.models import JSON, Block, Item, Message, Turn
 from ...errors import InvalidRequest
-from ..blocks import Reader, arguments, checked_arguments, typed_blocks
-from ..chat.messages import image_block
+from ..blocks import Reader, arguments, checked_arguments, image_block, typed_blocks
 from ..common import optional, required, wrong_type
 
 # What a client may ask for in one page; OpenAI's bounds and default.

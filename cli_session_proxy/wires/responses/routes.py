@@ -11,14 +11,17 @@ from starlette.responses import JSONResponse, Response
 from ...domain.models import JSON
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
-from ...http.addresses import add
-from ...http.answers import ESTIMATED, kept_reply
-from ...http.bodies import named, read_call
-from ...http.dialogues import Dialogues
 from ...settings import Settings
+from ..addresses import STREAMED, About, add
+from ..answers import ESTIMATED, kept_reply
 from ..blocks import estimated_tokens
+from ..bodies import named, read_call
+from ..schemas import YES_OR_NO
 from . import body as responses
 from . import items as responses_items
+from . import schema
+from .conversation_routes import ConversationsRoutes
+from .dialogues import Dialogues
 from .stream import EventWriter
 
 ID = "/v1/responses/{response_id}"
@@ -27,25 +30,24 @@ METHODS = ("GET", "POST", "DELETE")
 
 
 class ResponsesRoutes:
-    def __init__(self, engine: Engine, settings: Settings, dialogues: Dialogues) -> None:
+    def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine = engine
         self._settings = settings
-        self._dialogues = dialogues
+        self._dialogues = Dialogues(engine)
 
     def add_to(self, app: Starlette) -> None:
-        for method, path, handler in (
-            ("POST", "/v1/responses", self.create),
-            ("POST", "/v1/responses/input_tokens", self.input_tokens),
-            ("GET", ID, self.retrieve),
-            ("DELETE", ID, self.delete),
-            ("POST", f"{ID}/cancel", self.cancel),
-            ("GET", f"{ID}/input_items", self.input_items),
-        ):
-            add(app, method, path, handler)
+        add(app, "POST", "/v1/responses", self.create, About(schema.BODY, media=STREAMED, turn=True))
+        add(app, "POST", "/v1/responses/input_tokens", self.input_tokens, About(schema.BODY))
+        again = {"stream": YES_OR_NO, "starting_after": {"type": "integer", "minimum": 0}}
+        add(app, "GET", ID, self.retrieve, About(query=again, media=STREAMED))
+        add(app, "DELETE", ID, self.delete)
+        add(app, "POST", f"{ID}/cancel", self.cancel)
+        add(app, "GET", f"{ID}/input_items", self.input_items, About(query=schema.PAGE))
         for path in RETIRED:
             for rest in ("", "/{rest:path}"):
                 for method in METHODS:
                     add(app, method, path + rest, retired)
+        ConversationsRoutes(self._settings, self._dialogues).add_to(app)
 
     async def create(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, responses.read)

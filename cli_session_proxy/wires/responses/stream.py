@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent
 from ...errors import ProxyError
+from ..base import EventStream
 from ..common import sse_event
 from . import body as responses
 from .items import hex_of, message_item, reasoning_item, shown, text_part
@@ -105,7 +106,7 @@ class _Part:
         ]
 
 
-class EventWriter:
+class EventWriter(EventStream):
     """Turn events in, server-sent events out. `accepted` is the turn as it was accepted; one for each stream.
 
     Events up to `starting_after` are counted, not sent.

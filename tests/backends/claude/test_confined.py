@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.claude.process import confine
+from cli_session_proxy.commands.login import report
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ConfigError, SandboxError
 from cli_session_proxy.http.keys import make
 from cli_session_proxy.http.server import serve
 from cli_session_proxy.http.watchdog import Watchdog
 from cli_session_proxy.settings import Profile, SandboxSettings, Settings
-from cli_session_proxy.stores.sql import FILE
+from cli_session_proxy.stores.sqlite.store import FILE
 from cli_session_proxy.testing.script import ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
@@ -203,4 +204,4 @@ async def test_serve_lets_no_confined_agent_ask_it_for_every_chain(tmp_path: Pat
     """The network stays open: without a key an agent's shell would read all chains over loopback."""
     settings = Settings(var=tmp_path / "var", port=0, profiles={"coder": CONFINED})
     with pytest.raises(ConfigError, match="--make-key"):
-        await asyncio.wait_for(serve(settings, lambda _line: None, Watchdog()), 30)
+        await asyncio.wait_for(serve(settings, lambda _line: None, report, Watchdog()), 30)

@@ -11,7 +11,7 @@ from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.wires.common import Naming
 from cli_session_proxy.wires.generate import body as generate
-from cli_session_proxy.wires.generate.content import json_schema
+from cli_session_proxy.wires.google import json_schema
 
 HELLO: dict[str, Any] = {"contents": [{"role": "user", "parts": [{"text": "hello"}]}]}
 # URL-safe, without padding, as google-genai sends bytes: \xfb\xff\xfe\xfd

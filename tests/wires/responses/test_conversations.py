@@ -10,6 +10,7 @@ import pytest
 
 from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
+from cli_session_proxy.wires.bodies import MIDDLING
 
 from ...talking import heard
 from .conftest import Door
@@ -152,3 +153,30 @@ async def test_a_chain_of_another_wire_has_a_conversation_too(door: Door, upstre
     again = await door.http.post("/agents/ada/v1/responses", json={"model": "sonnet", "input": "recall again"})
     assert again.headers["x-agent-id"] == "ada"
     assert heard(upstream) == ["remember a = 1", "recall", "recall again"]
+
+
+async def test_a_conversation_larger_than_what_is_read_on_the_event_loop_comes_in(door: Door) -> None:
+    long = "x" * (MIDDLING + 1)
+    item: Any = {"type": "message", "role": "user", "content": long}
+    made = await door.openai.conversations.create(items=[item])
+    await door.openai.conversations.items.create(made.id, items=[item])
+    assert await texts(door, made.id) == [long, long]
+
+
+HALF = r'"\ud800"'
+HERE = '{"type": "message", "role": "user", "content": "here"}'
+NO_TEXT = (
+    f'{{"items": [{{"type": "message", "role": "user", "content": {HALF}}}]}}',
+    f'{{"metadata": {{"a": {HALF}}}}}',
+)
+NO_NUMBER = '{"metadata": {"a": "b"}, "items": [{"type": "message", "role": "user", "content": "x", "n": 1e999}]}'
+
+
+@pytest.mark.parametrize("body", [*NO_TEXT, NO_NUMBER])
+async def test_what_could_not_be_written_down_again_is_refused(door: Door, body: str) -> None:
+    """JSON can name half a character, and Python reads it: each look at such a conversation would fail."""
+    made = (await door.http.post("/v1/conversations", content=f'{{"items": [{HERE}]}}')).json()
+    for path in ("", f"/{made['id']}", f"/{made['id']}/items"):
+        refused = await door.http.post(f"/v1/conversations{path}", content=body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request"), path
+    assert await texts(door, made["id"]) == ["here"]

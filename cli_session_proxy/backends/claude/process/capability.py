@@ -16,6 +16,7 @@ import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from .... import logs
@@ -61,7 +62,7 @@ _FLAG = re.compile(r"^ {1,6}(?:-\w, +)?(--[a-zA-Z][\w-]*)(?:, +(--[a-zA-Z][\w-]*
 _MODES = re.compile(r"--permission-mode <mode>.*?\(choices:([^)]*)\)", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Capability:
     """One CLI. `path` is what is run: the CLI, or a script that starts it. `flags` are the options that it takes."""
 
@@ -71,27 +72,27 @@ class Capability:
     flags: frozenset[str]
     permission_modes: frozenset[str]
 
-    @property
+    @cached_property
     def warm(self) -> bool:
         """One process may serve many turns, under the id it was given."""
         return self.keeps_session_id and {"--session-id", "--resume", "--input-format"} <= self.flags
 
-    @property
+    @cached_property
     def keeps_session_id(self) -> bool:
         """`--resume X` answers with X."""
         return self.version_tuple >= KEEPS_SESSION_ID
 
-    @property
+    @cached_property
     def tells_when_loaded(self) -> bool:
         """It answers `initialize`, and has loaded its session by then; it does not read it again later."""
         return self.version_tuple >= TELLS_WHEN_LOADED
 
-    @property
+    @cached_property
     def chooses_tools(self) -> bool:
         """`--tools ''` turns its own tools off; without it every known one is named in --disallowedTools."""
         return "--tools" in self.flags
 
-    @property
+    @cached_property
     def client_composed(self) -> bool:
         """It takes a frame so marked as words for the model only, never as a command or a file reference.
 
@@ -99,22 +100,22 @@ class Capability:
         """
         return self.version_tuple >= CLIENT_COMPOSED
 
-    @property
+    @cached_property
     def takes_tools(self) -> bool:
         """The client's own tools can be offered to the model (control request `mcp_set_servers`)."""
         return self.version_tuple >= CLIENT_TOOLS
 
-    @property
+    @cached_property
     def heals_thinking(self) -> bool:
         """Where the provider refuses a sealed thought, it leaves them all out by itself and asks again."""
         return self.version_tuple >= HEALS_THINKING
 
-    @property
+    @cached_property
     def takes_claim(self) -> bool:
         """It can be started ahead of time (see `Launch.spare`): `--await-claim`, then `claim_session`."""
         return self.version_tuple >= AWAIT_CLAIM
 
-    @property
+    @cached_property
     def takes_system_prompt(self) -> bool:
         """A running process can be given another one (`set_model` with `only_if_model_is_current`).
 

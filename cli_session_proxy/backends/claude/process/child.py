@@ -29,7 +29,7 @@ from .proc import start_time
 log = logs.get(__name__)
 
 KILL_WAIT = 10.0  # seconds the kernel gets to end a killed process
-GROUP_POLL = 0.005  # how often a killed group is looked at: its members are not our children, so nobody tells us
+GROUP_POLL = 0.005  # seconds between two looks at a killed group: its members are not our children, so no signal comes
 
 
 class Child:
@@ -74,7 +74,7 @@ class Child:
             with theirs:
                 # A socket, because its shutdown reaches the CLI although the guardian has a copy of our end.
                 _, stdin = await asyncio.open_unix_connection(sock=ours)
-                # Not in a thread, which would write it for somebody who has left; it takes less time than to start one.
+                # Not in a thread: it is quicker than starting one, and a cancelled caller would leave the file behind.
                 prompt_file = write_prompt(launch) if launch.wants_prompt_file else None
                 if guardian.death_signal and not os.access(launch.capability.path, os.X_OK):
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # `setpriv` would say so too late
@@ -104,13 +104,13 @@ class Child:
         return await self._process.wait()
 
     def end_input(self) -> None:
-        """What was written is still read. Then the CLI finishes its turn, which may ask the model, and ends."""
+        """Close stdin. The CLI still reads what was written, finishes its turn and exits."""
         self.input_ended = True
         with contextlib.suppress(OSError):  # it is gone
             self.stdin.write_eof()
 
     def signal(self, number: int) -> None:
-        """The group, not the child alone. Gone already: fine."""
+        """Signal the whole group. A group that is gone is no error."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
@@ -140,7 +140,7 @@ class Child:
             await asyncio.to_thread(sweep, self._mark)
 
     async def close(self) -> None:
-        """Give back what it had, once its output was read."""
+        """Release its resources, once its output was read."""
         self._transport.close()
         self.stdin.close()
         if self.gone:
@@ -177,7 +177,7 @@ def end_left(pid: int, started: str) -> bool:
 
 
 def _exists(group: int) -> bool:
-    """Has this group a member, be it a zombie? Costs a system call."""
+    """Whether the group has a member, zombies included. Costs one system call."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -188,7 +188,7 @@ def _exists(group: int) -> bool:
 
 
 def _members(group: int) -> list[psutil.Process]:
-    """The processes of a group, without zombies: in a container nobody may reap them. Looks at every process."""
+    """The processes of a group, without zombies: in a container they may never be reaped. Looks at every process."""
     found = []
     for process in psutil.process_iter(["status"]):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -216,7 +216,7 @@ def write_prompt(launch: Launch) -> Path:
 
 
 def _cannot_start(launch: Launch, exc: OSError | ValueError) -> ProxyError:
-    """Why the system refused to start it."""
+    """The error for a process that the system refused to start."""
     if isinstance(exc, ValueError):
         return InvalidRequest("the system prompt or model holds a character that the Claude CLI cannot be given")
     if exc.errno == errno.E2BIG:

@@ -37,26 +37,17 @@ class LineSplitter:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Raises LineTooLong when an unfinished or finished line is longer than the cap."""
-        first, *rest = chunk.split(b"\n")
-        self._keep(first)
         lines: list[bytes] = []
-        for part in rest:
-            lines.append(self.finish())
-            self._keep(part)
+        for number, part in enumerate(chunk.split(b"\n")):
+            if number:
+                lines.append(b"".join(self._parts))
+                self._parts, self._size = [], 0
+            self._size += len(part)
+            if self._size > self._cap:
+                raise LineTooLong(f"a line of more than {self._cap} bytes")
+            if part:
+                self._parts.append(part)
         return lines
-
-    def finish(self) -> bytes:
-        """What is left without a newline; the splitter is empty afterwards."""
-        line = b"".join(self._parts)
-        self._parts, self._size = [], 0
-        return line
-
-    def _keep(self, part: bytes) -> None:
-        self._size += len(part)
-        if self._size > self._cap:
-            raise LineTooLong(f"a line of more than {self._cap} bytes")
-        if part:
-            self._parts.append(part)
 
 
 def parse(line: bytes) -> JSON | None:

@@ -121,7 +121,10 @@ class Guardian:
         """One life of the program."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        interpreter = _interpreter()
+        # In a frozen program, or in a server that embeds Python, `sys.executable` is that program.
+        name = Path(sys.executable or "").name
+        embedded = getattr(sys, "frozen", False) or not name.startswith(("python", "pypy"))
+        interpreter = (shutil.which("python3") or "python3") if embedded else sys.executable
         program = str(Path(guardian_program.__file__))
         directory = str(Path(psutil.__file__).parent.parent)
         try:
@@ -179,13 +182,6 @@ class Guardian:
         line, self._line = self._line, None
         if line is not None:
             line.close()
-
-
-def _interpreter() -> str:
-    """In a frozen program, or in a server that embeds Python, `sys.executable` is that program."""
-    name = Path(sys.executable or "").name
-    embedded = getattr(sys, "frozen", False) or not name.startswith(("python", "pypy"))
-    return (shutil.which("python3") or "python3") if embedded else sys.executable
 
 
 async def _death_signal() -> tuple[str, ...]:

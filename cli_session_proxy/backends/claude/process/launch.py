@@ -61,7 +61,13 @@ class Launch:
     def argv(self, prompt_file: Path | None = None) -> list[str]:
         """The command line. With `prompt_file` the system prompt is read from there (see `wants_prompt_file`)."""
         session = f"--resume={self.session_id}" if self.resume else f"--session-id={self.session_id}"
-        return [*self.wrapper, str(self.capability.path), *self._fixed(), session, *self._choices(prompt_file)]
+        argv = ["-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"]
+        argv += [flag for flag in ("--include-partial-messages", "--strict-mcp-config") if self._has(flag)]
+        if self._has("--system-prompt-snapshot"):  # else another system prompt is ignored at a resume
+            argv.append("--system-prompt-snapshot=off")
+        if self.ahead:
+            argv.append("--await-claim")
+        return [*self.wrapper, str(self.capability.path), *argv, session, *self._choices(prompt_file)]
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -106,13 +112,6 @@ class Launch:
 
     def _has(self, flag: str) -> bool:
         return flag in self.capability.flags
-
-    def _fixed(self) -> list[str]:
-        argv = ["-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"]
-        argv += [flag for flag in ("--include-partial-messages", "--strict-mcp-config") if self._has(flag)]
-        if self._has("--system-prompt-snapshot"):  # else another system prompt is ignored at a resume
-            argv.append("--system-prompt-snapshot=off")
-        return [*argv, "--await-claim"] if self.ahead else argv
 
     def _choices(self, prompt_file: Path | None) -> list[str]:
         argv = [] if self.model == "default" else [f"--model={self.model}"]

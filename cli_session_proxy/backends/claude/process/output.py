@@ -1,4 +1,4 @@
-"""What a CLI process says: its frames for whoever listens, and the tail of its stderr.
+"""The output of a CLI process: its frames for the present turn, and the tail of its stderr.
 
 Both are read by tasks of their own, whoever listens: a process never waits for a reader that is not there.
 """

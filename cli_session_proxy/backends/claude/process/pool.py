@@ -1,4 +1,4 @@
-"""Which process serves which session: at most one each, kept warm as long as there is room (see `places`).
+"""Which process serves which session: at most one each, kept warm as long as there is room (see `process_table`).
 
 - A process given out by `checkout` belongs to its caller until `checkin` or `discard`.
 - `discard` returns when the process is dead and reaped, so that its transcript may be rewritten then.
@@ -17,15 +17,15 @@ from .... import logs
 from ....errors import ProxyError, SessionBusy
 from ....settings import Settings
 from ...base import Counts
-from ..events import ProcessDied
-from .places import START_TIME, Born, Places
+from .events import ProcessDied
 from .process import ClaudeProcess, Launch
+from .process_table import START_TIME, Born, ProcessTable
 
 log = logs.get(__name__)
 
 
-# The start of a spare takes a core from the first turn of the session that took the one before: after so many seconds
-# such a turn only waits for the provider.
+# A spare's start would compete for a core with the first turn of the session that claimed the last spare. After so
+# many seconds that turn only waits for the provider.
 FIRST_TURN = 1.0
 
 
@@ -48,24 +48,23 @@ class Pool:
     ) -> None:
         self._spares = settings.spares
         self._ahead = ahead
-        self._places = Places(settings, born, reaped, started)
-        self._newest: tuple[Launch, ClaudeProcess] | None = None  # what the last new session wanted, and got
-        self._refused: str | None = None  # the kind whose spare did not take its claim
+        self.table = ProcessTable(settings, born, reaped, started)
+        self._newest: tuple[Launch, ClaudeProcess] | None = None  # what the last new session asked for, and its process
+        self._refused: str | None = None  # the kind of spare that refused its claim
         self._sessions: dict[str, asyncio.Lock] = {}
         self._waiting: Counter[str] = Counter()
 
     def peek(self, session_id: str) -> ClaudeProcess | None:
         """The session's process, in use or idle."""
-        return self._places.processes.get(session_id)
+        return self.table.processes.get(session_id)
 
     def sessions_in(self, cwd: Path) -> list[str]:
         """The sessions whose processes work in this directory."""
-        return [session_id for session_id, process in self._places.processes.items() if process.cwd == cwd]
+        return [session_id for session_id, process in self.table.processes.items() if process.cwd == cwd]
 
     def counts(self) -> Counts:
-        places = self._places
-        spare = len(places.spares)
-        return Counts(places.busy(), len(places.idle()) - spare, spare, places.weight())
+        spare = len(self.table.spares)
+        return Counts(self.table.busy(), len(self.table.idle()) - spare, spare, self.table.weight())
 
     async def checkout(self, launch: Launch) -> tuple[ClaudeProcess, bool]:
         """A process for the session, and whether it is a warm one. Raises QueueFull, SessionBusy, ClaudeUnavailable.
@@ -75,37 +74,37 @@ class Pool:
         """
         async with self._session(launch.session_id):
             current = self.peek(launch.session_id)
-            if current is not None and self._places.taken(current):
+            if current is not None and self.table.taken(current):
                 raise SessionBusy("a turn of this session is still running: wait for it")
             if current is not None and current.usable and current.launch.signature == launch.signature:
-                self._places.take(current)
+                self.table.take(current)
                 try:
                     if await current.adapt(launch):
                         return current, True
                 except BaseException:
-                    self._places.let_go(current)  # not usable any more: the reaper closes it
+                    self.table.let_go(current)  # not usable any more: the reaper closes it
                     raise
             await self._discard(launch.session_id)
-            process = await self._claimed(launch) or await self._places.spawn(launch)
+            process = await self._claimed(launch) or await self.table.spawn(launch)
             if self._spares and self._ahead is not None and launch.kind is not None:
                 self._newest = launch, process
-                self._places.serve("ahead", self._prepare)
+                self.table.serve("ahead", self._prepare)
             return process, False
 
     def take_end(self, session_id: str) -> int | None:
         """The exit code of the session's last process, where that ended by itself while it was idle. Told once."""
-        return self._places.ended.pop(session_id, None)
+        return self.table.ended.pop(session_id, None)
 
     async def take_waiting(self, launch: Launch) -> ClaudeProcess | None:
-        """The session's process, where it waits for results and would go on as the launch asks; else None."""
+        """The session's process, if it waits for results and fits the launch; else None."""
         async with self._session(launch.session_id):
             current = self.peek(launch.session_id)
-            if current is None or self._places.taken(current) or not current.waiting:
+            if current is None or self.table.taken(current) or not current.waiting:
                 return None
             same = current.launch.signature == launch.signature and current.launch.offers == launch.offers
             if not same or current.launch.system_prompt != launch.system_prompt:
                 return None
-            self._places.take(current)
+            self.table.take(current)
             return current
 
     async def checkin(self, process: ClaudeProcess) -> None:
@@ -113,10 +112,10 @@ class Pool:
 
         One that waits for its client's results may do so for `tool_timeout`; its place may be needed before.
         """
-        self._places.give_back(process)
+        self.table.give_back(process)
         fits = (process.usable or process.waiting) and process.session_id == process.launch.session_id
-        if self._places.closed or not fits:
-            await self._places.close(process)
+        if self.table.closed or not fits:
+            await self.table.close(process)
 
     async def discard(self, session_id: str) -> None:
         """Close and forget the session's process, in use or not. It is dead when this returns."""
@@ -124,13 +123,13 @@ class Pool:
             await self._discard(session_id)
 
     def kill(self) -> None:
-        """End every process at once. Nothing is waited for; any thread may ask for it, when all else has failed."""
-        for process in self._places.all():
+        """End every process at once. Does not wait; safe from any thread, as a last resort."""
+        for process in self.table.all():
             process.kill()
 
     async def close(self) -> None:
         """End every process, at once and waited for. Nothing can be checked out afterwards."""
-        await self._places.close_all()
+        await self.table.close_all()
 
     # --- one session at a time
 
@@ -148,64 +147,64 @@ class Pool:
 
     async def _discard(self, session_id: str) -> None:
         current = self.peek(session_id)
-        for process in (*self._places.dying(session_id), *([current] if current else [])):
-            await self._places.close(process)
+        for process in (*self.table.ending(session_id), *([current] if current else [])):
+            await self.table.close(process)
 
     # --- ahead of time
 
     async def _claimed(self, launch: Launch) -> ClaudeProcess | None:
         """A spare as this launch's process, under the session id that it has; None where there is none that fits."""
-        kind, spares = launch.kind, self._places.spares
+        kind, spares = launch.kind, self.table.spares
         spare = next((one for one in spares if one.alive and one.launch.kind == kind), None)
         if kind is None or spare is None:
             return None
         booted = spares.pop(spare)
-        self._places.take(spare)
+        self.table.take(spare)
         try:
             await asyncio.wait([booted], timeout=START_TIME)
             taken = booted.result() if booted.done() else None
             if taken and (taken := await spare.claim(launch)):
-                self._places.note(spare)
+                self.table.note(spare)
                 return spare
         except BaseException:
             spare.kill()
-            self._places.let_go(spare)  # it is closed by the reaper
+            self.table.let_go(spare)  # it is closed by the reaper
             raise
         if taken is False:
             self._refused = kind  # the next one would be refused as well
         log.warning("spare_not_claimed", pid=spare.pid, refused=taken is False)
-        await self._places.close(spare)
+        await self.table.close(spare)
         return None
 
     async def _prepare(self) -> None:
-        """Have `spares` of the kind last wanted, where there is room for them when everybody else has a place.
+        """Keep `spares` processes of the kind last asked for, where there is room beside all sessions.
 
-        No more than that are started for one new session: one that dies at once is not started again and again.
+        At most that many starts for each new session: a spare that dies at once is not started again and again.
         """
-        spares = self._places.spares
+        spares = self.table.spares
         newest, starts = None, 0
         while self._newest is not None:
             if newest is not self._newest:
                 newest, starts = self._newest, 0
             wanted, first = newest
-            await self._places.given_back(first, FIRST_TURN)
+            await self.table.given_back(first, FIRST_TURN)
             for other in list(spares):
-                # Asked again: it may have been claimed while another one was ended.
-                if other in spares and (other.launch.kind != wanted.kind or self._places.useless(other)):
-                    await self._places.retire(other)
+                # Checked again: it may have been claimed while another one was closed.
+                if other in spares and (other.launch.kind != wanted.kind or self.table.unusable(other)):
+                    await self.table.retire(other)
             if newest is not self._newest:
                 continue
             if max(len(spares), starts) >= self._spares or wanted.kind == self._refused:
                 return
             try:
-                spare = await self._places.spawn_if_free(self._launch_ahead)
+                spare = await self.table.spawn_if_free(self._launch_ahead)
             except (ProxyError, ProcessDied) as exc:
                 log.warning("no_spare", error=str(exc))
                 return
             if spare is None:
                 return
             starts += 1
-            self._places.keep_ahead(spare)
+            self.table.keep_ahead(spare)
 
     async def _launch_ahead(self) -> Launch:
         assert self._ahead is not None

@@ -24,9 +24,9 @@ from ....domain.client_tools import Judge, Offers, refused
 from ....domain.models import JSON, Block
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
-from ..events import Called, CliEvent, ProcessDied, Refused, Result
 from . import capability, frames
 from .child import Child
+from .events import Called, CliEvent, ProcessDied, Refused, Result
 from .guardian import Guardian
 from .launch import Launch, check_tools, printable
 from .output import READ_SIZE, End, Output
@@ -198,7 +198,9 @@ class ClaudeProcess:
                     await judge.examine(calls)
                 for event in reader.feed(frame):
                     if isinstance(event, Refused):
-                        await self._refuse(event)
+                        reply = self._tools.answer(event.call, refused(event.why))
+                        if reply is not None:
+                            await self._write(frames.answer(reply))
                     if isinstance(event, Result):
                         self._complete(event)
                         complete = True
@@ -209,10 +211,6 @@ class ClaudeProcess:
             if not complete:
                 self._spoiled = True
                 self._release()
-
-    async def _refuse(self, call: Refused) -> None:
-        if (frame := self._tools.answer(call.call, refused(call.why))) is not None:
-            await self._write(frames.answer(frame))
 
     def _complete(self, result: Result) -> None:
         """The turn is over. Raises ProcessDied where the CLI did not know the session: no turn happened."""
@@ -247,7 +245,7 @@ class ClaudeProcess:
         self._send(line)
         await self._drain()
 
-    # A CLI that went away is noticed on stdout, where the reason is known.
+    # Write errors are ignored: the reader of stdout notices a dead CLI, and knows why it died.
 
     def _send(self, line: bytes) -> None:
         if not self._child.input_ended:
@@ -258,7 +256,7 @@ class ClaudeProcess:
             await self._child.stdin.drain()
 
     def _check_init(self, frame: JSON | None) -> None:
-        """What it says of itself at the begin of a turn. One with tools that nobody allowed is stopped at once.
+        """Check the `init` frame at the start of a turn. A CLI that offers tools that are off is killed at once.
 
         Raises ClaudeUnavailable; ProcessDied where it is another version than we took it for, and was started wrongly.
         """
@@ -278,7 +276,7 @@ class ClaudeProcess:
             raise
 
     async def _death(self) -> ProcessDied:
-        """Why there will be no result."""
+        """The error of a process that ended without a result."""
         await self._output.last_words()
         try:
             await asyncio.wait_for(self._child.wait(), self._settings.stop_grace)
@@ -294,7 +292,7 @@ class ClaudeProcess:
         return ProcessDied(f"{why} before the result", returncode=code, stderr=self.stderr, no_conversation=missing)
 
     async def _unfit(self, why: str) -> ProcessDied:
-        """Why it cannot go on: that it ended by itself, where it did (it may have done so just now), else `why`."""
+        """The error of a process that cannot take a turn: that it ended by itself, if it did, else `why`."""
         if (not self.alive or self._child.input_ended) and not self._spoiled and self._closing is None:
             return await self._death()
         return ProcessDied(why, returncode=self.returncode, stderr=self.stderr)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ....errors import ClaudeUnavailable
-from ..events import ProcessDied
-from ..failures import error_for_death
+from .events import ProcessDied
+from .failures import error_for_death
 
 # A turn is repeated once by itself, so this many deaths are more than one bad turn.
 LIMIT = 3

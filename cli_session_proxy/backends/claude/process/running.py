@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from ....domain import limits
-from ..opening import contents
+from ..transcript.opening import contents
 from .proc import start_time
 
 # A loaded machine may stop a CLI in the middle of writing its entry. Seconds.
@@ -37,25 +37,19 @@ async def holder(config_dir: Path, session_id: str) -> int | None:
             except ValueError:
                 unfinished = True
                 continue
-            if (pid := _living(entry, session_id)) is not None:
+            if not isinstance(entry, dict) or entry.get("sessionId") != session_id:
+                continue
+            pid, said = entry.get("pid"), entry.get("procStart")
+            if not isinstance(pid, int) or (started := start_time(pid)) is None:
+                continue
+            # Both are clock ticks on Linux; where the forms differ (macOS), the pid alone has to do.
+            comparable = started.isdigit() and isinstance(said, str) and said.isdigit()
+            if started == said or not comparable:
                 return pid
         if not unfinished or time.monotonic() >= give_up:
             return None
         await asyncio.sleep(WRITE_POLL)
 
 
-def _living(entry: object, session_id: str) -> int | None:
-    if not isinstance(entry, dict) or entry.get("sessionId") != session_id or not isinstance(entry.get("pid"), int):
-        return None
-    pid: int = entry["pid"]
-    started = start_time(pid)
-    return pid if started is not None and _same(started, entry.get("procStart")) else None
-
-
 def has_register(config_dir: Path) -> bool:
     return (config_dir / "sessions").is_dir()
-
-
-def _same(started: str, said: object) -> bool:
-    """Both are clock ticks on Linux; where the forms differ (macOS), the pid alone has to do."""
-    return started == said if started.isdigit() and isinstance(said, str) and said.isdigit() else True

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ....domain.client_tools import Judge
 from ....domain.identifiers import is_session_id
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
-from ..events import (
+from .events import (
     Abandoned,
     Activity,
     ApiRetry,
@@ -21,7 +21,6 @@ from ..events import (
     SessionSeen,
     ToolActivity,
 )
-from .call_reader import CallReader, is_call
 
 # What of an answer reaches a client; every other block belongs to the CLI's own tools.
 ANSWER_BLOCKS = frozenset({"text", "thinking", "redacted_thinking"})
@@ -32,6 +31,55 @@ _RESULT_DETAIL = (
     "api_error_type", "api_error", "errors", "permission_denials", "structured_output", "modelUsage", "duration_ms",
     "duration_api_ms", "ttft_ms",
 )  # fmt: skip
+
+
+class CallReader:
+    """Decides each call once, when its arguments are known. The judge has examined a call before it is decided here."""
+
+    def __init__(self, judge: Judge | None) -> None:
+        self._judge = judge
+        self._message: str | None = None
+        self._decided: dict[str, Block | Refused | None] = {}
+        self.accepted: list[Block] = []  # of the present message
+        self.ours: set[str] = set()  # every call that came out
+
+    def judge(self, judge: Judge) -> None:
+        """The rules from here on."""
+        self._judge = judge
+
+    def message(self, message_id: str | None) -> None:
+        """What follows belongs to this message of the model."""
+        if message_id != self._message:
+            self._message = message_id
+            self.accepted = []
+
+    def decide(self, block: Block) -> Block | Refused | None:
+        """The call under the client's name, or why it is refused; None for a tool that is not the client's."""
+        call = str(block.get("id"))
+        if call not in self._decided:
+            verdict = self._decided[call] = self._verdict(block, call)
+            if isinstance(verdict, dict):
+                self.accepted.append(verdict)
+                self.ours.add(call)
+        return self._decided[call]
+
+    def decided(self, call: str) -> Block | None:
+        verdict = self._decided.get(call)
+        return verdict if isinstance(verdict, dict) else None
+
+    def take(self) -> tuple[Block, ...]:
+        """The calls of the present message, once."""
+        taken, self.accepted = tuple(self.accepted), []
+        return taken
+
+    def _verdict(self, block: Block, call: str) -> Block | Refused | None:
+        tool = self._judge.tool(str(block.get("name"))) if self._judge else None
+        if self._judge is None or tool is None:
+            return None
+        why = self._judge.refusal(tool, len(self.accepted)) or self._judge.fault(tool, call)
+        if why is not None:
+            return Refused(call, why)
+        return {**block, "name": tool.name}
 
 
 class TurnReader:
@@ -87,7 +135,10 @@ class TurnReader:
                 return self._assistant(frame)
             case "user":
                 return self._own_tools(frame) or [Activity(kind)]
-            case "control_request" if is_call(frame) and self._streaming is None:
+            case "control_request" if (
+                self._streaming is None
+                and _dict(_dict(frame.get("request")).get("message")).get("method") == "tools/call"
+            ):
                 return self._called() or [Activity(kind)]
             case "result":
                 return self._result(frame)
@@ -109,6 +160,7 @@ class TurnReader:
 
     def _stream(self, event: JSON, abandoned: object) -> list[CliEvent]:
         """`abandoned` stands at the `message_stop` that CLI 2.1 makes of a cut: from which block on they are void."""
+        at = _count(event.get("index"))
         match event.get("type"):
             case "message_start":
                 events = self._cut_short()
@@ -125,14 +177,15 @@ class TurnReader:
                 block = _dict(event.get("content_block"))
                 if block.get("type") not in ANSWER_BLOCKS:
                     return []
-                index = self._blocks[_index(event)] = self._number()
-                self._open.add(_index(event))
+                index = self._blocks[at] = self._next
+                self._next += 1
+                self._open.add(at)
                 return [BlockStart(index, block)]
-            case "content_block_delta" if _index(event) in self._open:
-                return [BlockDelta(self._blocks[_index(event)], _dict(event.get("delta")))]
-            case "content_block_stop" if _index(event) in self._open:
-                self._open.remove(_index(event))
-                return [BlockStop(self._blocks[_index(event)])]
+            case "content_block_delta" if at in self._open:
+                return [BlockDelta(self._blocks[at], _dict(event.get("delta")))]
+            case "content_block_stop" if at in self._open:
+                self._open.remove(at)
+                return [BlockStop(self._blocks[at])]
             case "message_delta":
                 self._using = {**self._using, **_dict(event.get("usage"))}
                 self._whole = bool(_dict(event.get("delta")).get("stop_reason"))
@@ -171,10 +224,6 @@ class TurnReader:
         self._open.clear()
         return events
 
-    def _number(self) -> int:
-        self._next += 1
-        return self._next - 1
-
     def _assistant(self, frame: JSON) -> list[CliEvent]:
         message = _dict(frame.get("message"))
         model = message.get("model")
@@ -185,17 +234,16 @@ class TurnReader:
         self._calls.message(message_id)
         verdicts = [self._calls.decide(block) for block in _blocks(message) if block.get("type") == "tool_use"]
         refused = [verdict for verdict in verdicts if isinstance(verdict, Refused)]
-        blocks = tuple(block for block in map(self._answered, _blocks(message)) if block is not None)
-        words = tuple(block for block in blocks if block.get("type") != "tool_use")
+        answer: list[Block] = []
+        for block in _blocks(message):
+            if block.get("type") in ANSWER_BLOCKS:
+                answer.append(block)
+            elif block.get("type") == "tool_use" and (call := self._calls.decided(str(block.get("id")))) is not None:
+                answer.append(call)
+        words = tuple(block for block in answer if block.get("type") != "tool_use")
         events = [] if message_id in self._streamed else self._made(words)
-        said = AssistantMessage(_text(frame.get("uuid")), _text(message.get("id")), _text(model), blocks)
+        said = AssistantMessage(_text(frame.get("uuid")), _text(message.get("id")), _text(model), tuple(answer))
         return [*cut, *events, said, *refused, *self._own_tools(frame)]
-
-    def _answered(self, block: Block) -> Block | None:
-        """The block as it belongs to the answer; None where it does not."""
-        if block.get("type") == "tool_use":
-            return self._calls.decided(str(block.get("id")))
-        return block if block.get("type") in ANSWER_BLOCKS else None
 
     def _own_tools(self, frame: JSON) -> list[CliEvent]:
         """What the CLI does with tools by itself: the client's calls and their results are the client's business."""
@@ -210,7 +258,7 @@ class TurnReader:
         """The block events of an answer that came whole."""
         events = self._close_all()
         for block in blocks:
-            index = self._number()
+            index, self._next = self._next, self._next + 1
             start, deltas = _as_stream(block)
             events += [BlockStart(index, start), *(BlockDelta(index, delta) for delta in deltas), BlockStop(index)]
         return events
@@ -275,10 +323,6 @@ def _text(value: object) -> str | None:
 
 def _count(value: object) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _index(event: JSON) -> int:
-    return _count(event.get("index"))
 
 
 def _without_ids(frame: JSON) -> JSON:

@@ -17,14 +17,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ....domain import lineage
+from ....domain.evidence import Brought, Evidence
 from ....domain.identifiers import is_model, is_session_id
-from ....domain.models import JSON, Agent, Link, Session, Turn
+from ....domain.models import JSON, Agent, Link, Placed, Session, Turn
 from ....errors import InvalidRequest, NotFound
 from ....sandbox import Sandboxes, directory_name
 from ....settings import Settings
 from ....stores.base import ChainPart, ImportedTurn, NewChain, Store, WholeTurn
 from ...base import Adoptable
-from .. import environment, transcript
+from .. import transcript
+from ..process import environment
 from .exchanges import Exchange, exchanges
 from .foreign import ForeignFile, Progress, survey
 from .manager import Foreign
@@ -36,16 +38,12 @@ class Adopter:
 
     agent_key: int
     session_id: str
-    why: str
+    note: str
     parent: Turn | None = None
     model: str = "default"
 
     def turn(self, exchange: Exchange) -> ImportedTurn:
         before = self.parent
-        reason: JSON = {"rule": "adopted", "why": self.why, "session": self.session_id}
-        compacted = exchange.compacted
-        if compacted is not None:
-            reason["compacted"] = compacted
         self.model = exchange.model if is_model(exchange.model) else self.model
         asked, said = exchange.input, exchange.output
         turn = ImportedTurn(
@@ -60,7 +58,8 @@ class Adopter:
             path_hash=lineage.path_hash(before.path_hash if before else None, asked, said),
             depth=(before.depth if before else 0) + 1,
             origin="adopted",
-            reason=reason,
+            placed=Placed("adopted"),
+            evidence=Evidence(Brought("adoption", self.session_id, self.note), compacted=exchange.compacted),
             session_id=self.session_id,
             usage=exchange.usage,
             tools=exchange.tools,
@@ -74,7 +73,7 @@ def adoptable(agent: Agent, parent: Turn, foreign: Foreign) -> Adoptable:
     adopter = Adopter(agent.key, foreign.session.id, foreign.note, parent, parent.model)
     turns = tuple(adopter.turn(exchange) for exchange in exchanges(foreign.entries))
     session = replace(foreign.session, tip_turn_id=turns[-1].id, mark=None)
-    return Adoptable(turns, session, {"why": foreign.note}, transcript.has_ended(foreign.entries))
+    return Adoptable(turns, session, {"note": foreign.note}, transcript.has_ended(foreign.entries))
 
 
 # --- a whole session ----------------------------------------------------------------------------------------

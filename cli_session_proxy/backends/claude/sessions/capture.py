@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ....domain import client_tools
+from ....domain.evidence import Evidence, RecordsFrom
 from ....domain.models import JSON, Block, Continuity, FileMark, Link, Message, Record, Session, Turn
 from ....stores.base import Store
 from .. import transcript
-from ..events import WrongTranscript
-from ..opening import contents
+from ..process.events import WrongTranscript
 from ..process.process import ClaudeProcess
 from ..transcript import Entry, Head, Parsed, Reader, Scribe
+from ..transcript.opening import contents
 from . import partials, paths, stopping
 from .exchanges import is_prompt
 from .reopening import SYNTHETIC_MODEL
@@ -63,7 +64,7 @@ class Ready:
     MCP's, for a process that waits for them; `lead` are records of this turn that were written before its frame.
     `marks` are decisions about the path before it (`transcript.mending`). `prompt` is what is said, `head` what stands
     before the messages. `quiet`: the turn has no prompt of its own in the transcript. `fresh`: the process was started
-    for this turn.
+    for this turn. `spent` is the CLI's own total (USD) before it.
     """
 
     process: ClaudeProcess
@@ -71,7 +72,7 @@ class Ready:
     continuity: Continuity
     leaf: str | None
     links: tuple[Link, ...]
-    reason: JSON
+    evidence: Evidence
     results: Mapping[str, JSON] = field(default_factory=dict)
     lead: tuple[Record, ...] = ()
     marks: tuple[Record, ...] = ()
@@ -79,6 +80,7 @@ class Ready:
     head: Head | None = None
     quiet: bool = False
     fresh: bool = True
+    spent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Taken:
 
     records: list[Record]
     mark: FileMark | None
-    note: str
+    source: RecordsFrom
     more: bool = False
 
 
@@ -177,19 +179,18 @@ class Captures:
         if not records or parsed.broken:
             self.follow(session_id, before)  # to be read again, when more of it is there
             more = parsed.broken > 0 or not is_whole(parsed.path, said)
-            return Taken(records, None, "the transcript does not continue the path", more)
+            return Taken(records, None, "unlinked", more)
         self.follow(session_id, reader)
-        return Taken(records, now, "read from the transcript")
+        return Taken(records, now, "transcript")
 
     def _take_anew(self, ready: Ready, path: Path, said: Said) -> Taken:
         """What the turn added to a file that is not the one that it began with."""
         got = Reader(path, None).appended()
         if got is None:
             # At calls there is no result yet that the CLI flushes its transcript before.
-            note = "the transcript is gone; records made from the frames"
-            return Taken([], None, note, more=bool(said.calls))
+            return Taken([], None, "frames", more=bool(said.calls))
         records = sound(behind(got[0].entries, ready.leaf), ready.leaf, said, quiet=ready.quiet)
-        return Taken(records, None, "the transcript was replaced during the turn")
+        return Taken(records, None, "replaced")
 
     def _take_copy(self, ready: Ready, path: Path, said: Said, known: Sequence[Entry]) -> Taken:
         """A CLI that answers under a new id has copied the session: the copy shows what it had loaded.
@@ -200,15 +201,15 @@ class Captures:
         reader = Reader(path, None)
         got = reader.appended()
         if got is None:
-            return Taken([], None, "the transcript is gone; records made from the frames", more=bool(said.calls))
+            return Taken([], None, "frames", more=bool(said.calls))
         parsed, mark = got
         own = behind_copy(known, parsed, ready.leaf)
         records = sound(own, ready.leaf, said, quiet=ready.quiet)
         if not records or parsed.broken:
             more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], said)
-            return Taken(records, None, "the transcript does not continue the path", more)
+            return Taken(records, None, "unlinked", more)
         self.follow(said.session_id, reader)
-        return Taken(records, mark, "read from the CLI's copy of the session")
+        return Taken(records, mark, "copy")
 
     async def _path(self, ready: Ready) -> list[Record]:
         """The records before the turn's own frame."""
@@ -225,9 +226,9 @@ class Captures:
         elif await asyncio.to_thread(_goes_on, path, ready, known, said):
             records = _made(ready, turn, said)
         else:
-            return Taken([], None, "the transcript does not continue the path")
+            return Taken([], None, "unlinked")
         mark = await self._written(ready, path, said.session_id, records)
-        return Taken(records, mark, "cut at a stop sequence")
+        return Taken(records, mark, "cut")
 
     async def completed(self, ready: Ready, turn: Turn, path: Path, said: Said, taken: Taken) -> Taken:
         """The same with the words that a client was given of a stream that was cut. Its process is dead."""

@@ -11,14 +11,14 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ....domain import client_tools
 from ....domain.models import Record, Session, Turn
 from ....domain.notes import Code, Note
 from ....errors import ConfigError, ContextTooLong, ProxyError, RequestTooLarge
 from ....settings import Profile, Settings
 from ....stores.base import Store
 from ...base import Remedy
-from .. import failures, transcript
+from .. import transcript
+from ..process import failures
 from ..transcript import Head, LeftOut
 from . import own_repairs, paths
 from .capture import Ready
@@ -65,10 +65,10 @@ class Decisions:
         if (known := self._heads.get(parent.id)) is not None:
             return known
         head = transcript.head_of(await self._store.records(parent.id))
-        profile = None if parent.reason.get("rule") == "adopted" else self._profile_of(parent)
+        profile = None if parent.placed.rule == "adopted" else self._profile_of(parent)
         if head is None and profile is not None:
             system = self._settings.system_prompt_for(profile, parent.system)
-            tools = client_tools.Wants.of(parent.reason).offers.tools
+            tools = parent.options.tools
             head = Head(system, system, tuple(tool.as_json() for tool in tools))
         if head is not None:
             self.remember(parent.id, head)

@@ -40,7 +40,13 @@ class Exchange:
     @property
     def complete(self) -> bool:
         """It ends with an answer, and the CLI gave no call of a client's tool a result of its own."""
-        return transcript.is_complete(self.path) and not _is_interrupted(self.path)
+        path = self.path
+        if not transcript.is_complete(path):
+            return False
+        names = _calls(path)
+        marked = [entry for entry in path if entry.data.get(_DENIAL) == _INTERRUPTED]
+        callers = (names.get(str(block.get("tool_use_id")), PREFIX) for block in _results(marked))
+        return not any(name.startswith(PREFIX) for name in callers)
 
     @property
     def input(self) -> tuple[Message, ...]:
@@ -113,8 +119,8 @@ def exchanges(entries: Iterable[Entry]) -> Iterator[Exchange]:
             current, answered = [], False
         waiting.append(entry)
         # after an answer, what is not spoken waits for who speaks next
-        if answered and not answers and not _is_result(entry):
-            command = command or _is_command(entry)
+        if answered and not answers and not any(_results([entry])):
+            command = command or (_typed(entry) and _opens_with(entry, (_COMMAND,)))
             continue
         current += waiting
         waiting, command = [], False
@@ -137,12 +143,6 @@ def invented(entries: Sequence[Entry], brought: Sequence[Block] = ()) -> bool:
         if (name is None or name.startswith(PREFIX)) and block not in brought:
             return True
     return False
-
-
-def _is_interrupted(entries: Sequence[Entry]) -> bool:
-    names = _calls(entries)
-    marked = [entry for entry in entries if entry.data.get(_DENIAL) == _INTERRUPTED]
-    return any(names.get(str(block.get("tool_use_id")), PREFIX).startswith(PREFIX) for block in _results(marked))
 
 
 def _calls(entries: Iterable[Entry]) -> dict[str, str]:
@@ -172,14 +172,6 @@ def _asks(entry: Entry) -> bool:
 
 def is_prompt(entry: Entry) -> bool:
     return _asks(entry) and not _opens_with(entry, (_COMMAND,)) and any(map(_is_words, entry.content))
-
-
-def _is_command(entry: Entry) -> bool:
-    return _typed(entry) and _opens_with(entry, (_COMMAND,))
-
-
-def _is_result(entry: Entry) -> bool:
-    return entry.on_path and any(block.get("type") == "tool_result" for block in entry.content)
 
 
 def _is_words(block: Block) -> bool:

@@ -14,8 +14,8 @@ from pathlib import Path
 from ....domain.identifiers import is_session_id, is_version
 from ....errors import InvalidRequest
 from .. import transcript
-from ..opening import opened
 from ..transcript import Entry
+from ..transcript.opening import opened
 from .exchanges import began, is_compaction, is_prompt
 
 # (bytes done, bytes in all)
@@ -58,12 +58,10 @@ class ForeignFile:
                 continue
             if transcript.is_file(record := entry.record()) or transcript.is_mark(record):
                 continue  # a line in a form of our own is none of the CLI's
-            yield self._mended(entry)
-
-    def _mended(self, entry: Entry) -> Entry:
-        if entry.uuid not in self.mended or not entry.on_path:
-            return entry
-        return entry.hung_on(self.mended[entry.uuid])
+            if entry.on_path and entry.uuid in self.mended:
+                yield entry.hung_on(self.mended[entry.uuid])
+            else:
+                yield entry
 
     def notes(self) -> Iterator[str]:
         """What a person should know of what did not come along."""

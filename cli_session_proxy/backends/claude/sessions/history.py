@@ -54,8 +54,11 @@ class Mender:
             elif call in self._open and call not in results:
                 results[call] = {**block, "tool_use_id": self._open[call]}
             else:
+                # A result that belongs to no call: its content, said by the user.
                 self._mended["results_without_call"] += 1
-                rest += _result_as_words(block)
+                content = block.get("content")
+                rest.append({"type": "text", "text": "[The result of a tool call that is not in this conversation:]"})
+                rest += [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
         missing = {"content": NO_RESULT, "is_error": True}
         found = [
             results.get(call, {"type": "tool_result", "tool_use_id": known, **missing})
@@ -122,10 +125,3 @@ def calls(blocks: Iterable[Block]) -> list[str]:
 
 def _tells(block: Block) -> bool:
     return block.get("type") != "text" or bool(str(block.get("text", "")).strip())
-
-
-def _result_as_words(block: Block) -> list[Block]:
-    """A result that belongs to no call: its content, said by the user."""
-    content = block.get("content")
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
-    return [{"type": "text", "text": "[The result of a tool call that is not in this conversation:]"}, *parts]

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ....domain import client_tools
 from ....domain.client_tools import Wants
+from ....domain.evidence import Evidence, RecordsFrom
 from ....domain.identifiers import is_session_id
 from ....domain.models import JSON, Agent, Link, Record, Session, Turn
 from ....domain.notes import Note
@@ -29,11 +30,11 @@ from ....errors import InvalidRequest, SessionBusy
 from ....sandbox import Sandboxes
 from ....settings import Profile, Settings
 from ....stores.base import Standing, Store
-from .. import environment, failures, transcript
-from ..events import AssistantMessage, ProcessDied, Result, WrongTranscript
+from .. import transcript
 from ..process import capability as cli
-from ..process import confine, frames
+from ..process import confine, environment, failures, frames
 from ..process.capability import Capability
+from ..process.events import AssistantMessage, ProcessDied, Result, WrongTranscript
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
 from ..transcript import Scribe
@@ -61,7 +62,7 @@ class Captured:
     records: tuple[Record, ...]
     session: Session
     links: tuple[Link, ...]
-    note: str
+    source: RecordsFrom
     notes: tuple[Note, ...] = ()
 
 
@@ -90,14 +91,16 @@ class Sessions:
         """
         agent, parent, session = standing.agent, standing.parent, standing.session
         gone = False
-        if not self._sandboxes.is_prepared(agent.dir):
+        prepared = self._sandboxes.prepared(agent.dir)
+        if prepared is None:
             gone = parent is not None and parent.session_id is not None and not self._sandboxes.has(agent.dir)
             await asyncio.to_thread(self._sandboxes.prepare, agent.dir)
-        cwd = self._sandboxes.path(agent.dir)
-        env = self._env | {environment.TMPDIR: str(self._sandboxes.tmpdir(agent.dir))}
+            prepared = self._sandboxes.path(agent.dir), self._sandboxes.tmpdir(agent.dir)
+        cwd, tmpdir = prepared
+        env = self._env | {environment.TMPDIR: str(tmpdir)}
         capability = await cli.probe(cli.find(self._settings), env, cwd)
         _refuse_what_it_cannot(capability, plan)
-        place = confine.Place(cwd, self._sandboxes.tmpdir(agent.dir), self._config_dir)
+        place = confine.Place(cwd, tmpdir, self._config_dir)
         wrapper = await confine.wrapper(self._settings, plan.profile, capability.path, place, env)
         now = Now(agent, parent, turn_id, cwd, capability, adopt, wrapper)
         # A history that its client brought along: this turn is the first one behind it.
@@ -112,7 +115,7 @@ class Sessions:
         prompt = plan.prompt if opened.reminder is None else (opened.reminder, *plan.prompt)
         offered = replace(plan.wants, offers=opened.offers)
         plan = replace(plan, system=opened.head.system, wants=offered, prompt=prompt)
-        evidence: JSON = {"sandbox": str(cwd)} if gone else {}
+        evidence = Evidence(sandbox=str(cwd) if gone else None, notes=(*brought, *opened.notes, *decided.notes))
         wrong: list[str] = []
         while len(wrong) < LOADS:
             last = len(wrong) == LOADS - 1
@@ -121,13 +124,11 @@ class Sessions:
             except WrongTranscript as changed:
                 wrong.append(changed.how)
                 continue
-            evidence |= {"reloaded": wrong} if wrong else {}
-            notes = (*brought, *opened.notes, *decided.notes)
-            evidence |= {"notes": [note.as_json() for note in notes]} if notes else {}
             head, marks = opened.head, decided.marks
             if head != before and (before is not None or head.tools or head.told != head.system):
                 marks = (*marks, head.as_record())  # else the turn says it
-            return replace(ready, reason=ready.reason | evidence, marks=marks, prompt=plan.prompt, head=head)
+            told = ready.evidence.plus(replace(evidence, reloaded=tuple(wrong)))
+            return replace(ready, evidence=told, marks=marks, prompt=plan.prompt, head=head)
         raise SessionBusy(
             f"the session's transcript was changed {len(wrong)} times while the Claude CLI was loading it "
             f"({', '.join(wrong)}): stop what else writes to {self._config_dir}, and send this again",
@@ -154,28 +155,30 @@ class Sessions:
                 return waiting
             prepared, lead = await self._reopened(now, plan, now.parent, session, frame_uuid, decided.marks)
             quiet = not plan.prompt
+        elif now.parent is None:
+            prepared = self._start(now)
+        elif session is None:
+            prepared = await self._repairs.branch(now, now.parent)
         else:
-            prepared = await self._prepare(now, session)
-            if decided.marks and now.parent is not None:
-                await self._end(prepared.session.id)
-                path = await paths.shown(self._store, now.parent.id, decided.marks)
-                prepared = await self._repairs.rewritten(now, prepared, path, decided.notes)
+            prepared = await self._verify(now, now.parent, session)
+        if decided.marks and now.parent is not None and not client_tools.calls_of(now.parent.output):
+            await self._end(prepared.session.id)
+            path = await paths.shown(self._store, now.parent.id, decided.marks)
+            prepared = await self._repairs.rewritten(now, prepared, path)
         launch = _launch(now, plan, env, prepared.session.id, resume=prepared.resume)
         try:
             process, warm = await self._pool.checkout(launch)
         except ProcessDied:
             await self._confirmed(prepared.session, lenient=last)
             raise
-        evidence: JSON = {}
-        if (code := self._pool.take_end(launch.session_id)) is not None:
-            evidence = {"process": f"had ended with exit code {code}"}
+        ended = self._pool.take_end(launch.session_id)
         if process.session_id != launch.session_id:  # started ahead of time
             prepared = self._start(now, process.session_id)
         session = prepared.session
         try:
             if prepared.resume and not warm:
                 session = await self._loaded(session, process, lenient=last)
-            session = await self._with_total(now, session, warm=warm)
+            spent = await self._spent(now, session, warm=warm)
         except BaseException:  # nobody else knows yet that the process is in use
             process.kill()
             await self._pool.checkin(process)
@@ -189,10 +192,11 @@ class Sessions:
             continuity="warm" if warm else prepared.continuity,
             leaf=session.mark.leaf if session.mark else None,
             links=prepared.links,
-            reason=prepared.reason | evidence,
+            evidence=replace(prepared.evidence, exit_code=ended),
             lead=tuple(lead),
             quiet=quiet,
             fresh=not warm and process.session_id == launch.session_id,
+            spent=spent,
         )
 
     async def _loaded(self, session: Session, process: ClaudeProcess, *, lenient: bool) -> Session:
@@ -234,16 +238,16 @@ class Sessions:
         self.captures.follow(session.id, reader)
         return replace(session, mark=mark)
 
-    async def _with_total(self, now: Now, session: Session, *, warm: bool) -> Session:
-        """The session with the CLI's own total before the turn: what the turn costs is the difference.
+    async def _spent(self, now: Now, session: Session, *, warm: bool) -> float:
+        """The CLI's own total before the turn, in USD.
 
         A process that resumes starts from the total in its transcript, which it writes at its end (2.1.329).
         """
-        total = self._totals.get(session.id, 0.0)
-        if not warm:
-            keeps = now.capability.keeps_session_id
-            total = await asyncio.to_thread(transcript.total_cost, Path(session.transcript)) if keeps else 0.0
-        return replace(session, cost_total_usd=total)
+        if warm:
+            return self._totals.get(session.id, 0.0)
+        if not now.capability.keeps_session_id:
+            return 0.0
+        return await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
 
     # calls of the client's tools
 
@@ -258,9 +262,9 @@ class Sessions:
         if process is None:
             return None
         leaf = session.mark.leaf if session.mark else None
-        session = await self._with_total(now, session, warm=True)
-        reason: JSON = {"session": "waited for these results"}
-        return Ready(process, session, "warm", leaf, (), reason, brought, quiet=True, fresh=False)
+        spent = await self._spent(now, session, warm=True)
+        seen = Evidence(waited=True)
+        return Ready(process, session, "warm", leaf, (), seen, brought, quiet=True, fresh=False, spent=spent)
 
     async def _reopened(
         self,
@@ -317,13 +321,6 @@ class Sessions:
         notes += [Note("not_summarised", made.left_out)] if made.left_out else []
         return Decided((transcript.summary(made.text, made.kept_from, plan.model, at),), tuple(notes))
 
-    async def _prepare(self, now: Now, session: Session | None) -> Prepared:
-        if now.parent is None:
-            return self._start(now)
-        if session is None:
-            return await self._repairs.branch(now, now.parent)
-        return await self._verify(now, now.parent, session)
-
     def _start(self, now: Now, session_id: str | None = None) -> Prepared:
         session = now.session(session_id or str(uuid.uuid4()), self._path(now.cwd), None)
         return Prepared(session, False, "started", (now.link(None, session.id, "started", {}),))
@@ -339,11 +336,11 @@ class Sessions:
             await self._pool.discard(session.id)
         elif warm is not None and warm.usable and session.mark and transcript.is_unchanged(path, session.mark):
             # Its memory is the path, whatever the file holds: that is for the next process to load, which is confirmed.
-            return Prepared(session, True, "resumed", (), {"verified": "unchanged since the last turn"})
+            return Prepared(session, True, "resumed", (), Evidence(verified="unchanged since the last turn"))
         verdict = await self._repairs.check(path, session, parent)
         if verdict.found == "equal":
             session = now.session(session.id, session.transcript, verdict.mark, session)
-            return Prepared(session, True, "resumed", (), {"verified": verdict.note})
+            return Prepared(session, True, "resumed", (), Evidence(verified=verdict.note))
         await self._end(session.id)
         return await self._repairs.mend(now, parent, session, path)
 
@@ -368,7 +365,7 @@ class Sessions:
             for ended in {before.id, session_id}:
                 await self._end(ended)
         taken = await self.captures.taken(ready, turn, path, said)
-        if partials.words(said.output, said.partial):
+        if said.partial and partials.words(said.output, said.partial):
             if said.calls:
                 ready.process.kill()  # asked to end, it would answer the calls by itself
             for ended in {before.id, session_id}:
@@ -379,7 +376,6 @@ class Sessions:
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
         if transcript.beside(path).is_dir():
             records += await asyncio.to_thread(transcript.gather, path, since)
-        total = before.cost_total_usd if said.cost_total is None else said.cost_total
         session = Session(
             session_id,
             before.agent_key,
@@ -388,17 +384,16 @@ class Sessions:
             ready.process.version,
             before.created_at,
             taken.mark,
-            total,
         )
         links: tuple[Link, ...] = ()
         if forked and ready.continuity != "started":
             detail: JSON = {"asked": before.id, "answered": session_id, "cli": ready.process.version}
             links = (Link(before.id, session_id, turn.id, "forked_by_cli", detail, time.time()),)
         if taken.mark is not None and (ready.process.usable or ready.process.waiting):
-            self._stays(session_id, turn.id, total)
+            self._stays(session_id, turn.id, ready.spent if said.cost_total is None else said.cost_total)
         if ready.head is not None:
             self.decisions.remember(turn.id, ready.head)
-        return Captured(tuple(records), session, links, taken.note, notes)
+        return Captured(tuple(records), session, links, taken.source, notes)
 
     def _stays(self, session_id: str, turn_id: str, total: float) -> None:
         """The process is in step with this turn now. What is known of processes that are gone is forgotten."""

@@ -36,7 +36,11 @@ def lead(
     dangling = [call for call in calls_of(blocks) if call not in answered]
     results = _by_record(parent, answers, dangling)
     scribe.parent = path[-1].uuid if path else None
-    out = [scribe.record(Message("user", (_result(call, results),)), parent.model) for call in dangling]
+    out = []
+    for call in dangling:
+        missing: Block = {"type": "tool_result", "tool_use_id": call, "content": NOT_ANSWERED, "is_error": True}
+        result = {**results.get(call, missing), "tool_use_id": call}
+        out.append(scribe.record(Message("user", (result,)), parent.model))
     return [*out, closing(scribe, uuid)] if closed else out
 
 
@@ -55,9 +59,3 @@ def _by_record(parent: Turn, answers: Answers, dangling: Sequence[str]) -> Mappi
         return answers.results
     renamed = dict(zip(calls, dangling, strict=False))
     return {renamed[call]: block for call, block in answers.results.items() if call in renamed}
-
-
-def _result(call: str, results: Mapping[str, Block]) -> Block:
-    if call in results:
-        return {**results[call], "tool_use_id": call}
-    return {"type": "tool_result", "tool_use_id": call, "content": NOT_ANSWERED, "is_error": True}

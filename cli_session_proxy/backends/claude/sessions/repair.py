@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ....domain.evidence import Evidence, Repair
 from ....domain.models import JSON, Agent, Continuity, FileMark, Link, LinkReason, Record, Session, Turn
-from ....domain.notes import Note
 from ....errors import SandboxError, SessionBusy
 from ....settings import Settings
 from ....stores.base import Store
@@ -32,9 +32,6 @@ from .tails import Tails
 BUSY_WAIT = 10.0
 BUSY_POLL = 0.1
 
-
-# Why a session was written again that nothing was wrong with.
-LEFT_OUT = "the model's API would not take all of it"
 
 # In `var`: transcripts that were not what the chain knows, before they were written again.
 ASIDE = "salvage"
@@ -58,7 +55,7 @@ class Prepared:
     resume: bool
     continuity: Continuity
     links: tuple[Link, ...] = ()
-    reason: JSON = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=Evidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,6 @@ class Now:
             cli_version=self.capability.version,
             created_at=was.created_at if was else time.time(),
             mark=mark,
-            cost_total_usd=was.cost_total_usd if was else 0.0,
         )
 
     def link(self, source: str | None, target: str, reason: LinkReason, detail: JSON) -> Link:
@@ -117,39 +113,37 @@ class Repairs:
         mark, count = await self._write(now, parent, path)
         session = now.session(session_id, path.parent, mark)
         if parent.session_id is None:
-            detail: JSON = {"why": "the client's history was imported", "records": count}
-            link = now.link(None, session_id, "rebuilt", detail)
-            return Prepared(session, True, "rebuilt", (link,), {"session": detail})
-        detail = {"why": "the path leaves the session's", "from_turn": parent.id, "records": count}
-        link = now.link(parent.session_id, session_id, "branched", detail)
-        return Prepared(session, True, "branched", (link,), {"session": detail})
+            done = Repair("client_history", records=count)
+            link = now.link(None, session_id, "rebuilt", done.as_json())
+            return Prepared(session, True, "rebuilt", (link,), Evidence(written=done))
+        done = Repair("left_path", records=count, from_turn=parent.id)
+        link = now.link(parent.session_id, session_id, "branched", done.as_json())
+        return Prepared(session, True, "branched", (link,), Evidence(written=done))
 
-    async def rewritten(
-        self, now: Now, prepared: Prepared, records: Sequence[Record], notes: Sequence[Note]
-    ) -> Prepared:
+    async def rewritten(self, now: Now, prepared: Prepared, records: Sequence[Record]) -> Prepared:
         """The prepared session once more, of these records: without what the model's API would refuse."""
-        path = Path(prepared.session.transcript)
-        mark = await self._write_records(now, records, path)
+        mark = await self._write_records(now, records, Path(prepared.session.transcript))
         session = replace(prepared.session, mark=mark)
         if prepared.continuity in ("rebuilt", "branched"):  # said already, and why
             return replace(prepared, session=session)
-        detail: JSON = {"why": LEFT_OUT, "left_out": [note.as_json() for note in notes], "records": len(records)}
-        link = now.link(session.id, session.id, "rebuilt", detail)
-        return Prepared(session, True, "rebuilt", (*prepared.links, link), prepared.reason | {"session": detail})
+        done = Repair("left_out", records=len(records))
+        link = now.link(session.id, session.id, "rebuilt", done.as_json())
+        links = (*prepared.links, link)
+        return Prepared(session, True, "rebuilt", links, prepared.evidence.plus(Evidence(written=done)))
 
     async def written(self, now: Now, session_id: str, records: Sequence[Record], was: Session | None) -> Prepared:
         """A session of just these records: the path with the results of its last calls."""
         path = transcript.path_of(self._config_dir, now.cwd, session_id)
-        detail: JSON = {"why": "nobody waits for these results any more", "records": len(records)}
+        done = Repair("open_calls", records=len(records))
         if was is not None and now.parent is not None:
             behind = await self._tails.behind(now.agent, await self.check(path, was, now.parent))
             if behind in ("theirs", "theirs_behind_ours"):  # somebody went on there meanwhile: it is not overwritten
-                detail["kept"] = str(await asyncio.to_thread(self._keep_aside, path))
+                done = replace(done, kept=await self._keep_aside(path))
         mark = await self._write_records(now, records, path)
         session = now.session(session_id, path.parent, mark, was)
         source = was.id if was else now.parent.session_id if now.parent else None
-        link = now.link(source, session_id, "rebuilt" if was else "branched", detail)
-        return Prepared(session, True, "rebuilt" if was else "branched", (link,), {"session": detail})
+        link = now.link(source, session_id, "rebuilt" if was else "branched", done.as_json())
+        return Prepared(session, True, "rebuilt" if was else "branched", (link,), Evidence(written=done))
 
     async def mend(self, now: Now, parent: Turn, session: Session, path: Path) -> Prepared:
         """The file is not the path, and no process of ours has it: find out why, and make it so.
@@ -159,7 +153,7 @@ class Repairs:
         verdict = await self.check(path, session, parent)
         if verdict.found == "equal":  # the process that was just ended had not written all of it yet
             session = now.session(session.id, session.transcript, verdict.mark, session)
-            return Prepared(session, True, "resumed", (), {"verified": verdict.note})
+            return Prepared(session, True, "resumed", (), Evidence(verified=verdict.note))
         if verdict.found == "missing":
             moved = await self._move_back(now, parent, session, path)
             if moved is not None:
@@ -225,33 +219,36 @@ class Repairs:
             if verdict.found != "equal":
                 continue
             await asyncio.to_thread(_move, place, path)
-            detail: JSON = {"looked_for": str(path), "found_at": str(place), "done": "moved back"}
+            done = Repair("moved", looked_for=str(path), found_at=str(place))
             moved = await self.check(path, replace(session, mark=verdict.mark), parent)
             if moved.found != "equal":
                 return None
             session = now.session(session.id, session.transcript, moved.mark, session)
-            link = now.link(session.id, session.id, "moved", detail)
-            return Prepared(session, True, "resumed", (link,), {"repaired": detail})
+            link = now.link(session.id, session.id, "moved", done.as_json())
+            return Prepared(session, True, "resumed", (link,), Evidence(repaired=done))
         return None
 
     async def _rebuild(self, now: Now, parent: Turn, session: Session, path: Path, verdict: Verdict) -> Prepared:
         """Write the path again under the same id. What the chain does not know is kept aside."""
-        detail: JSON = {"found": verdict.found, "why": verdict.note}
         behind = await self._tails.behind(now.agent, verdict)
-        detail |= {"behind": behind} if behind else {}
+        done = Repair("rewritten", found=verdict.found, note=verdict.note, behind=behind)
         if verdict.found == "missing":
             copies = await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path)
-            detail |= {"also_at": [str(copy) for copy in copies]} if copies else {}
+            done = replace(done, also_at=tuple(map(str, copies)))
         if verdict.found in ("different", "unreadable") or behind in ("theirs", "theirs_behind_ours"):
-            kept = await asyncio.to_thread(self._keep_aside, path)
-            detail |= {"kept": str(kept)} if kept else {}
+            done = replace(done, kept=await self._keep_aside(path))
         mark, count = await self._write(now, parent, path)
-        detail |= {"done": "written again from the chain's records", "records": count}
+        done = replace(done, records=count)
         rebuilt = now.session(session.id, session.transcript, mark, session)
-        link = now.link(session.id, session.id, "rebuilt", detail)
-        return Prepared(rebuilt, True, "rebuilt", (link,), {"repaired": detail})
+        link = now.link(session.id, session.id, "rebuilt", done.as_json())
+        return Prepared(rebuilt, True, "rebuilt", (link,), Evidence(repaired=done))
 
-    def _keep_aside(self, path: Path) -> Path | None:
+    async def _keep_aside(self, path: Path) -> str | None:
+        """Where it lies now; None where there was nothing."""
+        aside = await asyncio.to_thread(self._moved_aside, path)
+        return None if aside is None else str(aside)
+
+    def _moved_aside(self, path: Path) -> Path | None:
         if not os.path.lexists(path):
             return None
         aside = self._settings.var / ASIDE / f"{path.stem}-{time.time_ns()}.jsonl"

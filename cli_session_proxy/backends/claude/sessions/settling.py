@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ....domain.identifiers import is_session_id
-from ....domain.models import Agent, Link, LinkReason, Session, Turn
+from ....domain.identifiers import is_model, is_session_id
+from ....domain.models import JSON, Agent, Link, LinkReason, Session, Turn
 from ....stores.base import Store
 from ...base import Settled
 from .. import transcript
-from ..opening import contents
 from ..transcript import Entry, Parsed
+from ..transcript.opening import contents
 from . import paths
 from .exchanges import Exchange, invented
 
@@ -38,9 +38,8 @@ async def settled(
         (found,) = others
     before = await store.session_at(agent.key, turn.parent_id) if turn.parent_id else None
     exchange, now, session_id = found.exchange, time.time(), found.path.stem
-    cost = before.cost_total_usd if before else 0.0
     # Without a mark: nobody has compared what stands before this turn in the file, and the next turn does.
-    session = Session(session_id, agent.key, turn.id, str(found.path), found.version, now, None, cost)
+    session = Session(session_id, agent.key, turn.id, str(found.path), found.version, now)
     return Settled(
         exchange.output,
         found.stop_reason,
@@ -49,6 +48,7 @@ async def settled(
         tuple(entry.record() for entry in exchange.entries),
         session,
         _links(turn, before, session_id, now),
+        exchange.model if is_model(exchange.model) else None,
     )
 
 
@@ -105,9 +105,9 @@ def _since(folder: Path, at: float) -> list[Path]:
 
 def _links(turn: Turn, before: Session | None, session_id: str, now: float) -> tuple[Link, ...]:
     """What led to this session, as far as the journal tells."""
-    detail = {"settled": "after a crash"}
-    evidence = turn.reason.get("repaired") or turn.reason.get("session")
-    evidence = evidence if isinstance(evidence, dict) else {}
+    detail: JSON = {"settled": True}
+    done = turn.evidence.repaired or turn.evidence.written
+    evidence = {} if done is None else done.as_json()
     if before is None and turn.continuity == "started":
         return (Link(None, session_id, turn.id, "started", detail, now),)
     asked = turn.session_id or session_id

@@ -11,13 +11,16 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from ....domain.models import JSON, ON_PATH, Agent, Record, Session
+from ....domain.models import JSON, ON_PATH, Agent, Record, Session, Turn
 from ....sandbox import Sandboxes
 from ....settings import Settings
 from ....stores.base import Store
-from .. import environment, transcript
-from ..transcript import Pair, Verdict
+from ...base import ComparedRecord, Comparison
+from .. import transcript
+from ..process import environment
+from ..transcript import Entry, Pair, Verdict
 from . import paths
 from .tails import Behind, Tails
 
@@ -153,7 +156,8 @@ class Verifier:
         found = [name(*fault) for fault in _faults(verdict)]
         if verdict.found == "missing":
             found = await asyncio.to_thread(self._elsewhere, session.id, path, known, name) or found
-        if found and await self._running(agent, session):
+        unfinished = [turn async for turn in self._store.unfinished()] if found else []
+        if any(turn.agent_key == agent.key and turn.session_id in (session.id, None) for turn in unfinished):
             found = [one for one in found if one.kind not in ("unknown", "cut")]
             return Looked(len(known), busy=True, differences=tuple(found), verdict=verdict)
         leftover = LEFTOVERS.get(await self._tails.behind(agent, verdict))
@@ -171,11 +175,49 @@ class Verifier:
                 return [name("elsewhere", f"it lies at {place} instead of {path}; the next turn moves it back")]
         return []
 
-    async def _running(self, agent: Agent, session: Session) -> bool:
-        async for turn in self._store.unfinished():
-            if turn.agent_key == agent.key and turn.session_id in (session.id, None):
-                return True
-        return False
+
+async def compare(verifier: Verifier, store: Store, agent: Agent, turn: Turn) -> Comparison:
+    """One turn's session, as `verify` sees it, and the turn's records side by side."""
+    session = await store.session(turn.session_id) if turn.session_id else None
+    if session is None or session.tip_turn_id is None:
+        return Comparison("none")
+    looked = await verifier.session(agent, session)
+    told = (*looked.differences, *looked.notes)
+    own = await store.own_records(turn.id)
+    return Comparison(
+        "different" if looked.differences else "busy" if looked.busy else "equal",
+        tuple((one.kind, one.text) for one in told),
+        await asyncio.to_thread(_side_by_side, own, looked.verdict, is_tip=session.tip_turn_id == turn.id),
+        session.id,
+        told[0].transcript if told else session.transcript,
+        session.tip_turn_id,
+    )
+
+
+def _side_by_side(own: list[Record], verdict: Verdict | None, *, is_tip: bool) -> tuple[ComparedRecord, ...]:
+    """The turn's records as the comparator found them, and behind the last turn's what the chain does not know."""
+    mine = transcript.parse_records(own).path
+    if verdict is not None and verdict.found == "equal" and not verdict.pairs:  # known by its hash
+        return tuple(_compared("equal", entry, None) for entry in mine)
+    found = {pair.ours.uuid: pair for pair in verdict.pairs} if verdict is not None else {}
+    rows = []
+    for entry in mine:
+        pair = found.get(entry.uuid)
+        state = "only in the chain" if pair is None or pair.state == "lost" else pair.state
+        rows.append(_compared(state, entry, pair.theirs if pair else None))
+    if verdict is not None and is_tip:
+        rows += [_compared("only in the transcript", None, entry) for entry in verdict.unknown]
+    return tuple(rows)
+
+
+def _compared(state: str, chain: Entry | None, file: Entry | None) -> ComparedRecord:
+    either = chain or file
+    assert either is not None
+
+    def said(entry: Entry | None) -> Sequence[Any] | None:
+        return None if entry is None else entry.content or (entry.data.get("attachment"),)
+
+    return ComparedRecord(either.uuid, either.kind, state, said(chain), None if state == "equal" else said(file))
 
 
 def _compare(path: Path, known: Sequence[Record]) -> Verdict:

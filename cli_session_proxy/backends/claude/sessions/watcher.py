@@ -15,7 +15,8 @@ from watchfiles import Change, awatch
 from .... import logs
 from ....sandbox import Sandboxes
 from ....settings import Settings
-from .. import environment, transcript
+from .. import transcript
+from ..process import environment
 from .manager import Sessions
 
 log = logs.get(__name__)

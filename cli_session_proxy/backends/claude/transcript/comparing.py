@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from ....domain.models import FileMark, Record
-from ..opening import opened
 from .entries import Entry, Parsed, copied_up_to, parse, parse_records, unbroken
 from .marks import mark_of
+from .opening import opened
 
 Found = Literal["equal", "tail", "missing", "unreadable", "different"]
 State = Literal["equal", "changed", "lost"]
@@ -84,7 +84,8 @@ def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> 
 
 def _by_records(wanted: list[Entry], parsed: Parsed, stat: os.stat_result, data: bytes) -> Verdict:
     have = parsed.path
-    end = _end_of_path(wanted, have)
+    begins = len(have) >= len(wanted) and all(map(_equal, wanted, have))
+    end = len(wanted) if begins else None
     renewed = _end_of_copy(wanted, have) if end is None else None
     if renewed is not None:
         pairs = tuple(Pair(number, entry, None, "equal") for number, entry in enumerate(wanted, 1))
@@ -123,16 +124,9 @@ def _whole(
     return Verdict("equal", note, pairs, mark=mark, leaf=leaf, read=len(data))
 
 
-def _end_of_path(wanted: Sequence[Entry], have: Sequence[Entry]) -> int | None:
-    """Where the transcript's records go on behind the path; None when they do not begin with it."""
-    if len(have) < len(wanted):
-        return None
-    same = all(_equal(mine, theirs) for mine, theirs in zip(wanted, have, strict=False))
-    return len(wanted) if same else None
-
-
 def _end_of_copy(wanted: Sequence[Entry], have: Sequence[Entry]) -> int | None:
-    """The same for a copy of the path under new uuids: the same words, nothing beside them lost, and unbroken.
+    """Where the records go on behind a copy of the path under new uuids: the same words, nothing beside them lost, and
+    unbroken. None when they do not begin with one.
 
     Its last record is the chain's own: what follows must hang on that.
     """
@@ -148,14 +142,13 @@ def _unspoken(entries: Sequence[Entry]) -> list[tuple[object, ...]]:
 
 
 def _pairs(wanted: Sequence[Entry], have: Sequence[Entry]) -> tuple[Pair, ...]:
-    theirs = {entry.uuid: entry for entry in have}
-    return tuple(_pair(number, entry, theirs.get(entry.uuid)) for number, entry in enumerate(wanted, 1))
-
-
-def _pair(number: int, ours: Entry, theirs: Entry | None) -> Pair:
-    if theirs is None:
-        return Pair(number, ours, None, "lost")
-    return Pair(number, ours, theirs, "equal" if _equal(ours, theirs) else "changed")
+    there = {entry.uuid: entry for entry in have}
+    found: list[Pair] = []
+    for number, ours in enumerate(wanted, 1):
+        theirs = there.get(ours.uuid)
+        state: State = "lost" if theirs is None else "equal" if _equal(ours, theirs) else "changed"
+        found.append(Pair(number, ours, theirs, state))
+    return tuple(found)
 
 
 def _equal(ours: Entry, theirs: Entry) -> bool:

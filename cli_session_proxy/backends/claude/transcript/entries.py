@@ -11,29 +11,27 @@ from ....domain import limits
 from ....domain.models import Block, Record
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Entry:
-    """One line, parsed as far as the chain needs it. `data` is the whole object."""
+    """One line, parsed as far as the chain needs it. `data` is the whole object. Never changed after it is made.
+
+    `on_path`: part of the conversation, and not of a sub-agent's. A record of a sub-agent has a `uuid`, too.
+    """
 
     line: str
     data: dict[str, Any] = field(repr=False)
+    uuid: str | None = field(init=False, compare=False)
+    parent: str | None = field(init=False, compare=False)
+    kind: str = field(init=False, compare=False)
+    on_path: bool = field(init=False, compare=False)
 
-    @property
-    def uuid(self) -> str | None:
-        value = self.data.get("uuid")
-        return value if isinstance(value, str) and "parentUuid" in self.data else None
-
-    @property
-    def parent(self) -> str | None:
-        return self.data.get("parentUuid")
-
-    @property
-    def kind(self) -> str:
-        return str(self.data.get("type", ""))
-
-    @property
-    def on_path(self) -> bool:
-        return self.uuid is not None and not self.data.get("isSidechain")
+    def __post_init__(self) -> None:
+        data = self.data
+        named = data.get("uuid")
+        self.uuid = named if isinstance(named, str) and "parentUuid" in data else None
+        self.parent = data.get("parentUuid")
+        self.kind = str(data.get("type", ""))
+        self.on_path = self.uuid is not None and not data.get("isSidechain")
 
     @property
     def content(self) -> list[Block]:
@@ -113,14 +111,11 @@ def unbroken(entries: Sequence[Entry], start: str | None) -> bool:
     at = start
     for entry in entries:
         anew = entry.parent is None and entry.data.get("subtype") == "compact_boundary"
-        if entry.parent != at and not anew and not _answers_its_call(entry):
+        answers_its_call = entry.parent is not None and entry.data.get("sourceToolAssistantUUID") == entry.parent
+        if entry.parent != at and not anew and not answers_its_call:
             return False
         at = entry.uuid
     return True
-
-
-def _answers_its_call(entry: Entry) -> bool:
-    return entry.parent is not None and entry.data.get("sourceToolAssistantUUID") == entry.parent
 
 
 def is_complete(entries: Sequence[Entry]) -> bool:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from ....domain.models import FileMark
-from ..opening import opened
 from .entries import Parsed, parse
 from .marks import is_touched_by_cli, is_untouched, mark_of
+from .opening import opened
 
 # Bytes hashed at a time.
 CHUNK = 1024 * 1024

@@ -25,21 +25,19 @@ def mark_of(stat: os.stat_result, size: int, sha256: str, leaf: str | None) -> F
     return FileMark(stat.st_dev, stat.st_ino, size, stat.st_mtime_ns, sha256, leaf, stat.st_ctime_ns)
 
 
-def is_same_file(now: FileMark, mark: FileMark) -> bool:
-    return (now.device, now.inode) == (mark.device, mark.inode)
-
-
 def is_untouched(now: FileMark, mark: FileMark) -> bool:
     """The very file, and nothing was written to it since. Renaming it away and back changes its ctime, too."""
-    same = (now.size, now.mtime_ns, now.ctime_ns) == (mark.size, mark.mtime_ns, mark.ctime_ns)
-    return same and is_same_file(now, mark)
+    return (now.device, now.inode, now.size, now.mtime_ns, now.ctime_ns) == (
+        mark.device, mark.inode, mark.size, mark.mtime_ns, mark.ctime_ns,
+    )  # fmt: skip
 
 
 def is_touched_by_cli(now: FileMark, mark: FileMark) -> bool:
     """The very file, with no new times but those that a CLI sets when it resumes."""
     whole = (now.mtime_ns + _ROUNDING) % _MS <= 2 * _ROUNDING
     at_once = -_TICK <= now.ctime_ns - now.mtime_ns <= _SLACK
-    return whole and at_once and mark.mtime_ns < now.mtime_ns and now.size == mark.size and is_same_file(now, mark)
+    same = (now.device, now.inode, now.size) == (mark.device, mark.inode, mark.size)
+    return same and whole and at_once and mark.mtime_ns < now.mtime_ns
 
 
 def is_unchanged(path: Path, mark: FileMark) -> bool:

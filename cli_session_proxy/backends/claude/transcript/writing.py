@@ -45,14 +45,10 @@ def in_strict_order(lines: Iterable[str]) -> list[str]:
         if match is None or json.loads(line).get("timestamp") != match[1]:
             out.append(line)
             continue
-        now = _millis(match[1])
+        now = round(datetime.fromisoformat(match[1].replace("Z", "+00:00")).timestamp() * 1000)
         last = now if now > last else last + 1
         out.append(line if now == last else f"{line[: match.start(1)]}{timestamp(last / 1000)}{line[match.end(1) :]}")
     return out
-
-
-def _millis(text: str) -> int:
-    return round(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000)
 
 
 def write(path: Path, records: Sequence[Record], session_id: str, *, strict_order: bool) -> FileMark:
@@ -77,12 +73,13 @@ def write(path: Path, records: Sequence[Record], session_id: str, *, strict_orde
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    uuids = [record.uuid for record in records if record.uuid and not _is_sidechain(record.line)]
+    uuids = [
+        record.uuid
+        for record in records
+        # The words first: nearly no record has them, and each of a long path would be parsed.
+        if record.uuid and not ('"isSidechain":true' in record.line and json.loads(record.line).get("isSidechain"))
+    ]
     return mark_of(stat, len(data), hashlib.sha256(data).hexdigest(), uuids[-1] if uuids else None)
-
-
-def _is_sidechain(line: str) -> bool:
-    return '"isSidechain":true' in line and bool(json.loads(line).get("isSidechain"))
 
 
 def timestamp(now: float) -> str:

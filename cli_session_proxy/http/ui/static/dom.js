@@ -86,11 +86,10 @@ export const MEANING = {
   forked_by_cli: "the CLI answered with a new session id",
   rebuilt: "repaired: the session was rebuilt from the chain",
   branched: "a branch: the session was made from an earlier turn",
-  reset_by_cli: "the CLI reset its session (/clear)",
   moved: "repaired: the transcript was moved back",
   adopted: "turns made outside the proxy were adopted",
 };
-export const REPAIRS = new Set(["rebuilt", "moved", "adopted", "reset_by_cli"]);
+export const REPAIRS = new Set(["rebuilt", "moved", "adopted"]);
 
 export function short(value) {
   return typeof value === "string" ? value : JSON.stringify(value);

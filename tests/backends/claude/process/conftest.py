@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends.claude import environment
 from cli_session_proxy.backends.claude.process import capability as cli
+from cli_session_proxy.backends.claude.process import environment
 from cli_session_proxy.backends.claude.process.guardian import Guardian
 from cli_session_proxy.backends.claude.process.launch import Launch
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cli_session_proxy.backends.claude.events import AssistantMessage, CliEvent, Result
+from cli_session_proxy.backends.claude.process.events import AssistantMessage, CliEvent, Result
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 
 DATA = Path(__file__).parent / "data"
@@ -44,12 +42,6 @@ def is_gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
-
-
-async def until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
-    async with asyncio.timeout(timeout):
-        while not condition():  # noqa: ASYNC110 - the state of another program has no event to wait for
-            await asyncio.sleep(0.01)
 
 
 def group(pgid: int) -> list[str]:

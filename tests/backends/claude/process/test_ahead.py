@@ -18,17 +18,17 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ....conftest import MakeSettings
 from ....recovery.others import other_proxy
-from ....recovery.others import until as until_there
 from ....talking import ask, claude, heard, running, text
-from .helpers import is_gone, until
+from ....until import until
+from .helpers import is_gone
 
 
 async def ready(engine: Engine) -> int:
     """The pid of the spare, when it has started."""
     await until(lambda: engine.processes().spare == 1)
-    places = claude(engine).pool._places
-    (spare,) = places.spares
-    assert await asyncio.shield(places.spares[spare])
+    table = claude(engine).pool.table
+    (spare,) = table.spares
+    assert await asyncio.shield(table.spares[spare])
     return spare.pid
 
 
@@ -140,7 +140,7 @@ async def test_verify_finds_nothing_and_a_second_proxy_resumes_it(
     async with running(settings) as engine:
         turn = await ask(engine, "again", agent="second")
         assert turn.continuity == "resumed"
-        assert turn.reason["verified"]
+        assert turn.evidence.verified
     assert heard(upstream) == ["hello", "again"]
 
 
@@ -155,7 +155,7 @@ async def test_a_spare_of_a_killed_proxy_does_not_live_on(claude_2: Path, make_s
 
     async with other_proxy(settings) as other:
         assert await other.ask("one") is not None
-        await until_there(both_noted)
+        await until(both_noted)
         await other.end(signal.SIGKILL)
     async with running(settings) as engine:
         await until(lambda: all(is_gone(pid) for pid in noted))

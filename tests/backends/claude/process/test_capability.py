@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy import redact
-from cli_session_proxy.backends.claude import environment
+from cli_session_proxy.backends.claude.process import environment
 from cli_session_proxy.backends.claude.process.capability import Capability, find, heard, probe
 from cli_session_proxy.backends.claude.process.launch import Launch
 from cli_session_proxy.errors import ClaudeUnavailable

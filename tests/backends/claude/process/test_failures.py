@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends.claude.events import ProcessDied, Result
-from cli_session_proxy.backends.claude.failures import error_for, error_for_death
+from cli_session_proxy.backends.claude.process.events import ProcessDied, Result
+from cli_session_proxy.backends.claude.process.failures import error_for, error_for_death, seconds_until
 from cli_session_proxy.backends.claude.process.turn_reader import TurnReader
-from cli_session_proxy.backends.claude.resets import seconds_until
 
 from .helpers import DATA, recorded
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli_session_proxy.backends.claude.events import (
+from cli_session_proxy.backends.claude.process.capability import Capability
+from cli_session_proxy.backends.claude.process.events import (
     Abandoned,
     Activity,
     ApiRetry,
@@ -22,8 +23,7 @@ from cli_session_proxy.backends.claude.events import (
     SessionSeen,
     ToolActivity,
 )
-from cli_session_proxy.backends.claude.failures import error_for
-from cli_session_proxy.backends.claude.process.capability import Capability
+from cli_session_proxy.backends.claude.process.failures import error_for
 from cli_session_proxy.backends.claude.process.frames import (
     FrameTooDeep,
     LineSplitter,
@@ -70,7 +70,7 @@ def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], data: st.Da
         found += splitter.feed(whole[at : at + size])
         at += size
     assert found == lines
-    assert splitter.finish() == b"rest"
+    assert splitter.feed(b"\n") == [b"rest"]
 
 
 def test_a_line_over_the_cap_is_an_error_whether_it_ends_or_not() -> None:

@@ -21,8 +21,9 @@ from cli_session_proxy.backends.claude.process.guardian import Guardian
 from cli_session_proxy.backends.claude.process.guardian_program import MARK_VARIABLE, status, sweep
 from cli_session_proxy.backends.claude.process.proc import start_time
 
+from ....until import until
 from .conftest import Fake, Start
-from .helpers import ask, group, is_gone, said, until
+from .helpers import ask, group, is_gone, said
 
 SLEEP = [sys.executable, "-c", "print(flush=True); input()"]
 

@@ -9,14 +9,15 @@ from collections.abc import Callable, Collection, Iterator
 
 import pytest
 
-from cli_session_proxy.backends.claude.process import memory, places
+from cli_session_proxy.backends.claude.process import memory, process_table
 from cli_session_proxy.backends.claude.process.memory import FIRST_GUESS, Memory, weigh
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.errors import QueueFull
 from cli_session_proxy.settings import Settings
 
+from ....until import until
 from .conftest import Fake
-from .helpers import ask, is_gone, until
+from .helpers import ask, is_gone
 
 MB = 1024 * 1024
 LINUX = sys.platform == "linux"
@@ -47,7 +48,7 @@ def each(monkeypatch: pytest.MonkeyPatch) -> Weigh:
         weight = bytes_
 
     monkeypatch.setattr(memory, "weigh", weighed)
-    monkeypatch.setattr(places, "WEIGH_EVERY", 0.02)
+    monkeypatch.setattr(process_table, "WEIGH_EVERY", 0.02)
     return to
 
 

@@ -18,8 +18,9 @@ from cli_session_proxy.settings import Settings
 from ....conftest import MakeSettings
 from ....simulated import still
 from ....talking import request, running
+from ....until import until
 from .conftest import Fake
-from .helpers import ask, is_gone, said, until
+from .helpers import ask, is_gone, said
 
 
 def bounded(settings: Settings, **changes: float) -> Settings:

@@ -83,7 +83,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = Pool(
             self.settings, ahead=lambda: (Path("/nowhere"), Path("/nowhere")), reaped=self.stage.reaped.append
         )
-        self.places = self.pool._places
+        self.table = self.pool.table
 
     # --- what agents do
 
@@ -164,7 +164,7 @@ class PoolMachine(RuleBasedStateMachine):
     def world(self, does: str, which: int, answer: bool | None) -> None:
         match does:
             case "dies":
-                there = sorted(self.places.all(), key=lambda process: process.pid)
+                there = sorted(self.table.all(), key=lambda process: process.pid)
                 for process in there[which : which + 1]:
                     cast(Actor, process).die()
             case "pauses":
@@ -196,7 +196,7 @@ class PoolMachine(RuleBasedStateMachine):
     def who_holds_a_process_holds_it_alone(self) -> None:
         held = [agent.holds for agent in self.agents if agent.holds is not None]
         assert len(held) == len(set(held))
-        assert all(self.places.taken(cast(ClaudeProcess, actor)) for actor in held)
+        assert all(self.table.taken(cast(ClaudeProcess, actor)) for actor in held)
 
     @precondition(lambda self: not self.shut)
     @invariant()
@@ -205,13 +205,13 @@ class PoolMachine(RuleBasedStateMachine):
         held = [agent for agent in self.agents if agent.holds is not None]
         if asking:
             assert held
-            assert not self.places.idle()
-            assert not self.places._has_room()
-        assert self.places.busy() == len(held)
-        assert self.places._reserved == 0
-        assert not self.places._dying
-        assert not any(self.places.useless(process) for process in self.places.idle())
-        assert len(self.places.spares) <= self.settings.spares
+            assert not self.table.idle()
+            assert not self.table.has_room()
+        assert self.table.busy() == len(held)
+        assert self.table.reserved == 0
+        assert not self.table.ending()
+        assert not any(self.table.unusable(process) for process in self.table.idle())
+        assert len(self.table.spares) <= self.settings.spares
 
     def teardown(self) -> None:
         async def end() -> None:

@@ -13,15 +13,15 @@ import pytest
 from cli_session_proxy.backends.claude.process import memory
 from cli_session_proxy.backends.claude.process.launch import Launch
 from cli_session_proxy.backends.claude.process.memory import FIRST_GUESS
-from cli_session_proxy.backends.claude.process.places import CALM
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
+from cli_session_proxy.backends.claude.process.process_table import CALM
 from cli_session_proxy.errors import ClaudeUnavailable, QueueFull
 from cli_session_proxy.settings import Settings
 
 from ....simulated import FastLoop, still
+from ....until import until
 from .acting import Actor, Stage, launch
-from .helpers import until
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ async def given(pool: Pool, actor: Actor) -> None:
 
 async def spare(pool: Pool) -> Actor:
     """The one that is ready."""
-    ready: Callable[[], list[ClaudeProcess]] = lambda: [one for one in pool._places.spares if one.usable]  # noqa: E731
+    ready: Callable[[], list[ClaudeProcess]] = lambda: [one for one in pool.table.spares if one.usable]  # noqa: E731
     await until(lambda: bool(ready()))
     return cast(Actor, ready()[0])
 
@@ -289,7 +289,7 @@ async def test_spares_that_die_at_once_are_not_started_again_and_again(stage: St
         await still()
         await given(pool, first)
         await until(lambda: len(stage.reaped) == 1)
-        await pool._places._services["ahead"]
+        await pool.table.services["ahead"]
         assert len(stage.ever) == 2
 
 

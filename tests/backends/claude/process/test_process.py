@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.backends.claude.events import Activity, ProcessDied, Result
 from cli_session_proxy.backends.claude.process import child
 from cli_session_proxy.backends.claude.process.child import write_prompt
+from cli_session_proxy.backends.claude.process.events import Activity, ProcessDied, Result
 from cli_session_proxy.backends.claude.process.guardian import Guardian
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.domain.client_tools import Offers
@@ -22,10 +22,11 @@ from cli_session_proxy.domain.models import Tool
 from cli_session_proxy.errors import ClaudeUnavailable, SandboxError
 from cli_session_proxy.settings import Settings
 
+from ....until import until
 from ....wrappers import wrapped
 from .acting import launch
 from .conftest import Fake, Start
-from .helpers import ask, group, is_gone, result, said, until
+from .helpers import ask, group, is_gone, result, said
 
 
 async def test_a_warm_process_takes_turn_after_turn(fake: Fake, start: Start) -> None:

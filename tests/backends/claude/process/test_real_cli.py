@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends.claude.events import ProcessDied
-from cli_session_proxy.backends.claude.failures import error_for
+from cli_session_proxy.backends.claude.process.events import ProcessDied
+from cli_session_proxy.backends.claude.process.failures import error_for
 from cli_session_proxy.backends.claude.process.frames import unsafe_prompt
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.domain.models import BlockStart, BlockStop

@@ -14,7 +14,8 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ....conftest import MakeSettings
 from ....talking import ask, running
-from .helpers import is_gone, until
+from ....until import until
+from .helpers import is_gone
 
 AGENTS, TURNS, PROCESSES = 24, 3, 4
 

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends.claude.process import places
 from cli_session_proxy.backends.claude.process import pool as pool_module
+from cli_session_proxy.backends.claude.process import process_table
 from cli_session_proxy.backends.claude.process.launch import Launch
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.settings import Profile, Settings
 
+from ....until import until
 from .conftest import Fake
-from .helpers import ask, is_gone, said, until
+from .helpers import ask, is_gone, said
 
 New = Callable[..., Awaitable[Launch]]
 
@@ -57,8 +58,8 @@ async def pooled(
 async def spare(pool: Pool) -> int:
     """The pid of the one that is ready."""
     await until(lambda: pool.counts().spare == 1)
-    (process,) = pool._places.spares
-    assert await asyncio.shield(pool._places.spares[process])
+    (process,) = pool.table.spares
+    assert await asyncio.shield(pool.table.spares[process])
     return process.pid
 
 
@@ -152,7 +153,7 @@ async def test_none_is_started_where_there_is_no_room(settings: Settings, new: N
     async with pooled(settings, tmp_path, max_processes=1) as pool:
         process, _ = await pool.checkout(await new())
         await pool.checkin(process)
-        await pool._places._services["ahead"]
+        await pool.table.services["ahead"]
         assert pool.counts()[:3] == (0, 1, 0)
         assert process.alive
 
@@ -160,7 +161,7 @@ async def test_none_is_started_where_there_is_no_room(settings: Settings, new: N
 async def test_of_many_idle_ones_the_longest_unused_gives_its_place(
     settings: Settings, new: New, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "STALE", 0.5)
+    monkeypatch.setattr(process_table, "STALE", 0.5)
     async with pooled(settings, tmp_path, max_processes=4) as pool:
         processes = [(await pool.checkout(await new(resume=True)))[0] for _ in range(3)]
         processes.append((await pool.checkout(await new()))[0])
@@ -180,7 +181,7 @@ async def test_none_is_started_while_every_core_has_a_turn(settings: Settings, n
         await pool.checkin((await pool.checkout(await new()))[0])
         for _ in range(20):
             await asyncio.sleep(0)
-        assert len(pool._places.all()) + pool._places._reserved == 3
+        assert len(pool.table.all()) + pool.table.reserved == 3
         await pool.checkin(busy.pop())
         await spare(pool)
 
@@ -188,7 +189,7 @@ async def test_none_is_started_while_every_core_has_a_turn(settings: Settings, n
 async def test_none_is_started_where_none_is_wished(settings: Settings, new: New, tmp_path: Path) -> None:
     async with pooled(settings, tmp_path, spares=0) as pool:
         await pool.checkout(await new())
-        assert "ahead" not in pool._places._services
+        assert "ahead" not in pool.table.services
 
 
 async def test_those_who_wait_for_a_place_come_first(settings: Settings, new: New, tmp_path: Path) -> None:
@@ -229,7 +230,7 @@ async def test_one_that_refuses_the_claim_is_ended_and_the_session_starts_plainl
         assert is_gone(pid)
         assert said(await ask(process)) == "2 hi"
         await pool.checkin(process)
-        await pool._places._services["ahead"]
+        await pool.table.services["ahead"]
         assert pool.counts().spare == 0  # the next one would be refused as well
 
 
@@ -238,7 +239,7 @@ async def test_one_that_is_still_starting_is_waited_for(settings: Settings, new:
     async with pooled(settings, tmp_path) as pool:
         await pool.checkout(await new(env={"FAKE_GATE": str(gate)}))
         await until(lambda: pool.counts().spare == 1)
-        (booting,) = pool._places.spares
+        (booting,) = pool.table.spares
         taking = asyncio.create_task(pool.checkout(await new(env={"FAKE_GATE": str(gate)})))
         await until(lambda: pool.counts().busy == 2)
         gate.touch()
@@ -253,7 +254,7 @@ async def test_one_that_does_not_come_up_is_not_waited_for_long(
     async with pooled(settings, tmp_path) as pool:
         await pool.checkout(await new(env={"FAKE_GATE": str(tmp_path / "never")}))
         await until(lambda: pool.counts().spare == 1)
-        (stuck,) = pool._places.spares
+        (stuck,) = pool.table.spares
         process, _ = await pool.checkout(await new(env={"FAKE_GATE": str(tmp_path / "never")}))
         assert process is not stuck
         assert said(await ask(process)) == "2 hi"
@@ -267,7 +268,7 @@ async def test_whoever_leaves_while_taking_one_leaves_no_process_behind(
     async with pooled(settings, tmp_path) as pool:
         await pool.checkout(await new(env={"FAKE_GATE": str(gate)}))
         await until(lambda: pool.counts().spare == 1)
-        (booting,) = pool._places.spares
+        (booting,) = pool.table.spares
         taking = asyncio.create_task(pool.checkout(await new(env={"FAKE_GATE": str(gate)})))
         await until(lambda: pool.counts().busy == 2)
         taking.cancel()
@@ -289,5 +290,5 @@ async def test_closing_ends_one_that_is_starting(settings: Settings, new: New, t
     async with pooled(settings, tmp_path) as pool:
         await pool.checkout(await new(env={"FAKE_GATE": str(tmp_path / "never")}))
         await until(lambda: pool.counts().spare == 1)
-        (booting,) = pool._places.spares
+        (booting,) = pool.table.spares
     assert is_gone(booting.pid)

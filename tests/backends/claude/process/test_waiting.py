@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli_session_proxy.backends.claude.events import Called
+from cli_session_proxy.backends.claude.process.events import Called
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.domain.client_tools import Judge, Offers
@@ -19,8 +19,9 @@ from cli_session_proxy.testing.script import ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ....conftest import MakeSettings
+from ....until import until
 from .conftest import MakeLaunch
-from .helpers import is_gone, unchecked, until
+from .helpers import is_gone, unchecked
 
 OFFERS = Offers.of((Tool("get_weather"),))
 Ends = Callable[[Pool, ClaudeProcess, MakeLaunch, Path], Awaitable[object]]
@@ -36,7 +37,7 @@ async def retired_for_another(pool: Pool, process: ClaudeProcess, real: MakeLaun
 
 async def retired_after_tool_timeout(pool: Pool, process: ClaudeProcess, real: MakeLaunch, binary: Path) -> None:
     process.last_used -= 3600
-    pool._places._useless.set()  # the reaper looks
+    pool.table.reap_now.set()  # the reaper looks
     await until(lambda: is_gone(process.pid))
 
 

@@ -76,7 +76,7 @@ async def test_a_resume_that_nobody_disturbs_needs_one_process(
     transcript_of(settings, turns[-1]).unlink()
     turns.append(await asked(settings, "and again"))
     assert [turn.continuity for turn in turns] == ["resumed", "resumed", "rebuilt"]
-    assert ["reloaded" in turn.reason for turn in turns] == [False] * 3
+    assert [turn.evidence.reloaded for turn in turns] == [()] * 3
     assert heard(upstream) == [*SAID, "and now", "again", "and again"]
 
 
@@ -175,7 +175,7 @@ async def test_times_that_are_new_at_every_load_are_the_clis_own_doing(
     mine, _ = await told(settings)
     cli.order("loaded", ("touch", str(mine), "500000"), always=True)
     turn = await asked(settings, "and now")
-    assert turn.reason["reloaded"] == ["touched"] * 2
+    assert turn.evidence.reloaded == ("touched", "touched")
     assert heard(upstream) == [*SAID, "and now"]
 
 

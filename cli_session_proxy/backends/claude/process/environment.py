@@ -1,0 +1,126 @@
+"""The environment a CLI gets: built up from an allow-list, never passed on.
+
+Besides `settings` this is the only place that reads the proxy's own environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from .... import redact
+from ....settings import ENVIRONMENT_ALLOWED, ENVIRONMENT_OF_PROVIDERS, Settings
+
+TMPDIR = "TMPDIR"
+CONFIG_DIR = "CLAUDE_CONFIG_DIR"
+DEFAULT_CONFIG_DIR = ".claude"
+
+# Of tools behind MCP, where the settings say nothing else: the model is shown all of them and sees whole results
+# (run on 2.1.329: else some are deferred behind a placeholder, and a long result becomes a preview and a file).
+TOOL_DEFAULTS = {
+    "ENABLE_TOOL_SEARCH": "false",
+    "MAX_MCP_OUTPUT_TOKENS": "100000000",
+    "ENABLE_MCP_LARGE_OUTPUT_FILES": "false",
+    "CLAUDE_CODE_MAX_TOOL_USE_CONCURRENCY": "128",
+}
+
+
+# The CLI tells at once that a request is too long, instead of making it shorter by itself.
+NO_COMPACTION = {"DISABLE_AUTO_COMPACT": "1"}
+
+# What a switch of the CLI's holds where it is off (its own reading, 2.1.329).
+_OFF = frozenset({"", "0", "false", "no", "off"})
+# Names of values that are redacted everywhere: stderr of a CLI may quote them.
+_SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$")
+# What an interactive CLI needs besides: a terminal, a way to open a browser, and the user's keychain.
+INTERACTIVE = (
+    "TERM", "COLORTERM", "USER", "LOGNAME", "BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR",
+    "DBUS_SESSION_BUS_ADDRESS", "SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "WSL_DISTRO_NAME", "WSL_INTEROP",
+)  # fmt: skip
+
+PROGRAM = "cli-session-proxy"
+
+
+def inherited(settings: Settings) -> dict[str, str]:
+    """What of the proxy's environment may reach the CLI, and what the settings add to it."""
+    switches = {**os.environ, **settings.claude_env}
+    patterns = list(ENVIRONMENT_ALLOWED)
+    for switch, own in ENVIRONMENT_OF_PROVIDERS.items():
+        if switches.get(switch, "").strip().lower() not in _OFF:
+            patterns += own
+    exact = {pattern for pattern in patterns if not pattern.endswith("*")}
+    prefixes = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
+    passed = {name: value for name, value in os.environ.items() if name in exact or name.startswith(prefixes)}
+    env = passed | settings.claude_env
+    redact.know(value for name, value in env.items() if _SECRET_NAME.search(name))
+    return env
+
+
+def _default_config_dir(settings: Settings) -> Path:
+    home = inherited(settings).get("HOME")
+    return (Path(home) if home else Path.home()) / DEFAULT_CONFIG_DIR
+
+
+def config_dir(settings: Settings) -> Path:
+    """Where the CLI keeps its sessions: the setting, else CLAUDE_CONFIG_DIR, else `~/.claude`. Absolute."""
+    if settings.claude_config_dir is not None:
+        return settings.claude_config_dir
+    named = settings.claude_env.get(CONFIG_DIR) or os.environ.get(CONFIG_DIR)
+    return Path(os.path.abspath(Path(named).expanduser())) if named else _default_config_dir(settings)
+
+
+def build(settings: Settings, *, tmpdir: Path, config_dir: Path) -> dict[str, str]:
+    """The whole environment of one CLI. `tmpdir` should be the agent's own: the CLI opens sockets in it."""
+    return common(settings, config_dir) | {TMPDIR: str(tmpdir)}
+
+
+def common(settings: Settings, config_dir: Path) -> dict[str, str]:
+    """What all CLIs of these settings have in their environment: everything but their TMPDIR.
+
+    CLAUDE_CONFIG_DIR is left unset for `~/.claude`: where it is set, the macOS keychain login is not found.
+    """
+    ours = {
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        # A sub-agent in the background reports in a turn of its own making, between two of ours (run on 2.1.329).
+        "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
+        "CLAUDE_CODE_MAX_RETRIES": str(settings.cli_retries),
+        # A stalled stream is noticed by the CLI itself, which retries; unset it takes 300 s (run on 2.1.329). Half of
+        # our own limit, so that its retry comes first.
+        "CLAUDE_ENABLE_BYTE_WATCHDOG": "1",
+        "CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS": str(int(settings.idle_timeout * 500)),
+    }
+    if config_dir != _default_config_dir(settings):
+        ours[CONFIG_DIR] = str(config_dir)
+    if settings.on_context_full == "error":
+        ours |= NO_COMPACTION
+    return TOOL_DEFAULTS | inherited(settings) | ours
+
+
+def interactive(settings: Settings, *, tmpdir: Path) -> dict[str, str]:
+    """The environment of a CLI that a person uses in this terminal, such as for its login."""
+    there = {name: os.environ[name] for name in INTERACTIVE if name in os.environ}
+    return there | build(settings, tmpdir=tmpdir, config_dir=config_dir(settings))
+
+
+def login_command(settings: Settings) -> str:
+    """The command that logs in the CLI of these settings, with this program named as it was started."""
+    started = sys.argv[0]
+    words = [PROGRAM]
+    if Path(started).parts[-2:] == ("cli_session_proxy", "__main__.py"):
+        words = [sys.executable, "-m", "cli_session_proxy"]
+    elif Path(started).name == PROGRAM:
+        # uv (`uvx`) puts the program on the PATH of this process only; it sets UV there.
+        found = None if "UV" in os.environ else shutil.which(PROGRAM)
+        if os.path.abspath(found or "") != os.path.abspath(started):
+            words = [started]
+    words.append("login")
+    if settings.claude_bin is not None:
+        words += ["--claude-bin", str(settings.claude_bin)]
+    if settings.claude_config_dir is not None:
+        words += ["--claude-config-dir", str(settings.claude_config_dir)]
+    return shlex.join(words)

@@ -1,0 +1,155 @@
+"""What a running CLI tells us, as data. `frames` makes these from stdout lines; `process` yields them.
+
+Every turn of a process yields any number of events and ends with exactly one `Result`, or with `Called` where the
+process waits for the client, or raises `ProcessDied`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSeen:
+    """A frame carried this session id. `cause` is `init`, `conversation_reset` or `result`."""
+
+    session_id: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantMessage:
+    """One complete assistant frame of the turn (the main thread, not a sub-agent's).
+
+    The CLI sends one frame a block (2.1.x) or a message; `blocks` are what the model said in it, `uuid` is
+    the transcript record's.
+    """
+
+    uuid: str | None
+    message_id: str | None
+    model: str | None
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The provider's stream was cut: these blocks will not be finished, and the CLI keeps nothing of them.
+
+    It asks again by itself: for the whole answer, or, where blocks were finished before the cut, to go on from there.
+    """
+
+    blocks: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolActivity:
+    """A tool of the CLI's own that ran inside the turn: its call or its result, for the dump only."""
+
+    entry: JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """The model's message is complete and calls tools of the client: the process waits for their results.
+
+    The last event before the results, instead of a `Result`. `usage` is what the model used since the last one.
+    """
+
+    calls: tuple[Block, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A call of a client's tool that does not come out; `why` goes to the model as its result."""
+
+    call: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRetry:
+    """The CLI is calling the provider again (`system/api_retry`)."""
+
+    detail: JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """The CLI replaced the start of the conversation with a summary (`system/compact_boundary`)."""
+
+    detail: JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Any other frame: a sign of life that only resets the idle clock."""
+
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The end of a turn, as the CLI reports it.
+
+    `cost_total_usd` is cumulative for the session (facts: bill from deltas); `usage` is this turn's.
+    `text` is the CLI's own result text: only an error's message is taken from it, never an answer.
+    """
+
+    session_id: str
+    is_error: bool
+    subtype: str
+    text: str
+    stop_reason: str | None
+    terminal_reason: str | None
+    api_error_status: int | None
+    usage: Usage
+    cost_total_usd: float | None
+    num_turns: int
+    detail: JSON = field(default_factory=dict)
+
+
+CliEvent = (
+    SessionSeen
+    | AssistantMessage
+    | Abandoned
+    | ToolActivity
+    | Called
+    | Refused
+    | ApiRetry
+    | Compacted
+    | Activity
+    | BlockStart
+    | BlockDelta
+    | BlockStop
+    | Result
+)
+
+
+class ProcessDied(Exception):
+    """The process ended, or its output could not be read, before the turn's result.
+
+    `no_conversation` is True when the CLI said "No conversation found" (the fresh id it may offer then must
+    not be adopted). `stderr` is the last few KB of what it printed.
+    """
+
+    def __init__(self, why: str, *, returncode: int | None, stderr: str, no_conversation: bool = False) -> None:
+        super().__init__(why)
+        self.why = why
+        self.returncode = returncode
+        self.stderr = stderr
+        self.no_conversation = no_conversation
+
+
+class WrongTranscript(ProcessDied):
+    """It has loaded, or may have loaded, something else than the transcript that was verified for it.
+
+    `how` is one of `transcript.following.How`, or `conversation`: what it wrote belongs to another one. Nothing that
+    it says may be kept.
+    """
+
+    def __init__(self, how: str) -> None:
+        super().__init__(f"it loaded a changed transcript ({how})", returncode=None, stderr="")
+        self.how = how

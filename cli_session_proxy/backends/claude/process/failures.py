@@ -1,0 +1,277 @@
+"""What the CLI's failures mean to a client: a `Result` with an error, or a dead process, as a `ProxyError`.
+
+An API error comes as subtype `success`, `is_error`, terminal_reason `api_error`; 2.1.x gives the provider's status
+and type beside the text, 1.x only the text (both recorded in tests/claude/data). Nothing of a prompt, a key or an
+environment is passed on: only the CLI's own short text, and of stderr only what is recognised.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, tzinfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from .... import redact
+from ....domain.models import JSON
+from ....errors import (
+    ClaudeNotLoggedIn,
+    ClaudeUnavailable,
+    ContextTooLong,
+    Interrupted,
+    InvalidRequest,
+    Overloaded,
+    ProxyError,
+    RateLimited,
+    RequestTooLarge,
+    SessionBusy,
+    TurnTimeout,
+    UpstreamError,
+    likely,
+)
+from ....settings import MODELS
+from ...base import Remedy
+from .events import ProcessDied, Result, WrongTranscript
+
+TEXT_LIMIT = 500
+# Seconds that clients' own retries wait at most for a Retry-After (the SDKs of OpenAI and Anthropic).
+PATIENCE = 60.0
+
+_STATUS = re.compile(r"API Error: (?:Request rejected \()?(\d{3})\b")
+_BODY = re.compile(r"\{.*\}", re.DOTALL)
+_LOGIN = re.compile(
+    r"/login\b|not logged in|invalid (?:x-)?api[ -]key|failed to authenticate|oauth token", re.IGNORECASE
+)
+_OWN_ADVICE = re.compile(r"[\s·.]*please run /login[\s·.]*", re.IGNORECASE)  # a command of its terminal, not of ours
+_BILLING = re.compile(r"credit balance", re.IGNORECASE)
+_LIMIT = re.compile(r"limit reached|hit your .{0,40}limit|rate limit", re.IGNORECASE)
+_CONTEXT = re.compile(r"prompt is too long|exceeds? (?:the )?context|context (?:window|length|limit)", re.IGNORECASE)
+_TIMEOUT = re.compile(r"timed?[ -]?out\b", re.IGNORECASE)
+# A 400 about something that only the transcript can hold: our fault, not the client's.
+_HISTORY = re.compile(r"signature|`?thinking`?|tool_use|tool_result|cache_control|roles must alternate", re.IGNORECASE)
+
+# The same instruction as in `commands.login`, without this machine's paths: a client may read it.
+NOT_LOGGED_IN = "run `cli-session-proxy login`, or set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN and start again"
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """One failure, as far as the CLI tells. `text` is short and clean; `kind` the provider's error type."""
+
+    status: int | None
+    kind: str
+    text: str
+    terminal: str
+    wait: float | None
+    model: str
+
+    @property
+    def detail(self) -> JSON:
+        named = {"status": self.status, "type": self.kind or None, "terminal_reason": self.terminal or None}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def error_for(result: Result, *, retries: Sequence[JSON] = (), model: str = "", now: float | None = None) -> ProxyError:
+    """The error of a turn whose `Result` says so. `retries` are the details of its `ApiRetry` events.
+
+    `model` is the one that was asked for. `retry_after` is only set from what the provider said: its reset, or the
+    delay the CLI took over from it.
+    """
+    facts = _facts(result, retries, model, time.time() if now is None else now)
+    for applies, make in _CASES:
+        if applies(facts):
+            return make(facts)
+    return UpstreamError(facts.text or f"the Claude CLI failed ({result.subtype})", detail=facts.detail)
+
+
+def _facts(result: Result, retries: Sequence[JSON], model: str, now: float) -> _Facts:
+    errors = result.detail.get("errors")
+    said = result.text
+    if not said and isinstance(errors, list):
+        said = " ".join(str(error) for error in errors)
+    match = _STATUS.search(said)
+    body = _provider_error(said)
+    status = result.api_error_status or (int(match[1]) if match else None)
+    kind = str(result.detail.get("api_error_type") or body.get("type") or "")
+    text = redact.text(" ".join(str(body.get("message") or said).split()))[:TEXT_LIMIT]
+    return _Facts(status, kind, text, result.terminal_reason or "", _wait(result, said, retries, now), model)
+
+
+def _provider_error(said: str) -> JSON:
+    """1.x quotes the provider's whole body: `API Error: 400 {"type":"error","error":{…}}`."""
+    found = _BODY.search(said)
+    try:
+        body = json.loads(found[0]) if found else {}
+    except ValueError:
+        return {}
+    error = body.get("error") if isinstance(body, dict) else None
+    return error if isinstance(error, dict) else {}
+
+
+def _wait(result: Result, said: str, retries: Sequence[JSON], now: float) -> float | None:
+    limit = result.detail.get("rate_limit")
+    reset = limit.get("resetsAt") if isinstance(limit, dict) else None
+    if isinstance(reset, int | float):
+        return max(1.0, reset - now)
+    told = seconds_until(said, now)
+    if told is not None:
+        return told
+    delays = [retry.get("retry_delay_ms") for retry in retries if retry.get("error_status") == 429]
+    known = [delay / 1000 for delay in delays if isinstance(delay, int | float)]
+    return max(1.0, known[-1]) if known else None
+
+
+def _not_logged_in(facts: _Facts) -> ProxyError:
+    said = _OWN_ADVICE.sub("", facts.text)
+    return ClaudeNotLoggedIn(f"{said}: {NOT_LOGGED_IN}", detail=facts.detail)
+
+
+def likely_model(model: str) -> str:
+    """A hint at the model that an unknown name probably means, by the words that it is made of."""
+    meant = [likely(word, MODELS) for word in re.split(r"[^A-Za-z]+", model) if word]
+    return next((f": did you mean `{one}`?" for one in meant if one is not None and one != model), "")
+
+
+def _limited(facts: _Facts) -> ProxyError:
+    soon = facts.wait is None or facts.wait <= PATIENCE
+    return RateLimited(facts.text, retry_after=facts.wait, detail=facts.detail, retry=None if soon else False)
+
+
+# In order: the first that applies. Login before the statuses (1.x has no status for it), the limits before login.
+_CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], ...] = (
+    (
+        lambda f: f.terminal.startswith("aborted"),
+        # Not by us: a turn that is cancelled here waits for no result.
+        lambda f: Interrupted("the CLI was interrupted in this turn: send it again", retry_after=1.0, detail=f.detail),
+    ),
+    (
+        lambda f: f.terminal == "prompt_too_long" or (f.status in {None, 400} and _CONTEXT.search(f.text) is not None),
+        lambda f: ContextTooLong(f"{f.text}: start a new chain or send less", detail=f.detail),
+    ),
+    (
+        # Neither a bad login nor a limit that time lifts: the account has to be paid.
+        lambda f: _BILLING.search(f.text) is not None,
+        lambda f: UpstreamError(f"{f.text}: see the account's billing", detail=f.detail, retry=False),
+    ),
+    (lambda f: f.status == 429 or f.kind == "rate_limit_error", _limited),
+    (lambda f: f.status is None and _LIMIT.search(f.text) is not None, _limited),
+    (lambda f: f.status == 401 or f.kind == "authentication_error", _not_logged_in),
+    # A 403 too: the CLI says "Failed to authenticate" (2.1.x), "Please run /login" (1.x) to it.
+    (lambda f: f.status == 403 or (f.status is None and _LOGIN.search(f.text) is not None), _not_logged_in),
+    (
+        lambda f: f.status == 529 or f.kind == "overloaded_error",
+        lambda f: Overloaded(f.text, detail=f.detail),
+    ),
+    (lambda f: f.status == 413, lambda f: RequestTooLarge(f.text, detail=f.detail)),
+    (
+        lambda f: f.status == 404 or f.kind == "not_found_error",
+        lambda f: InvalidRequest(
+            f"{f.text} (the provider does not know the model {f.model!r}{likely_model(f.model)})",
+            param="model",
+            detail=f.detail,
+        ),
+    ),
+    (
+        lambda f: f.status in {400, 422} and _HISTORY.search(f.text) is not None,
+        lambda f: UpstreamError(f.text, detail=f.detail, retry=False),
+    ),
+    (lambda f: f.status in {400, 422}, lambda f: InvalidRequest(f.text, detail=f.detail)),
+    (
+        lambda f: f.status in {408, 504} or (f.status is None and _TIMEOUT.search(f.text) is not None),
+        lambda f: TurnTimeout(f.text, detail=f.detail),
+    ),
+)
+
+
+# What the provider's words say that the request was refused for, and what may be left out of the path then.
+_REMEDIES: tuple[tuple[re.Pattern[str], Remedy], ...] = (
+    (re.compile(r"signature.{0,20}thinking|thinking`?(?: or `?redacted_thinking`?)? block", re.IGNORECASE), "thinking"),
+    (re.compile(r"\bimages?\b|media", re.IGNORECASE), "images"),
+    (re.compile(r"\bpdf\b|\bdocument", re.IGNORECASE), "documents"),
+)
+
+
+def remedies(error: ProxyError) -> tuple[Remedy, ...]:
+    """What may let the turn be answered after all, the least loss first."""
+    if isinstance(error, ContextTooLong | RequestTooLarge):
+        return ("images", "documents", "summary")
+    if error.detail.get("status") not in (None, 400) or not isinstance(error, InvalidRequest | UpstreamError):
+        return ()
+    return tuple(remedy for words, remedy in _REMEDIES if words.search(error.message))
+
+
+def error_for_death(died: ProcessDied) -> ProxyError:
+    """The error of a turn whose process ended without a result. Of its stderr only what is recognised is told."""
+    detail: JSON = {} if died.returncode is None else {"exit_code": died.returncode}
+    if isinstance(died, WrongTranscript):
+        return SessionBusy(
+            "the session's transcript was changed while the Claude CLI was loading it: nothing of its answer was kept. "
+            "Stop what else writes to the CLI's directory, look at what tools may have done, and send this again",
+            detail={"how": died.how},
+        )
+    if _LOGIN.search(died.stderr):
+        return ClaudeNotLoggedIn(f"the Claude CLI is not logged in: {NOT_LOGGED_IN}", detail=detail)
+    if "already in use" in died.stderr:
+        return SessionBusy("another Claude CLI has this session open: end it and send the turn again", detail=detail)
+    unknown = re.search(r"error: unknown option '(--?[\w-]+)", died.stderr)
+    if unknown is not None:
+        return ClaudeUnavailable(
+            f"this Claude CLI does not know {unknown[1]}: upgrade it, or see `doctor`", detail=detail
+        )
+    if died.returncode in {126, 127}:
+        return ClaudeUnavailable("the Claude CLI could not be run: see `doctor`", detail=detail)
+    if died.no_conversation:
+        return UpstreamError("the Claude CLI lost the session: send the turn again", detail=detail)
+    return UpstreamError(f"the Claude CLI gave no result: {died.why}; send the turn again", detail=detail)
+
+
+# --- when a usage limit ends, from the CLI's words
+
+# Seen: `Claude AI usage limit reached|1760000000` (1.0.x), `5-hour limit reached ∙ resets 3:51am` (1.0.120),
+# `You've hit your 5-hour limit · resets 3:51am (UTC)` (2.1.329); a weekly limit names the day: `resets Nov 25, 3am`.
+_EPOCH = re.compile(r"limit reached\|(\d{10,13})\b")
+_RESETS = re.compile(
+    r"resets\s+(?:(?P<month>[A-Z][a-z]{2})[a-z]*\s+(?P<day>\d{1,2})(?:,|\s+at)?\s+)?"
+    r"(?P<hour>\d{1,2})(?::(?P<minute>\d{2}))?\s*(?P<half>[ap]m)(?:\s*\((?P<zone>[\w/+-]+)\))?",
+    re.IGNORECASE,
+)
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MILLISECONDS = 10**11  # an epoch above this cannot be in seconds
+
+
+def seconds_until(text: str, now: float) -> float | None:
+    """Seconds from `now` (epoch) to the reset that the text names, at least 1; None when it names none.
+
+    A clock time without a zone is the CLI's local time, which is ours: TZ is passed on to it.
+    """
+    epoch = _EPOCH.search(text)
+    if epoch is not None:
+        value = int(epoch[1])
+        return max(1.0, (value / 1000 if value > _MILLISECONDS else value) - now)
+    match = _RESETS.search(text)
+    if match is None:
+        return None
+    here = datetime.fromtimestamp(now, _zone(match["zone"])).astimezone(_zone(match["zone"]))
+    try:
+        at = here.replace(
+            hour=int(match["hour"]) % 12 + (12 if match["half"].lower() == "pm" else 0),
+            minute=int(match["minute"] or 0), second=0, microsecond=0,
+        )  # fmt: skip
+        if match["month"]:
+            at = at.replace(month=_MONTHS.index(match["month"].lower()) + 1, day=int(match["day"]))
+            at = at if at > here else at.replace(year=at.year + 1)
+        elif at <= here:
+            at += timedelta(days=1)
+    except ValueError:  # "resets 31:99pm": words that only look like a time
+        return None
+    return max(1.0, at.timestamp() - now)
+
+
+def _zone(name: str | None) -> tzinfo | None:
+    try:
+        return ZoneInfo(name) if name else None
+    except (ZoneInfoNotFoundError, ValueError):
+        return None

@@ -1,0 +1,166 @@
+"""What happened to a turn beside its answer, as codes with data. `export.explain` puts it in words.
+
+It is for people: no step of a turn decides by it. What decides is in `models`: `Placed` and `TurnOptions`.
+Both forms are here, the fields and the JSON that the store and an export keep, in which what is not set is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from .notes import Note
+
+# Why a session was written, or put back, before a turn:
+# - `client_history`  a client brought a history that was new here
+# - `left_path`       the path leaves the session's: it was written as a new one
+# - `open_calls`      no process waits for the results that came: written with them
+# - `rewritten`       the session was not the path (`found`): written again under its id
+# - `moved`           its transcript lay elsewhere
+# - `left_out`        the provider would refuse some of the path: written without that (see `Evidence.notes`)
+RepairCode = Literal["client_history", "left_path", "open_calls", "rewritten", "moved", "left_out"]
+
+# The code of an attempt whose structured output was not what was asked for.
+OUTPUT_REFUSED = "output_refused"
+
+# Where a turn's records came from:
+# - `transcript`  read from the session's own file
+# - `copy`        read from the copy that the CLI answered in
+# - `replaced`    read from a file that was put in its place during the turn
+# - `frames`      made from what was said, as the transcript is gone
+# - `unlinked`    made from what was said, as the transcript does not go on from the path
+# - `cut`         cut at a stop sequence
+# - `memory`      kept by a backend without transcripts
+RecordsFrom = Literal["transcript", "copy", "replaced", "frames", "unlinked", "cut", "memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """How a session was made equal to the path, kept with the link and with the attempt that it was done for.
+
+    `found` and `behind` are the backend's codes for what was wrong (see `transcript.comparing` and `tails` of the
+    Claude backend), `note` its measurement in words, `records` how many lines were written, `kept` where what was
+    there has been put, `also_at` where wrong copies lie. Evidence that an older version left out is None.
+    """
+
+    code: RepairCode | None = None
+    records: int | None = None
+    from_turn: str | None = None
+    found: str | None = None
+    note: str | None = None
+    behind: str | None = None
+    also_at: tuple[str, ...] = ()
+    kept: str | None = None
+    looked_for: str | None = None
+    found_at: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        said = {name: value for name in Repair.__slots__ if (value := getattr(self, name)) is not None}
+        return said | {"also_at": list(self.also_at)} if said.pop("also_at") else said
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Repair:
+        known = {name: data[name] for name in Repair.__slots__ if name in data}
+        return Repair(**known | {"also_at": tuple(known.get("also_at") or ())})
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCut:
+    """The provider's stream broke off: how many characters of unfinished blocks a client had been given."""
+
+    text: int = 0
+    thinking: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {"text": self.text, "thinking": self.thinking}
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """The turn was not run here: it came in a client's history, or from a session that somebody else used."""
+
+    by: Literal["client", "adoption"]
+    session: str | None = None
+    note: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: value for name in Brought.__slots__ if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a turn has to show beside its links and attempts.
+
+    - `left_off`        a turn whose answer never reached its client: this one continues what is before it
+    - `sandbox`         the agent's directory was gone, and made again here
+    - `verified`        how the session was found to be the path
+    - `written`         a session was written for this turn
+    - `repaired`        its session was made equal to the path again
+    - `waited`          its process waited for the results that the turn brought
+    - `exit_code`       the process that was kept for the session had ended with this
+    - `reloaded`        how the transcript was changed while a process loaded it, each time
+    - `output_refused`  what was wrong with the structured output of the attempt before
+    - `retries`, `cuts` the provider failed, or its stream broke off
+    - `compacted`       the CLI put a summary in the place of what is before
+    - `settled`         the answer was found in the transcript after the proxy had died
+    - `notes`           what the model was not shown as it was said
+    - `other`           what a newer or an older version noted, kept as it is
+    """
+
+    brought: Brought | None = None
+    left_off: str | None = None
+    sandbox: str | None = None
+    verified: str | None = None
+    written: Repair | None = None
+    repaired: Repair | None = None
+    waited: bool = False
+    exit_code: int | None = None
+    reloaded: tuple[str, ...] = ()
+    output_refused: str | None = None
+    retries: tuple[dict[str, Any], ...] = ()
+    cuts: tuple[StreamCut, ...] = ()
+    compacted: dict[str, Any] | None = None
+    settled: bool = False
+    records: RecordsFrom | None = None
+    other: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+
+    def plus(self, other: Evidence) -> Evidence:
+        """With what the other one has to show, where both do, the other's."""
+        new = {}
+        for name, nothing in _NONE.items():
+            value = getattr(other, name)
+            if value != nothing:
+                new[name] = value
+        return replace(self, **new)
+
+    def as_json(self) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for name, nothing in _NONE.items():
+            value = getattr(self, name)
+            if value == nothing:
+                continue
+            made = _AS_JSON.get(name)
+            out[name] = value if made is None else made(value)
+        return out
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Evidence:
+        values = {name: value for name, value in data.items() if name in _NONE}
+        for name in values.keys() & _FROM_JSON.keys():
+            values[name] = _FROM_JSON[name](values[name])
+        return Evidence(**values)
+
+
+_NONE: dict[str, Any] = {name: getattr(Evidence(), name) for name in Evidence.__slots__}
+_AS_JSON: dict[str, Any] = {
+    "brought": Brought.as_json, "written": Repair.as_json, "repaired": Repair.as_json, "other": dict,
+    "reloaded": list, "retries": list, "cuts": lambda cuts: [cut.as_json() for cut in cuts],
+    "notes": lambda notes: [note.as_json() for note in notes],
+}  # fmt: skip
+_FROM_JSON: dict[str, Any] = {
+    "brought": lambda data: Brought(**data), "written": Repair.from_json, "repaired": Repair.from_json,
+    "reloaded": tuple, "retries": tuple, "cuts": lambda cuts: tuple(StreamCut(**cut) for cut in cuts),
+    "notes": lambda notes: tuple(map(Note.from_json, notes)),
+}  # fmt: skip

@@ -1,0 +1,130 @@
+"""What 0.1 noted of a turn, in one JSON object and partly in sentences: split into fields and codes. Pure.
+
+Stores of schema 3 and older and exports of version 2 and older hold it. What is not known stays, in `Evidence.other`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .evidence import OUTPUT_REFUSED, Brought, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
+from .models import JSON, LinkReason, Placed, TurnOptions
+
+_PLACED = ("rule", "messages", "matched", "imported", "diverged_at", "delta")
+_BY_CLIENT = "sent by the client as history"
+_WAITED = "waited for these results"
+_EXIT_CODE = re.compile(r"had ended with exit code (-?\d+)")
+_WHY: Mapping[str, RepairCode] = {
+    "the client's history was imported": "client_history",
+    "the path leaves the session's": "left_path",
+    "nobody waits for these results any more": "open_calls",
+}
+_DONE: Mapping[str, RepairCode] = {
+    "written again from the chain's records": "rewritten",
+    "moved back": "moved",
+}
+_RECORDS: Mapping[str, RecordsFrom] = {
+    "read from the transcript": "transcript",
+    "read from the CLI's copy of the session": "copy",
+    "the transcript was replaced during the turn": "replaced",
+    "the transcript is gone; records made from the frames": "frames",
+    "the transcript does not continue the path": "unlinked",
+    "cut at a stop sequence": "cut",
+    "kept in memory": "memory",
+}
+
+
+class Reason(NamedTuple):
+    """What `reason` held."""
+
+    placed: Placed
+    options: TurnOptions
+    evidence: Evidence
+    stop_sequence: str | None
+
+
+# What `reason` raises where an object is not what 0.1 wrote.
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
+
+
+def reason(old: JSON) -> Reason:
+    """Raises one of `MALFORMED`."""
+    rest = dict(old)
+    placed = Placed(**{name: rest.pop(name) for name in _PLACED if name in rest})
+    options = TurnOptions.from_json(rest.pop("wants", {}) | {"format": rest.pop("format", None)})
+    said: dict[str, Any] = {}
+    for name, (field, convert) in _EVIDENCE.items():
+        if name in rest and (made := convert(rest[name])) is not None:
+            said[field] = made
+            del rest[name]
+    if isinstance(rest.get("session"), dict):
+        said["written"] = repair(rest.pop("session"))
+    elif rest.get("session") == _WAITED:
+        said["waited"] = bool(rest.pop("session"))
+    if placed.rule == "adopted" and isinstance(rest.get("session"), str):
+        said["brought"] = Brought("adoption", rest.pop("session"), rest.pop("why", None))
+    elif rest.get("why") == _BY_CLIENT:
+        said["brought"] = Brought("client")
+        del rest["why"]
+    stop_sequence = rest.pop("stop_sequence", None)
+    return Reason(
+        placed, options, Evidence(**said, other={k: v for k, v in rest.items() if v is not None}), stop_sequence
+    )
+
+
+def repair(old: JSON) -> Repair:
+    return Repair.from_json(detail("rebuilt", old))
+
+
+def detail(of: LinkReason, old: JSON) -> JSON:
+    """The evidence of a link. What it says under a name that 0.1 did not use is nobody's code."""
+    new = {name: value for name, value in old.items() if name not in ("code", "note")}
+    if "settled" in new:
+        new["settled"] = True
+    if of not in ("rebuilt", "branched", "moved", "adopted"):
+        return new
+    why = new.pop("why", None)
+    if str(why) in _WHY:
+        new["code"] = _WHY[why]
+    elif why is not None:
+        new["note"] = why
+    if str(new.get("done")) in _DONE:
+        new["code"] = _DONE[new.pop("done")]
+    return new
+
+
+def attempt(old: JSON, output_refused: str | None) -> JSON:
+    """One attempt; `output_refused` is what its turn noted of the answer that was refused."""
+    new = dict(old)
+    if isinstance(new.get("repaired"), dict):
+        new["repaired"] = repair(new["repaired"]).as_json()
+    if output_refused is not None and new.get("why") == output_refused:
+        new["code"] = OUTPUT_REFUSED
+    return new
+
+
+def _exit_code(value: Any) -> int | None:
+    said = _EXIT_CODE.fullmatch(str(value))
+    return None if said is None else int(said[1])
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_EVIDENCE: Mapping[str, tuple[str, Any]] = {
+    "left_off": ("left_off", _same),
+    "sandbox": ("sandbox", _same),
+    "verified": ("verified", _same),
+    "repaired": ("repaired", repair),
+    "process": ("exit_code", _exit_code),
+    "reloaded": ("reloaded", lambda how: tuple(map(str, how))),
+    "output_refused": ("output_refused", _same),
+    "retries": ("retries", tuple),
+    "cuts": ("cuts", lambda cuts: tuple(StreamCut(cut["text"], cut["thinking"]) for cut in cuts)),
+    "compacted": ("compacted", _same),
+    "settled": ("settled", bool),
+    "records": ("records", _RECORDS.get),
+}

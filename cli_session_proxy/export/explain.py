@@ -1,0 +1,409 @@
+"""Codes into words: what broke at a turn and how it was mended, in sentences, and what a dump shows of the evidence.
+
+The one room for it: the engine and the backends keep codes with data (`domain.evidence`), and every form that a person
+reads is told from here. Evidence that an older version left out is not guessed: the sentence is shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from ..domain.evidence import OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
+from ..domain.models import JSON, Link, LinkReason, Turn
+from ..domain.notes import Code, Note
+from .words import count
+
+NO_SESSION = "none"
+
+# Links that stand for a repair or for somebody else's doing: what a reader looks for.
+REPAIRS: frozenset[LinkReason] = frozenset({"rebuilt", "moved", "adopted"})
+
+# What the verdict on a transcript (`transcript.comparing`) means to a person.
+_FOUND: Mapping[str, str] = {
+    "missing": "The session's transcript was gone",
+    "unreadable": "The session's transcript could not be read",
+    "different": "The session's transcript was not what the chain knows",
+    "tail": "Records that the chain does not know followed in the session's transcript",
+}
+# What followed the path in a transcript (`Repairs._rebuild`).
+_BEHIND: Mapping[str, str] = {
+    "ours": "The session's transcript still held what an attempt that was not kept had left there",
+    "theirs": "The session's transcript ended with a prompt of somebody else's that has no whole answer",
+    "theirs_behind_ours": (
+        "The session's transcript still held what an attempt that was not kept had left there, and somebody else's "
+        "words behind it"
+    ),
+    "made_up": "The session's transcript ended with tool results that a CLI made up when its proxy was gone",
+    "broken_line": "The session's transcript ended with a broken line",
+    "notes": "The session's transcript ended with records that belong to no prompt",
+}
+# What was found of a transcript after a CLI had loaded it (`transcript.following`).
+_CHANGED: Mapping[str, str] = {
+    "gone": "it was gone",
+    "another_file": "another file lay in its place",
+    "content": "its content was another",
+    "records": "records followed",
+    "touched": "it was written to or moved, although its content was the same",
+}
+# How an attempt ended that another one followed.
+_ENDED: Mapping[str, str] = {"failed": "failed ({why})", "cancelled": "was cancelled ({why})"}
+# What a dump shows for a code: programs have relied on these words since 0.1.
+_WHY: Mapping[RepairCode, str] = {
+    "client_history": "the client's history was imported",
+    "left_path": "the path leaves the session's",
+    "open_calls": "nobody waits for these results any more",
+    "left_out": "the model's API would not take all of it",
+}
+_DONE: Mapping[RepairCode, str] = {
+    "rewritten": "written again from the chain's records",
+    "moved": "moved back",
+}
+_RECORDS: Mapping[RecordsFrom, str] = {
+    "transcript": "read from the transcript",
+    "copy": "read from the CLI's copy of the session",
+    "replaced": "the transcript was replaced during the turn",
+    "frames": "the transcript is gone; records made from the frames",
+    "unlinked": "the transcript does not continue the path",
+    "cut": "cut at a stop sequence",
+    "memory": "kept in memory",
+}
+# How a turn's records came to be, where they were not simply read.
+_NOT_READ: Mapping[RecordsFrom, str] = {
+    "frames": "The transcript was gone when the turn ended: its records were made from what the CLI had said.",
+    "replaced": "The transcript was replaced during the turn: it is verified before the next one.",
+    "unlinked": (
+        "The transcript did not go on from the conversation when the turn ended: it is verified before the next one."
+    ),
+}
+
+
+# --- as a dump shows it
+
+
+def reason(turn: Turn) -> JSON:
+    """`TurnDump.reason`: how the turn was placed, what was asked of it and what happened, in one object."""
+    placed, evidence = turn.placed, turn.evidence
+    out: JSON = dict(evidence.other) | placed.as_json()
+    if placed.messages is not None:
+        out["delta"] = placed.delta
+    wants = turn.options.as_json()
+    if "format" in wants:
+        out["format"] = wants.pop("format")
+    if wants:
+        out["wants"] = wants
+    if turn.stop_sequence is not None:
+        out["stop_sequence"] = turn.stop_sequence
+    said = evidence.as_json()
+    out |= {name: said[name] for name in _AS_THEY_ARE if name in said}
+    if evidence.repaired is not None:
+        out["repaired"] = _repair(evidence.repaired)
+    if evidence.written is not None:
+        out["session"] = _repair(evidence.written)
+    elif evidence.waited:
+        out["session"] = "waited for these results"
+    if evidence.exit_code is not None:
+        out["process"] = f"had ended with exit code {evidence.exit_code}"
+    if evidence.settled:
+        out["settled"] = "the proxy died after the CLI had finished this turn: read from the transcript"
+    if evidence.records is not None:
+        out["records"] = _RECORDS.get(evidence.records, evidence.records)
+    if evidence.brought is not None:
+        by_client = evidence.brought.by == "client"
+        out["why"] = "sent by the client as history" if by_client else evidence.brought.note
+        if evidence.brought.session is not None:
+            out["session"] = evidence.brought.session
+    return out
+
+
+_AS_THEY_ARE = (
+    "left_off",
+    "sandbox",
+    "verified",
+    "reloaded",
+    "output_refused",
+    "retries",
+    "cuts",
+    "compacted",
+    "notes",
+)
+
+
+def detail(kept: JSON) -> JSON:
+    """`LinkDump.detail`."""
+    out = {name: value for name, value in kept.items() if name not in ("code", "note", "settled")}
+    code: Any = kept.get("code")
+    why = _WHY.get(code) or kept.get("note")
+    if why is not None:
+        out["why"] = why
+    if code in _DONE:
+        out["done"] = _DONE[code]
+    if "settled" in kept:
+        out["settled"] = "after a crash"
+    return out
+
+
+def attempt(kept: JSON) -> JSON:
+    """One of `TurnDump.attempts`."""
+    return kept | {"repaired": detail(kept["repaired"])} if isinstance(kept.get("repaired"), dict) else kept
+
+
+def _repair(done: Repair) -> JSON:
+    return detail(done.as_json())
+
+
+# --- in sentences
+
+
+def link(reason: LinkReason, detail: JSON, source: str | None, target: str) -> str:
+    """One or two sentences on why `target` follows `source`."""
+    tell = _LINKS.get(reason)  # a chain may have been brought from a newer version
+    said = tell(detail, _short(source), _short(target)) if tell else "This version does not know what this means."
+    if "settled" in detail:
+        said += " The proxy died in this turn: the next one to start found that out from the transcript."
+    return said
+
+
+def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = ()) -> list[str]:
+    """What happened to a turn beside what its links tell, in order; nothing for one that went as turns should."""
+    before_the_last = [attempt for attempt in attempts if "n" in attempt][:-1] if len(attempts) > 1 else []
+    said = []
+    if evidence.left_off:
+        said.append(
+            f"The answer of {evidence.left_off} never reached its client: the conversation goes on from before it."
+        )
+    if evidence.sandbox:
+        said.append(
+            f"The agent's sandbox directory was gone (nothing at {evidence.sandbox}): it was made again, empty."
+        )
+    if evidence.repaired is not None and not _is_told(evidence.repaired, before_the_last, links):
+        said.append(_repaired(evidence.repaired.as_json()))
+    if evidence.exit_code is not None:
+        said.append(
+            f"The CLI process that was kept for this session had ended with exit code {evidence.exit_code}: a new one "
+            "resumed the session, whose transcript was verified first."
+        )
+    if evidence.reloaded:
+        said.append(_reloaded(evidence.reloaded))
+    if before_the_last:
+        said += _attempts(before_the_last)
+    if evidence.retries:
+        said.append(_retries(evidence.retries))
+    if evidence.cuts:
+        said.append(_cuts(evidence.cuts))
+    if evidence.settled:
+        said.append("The proxy died after the CLI had finished this turn: the answer was read from the transcript.")
+    if evidence.compacted:
+        said.append("The CLI compacted the conversation: of what is before, the model knows a summary.")
+    if evidence.notes:
+        said.append(_noted(evidence.notes))
+    if evidence.records is not None and evidence.records in _NOT_READ:
+        said.append(_NOT_READ[evidence.records])
+    return said
+
+
+def _is_told(repaired: Repair, attempts: Sequence[JSON], links: Sequence[Link]) -> bool:
+    """By its link, which is stored with the attempt that succeeded, or with the attempt that failed after it."""
+    if any(link.reason in ("rebuilt", "moved") for link in links):
+        return True
+    return any(Repair.from_json(attempt["repaired"]) == repaired for attempt in attempts if "repaired" in attempt)
+
+
+def _attempts(attempts: Sequence[JSON]) -> Iterator[str]:
+    """Attempts that others followed. They are counted here: a run that its client asked for counts its own anew."""
+    for number, attempt in enumerate(attempts, 1):
+        if "repaired" in attempt:
+            yield _repaired(attempt["repaired"])
+        why = str(attempt.get("why") or attempt.get("code") or "no reason is known")
+        if attempt.get("code") == OUTPUT_REFUSED:
+            why = f"its answer was not the JSON that was asked for ({why})"
+        ended = _ENDED.get(str(attempt.get("status")), "was answered, but the answer could not be kept").format(why=why)
+        if attempt.get("asked") is False:
+            yield f"Attempt {number} {ended}, before the prompt was sent: it was sent as attempt {number + 1}."
+            continue
+        yield (
+            f"Attempt {number} {ended}: the prompt was sent again as attempt {number + 1}, to a session that does not "
+            "know of it."
+        )
+
+
+def _repaired(detail: JSON) -> str:
+    return _moved(detail, "", "") if "found_at" in detail else _rebuilt(detail, "", "")
+
+
+def _reloaded(how: Sequence[str]) -> str:
+    times = "" if len(how) == 1 else f" {len(how)} times"
+    whys = "; ".join(dict.fromkeys(_CHANGED.get(one, one) for one in how))
+    return (
+        f"The session's transcript was changed{times} while a CLI was loading it ({whys}): that CLI was ended before "
+        "it was asked anything, and a new one loaded what the chain knows."
+    )
+
+
+def _retries(retries: Sequence[JSON]) -> str:
+    last = retries[-1]
+    named = [str(part) for part in (last.get("error_status"), last.get("error")) if part and part != "unknown"]
+    what = " ".join(named) or "no whole answer"
+    times = "" if len(retries) == 1 else f" {len(retries)} times"
+    return f"The provider failed{times} ({what}): the CLI asked it again."
+
+
+def _cuts(cuts: Sequence[StreamCut]) -> str:
+    times = "" if len(cuts) == 1 else f" {len(cuts)} times"
+    said = f"The provider's stream was cut{times}, and the CLI asked for the rest."
+    words = sum(cut.text for cut in cuts)
+    thought = sum(cut.thinking for cut in cuts)
+    if words:
+        said += (
+            f" {count(words, 'character')} of an unfinished text had been given to a client: they are part of the "
+            "answer, and the model is shown them too."
+        )
+    if thought:
+        said += (
+            f" {count(thought, 'character')} of unfinished thinking had been given to a client: they are part of the "
+            "answer, and the model is not shown them."
+        )
+    if not words and not thought:
+        said += " No client had been given any of its unfinished words: they were taken back."
+    return said
+
+
+# What the model was not shown as it was said (`domain.notes`), by code; {0} is a count with its noun.
+_NOTES: Mapping[Code, tuple[str, str]] = {
+    "system_prompt_in_newest_turn": (
+        "",
+        "The system prompt had changed: what is new of it went to the model with the prompt, and the head of the "
+        "request stayed as it was.",
+    ),
+    "system_prompt_replaced": ("", "The system prompt had changed: the new one stands at the head of the request."),
+    "thinking_left_out": (
+        "thought",
+        "{0} of earlier answers would have been refused, because what stood before had changed: left out of the "
+        "request, kept in the chain.",
+    ),
+    "images_left_out": ("image", "The provider refused the request: {0} of earlier turns left out of it."),
+    "documents_left_out": ("document", "The provider refused the request: {0} of earlier turns left out of it."),
+    "summarised": (
+        "exchange",
+        "The conversation was longer than one request may be: of its first {0} the model knows a summary.",
+    ),
+    "not_summarised": (
+        "exchange",
+        "{0} before those could not be summarised any more: the model knows nothing of them.",
+    ),
+    "cli_left_out_thinking": (
+        "thought",
+        "The provider refused the request, and the CLI asked again without {0} of earlier answers: they are kept in "
+        "the chain, and the model is not shown them any more.",
+    ),
+    "cli_left_out_images": ("image", "The provider refused the request, and the CLI asked again without {0}."),
+    "cli_left_out_documents": ("document", "The provider refused the request, and the CLI asked again without {0}."),
+    "cli_left_out_tool_results": ("time", "The CLI cut results of tools by itself, {0}."),
+    "cli_changed_images": ("image", "The CLI made {0} of the prompt smaller before the model saw it."),
+    "foreign_thinking_left_out": (
+        "thought",
+        "{0} in the client's history: left out, nobody here can vouch for the seal.",
+    ),
+    "ids_rewritten": ("id", "{0} of tool calls in the client's history would have been refused: written anew."),
+    "calls_without_result": ("call", "{0} in the client's history had no result: given one that says so."),
+    "results_without_call": ("result", "{0} in the client's history had no call: shown as words."),
+    "empty_messages": ("message", "{0} in the client's history was empty: marked as such."),
+    "characters_replaced": ("half character", "{0} in the client's history: replaced."),
+    "arguments_kept_as_text": ("call", "The arguments of {0} in the client's history were no JSON: kept as text."),
+}
+
+
+def _noted(notes: Sequence[Note]) -> str:
+    said = []
+    for note in notes:  # of a newer version's export, too
+        noun, sentence = _NOTES.get(note.code, ("", "This version does not know what else was left out."))
+        said.append(sentence.format(count(note.count, noun)))
+    return " ".join(said)
+
+
+# --- links, by reason
+
+
+def _started(_detail: JSON, _source: str, _target: str) -> str:
+    return "A new session was started."
+
+
+def _forked(detail: JSON, source: str, target: str) -> str:
+    cli = f"CLI {detail['cli']}" if "cli" in detail else "The CLI"
+    return (
+        f"{cli} was asked to resume session {source} and answered as a new one, {target}: the conversation goes on "
+        "there."
+    )
+
+
+def _rebuilt(detail: JSON, _source: str, _target: str) -> str:
+    lines = f" ({count(detail['records'], 'line')})" if "records" in detail else ""
+    if detail.get("code") == "client_history":
+        return f"The client brought a conversation that was new here: a session was written from it{lines}."
+    kept = f"; what was there is kept at {detail['kept']}" if "kept" in detail else ""
+    if detail.get("code") == "left_out":
+        return f"The model's API would not take all of the conversation: the session was written without that{lines}."
+    if detail.get("code") == "open_calls":
+        return (
+            "The CLI process that waited for these tool results was gone: the session was written again from the "
+            f"chain{lines}, results and all, and a new process goes on from them{kept}."
+        )
+    found = str(detail.get("found", ""))
+    broke = _BEHIND.get(str(detail.get("behind"))) or _FOUND.get(found, "The session was not equal to the chain")
+    evidence = f" ({detail['note']})" if detail.get("note") and "behind" not in detail else ""
+    if detail.get("also_at"):
+        evidence += f"; a copy at {', '.join(detail['also_at'])} is not the chain's either"
+    return f"{broke}{evidence}: it was written again from the chain{lines}{kept}."
+
+
+def _branched(detail: JSON, source: str, target: str) -> str:
+    lines = f" ({count(detail['records'], 'line')})" if "records" in detail else ""
+    if detail.get("code") == "open_calls":
+        return (
+            f"The CLI process that waited for these tool results was gone: session {target} was written from the "
+            f"chain{lines}, results and all, and a new process goes on from them."
+        )
+    where = f", {detail['from_turn']}" if "from_turn" in detail else ""
+    left = "" if source == NO_SESSION else f", and session {source} was left as it is"
+    made = f"written as a new session, {target}{lines}"
+    return f"This turn continues an earlier one{where}: the path to it was {made}{left}."
+
+
+def _moved(detail: JSON, _source: str, _target: str) -> str:
+    if "found_at" not in detail:
+        return "The session's transcript was not where the CLI looks: it was moved back."
+    return (
+        f"The session's transcript was not where the CLI looks ({detail.get('looked_for')}): it was found at "
+        f"{detail['found_at']} and moved back."
+    )
+
+
+def _adopted(detail: JSON, source: str, target: str) -> str:
+    turns = detail.get("turns")
+    if "source" in detail:
+        files = f" and {count(detail['files'], 'file')} beside it" if detail.get("files") else ""
+        notes = "".join(f" {_sentence(note)}" for note in detail.get("notes", ()))
+        return (
+            f"Session {source} was adopted from {detail['source']}{files}: {count(turns, 'turn')} of it begin this "
+            f"chain, which goes on as session {target}.{notes}"
+        )
+    theirs = f"{count(len(turns), 'turn')} of theirs" if isinstance(turns, list) else "what they said"
+    return f"Somebody went on in this session outside the proxy: {theirs} became part of the conversation."
+
+
+_LINKS: Mapping[LinkReason, Callable[[JSON, str, str], str]] = {
+    "started": _started,
+    "forked_by_cli": _forked,
+    "rebuilt": _rebuilt,
+    "branched": _branched,
+    "moved": _moved,
+    "adopted": _adopted,
+}
+
+
+def _short(session: str | None) -> str:
+    return session[:8] if session else NO_SESSION
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."

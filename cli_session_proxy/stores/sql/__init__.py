@@ -1,0 +1,1 @@
+"""SQL that any database takes: the schema, the statements, the forms of rows."""

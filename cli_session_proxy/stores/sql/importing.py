@@ -1,0 +1,170 @@
+"""The bodies of `import_chain`: a chain from elsewhere, in small transactions, of which nobody sees but the last.
+
+In one transaction 20,000 turns would hold SQLite's write lock for 10 s, and every other agent's turn would fail on it.
+An import claims its name (`Database.claim`) as long as it is under way, so that nobody takes it for one whose program
+died.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from sqlalchemy import Connection, bindparam, select, update
+
+from ...domain.identifiers import is_session_id
+from ...domain.models import FINISHED, Agent, Conversation, Item, Link, Session
+from ...errors import InvalidRequest, NotFound
+from ..base import ChainPart, NewChain, WholeTurn
+from . import conversing, reading, writing
+from .database import Database
+from .tables import COMING, agents, items, sessions, turns
+
+# Made once: a statement that is built anew for each turn costs more than its execution.
+_EXISTS = select(turns.c.seq).where(turns.c.id == bindparam("turn_id"))
+
+
+# A piece is one transaction. Other writers go between two of them, and wait for one: turns, bytes of records.
+PIECE_TURNS = 100
+PIECE_BYTES = 1024 * 1024
+# The longest pause after a piece, in seconds.
+PAUSE = 0.2
+
+
+def clear(conn: Connection, database: Database) -> None:
+    """Remove what imports left whose program died: their turns are in the way of the next try."""
+    for key, name in conn.execute(select(agents.c.key, agents.c.agent_id).where(agents.c.owner == COMING)).all():
+        claim = database.claim(name)
+        if claim is not None:
+            writing.delete_agent(conn, key)
+            claim.release()
+
+
+def begin(conn: Connection, new: NewChain, name: str) -> Agent:
+    """The agent that the pieces go to."""
+    _refuse_taken(conn, new)
+    return writing.ensure_agent(conn, COMING, name, f"{COMING}-{name}", named=True, now=time.time())
+
+
+def pieces(parts: Iterable[ChainPart]) -> Iterator[list[ChainPart]]:
+    piece: list[ChainPart] = []
+    size = 0
+    for part in parts:
+        piece.append(part)
+        size += sum(len(record.line) for record in part.records) if isinstance(part, WholeTurn) else 0
+        if len(piece) >= PIECE_TURNS or size >= PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
+
+
+class Coming:
+    """One chain on its way in. Each method is a transaction, run once."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        # A turn that waited in its lane may have a parent that was adopted meanwhile, and is later in the order.
+        self._later: list[tuple[str, str]] = []
+
+    def take(self, conn: Connection, piece: Sequence[ChainPart]) -> None:
+        for part in piece:
+            if isinstance(part, WholeTurn):
+                _turn(conn, self.agent, part, self._later)
+            else:
+                _explain(conn, self.agent, part, self._later)
+
+    def finish(self, conn: Connection, new: NewChain) -> Agent:
+        """Now it is there: the agent gets its name."""
+        _hang(conn, self._later)
+        empty = _refuse_taken(conn, new)
+        if empty is not None:
+            conversing.hand_over(conn, empty.key, self.agent.key)
+            writing.delete_agent(conn, empty.key)
+        head = new.head()
+        try:
+            writing.set_head(conn, self.agent.key, head)
+        except (NotFound, ValueError):
+            raise _unsound(f"its head {head} is none of its turns") from None
+        # Active now: an old conversation that was just brought in must not be forgotten by `retention_days` at once.
+        values = {"owner": new.owner, "agent_id": new.agent_id, "dir": new.dir, "named": new.named}
+        times = {"created_at": new.created_at, "last_at": new.now}
+        conn.execute(update(agents).where(agents.c.key == self.agent.key).values(**values, **times))
+        return Agent(self.agent.key, new.owner, new.agent_id, new.dir, new.named, head, new.created_at)
+
+
+def _refuse_taken(conn: Connection, new: NewChain) -> Agent | None:
+    """The agent of this name, if it has no turns yet."""
+    agent = reading.agent(conn, new.owner, new.agent_id)
+    if agent is None:
+        return None
+    if conn.scalar(select(turns.c.id).where(turns.c.agent_key == agent.key).limit(1)) is not None:
+        raise InvalidRequest(
+            f"agent {new.agent_id!r} has turns already: choose another with --agent-id, or delete it first",
+            param="agent_id",
+        )
+    return agent
+
+
+def _turn(conn: Connection, agent: Agent, part: WholeTurn, later: list[tuple[str, str]]) -> None:
+    turn = replace(part.turn, agent_key=agent.key)
+    _sound(turn.session_id)
+    if turn.status not in FINISHED:
+        raise _unsound(f"turn {turn.id} is not finished")
+    if _exists(conn, turn.id):
+        raise _unsound(f"turn {turn.id} is in this store already")
+    if turn.parent_id is not None and not _exists(conn, turn.parent_id):
+        later.append((turn.id, turn.parent_id))
+        turn = replace(turn, parent_id=None)
+    writing.insert_whole(conn, turn, part.records)
+    if turn.frame_uuid is not None:
+        writing.note_frame(conn, agent.key, turn.frame_uuid)
+
+
+def _explain(
+    conn: Connection, agent: Agent, part: Session | Link | Conversation | Item, later: list[tuple[str, str]]
+) -> None:
+    """What belongs to the turns, which are complete from here on."""
+    _hang(conn, later)
+    if isinstance(part, Conversation):
+        conversing.save_conversation(conn, agent.key, part)
+        return
+    turn_id = part.tip_turn_id if isinstance(part, Session) else part.turn_id
+    if turn_id is not None and not _exists(conn, turn_id):
+        raise _unsound(f"a session, a link or an item names turn {turn_id}, which is not there")
+    if isinstance(part, Item):
+        if conn.scalar(select(items.c.id).where(items.c.id == part.id)) is not None:
+            raise _unsound(f"item {part.id} is in this store already")
+        conversing.put_item(conn, agent.key, part)
+    elif isinstance(part, Session):
+        _sound(part.id)
+        if conn.scalar(select(sessions.c.id).where(sessions.c.id == part.id)) is not None:
+            raise _unsound(f"session {part.id} is in this store already")
+        writing.save_session(conn, replace(part, agent_key=agent.key), [])
+    else:
+        _sound(part.from_session)
+        _sound(part.to_session)
+        writing.save_links(conn, agent.key, [part])
+
+
+def _hang(conn: Connection, later: list[tuple[str, str]]) -> None:
+    for turn_id, parent_id in later:
+        if not _exists(conn, parent_id):
+            raise _unsound(f"turn {turn_id} continues {parent_id}, which is not there")
+        conn.execute(update(turns).where(turns.c.id == turn_id).values(parent_id=parent_id))
+    later.clear()
+
+
+def _sound(session_id: str | None) -> None:
+    """The last look before it is kept, whoever brought it: paths are made of it later."""
+    if session_id is not None and not is_session_id(session_id):
+        raise _unsound(f"{session_id[:80]!r} is no session id")
+
+
+def _exists(conn: Connection, turn_id: str) -> bool:
+    return conn.scalar(_EXISTS, {"turn_id": turn_id}) is not None
+
+
+def _unsound(why: str) -> InvalidRequest:
+    return InvalidRequest(f"the chain cannot be taken in: {why}; nothing was changed")

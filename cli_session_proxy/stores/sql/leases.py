@@ -1,0 +1,130 @@
+"""The bodies of the transactions behind leases: who may write an agent, and which proxies respond.
+
+A lease ends when its holder releases it, or when the holder's heartbeat has expired and another proxy takes it. The
+epoch goes up with each grant to another holder and never comes back. Times are the database's: `store_clock()` is a
+function that it has (see `database`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import Connection, Double, bindparam, func, select
+
+from ...errors import LeaseLost
+from ..base import Granted, Held, HeldLease, Lease, Proxy
+from .prepared import InsertNew, Prepared
+from .tables import followers, leases, proxies
+
+# A heartbeat with this share of the lease left needs no renewal at a grant: a proxy that waits asks very often.
+FRESH = 0.7
+
+_NOW = func.store_clock(type_=Double)
+_THIS_PROXY = proxies.c.id == bindparam("of_proxy")
+_BEAT = Prepared(proxies.update().where(_THIS_PROXY).values(until=_NOW + bindparam("lease")))
+_JOIN = Prepared(InsertNew(proxies).values(until=_NOW + bindparam("lease")))
+_LEFT = Prepared(select((proxies.c.until - _NOW).label("seconds")).where(_THIS_PROXY))
+# Locked until the end of the transaction: nobody is granted a lease while a write under it is on its way.
+_LEASE = Prepared(
+    select(leases.c.epoch, leases.c.holder, leases.c.wanted)
+    .where(leases.c.agent_key == bindparam("of_agent"))
+    .with_for_update(key_share=True)
+)
+_FIRST_GRANT = Prepared(InsertNew(leases))
+_CHANGE = Prepared(leases.update().where(leases.c.agent_key == bindparam("of_agent")))
+_RELEASE = Prepared(
+    leases.update()
+    .where(
+        leases.c.agent_key == bindparam("of_agent"),
+        leases.c.epoch == bindparam("at_epoch"),
+        leases.c.holder == bindparam("of_proxy"),
+    )
+    .values(holder=None, wanted=None)
+)
+_FOLLOW = Prepared(InsertNew(followers))
+
+
+def beat(conn: Connection, proxy: Proxy, *, at_least: float = 1.0) -> None:
+    """This proxy responds for `proxy.lease` seconds from now, where less than the share `at_least` is left of it."""
+    left = _LEFT.one(conn, {"of_proxy": proxy.id})
+    if left is None:
+        _JOIN.run(conn, {"id": proxy.id, "host": proxy.host, "lease": proxy.lease})
+    elif left.seconds <= at_least * proxy.lease:
+        _BEAT.run(conn, {"of_proxy": proxy.id, "lease": proxy.lease})
+
+
+def renew(conn: Connection, proxy: Proxy) -> list[HeldLease]:
+    beat(conn, proxy)
+    found = conn.execute(select(leases).where(leases.c.holder == proxy.id))
+    return [HeldLease(Lease(row.agent_key, proxy.id, row.epoch), row.wanted) for row in found]
+
+
+def responds(conn: Connection, proxy_id: str) -> bool:
+    left = _LEFT.one(conn, {"of_proxy": proxy_id})
+    return left is not None and left.seconds > 0
+
+
+def acquire(conn: Connection, agent_key: int, proxy: Proxy, dead: Collection[str]) -> Granted | Held:
+    beat(conn, proxy, at_least=FRESH)
+    row = _LEASE.one(conn, {"of_agent": agent_key})
+    if row is None:
+        first = {"agent_key": agent_key, "epoch": 1, "holder": proxy.id}
+        if _FIRST_GRANT.run(conn, first).rowcount:
+            return Granted(Lease(agent_key, proxy.id, 1), None)
+        row = _LEASE.one(conn, {"of_agent": agent_key})  # another proxy was faster
+        assert row is not None
+    if row.holder == proxy.id:
+        return Granted(Lease(agent_key, proxy.id, row.epoch), None)
+    if row.holder is not None and row.holder not in dead and responds(conn, row.holder):
+        if row.wanted is None:
+            _CHANGE.run(conn, {"of_agent": agent_key, "wanted": proxy.id})
+        return Held(row.holder)
+    _CHANGE.run(conn, {"of_agent": agent_key, "epoch": row.epoch + 1, "holder": proxy.id, "wanted": None})
+    return Granted(Lease(agent_key, proxy.id, row.epoch + 1), row.holder)
+
+
+def release(conn: Connection, lease: Lease) -> None:
+    _RELEASE.run(conn, {"of_agent": lease.agent_key, "at_epoch": lease.epoch, "of_proxy": lease.holder})
+
+
+def wanted(conn: Connection, proxy_id: str) -> list[int]:
+    query = select(leases.c.agent_key).where(leases.c.holder == proxy_id, leases.c.wanted.is_not(None))
+    return list(conn.scalars(query))
+
+
+def resign(conn: Connection, proxy_id: str) -> None:
+    conn.execute(leases.update().where(leases.c.holder == proxy_id).values(holder=None, wanted=None))
+    conn.execute(followers.delete().where(followers.c.proxy == proxy_id))
+    conn.execute(proxies.delete().where(proxies.c.id == proxy_id))
+
+
+def check(conn: Connection, lease: Lease) -> None:
+    """Inside the transaction of a write: it is refused unless the writer holds this lease still."""
+    row = _LEASE.one(conn, {"of_agent": lease.agent_key})
+    if row is None or row.epoch != lease.epoch or row.holder != lease.holder:
+        raise LeaseLost(
+            "another proxy has taken this agent over, and nothing of this turn was kept here: send it again",
+            retry_after=1.0,
+            detail={"epoch": lease.epoch, "now": None if row is None else row.epoch},
+        )
+
+
+# --- clients at other proxies that wait for a turn's answer ---
+
+
+def follow(conn: Connection, turn_id: str, proxy_id: str) -> None:
+    _FOLLOW.run(conn, {"turn_id": turn_id, "proxy": proxy_id})
+
+
+def unfollow(conn: Connection, turn_id: str, proxy_id: str) -> None:
+    conn.execute(followers.delete().where(followers.c.turn_id == turn_id, followers.c.proxy == proxy_id))
+
+
+def followers_of(conn: Connection, turn_id: str) -> list[str]:
+    return list(conn.scalars(select(followers.c.proxy).where(followers.c.turn_id == turn_id)))
+
+
+def forget(conn: Connection, agent_key: int, own_turns: object) -> None:
+    """Before the agent and its turns are deleted. `own_turns`: a query of their ids."""
+    conn.execute(followers.delete().where(followers.c.turn_id.in_(own_turns)))  # type: ignore[arg-type]
+    conn.execute(leases.delete().where(leases.c.agent_key == agent_key))

@@ -1,0 +1,359 @@
+"""The bodies of the store's reads: each sees one snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    CTE,
+    ColumnElement,
+    Connection,
+    Integer,
+    Row,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    case,
+    func,
+    or_,
+    select,
+)
+
+from ...domain.models import FINISHED, ON_PATH, Agent, Chain, ChainSummary, Link, Record, Session, Turn
+from ..base import Arrival, Standing, TurnOutline, TurnPage
+from . import rows
+from .images import chunks
+from .prepared import Prepared
+from .tables import (
+    COMING,
+    PROBE,
+    agents,
+    frames,
+    idempotency_keys,
+    image_refs,
+    images,
+    links,
+    meta,
+    records,
+    sessions,
+    turns,
+)
+
+# What a page of a stream holds in memory: an input may carry images of many MB.
+PAGE = 100
+
+# Of turns with one and the same path the newest few are looked at: very many strangers may share an opening.
+CANDIDATES = 8
+
+# Links that stand for a repair: the session had to be made equal to the path again.
+REPAIRS = ("rebuilt", "moved")
+
+# Where a stream of summaries goes on: (last_at, key) of the row before.
+Position = tuple[float, int]
+
+_TURN = select(*rows.TURN)
+_OUTLINE = select(*rows.OUTLINE)
+
+_AGENT = Prepared(
+    select(agents).where(agents.c.owner == bindparam("of_owner"), agents.c.agent_id == bindparam("named"))
+)
+_AGENT_BY_KEY = Prepared(select(agents).where(agents.c.key == bindparam("of_agent")))
+_TURN_BY_ID = Prepared(_TURN.where(turns.c.id == bindparam("turn_id")))
+_LATEST_LIKE_IT = Prepared(
+    _TURN.join(agents, agents.c.key == turns.c.agent_key)
+    .where(agents.c.owner == bindparam("of_owner"), turns.c.fingerprint == bindparam("same"))
+    .order_by(turns.c.seq.desc())
+    .limit(1)
+)
+_SESSION_AT = Prepared(
+    select(sessions)
+    .where(sessions.c.agent_key == bindparam("of_agent"), sessions.c.tip_turn_id == bindparam("turn_id"))
+    .order_by(sessions.c.created_at.desc(), sessions.c.n.desc())
+    .limit(1)
+)
+
+
+class TooLarge(Exception):
+    """What was to be read is more than the event loop should be kept for (raised with a `limit`, in bytes)."""
+
+
+def probed(conn: Connection) -> str | None:
+    value: str | None = conn.scalar(select(meta.c.value).where(meta.c.name == PROBE))
+    return value
+
+
+# --- agents ---
+
+
+def agent(conn: Connection, owner: str, agent_id: str) -> Agent | None:
+    row = _AGENT.one(conn, {"of_owner": owner, "named": agent_id})
+    return None if row is None else rows.agent(row)
+
+
+def agent_by_key(conn: Connection, key: int) -> Agent | None:
+    row = _AGENT_BY_KEY.one(conn, {"of_agent": key})
+    return None if row is None else rows.agent(row)
+
+
+def arrival(
+    conn: Connection, owner: str, fingerprint: str, agent_id: str | None, *, limit: int | None = None
+) -> Arrival:
+    found = None if agent_id is None else agent(conn, owner, agent_id)
+    return Arrival(turn_by_fingerprint(conn, owner, fingerprint, limit=limit), found)
+
+
+def standing(
+    conn: Connection, agent_key: int, parent_id: str | None, *, at_head: bool, limit: int | None = None
+) -> Standing | None:
+    found = agent_by_key(conn, agent_key)
+    if found is None:
+        return None
+    turn_id = found.head if at_head else parent_id
+    parent = turn(conn, turn_id, limit=limit) if turn_id else None
+    return Standing(found, parent, session_at(conn, agent_key, parent.id) if parent else None)
+
+
+def named_by(conn: Connection, key: int) -> list[str]:
+    own = select(turns.c.id.label("named")).where(turns.c.agent_key == key)
+    said = select(turns.c.session_id).where(turns.c.agent_key == key, turns.c.session_id.is_not(None))
+    opened = select(sessions.c.id).where(sessions.c.agent_key == key)
+    return list(conn.scalars(own.union(said, opened)))
+
+
+def expired_agents(conn: Connection, before: float) -> list[Agent]:
+    found = select(agents).where(agents.c.last_at < before, agents.c.owner != COMING)
+    found = found.order_by(agents.c.last_at, agents.c.key)
+    return [rows.agent(row) for row in conn.execute(found)]
+
+
+def chain(conn: Connection, key: int) -> Chain | None:
+    found = agent_by_key(conn, key)
+    if found is None:
+        return None
+    own = conn.execute(select(sessions).where(sessions.c.agent_key == key).order_by(sessions.c.n))
+    why = conn.execute(select(links).where(links.c.agent_key == key).order_by(links.c.n))
+    return Chain(found, tuple(map(rows.session, own)), tuple(map(rows.link, why)))
+
+
+def summaries(
+    conn: Connection, owner: str | None, after: Position | None
+) -> tuple[list[ChainSummary], Position | None]:
+    """A page of summaries, last active first, and where the next page starts (None: there is none)."""
+    page = select(agents).order_by(agents.c.last_at.desc(), agents.c.key.desc()).limit(PAGE)
+    page = page.where(agents.c.owner != COMING if owner is None else agents.c.owner == owner)
+    if after is not None:
+        at, key = after
+        page = page.where(or_(agents.c.last_at < at, and_(agents.c.last_at == at, agents.c.key < key)))
+    found = list(conn.execute(page))
+    return _summaries(conn, found), (found[-1].last_at, found[-1].key) if len(found) == PAGE else None
+
+
+def _summaries(conn: Connection, found: Sequence[Any]) -> list[ChainSummary]:
+    keys = [row.key for row in found]
+    turn = turns.c
+    own = _by_agent(conn, turns, keys, func.count(), func.sum(turn.cost_usd), func.sum(turn.bytes), func.max(turn.seq))
+    latest = select(turn.agent_key, turn.status).where(turn.seq.in_([last for *_, last in own.values()]))
+    state = {row.agent_key: row.status for row in conn.execute(latest)}
+    opened = _by_agent(conn, sessions, keys, func.count())
+    repairs = _by_agent(conn, links, keys, func.sum(case((links.c.reason.in_(REPAIRS), 1), else_=0), type_=Integer))
+    drawn = select(images.c.size).where(images.c.sha256 == image_refs.c.sha256).scalar_subquery()
+    pictures = _by_agent(conn, image_refs, keys, func.sum(drawn))
+    summary = []
+    for row in found:
+        count, cost, size, _ = own.get(row.key, (0, None, 0, 0))
+        (number,), (repaired,), (drawn_size,) = (part.get(row.key, (0,)) for part in (opened, repairs, pictures))
+        bytes_kept = int(size + drawn_size)
+        summary.append(
+            ChainSummary(
+                rows.agent(row), count, number, repaired, state.get(row.key), cost or 0.0, bytes_kept, row.last_at
+            )
+        )
+    return summary
+
+
+def _by_agent(
+    conn: Connection, table: Table, keys: Sequence[int], *what: ColumnElement[Any]
+) -> dict[int, tuple[Any, ...]]:
+    """Aggregates over the rows of each of these agents."""
+    query = select(table.c.agent_key, *what).where(table.c.agent_key.in_(keys)).group_by(table.c.agent_key)
+    return {key: tuple(rest) for key, *rest in conn.execute(query)}
+
+
+# --- turns ---
+
+
+def _turns(conn: Connection, query: Select[Any]) -> list[Turn]:
+    return rows.loaded_turns(conn, conn.execute(query).all())
+
+
+def _first(conn: Connection, query: Select[Any]) -> Turn | None:
+    found = _turns(conn, query.limit(1))
+    return found[0] if found else None
+
+
+def turn(conn: Connection, turn_id: str, *, limit: int | None = None) -> Turn | None:
+    return _loaded(conn, _TURN_BY_ID.one(conn, {"turn_id": turn_id}), limit)
+
+
+def _loaded(conn: Connection, row: Row[Any] | None, limit: int | None) -> Turn | None:
+    if row is None:
+        return None
+    if limit is not None and (row.bytes > limit or row.images is not None):
+        raise TooLarge
+    return rows.loaded_turn(conn, row)
+
+
+def turn_by_key(conn: Connection, owner: str, key: str, now: float) -> Turn | None:
+    taken = idempotency_keys.c
+    query = _TURN.join(idempotency_keys, taken.turn_id == turns.c.id).where(taken.owner == owner, taken.key == key)
+    return _first(conn, query.where(or_(taken.until.is_(None), taken.until > now)))
+
+
+def turn_by_fingerprint(conn: Connection, owner: str, fingerprint: str, *, limit: int | None = None) -> Turn | None:
+    return _loaded(conn, _LATEST_LIKE_IT.one(conn, {"of_owner": owner, "same": fingerprint}), limit)
+
+
+def deepest(conn: Connection, owner: str, hashes: Sequence[str], agent_key: int | None) -> Turn | None:
+    head = case((agents.c.head == turns.c.id, 1), else_=0).label("head")
+    newest_first = _on_paths(select(turns.c.seq, head), owner, agent_key).order_by(turns.c.seq.desc())
+    arrived = case((turns.c.delivery == "undelivered", 0), else_=1)
+
+    def known(index: int) -> bool:
+        return conn.execute(newest_first.where(turns.c.path_hash == hashes[index]).limit(1)).first() is not None
+
+    def best(index: int) -> Turn | None:
+        newest = newest_first.where(turns.c.path_hash == hashes[index]).limit(CANDIDATES).subquery()
+        query = _TURN.join(newest, newest.c.seq == turns.c.seq)
+        return _first(conn, query.order_by(newest.c.head.desc(), arrived.desc(), turns.c.seq.desc()))
+
+    found = best(-1) if hashes else None
+    if found is not None:  # nearly always the last one is known
+        return found
+    if len(hashes) < 2 or not known(0):
+        return None
+    # What lies above a known turn is known as well: look near the end first, as edits are made there, then halve.
+    low, high, step = 1, len(hashes) - 1, 1
+    while low < high:
+        middle = max((low + high + 1) // 2, high + 1 - step)
+        low, high = (middle, high) if known(middle - 1) else (low, middle - 1)
+        step *= 2
+    return best(low - 1)
+
+
+def _on_paths(query: Select[Any], owner: str, agent_key: int | None) -> Select[Any]:
+    """Only turns on a path: those of one agent, or of the owner's agents that are not named."""
+    query = query.join(agents, agents.c.key == turns.c.agent_key).where(
+        agents.c.owner == owner, turns.c.status.in_(sorted(ON_PATH))
+    )
+    return query.where(agents.c.named.is_(False) if agent_key is None else turns.c.agent_key == agent_key)
+
+
+def own_frames(conn: Connection, agent_key: int, uuids: Sequence[str]) -> set[str]:
+    query = select(frames.c.uuid).where(frames.c.agent_key == agent_key)
+    return {uuid for part in chunks(list(uuids)) for uuid in conn.scalars(query.where(frames.c.uuid.in_(part)))}
+
+
+def children(conn: Connection, turn_id: str) -> list[Turn]:
+    return _turns(conn, _TURN.where(turns.c.parent_id == turn_id).order_by(turns.c.seq))
+
+
+def pending_deliveries(conn: Connection) -> list[Turn]:
+    query = _TURN.where(turns.c.delivery == "pending", turns.c.status.in_(sorted(FINISHED)))
+    return _turns(conn, query.order_by(turns.c.seq))
+
+
+def page_of_agent(conn: Connection, agent_key: int, after_seq: int) -> list[Turn]:
+    query = _TURN.where(turns.c.agent_key == agent_key, turns.c.seq > after_seq)
+    return _turns(conn, query.order_by(turns.c.seq).limit(PAGE))
+
+
+def page_of_outlines(conn: Connection, agent_key: int, after_seq: int) -> list[TurnOutline]:
+    query = _OUTLINE.where(turns.c.agent_key == agent_key, turns.c.seq > after_seq)
+    return [rows.turn_outline(row) for row in conn.execute(query.order_by(turns.c.seq).limit(PAGE))]
+
+
+def page_back(conn: Connection, agent_key: int, before_seq: int | None, limit: int) -> TurnPage:
+    own = turns.c.agent_key == agent_key
+    query = _TURN.where(own) if before_seq is None else _TURN.where(own, turns.c.seq < before_seq)
+    found = _turns(conn, query.order_by(turns.c.seq.desc()).limit(limit))
+    why = [
+        rows.link(row)
+        for part in chunks([turn.id for turn in found])
+        for row in conn.execute(select(links).where(links.c.turn_id.in_(part)).order_by(links.c.n))
+    ]
+    total = conn.scalar(select(func.count()).where(own)) or 0
+    newest = conn.scalar(select(func.count()).where(own, turns.c.seq <= found[0].seq)) if found else 0
+    reasons = select(links.c.reason, func.count().label("number")).where(links.c.agent_key == agent_key)
+    counts = {row.reason: row.number for row in conn.execute(reasons.group_by(links.c.reason))}
+    return TurnPage(tuple(found), tuple(why), newest or 0, total, counts)
+
+
+def repairs(conn: Connection, agent_key: int, limit: int) -> list[Link]:
+    query = select(links).where(links.c.agent_key == agent_key, links.c.reason != "started")
+    return [rows.link(row) for row in conn.execute(query.order_by(links.c.n.desc()).limit(limit))]
+
+
+def page_of_unfinished(conn: Connection, after_seq: int) -> list[Turn]:
+    query = _TURN.where(turns.c.status.in_(("queued", "running")), turns.c.seq > after_seq)
+    return _turns(conn, query.order_by(turns.c.seq).limit(PAGE))
+
+
+def waiting(conn: Connection, agent_key: int) -> list[Turn]:
+    query = _TURN.where(turns.c.status.in_(("queued", "running")), turns.c.agent_key == agent_key)
+    return _turns(conn, query.order_by(turns.c.seq))
+
+
+# --- paths ---
+
+
+def _ancestors(turn_id: str) -> CTE:
+    """The turn and all before it. UNION, not UNION ALL: even a circle of parents would end."""
+    start = select(turns.c.id, turns.c.parent_id).where(turns.c.id == turn_id).cte("ancestors", recursive=True)
+    return start.union(select(turns.c.id, turns.c.parent_id).join(start, turns.c.id == start.c.parent_id))
+
+
+def _in_order(turn_id: str, parents: dict[str, str | None]) -> Iterable[str]:
+    """The ids from the root to `turn_id`."""
+    ids: dict[str, None] = {}
+    at: str | None = turn_id
+    while at is not None and at in parents and at not in ids:
+        ids[at] = None
+        at = parents[at]
+    return reversed(ids)
+
+
+def path(conn: Connection, turn_id: str) -> list[Turn]:
+    ancestors = _ancestors(turn_id)
+    found = {turn.id: turn for turn in _turns(conn, _TURN.join(ancestors, ancestors.c.id == turns.c.id))}
+    return [found[at] for at in _in_order(turn_id, {turn.id: turn.parent_id for turn in found.values()})]
+
+
+def path_records(conn: Connection, turn_id: str) -> list[Record]:
+    ancestors = _ancestors(turn_id)
+    parents = {row.id: row.parent_id for row in conn.execute(select(ancestors.c.id, ancestors.c.parent_id))}
+    query = select(records).join(ancestors, ancestors.c.id == records.c.turn_id)
+    lines = conn.execute(query.order_by(records.c.turn_id, records.c.n)).all()
+    by_turn: dict[str, list[Record]] = {}
+    for line, record in zip(lines, rows.loaded_records(conn, lines), strict=True):
+        by_turn.setdefault(line.turn_id, []).append(record)
+    return [record for at in _in_order(turn_id, parents) for record in by_turn.get(at, ())]
+
+
+def own_records(conn: Connection, turn_id: str) -> list[Record]:
+    found = conn.execute(select(records).where(records.c.turn_id == turn_id).order_by(records.c.n)).all()
+    return rows.loaded_records(conn, found)
+
+
+# --- sessions ---
+
+
+def session(conn: Connection, session_id: str) -> Session | None:
+    row = conn.execute(select(sessions).where(sessions.c.id == session_id)).one_or_none()
+    return None if row is None else rows.session(row)
+
+
+def session_at(conn: Connection, agent_key: int, turn_id: str) -> Session | None:
+    row = _SESSION_AT.one(conn, {"of_agent": agent_key, "turn_id": turn_id})
+    return None if row is None else rows.session(row)

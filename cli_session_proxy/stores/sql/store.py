@@ -1,0 +1,357 @@
+"""The store on SQL: every method one transaction, handed to a `Database` as a plain function.
+
+`writing`, `reading`, `leases`, `conversing` and `importing` hold what the transactions do, `tables` the schema, `rows`
+and `images` the forms, `migrations` the way from older schemas. None of them knows which database it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from sqlalchemy import Connection
+
+from ... import logs
+from ...domain.models import (
+    JSON,
+    Agent,
+    Chain,
+    ChainSummary,
+    Conversation,
+    Delivery,
+    Item,
+    Link,
+    Record,
+    Session,
+    Status,
+    Turn,
+)
+from ...errors import StoreUnavailable
+from ...tasks import uninterrupted
+from ..base import (
+    Arrival,
+    Begun,
+    ChainPart,
+    Commit,
+    Granted,
+    Held,
+    HeldLease,
+    ImportedTurn,
+    Lease,
+    NewChain,
+    NewTurn,
+    Proxy,
+    Standing,
+    Store,
+    TurnOutline,
+    TurnPage,
+)
+from . import conversing, importing, leases, migrations, reading, writing
+from .database import Database, Urgency
+from .migrations import MIGRATIONS, Migration
+
+log = logs.get(__name__)
+
+T = TypeVar("T")
+
+# Characters of an input up to which it is written on the event loop.
+SMALL = 32 * 1024
+
+# Bytes of a turn from which it is read on a thread: 0.5 ms; one with images may have many MB.
+LARGE = 256 * 1024
+
+
+class SqlStore(Store):
+    """`Store` on one database.
+
+    A caller that is cancelled in a write leaves all of that write or nothing; which of both, only a read tells.
+    """
+
+    def __init__(self, database: Database, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+        self._db = database
+        self._migrations = migrations
+
+    async def open(self) -> None:
+        await self._db.open(self._prepare)
+
+    def _prepare(self, conn: Connection) -> None:
+        migrations.prepare(conn, self._db, self._migrations)
+        importing.clear(conn, self._db)
+
+    async def close(self) -> None:
+        await self._db.close()
+
+    async def probe(self) -> None:
+        said = uuid.uuid4().hex
+        await self._db.write(lambda conn: writing.probe(conn, said))
+        if await self._db.read(reading.probed) is None:
+            raise StoreUnavailable(f"the store {self._db.name} does not keep what it is given: see `doctor`")
+
+    # agents
+
+    async def agent(self, owner: str, agent_id: str) -> Agent | None:
+        return await self._db.read(lambda conn: reading.agent(conn, owner, agent_id))
+
+    async def agent_by_key(self, key: int) -> Agent | None:
+        return await self._db.read(lambda conn: reading.agent_by_key(conn, key))
+
+    async def ensure_agent(self, owner: str, agent_id: str, dir: str, *, named: bool, now: float) -> Agent:
+        found = await self.agent(owner, agent_id)
+        if found is not None:
+            return found
+        return await self._db.write(lambda conn: writing.ensure_agent(conn, owner, agent_id, dir, named=named, now=now))
+
+    async def delete_agent(self, key: int) -> None:
+        await self._db.write(lambda conn: writing.delete_agent(conn, key), alone=True)
+        await self._db.purge()
+
+    async def forget_copies(self, agent: Agent) -> None:
+        await asyncio.to_thread(self._db.forget_copies, agent.owner, agent.agent_id)
+
+    async def named_by(self, agent_key: int) -> list[str]:
+        return await self._db.read(lambda conn: reading.named_by(conn, agent_key))
+
+    async def summaries(self, owner: str | None = None) -> AsyncIterator[ChainSummary]:
+        page, after = await self._page_of_summaries(owner, None)
+        while True:
+            for summary in page:
+                yield summary
+            if after is None:
+                return
+            page, after = await self._page_of_summaries(owner, after)
+
+    async def _page_of_summaries(
+        self, owner: str | None, after: reading.Position | None
+    ) -> tuple[list[ChainSummary], reading.Position | None]:
+        return await self._db.read(lambda conn: reading.summaries(conn, owner, after))
+
+    # a turn's way
+
+    async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> Arrival:
+        return await self._quickly(partial(reading.arrival, owner=owner, fingerprint=fingerprint, agent_id=agent_id))
+
+    async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> Standing | None:
+        return await self._quickly(partial(reading.standing, agent_key=agent_key, parent_id=parent_id, at_head=at_head))
+
+    async def _quickly(self, read: Callable[..., T]) -> T:
+        """A quick read, unless what is found is large: it then goes the way of all other reads."""
+        try:
+            return await self._db.read(partial(read, limit=LARGE), quick=True)
+        except reading.TooLarge:
+            return await self._db.read(read)
+
+    # turns
+
+    async def accept(self, new: NewTurn) -> Turn:
+        urgency = Urgency.DURABLE if new.promised else Urgency.JOURNAL
+        quick = not new.promised and _is_small(new)
+        return await self._db.write(lambda conn: writing.accept(conn, new), urgency, quick=quick)
+
+    async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
+        await self._db.write(lambda conn: writing.import_turns(conn, turns, head))
+
+    async def adopt(self, lease: Lease, turns: Sequence[ImportedTurn], session: Session, links: Sequence[Link]) -> Turn:
+        return await self._db.write(lambda conn: writing.adopt(conn, lease, turns, session, links))
+
+    async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
+        name = uuid.uuid4().hex
+        claim = self._db.claim(name)
+        assert claim is not None  # nobody else knows the name
+        try:
+            return await self._bring_in(name, new, parts)
+        finally:
+            claim.release()
+
+    async def _bring_in(self, name: str, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
+        coming = importing.Coming(await self._db.write(lambda conn: importing.begin(conn, new, name)))
+        try:
+            pieces = importing.pieces(parts)
+            while piece := await asyncio.to_thread(next, pieces, None):
+                began = time.monotonic()
+                await self._db.write(partial(coming.take, piece=piece), alone=True)
+                # Another program asks for the lock every 100 ms at the latest: half of the time it is free.
+                await asyncio.sleep(min(time.monotonic() - began, importing.PAUSE))
+            # Who leaves now comes too late: it may be there already, with others' turns behind it.
+            finish = self._db.write(lambda conn: coming.finish(conn, new), alone=True)
+            return await uninterrupted(asyncio.ensure_future(finish))
+        except BaseException:
+            await uninterrupted(asyncio.ensure_future(self._give_up(coming.agent)))
+            raise
+
+    async def _give_up(self, agent: Agent) -> None:
+        try:
+            await self.delete_agent(agent.key)
+        except StoreUnavailable as exc:
+            log.warning("import_left", agent_key=agent.key, error=exc.message)
+
+    async def begin(self, begun: Begun) -> None:
+        await self._db.write(lambda conn: writing.begin(conn, begun), Urgency.JOURNAL, quick=True)
+
+    async def commit(self, commit: Commit) -> Turn:
+        return await self._db.write(lambda conn: writing.commit(conn, commit))
+
+    async def fail(
+        self,
+        turn_id: str,
+        status: Status,
+        error: JSON,
+        attempts: Sequence[JSON],
+        timings: JSON,
+        finished_at: float,
+        *,
+        lease: Lease | None = None,
+    ) -> Turn:
+        return await self._db.write(
+            lambda conn: writing.fail(
+                conn, turn_id, status, error=error, attempts=attempts, timings=timings, at=finished_at, lease=lease
+            )
+        )
+
+    async def requeue(self, turn_id: str, instance: str | None) -> Turn:
+        return await self._db.write(lambda conn: writing.requeue(conn, turn_id, instance))
+
+    async def set_delivery(self, turn_id: str, delivery: Delivery, *, soon: bool = False) -> None:
+        urgency = Urgency.LATER if soon else Urgency.DURABLE
+        await self._db.write(lambda conn: writing.set_delivery(conn, turn_id, delivery), urgency)
+
+    async def claim(self, turn_id: str, instance: str | None) -> bool:
+        return await self._db.write(lambda conn: writing.claim(conn, turn_id, instance))
+
+    async def follow(self, turn_id: str, proxy_id: str) -> None:
+        await self._db.write(lambda conn: leases.follow(conn, turn_id, proxy_id), Urgency.JOURNAL)
+
+    async def unfollow(self, turn_id: str, proxy_id: str) -> None:
+        await self._db.write(lambda conn: leases.unfollow(conn, turn_id, proxy_id), Urgency.JOURNAL)
+
+    async def followers(self, turn_id: str) -> list[str]:
+        return await self._db.read(lambda conn: leases.followers_of(conn, turn_id))
+
+    # leases
+
+    async def renew(self, proxy: Proxy) -> list[HeldLease]:
+        return await self._db.write(lambda conn: leases.renew(conn, proxy), Urgency.JOURNAL, quick=True)
+
+    async def acquire(self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = ()) -> Granted | Held:
+        work = partial(leases.acquire, agent_key=agent_key, proxy=proxy, dead=dead)
+        return await self._db.write(work, Urgency.JOURNAL, quick=True)
+
+    async def release(self, lease: Lease) -> None:
+        await self._db.write(lambda conn: leases.release(conn, lease), Urgency.JOURNAL, quick=True)
+
+    async def wanted(self, proxy_id: str) -> list[int]:
+        return await self._db.read(lambda conn: leases.wanted(conn, proxy_id), quick=True)
+
+    async def responds(self, proxy_id: str) -> bool:
+        return await self._db.read(lambda conn: leases.responds(conn, proxy_id), quick=True)
+
+    async def resign(self, proxy_id: str) -> None:
+        await self._db.write(lambda conn: leases.resign(conn, proxy_id), Urgency.JOURNAL)
+
+    async def turn(self, turn_id: str) -> Turn | None:
+        return await self._db.read(lambda conn: reading.turn(conn, turn_id))
+
+    async def turn_by_key(self, owner: str, idempotency_key: str, now: float) -> Turn | None:
+        return await self._db.read(lambda conn: reading.turn_by_key(conn, owner, idempotency_key, now))
+
+    async def deepest(self, owner: str, path_hashes: Sequence[str], agent_key: int | None = None) -> Turn | None:
+        return await self._db.read(lambda conn: reading.deepest(conn, owner, path_hashes, agent_key))
+
+    async def own_frames(self, agent_key: int, uuids: Sequence[str]) -> set[str]:
+        return await self._db.read(lambda conn: reading.own_frames(conn, agent_key, uuids))
+
+    async def children(self, turn_id: str) -> list[Turn]:
+        return await self._db.read(lambda conn: reading.children(conn, turn_id))
+
+    async def path(self, turn_id: str) -> list[Turn]:
+        return await self._db.read(lambda conn: reading.path(conn, turn_id))
+
+    async def records(self, turn_id: str) -> list[Record]:
+        return await self._db.read(lambda conn: reading.path_records(conn, turn_id))
+
+    async def own_records(self, turn_id: str) -> list[Record]:
+        return await self._db.read(lambda conn: reading.own_records(conn, turn_id))
+
+    async def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
+        while page := await self._db.read(partial(reading.page_of_agent, agent_key=agent_key, after_seq=after_seq)):
+            for turn in page:
+                yield turn
+            after_seq = page[-1].seq
+
+    async def outlines(self, agent_key: int) -> AsyncIterator[TurnOutline]:
+        seq = 0
+        while page := await self._db.read(partial(reading.page_of_outlines, agent_key=agent_key, after_seq=seq)):
+            for outline in page:
+                yield outline
+            seq = page[-1].seq
+
+    async def page(self, agent_key: int, *, before_seq: int | None, limit: int) -> TurnPage:
+        return await self._db.read(lambda conn: reading.page_back(conn, agent_key, before_seq, limit))
+
+    async def repairs(self, agent_key: int, *, limit: int) -> list[Link]:
+        return await self._db.read(lambda conn: reading.repairs(conn, agent_key, limit))
+
+    async def unfinished(self) -> AsyncIterator[Turn]:
+        after_seq = 0
+        while page := await self._page_of_unfinished(after_seq):
+            for turn in page:
+                yield turn
+            after_seq = page[-1].seq
+
+    async def _page_of_unfinished(self, after_seq: int) -> list[Turn]:
+        return await self._db.read(lambda conn: reading.page_of_unfinished(conn, after_seq))
+
+    async def waiting(self, agent_key: int) -> list[Turn]:
+        return await self._db.read(lambda conn: reading.waiting(conn, agent_key))
+
+    async def pending_deliveries(self) -> list[Turn]:
+        return await self._db.read(reading.pending_deliveries)
+
+    # sessions and links
+
+    async def session(self, session_id: str) -> Session | None:
+        return await self._db.read(lambda conn: reading.session(conn, session_id))
+
+    async def session_at(self, agent_key: int, turn_id: str) -> Session | None:
+        return await self._db.read(lambda conn: reading.session_at(conn, agent_key, turn_id))
+
+    async def save_session(self, session: Session, links: Sequence[Link] = ()) -> None:
+        await self._db.write(lambda conn: writing.save_session(conn, session, links))
+
+    async def chain(self, agent_key: int) -> Chain | None:
+        return await self._db.read(lambda conn: reading.chain(conn, agent_key))
+
+    # conversations
+
+    async def set_call(self, turn_id: str, call: JSON) -> None:
+        await self._db.write(lambda conn: conversing.set_call(conn, turn_id, call))
+
+    async def conversation(self, agent_key: int) -> Conversation | None:
+        return await self._db.read(lambda conn: conversing.conversation(conn, agent_key))
+
+    async def save_conversation(self, agent_key: int, data: Conversation) -> None:
+        await self._db.write(lambda conn: conversing.save_conversation(conn, agent_key, data))
+
+    async def add_items(self, agent_key: int, new: Sequence[Item]) -> None:
+        await self._db.write(lambda conn: conversing.add_items(conn, agent_key, new))
+
+    async def items(self, agent_key: int, *, pending: bool = False) -> list[Item]:
+        read = conversing.pending_items if pending else conversing.items_of
+        return await self._db.read(lambda conn: read(conn, agent_key))
+
+    async def remove_item(self, agent_key: int, item_id: str) -> bool:
+        return await self._db.write(lambda conn: conversing.remove_item(conn, agent_key, item_id))
+
+    async def expired_agents(self, before: float) -> list[Agent]:
+        return await self._db.read(lambda conn: reading.expired_agents(conn, before))
+
+
+def _is_small(new: NewTurn) -> bool:
+    """It can be made JSON on the event loop, in well under a millisecond."""
+    blocks = [block for message in new.input for block in message.content]
+    if any(block.get("type") != "text" for block in blocks) or new.call is not None:
+        return False
+    return sum(len(block["text"]) for block in blocks) + len(new.system or "") < SMALL

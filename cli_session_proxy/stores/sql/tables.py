@@ -1,0 +1,239 @@
+"""The tables, as the newest schema has them. Older files reach it by `migrations`.
+
+Content is JSON as text; record lines are bytes, because a line is kept as it was, valid or not. Every column
+that refers to a turn has an index that starts with it: without one, deleting n turns costs n scans.
+`agents.head` and the sessions of a link carry no foreign key: the head would make a circle, and a link may
+name a session of which nothing else is known.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData()
+
+# SQLite hands out ascending ids that are never used again only to a column that is exactly INTEGER.
+_Serial = BigInteger().with_variant(Integer, "sqlite")
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+# The row of `meta` by which the store shows that it works.
+PROBE = "probe"
+
+# Until all of it is there, an imported chain belongs to an agent of this owner, which no reader is shown.
+COMING = "~importing"
+
+agents = Table(
+    "agents",
+    metadata,
+    Column("key", _Serial, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("agent_id", Text, nullable=False),
+    Column("dir", Text, nullable=False, unique=True),
+    Column("named", Boolean, nullable=False),
+    Column("head", Text),
+    Column("created_at", Double, nullable=False),
+    Column("last_at", Double, nullable=False),
+    UniqueConstraint("owner", "agent_id"),
+    Index("agents_last_at", "last_at", "key"),
+    sqlite_autoincrement=True,
+)
+
+# `bytes` stands before the long texts: the size report then reads no overflow pages.
+turns = Table(
+    "turns",
+    metadata,
+    Column("seq", _Serial, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("agent_key", ForeignKey("agents.key"), nullable=False),
+    Column("parent_id", ForeignKey("turns.id")),
+    Column("status", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("depth", Integer, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("started_at", Double),
+    Column("finished_at", Double),
+    Column("cost_usd", Double),
+    Column("delivery", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("effort", Text),
+    Column("profile", Text),
+    Column("stop_reason", Text),
+    Column("session_id", Text),
+    Column("continuity", Text),
+    Column("origin", Text, nullable=False),
+    Column("fingerprint", Text, nullable=False),
+    Column("frame_uuid", Text),
+    Column("path_hash", Text),
+    Column("instance", Text),
+    Column("usage", Text, nullable=False),
+    Column("timings", Text, nullable=False),
+    Column("stop_sequence", Text),
+    Column("backend", Text),
+    Column("answered_by", Text),
+    Column("placed", Text, nullable=False, server_default="{}"),
+    Column("evidence", Text, nullable=False),
+    Column("error", Text),
+    Column("attempts", Text, nullable=False),
+    Column("images", Text),
+    Column("system", Text),
+    Column("options", Text, nullable=False, server_default="{}"),
+    Column("call", Text),
+    Column("input", Text, nullable=False),
+    Column("output", Text, nullable=False),
+    Column("tools", Text, nullable=False),
+    Index("turns_agent", "agent_key", "seq"),
+    Index("turns_parent", "parent_id"),
+    Index("turns_status", "status", "seq"),
+    Index("turns_delivery", "delivery", "seq"),
+    Index("turns_fingerprint", "fingerprint", "seq"),
+    Index("turns_path_hash", "path_hash"),
+    sqlite_autoincrement=True,
+)
+
+# Proxies on this store. One responds until `until`, by the store's clock (migration 2).
+proxies = Table(
+    "proxies",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("host", Text, nullable=False),
+    Column("until", Double, nullable=False),
+)
+
+# Who may write an agent (migration 2). `holder` NULL: released. `wanted`: a proxy that asks the holder to hand over.
+leases = Table(
+    "leases",
+    metadata,
+    Column("agent_key", ForeignKey("agents.key"), primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("holder", Text),
+    Column("wanted", Text),
+    Index("leases_holder", "holder"),
+)
+
+# Proxies whose clients wait for the answer of a turn that another proxy runs (migration 2).
+followers = Table(
+    "followers",
+    metadata,
+    Column("turn_id", ForeignKey("turns.id"), primary_key=True),
+    Column("proxy", Text, primary_key=True),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("n", _Serial, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("agent_key", ForeignKey("agents.key"), nullable=False),
+    Column("tip_turn_id", ForeignKey("turns.id")),
+    Column("transcript", Text, nullable=False),
+    Column("cli_version", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("mark", Text),
+    Index("sessions_agent", "agent_key", "tip_turn_id"),
+    Index("sessions_tip", "tip_turn_id"),
+    sqlite_autoincrement=True,
+)
+
+links = Table(
+    "links",
+    metadata,
+    Column("n", _Serial, primary_key=True),
+    Column("agent_key", ForeignKey("agents.key"), nullable=False),
+    Column("from_session", Text),
+    Column("to_session", Text, nullable=False),
+    Column("turn_id", ForeignKey("turns.id")),
+    Column("reason", Text, nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Index("links_agent", "agent_key", "n"),
+    Index("links_turn", "turn_id"),
+    sqlite_autoincrement=True,
+)
+
+records = Table(
+    "records",
+    metadata,
+    Column("turn_id", ForeignKey("turns.id"), primary_key=True),
+    Column("n", Integer, primary_key=True),
+    Column("uuid", Text),
+    Column("synthetic", Boolean, nullable=False),
+    Column("images", Text),
+    Column("line", LargeBinary, nullable=False),
+)
+
+# Every frame that was sent, of every attempt: `turns.frame_uuid` knows only the latest.
+frames = Table(
+    "frames",
+    metadata,
+    Column("agent_key", ForeignKey("agents.key"), primary_key=True),
+    Column("uuid", Text, primary_key=True),
+)
+
+images = Table(
+    "images",
+    metadata,
+    Column("sha256", Text, primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("data", Text, nullable=False),
+)
+
+image_refs = Table(
+    "image_refs",
+    metadata,
+    Column("agent_key", ForeignKey("agents.key"), primary_key=True),
+    Column("sha256", ForeignKey("images.sha256"), primary_key=True),
+    Index("image_refs_sha256", "sha256"),
+)
+
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("owner", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("turn_id", ForeignKey("turns.id"), nullable=False),
+    Column("until", Double),
+    Index("idempotency_keys_turn", "turn_id"),
+    Index("idempotency_keys_until", "until"),
+)
+
+# What OpenAI's Conversations keep beside the chain (migration 1).
+conversations = Table(
+    "conversations",
+    metadata,
+    Column("agent_key", ForeignKey("agents.key"), primary_key=True),
+    Column("metadata", Text, nullable=False),
+    Column("removed", Text, nullable=False),
+)
+
+# Items that a client wrote by hand; `turn_id` is the latest turn that was accepted with them.
+items = Table(
+    "items",
+    metadata,
+    Column("n", _Serial, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("agent_key", ForeignKey("agents.key"), nullable=False),
+    Column("turn_id", ForeignKey("turns.id")),
+    Column("data", Text, nullable=False),
+    Index("items_agent", "agent_key", "n"),
+    Index("items_turn", "turn_id"),
+    sqlite_autoincrement=True,
+)

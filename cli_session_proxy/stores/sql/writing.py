@@ -1,0 +1,342 @@
+"""The bodies of the store's write transactions: each runs whole, under the write lock, or changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, case, or_, select, update
+
+from ...domain.models import FINISHED, JSON, ON_PATH, Agent, Delivery, Link, Placed, Record, Session, Status, Turn
+from ...errors import NotFound, StoreUnavailable
+from ..base import Begun, Commit, ImportedTurn, KeyTaken, Lease, NewTurn, PathChanged
+from . import conversing, images, leases, reading, rows
+from .images import Cutter
+from .prepared import InsertNew, Prepared
+from .tables import PROBE, agents, frames, idempotency_keys, links, meta, records, sessions, turns
+
+_INSERT_TURN = Prepared(turns.insert())
+_INSERT_RECORD = Prepared(records.insert())
+_INSERT_LINK = Prepared(links.insert())
+_INSERT_SESSION = Prepared(InsertNew(sessions))
+_INSERT_FRAME = Prepared(InsertNew(frames))
+_INSERT_AGENT = Prepared(InsertNew(agents))
+_INSERT_META = Prepared(InsertNew(meta))
+_TAKE_KEY = Prepared(InsertNew(idempotency_keys))
+_THIS_TURN = turns.update().where(turns.c.id == bindparam("turn_id"))
+_UPDATE_TURN = Prepared(_THIS_TURN)
+_SET_DELIVERY = Prepared(_THIS_TURN.where(turns.c.delivery != "delivered"))
+_GROW = Prepared(_THIS_TURN.values(bytes=turns.c.bytes + bindparam("grown")))
+_UPDATE_SESSION = Prepared(
+    sessions.update().where(sessions.c.id == bindparam("session_id"), sessions.c.agent_key == bindparam("of_agent"))
+)
+_THIS_AGENT = agents.update().where(agents.c.key == bindparam("of_agent"))
+# Something of a later time may have been written meanwhile. The row is locked all the same: turns of an agent get
+# their `seq` in the order in which they are committed.
+_LAST_AT = case((agents.c.last_at < bindparam("now"), bindparam("now")), else_=agents.c.last_at)
+_ACTIVE = Prepared(_THIS_AGENT.values(last_at=_LAST_AT))
+_NEW_HEAD = Prepared(_THIS_AGENT.values(last_at=_LAST_AT))
+_MOVE_HEAD = Prepared(_THIS_AGENT)
+
+_UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
+_FAILED: frozenset[Status] = FINISHED - ON_PATH
+_NOT_ON_PATH: frozenset[Status] = _UNFINISHED | _FAILED
+_NEVER_BEGUN: frozenset[Status] = _NOT_ON_PATH - {"running"}
+# Read to be changed: PostgreSQL locks the row, SQLite has locked the file.
+_WHOLE = Prepared(select(*rows.TURN).where(turns.c.id == bindparam("turn_id")).with_for_update(key_share=True))
+_STATE = Prepared(
+    select(turns.c.agent_key, turns.c.status, turns.c.placed, turns.c.attempts, turns.c.instance, turns.c.delivery)
+    .where(turns.c.id == bindparam("turn_id"))
+    .with_for_update(key_share=True)
+)
+_CHILD = Prepared(
+    select(turns.c.id)
+    .where(turns.c.parent_id == bindparam("of_turn"), or_(*(turns.c.status == one for one in ("running", *ON_PATH))))
+    .limit(1)
+)
+
+
+def probe(conn: Connection, said: str) -> None:
+    """A page of the file is written, whatever it held."""
+    if not conn.execute(meta.update().where(meta.c.name == PROBE).values(value=said)).rowcount:
+        _INSERT_META.run(conn, {"name": PROBE, "value": said})
+
+
+def ensure_agent(conn: Connection, owner: str, agent_id: str, dir: str, *, named: bool, now: float) -> Agent:
+    found = reading.agent(conn, owner, agent_id)
+    if found is None:
+        values = {"owner": owner, "agent_id": agent_id, "dir": dir, "named": named, "created_at": now, "last_at": now}
+        _INSERT_AGENT.run(conn, values)
+        found = reading.agent(conn, owner, agent_id)
+    if found is None:
+        raise StoreUnavailable(f"the directory {dir} belongs to another agent: choose another name")
+    return found
+
+
+def delete_agent(conn: Connection, key: int) -> None:
+    own = select(turns.c.id).where(turns.c.agent_key == key)
+    leases.forget(conn, key, own)
+    conn.execute(idempotency_keys.delete().where(idempotency_keys.c.turn_id.in_(own)))
+    conn.execute(records.delete().where(records.c.turn_id.in_(own)))
+    conn.execute(links.delete().where(links.c.agent_key == key))
+    conn.execute(sessions.delete().where(sessions.c.agent_key == key))
+    conn.execute(frames.delete().where(frames.c.agent_key == key))
+    conversing.forget(conn, key)
+    images.forget(conn, key)
+    conn.execute(turns.delete().where(turns.c.agent_key == key))
+    conn.execute(agents.delete().where(agents.c.key == key))
+
+
+# --- the life of a turn ---
+
+
+def accept(conn: Connection, new: NewTurn) -> Turn:
+    turn = Turn(
+        new.id, 0, new.agent_key, new.parent_id, "queued", new.model, tuple(new.input), new.created_at, new.system,
+        new.effort, new.profile, placed=new.placed, options=new.options, origin=new.origin, fingerprint=new.fingerprint,
+        instance=new.instance, call=new.call,
+    )  # fmt: skip
+    turn = replace(turn, seq=_insert(conn, turn))
+    if new.idempotency_key is not None:
+        _take_key(conn, new)
+    conversing.take(conn, new.agent_key, new.takes, new.id)
+    return turn
+
+
+def _take_key(conn: Connection, new: NewTurn) -> None:
+    """The key belongs to this turn from now on; expired keys of everybody are dropped on the way."""
+    key = idempotency_keys.c
+    conn.execute(idempotency_keys.delete().where(key.until <= new.created_at))
+    if new.replaces is not None:
+        conn.execute(idempotency_keys.delete().where(key.turn_id == new.replaces))
+    owner = conn.scalar(select(agents.c.owner).where(agents.c.key == new.agent_key))
+    taking = {"owner": owner, "key": new.idempotency_key, "turn_id": new.id, "until": new.idempotency_until}
+    if not _TAKE_KEY.run(conn, taking).rowcount:
+        raise KeyTaken(
+            conn.execute(select(key.turn_id).where(key.owner == owner, key.key == new.idempotency_key)).scalar_one()
+        )
+
+
+def _insert(conn: Connection, turn: Turn) -> int:
+    """Store a whole turn; its images first, and the agent is active from now. Returns its seq."""
+    cutter = Cutter()
+    values = rows.turn_values(cutter, turn)
+    _active(conn, turn.agent_key, turn.created_at)
+    seq = _INSERT_TURN.key(conn, values)
+    images.save(conn, turn.agent_key, cutter.images)
+    return seq
+
+
+def import_turns(conn: Connection, imported: Sequence[ImportedTurn], head: str | None) -> None:
+    for item in imported:
+        insert_whole(conn, item.as_turn(), item.records)
+    if head is not None:
+        set_head(conn, _need(conn, head, None, _STATE).agent_key, head)
+
+
+def adopt(
+    conn: Connection, lease: Lease, theirs: Sequence[ImportedTurn], session: Session, why: Sequence[Link]
+) -> Turn:
+    leases.check(conn, lease)
+    import_turns(conn, theirs, theirs[-1].id)
+    save_session(conn, session, why)
+    (turn,) = rows.loaded_turns(conn, [_need(conn, theirs[-1].id, None)])
+    return turn
+
+
+def insert_whole(conn: Connection, turn: Turn, lines: Iterable[Record]) -> None:
+    """Store a finished turn with its records."""
+    _insert(conn, turn)
+    grown = _save_records(conn, turn.agent_key, turn.id, lines)
+    _GROW.run(conn, {"turn_id": turn.id, "grown": grown})
+
+
+def begin(conn: Connection, begun: Begun) -> None:
+    leases.check(conn, begun.lease)
+    row = _need(conn, begun.turn_id, _UNFINISHED, _STATE)
+    for turn_id in begun.left_off:
+        before = _STATE.one(conn, {"turn_id": turn_id})
+        if before is not None and before.delivery != "undelivered":
+            raise PathChanged(turn_id)
+    note_frame(conn, row.agent_key, begun.frame_uuid)
+    kept = {} if begun.system is None else {"system": rows.dumps(begun.system)}
+    _update(
+        conn,
+        begun.turn_id,
+        **kept,
+        status="running",
+        parent_id=begun.parent_id,
+        session_id=begun.session_id,
+        frame_uuid=begun.frame_uuid,
+        continuity=begun.continuity,
+        evidence=rows.dumps(begun.evidence.as_json()),
+        started_at=begun.started_at,
+        attempts=rows.dumps([*rows.loads(row.attempts), begun.attempt]),
+        instance=row.instance if begun.instance is None else begun.instance,
+    )
+
+
+def note_frame(conn: Connection, agent_key: int, uuid: str) -> None:
+    """Every frame that was sent, of every attempt, is known as ours."""
+    _INSERT_FRAME.run(conn, {"agent_key": agent_key, "uuid": uuid})
+
+
+def commit(conn: Connection, done: Commit) -> Turn:
+    if done.status not in ON_PATH:
+        raise ValueError(f"commit of {done.turn_id} as {done.status}")
+    leases.check(conn, done.lease)
+    row = _need(conn, done.turn_id, _UNFINISHED)
+    if done.session.agent_key != row.agent_key:
+        raise ValueError(f"commit of {done.turn_id} with a session of agent {done.session.agent_key}")
+    turn = rows.loaded_turn(conn, row)
+    turn = replace(
+        turn, status=done.status, output=tuple(done.output), stop_reason=done.stop_reason, usage=done.usage,
+        cost_usd=done.cost_usd, tools=tuple(done.tools), timings=done.timings, attempts=tuple(done.attempts),
+        session_id=done.session.id, path_hash=done.path_hash, depth=done.depth, delivery=done.delivery,
+        finished_at=done.finished_at, evidence=done.evidence, stop_sequence=done.stop_sequence, backend=done.backend,
+        answered_by=done.answered_by,
+    )  # fmt: skip
+    cutter = Cutter()
+    values = rows.answer_values(cutter, turn, row)
+    values["bytes"] += _save_records(conn, turn.agent_key, turn.id, done.records)
+    _update(conn, turn.id, **values)
+    images.save(conn, turn.agent_key, cutter.images)
+    save_session(conn, done.session, done.links)
+    if done.move_head:
+        _NEW_HEAD.run(conn, {"of_agent": turn.agent_key, "now": done.finished_at, "head": turn.id})
+    else:
+        _active(conn, turn.agent_key, done.finished_at)
+    return turn
+
+
+def fail(
+    conn: Connection,
+    turn_id: str,
+    status: Status,
+    *,
+    error: JSON,
+    attempts: Sequence[JSON],
+    timings: JSON,
+    at: float,
+    lease: Lease | None,
+) -> Turn:
+    if status not in _FAILED:
+        raise ValueError(f"fail of {turn_id} as {status}")
+    if lease is not None:
+        leases.check(conn, lease)
+    allowed = _NOT_ON_PATH if lease is not None else _NEVER_BEGUN
+    turn = rows.loaded_turn(conn, _need(conn, turn_id, allowed))
+    turn = replace(turn, status=status, error=error, attempts=tuple(attempts), timings=timings, finished_at=at)
+    _update(
+        conn,
+        turn_id,
+        status=status,
+        error=rows.dumps(error),
+        attempts=rows.dumps(attempts),
+        timings=rows.dumps(timings),
+        finished_at=at,
+    )
+    if turn.session_id is not None:
+        conn.execute(update(sessions).where(sessions.c.id == turn.session_id).values(mark=None))
+    _active(conn, turn.agent_key, at)
+    return turn
+
+
+def requeue(conn: Connection, turn_id: str, instance: str | None) -> Turn:
+    turn = rows.loaded_turn(conn, _need(conn, turn_id, _FAILED))
+    turn = replace(
+        turn, status="queued", error=None, session_id=None, continuity=None, frame_uuid=None, started_at=None,
+        finished_at=None, delivery="pending", instance=instance,
+    )  # fmt: skip
+    cleared = ("error", "session_id", "continuity", "frame_uuid", "started_at", "finished_at")
+    _update(conn, turn_id, status="queued", delivery="pending", instance=instance, **dict.fromkeys(cleared))
+    return turn
+
+
+def set_delivery(conn: Connection, turn_id: str, delivery: Delivery) -> None:
+    if delivery == "undelivered" and _is_continued(conn, turn_id):
+        return
+    if not _SET_DELIVERY.run(conn, {"turn_id": turn_id, "delivery": delivery}).rowcount:
+        _need(conn, turn_id, None, _STATE)
+
+
+def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
+    """Only while the conversation goes on from this answer: as the head, from a child, or where clients name the path.
+
+    A turn that waits looks at the path when it begins; one that runs, and is no child, has begun without this answer.
+    """
+    row = _need(conn, turn_id, ON_PATH, _STATE)
+    named = Placed.from_json(rows.loads(row.placed)).names_path
+    if row.delivery == "undelivered" and not named and not _is_continued(conn, turn_id):
+        head = conn.scalar(select(agents.c.head).where(agents.c.key == row.agent_key))
+        if head != turn_id or any(turn.status == "running" for turn in reading.waiting(conn, row.agent_key)):
+            return False
+    if row.delivery != "delivered":
+        _update(conn, turn_id, delivery="pending", instance=instance)
+    return True
+
+
+def _is_continued(conn: Connection, turn_id: str) -> bool:
+    """A turn goes on from this one's answer: it runs, or it is on a path."""
+    return _CHILD.one(conn, {"of_turn": turn_id}) is not None
+
+
+def set_head(conn: Connection, agent_key: int, turn_id: str | None) -> None:
+    if turn_id is not None:
+        turn = _need(conn, turn_id, None, _STATE)
+        if turn.agent_key != agent_key:
+            raise ValueError(f"{turn_id} is a turn of agent {turn.agent_key}, not of {agent_key}")
+    _MOVE_HEAD.run(conn, {"of_agent": agent_key, "head": turn_id})
+
+
+def save_session(conn: Connection, session: Session, new: Sequence[Link]) -> None:
+    values = rows.session_values(session)
+    changes = {name: value for name, value in values.items() if name not in ("id", "agent_key")}
+    found = _UPDATE_SESSION.run(conn, {"session_id": session.id, "of_agent": session.agent_key, **changes})
+    if not found.rowcount and not _INSERT_SESSION.run(conn, values).rowcount:
+        raise StoreUnavailable(f"session {session.id} belongs to another agent for ever: start a new one")
+    save_links(conn, session.agent_key, new)
+
+
+def save_links(conn: Connection, agent_key: int, new: Sequence[Link]) -> None:
+    _INSERT_LINK.run_each(conn, [rows.link_values(agent_key, link) for link in new])
+
+
+# --- pieces ---
+
+
+def _save_records(conn: Connection, agent_key: int, turn_id: str, new: Iterable[Record]) -> int:
+    """Store the lines of a turn. Returns their size in bytes."""
+    cutter = Cutter()
+    lines = [rows.record_values(cutter, turn_id, n, record) for n, record in enumerate(new)]
+    _INSERT_RECORD.run_each(conn, lines)
+    images.save(conn, agent_key, cutter.images)
+    return rows.size(*(line["line"] for line in lines))
+
+
+def _update(conn: Connection, turn_id: str, **values: Any) -> bool:
+    return bool(_UPDATE_TURN.run(conn, {"turn_id": turn_id, **values}).rowcount)
+
+
+def _active(conn: Connection, agent_key: int, at: float) -> None:
+    _ACTIVE.run(conn, {"of_agent": agent_key, "now": at})
+
+
+def _need(conn: Connection, turn_id: str, allowed: frozenset[Status] | None, columns: Prepared = _WHOLE) -> Row[Any]:
+    """The turn's row, in one of the allowed statuses: an acknowledged turn is never written over."""
+    row: Row[Any] | None = columns.one(conn, {"turn_id": turn_id})
+    if row is None:
+        raise _unknown(turn_id)
+    if allowed is not None and row.status not in allowed:
+        wanted = " or ".join(sorted(allowed))
+        raise StoreUnavailable(
+            f"turn {turn_id} is {row.status}, not {wanted}: another proxy on this store has ended or taken it; "
+            "send the request again",
+            detail={"turn_id": turn_id, "status": row.status},
+        )
+    return row
+
+
+def _unknown(turn_id: str) -> NotFound:
+    return NotFound(f"no turn {turn_id} in the store: its agent may have been deleted")

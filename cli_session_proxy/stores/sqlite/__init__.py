@@ -1,0 +1,1 @@
+"""What is SQLite's own: the file, its journal, its writer, its errors, its copies."""

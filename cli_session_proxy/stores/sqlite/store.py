@@ -1,0 +1,36 @@
+"""The store on a SQLite file: the portable statements on `SqliteDatabase`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..sql.migrations import MIGRATIONS, Migration
+from ..sql.store import SqlStore
+from .database import SqliteDatabase
+
+# The store of a `var/` directory.
+FILE = "chains.sqlite3"
+
+# How long a write waits for another program before `StoreUnavailable`; a commit takes about a millisecond,
+# so only a program that sits on the lock is ever waited for this long.
+BUSY_TIMEOUT = 10.0
+
+
+class SqliteStore(SqlStore):
+    """`Store` on one SQLite file in WAL mode. `url_or_path`: a path, or `sqlite:///…`; its directory exists.
+
+    `clock`: UTC seconds since the epoch, by which leases expire.
+    """
+
+    def __init__(
+        self,
+        url_or_path: str | Path,
+        *,
+        busy_timeout: float = BUSY_TIMEOUT,
+        clock: Callable[[], float] = time.time,
+        migrations: Sequence[Migration] = MIGRATIONS,
+    ) -> None:
+        self.database = SqliteDatabase(url_or_path, busy_timeout=busy_timeout, clock=clock)
+        super().__init__(self.database, migrations)

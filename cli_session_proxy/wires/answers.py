@@ -1,0 +1,282 @@
+"""How an answer reaches its client, and how we know that it did.
+
+`acknowledge` is called when the last byte was handed to the connection, `leave` in every other case: a client
+that goes away is noticed by its `http.disconnect`, whatever we are doing then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from .. import logs
+from ..domain.models import JSON, Finished, Started, Turn, TurnEvent
+from ..domain.notes import Note, header
+from ..engine.engine import Answer, Engine
+from ..errors import ProxyError
+from .base import Writer
+from .common import encoded_agent_id
+from .sending import as_proxy_error, encoded, send_error
+
+log = logs.get(__name__)
+
+# Where tokens are counted before a turn: only the provider can do that.
+ESTIMATED = {"X-Estimated": "true"}
+
+
+class Call(Protocol):
+    """What a wire has read of a body, as far as it says how to answer."""
+
+    @property
+    def stream(self) -> bool: ...
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of what was accepted without effect."""
+
+
+class BackgroundCall(Call, Protocol):
+    @property
+    def background(self) -> bool: ...
+
+
+class ClientGoneError(Exception):
+    """The client disconnected before it had the whole answer."""
+
+
+class Client:
+    """One connection's side of a request: sends in order, and knows whether anybody is there."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._one_at_a_time = asyncio.Lock()
+        self._gone = False
+        self.finished = False
+        self.started = False
+        self.last_sent = asyncio.get_running_loop().time()
+
+    async def while_there(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` for as long as the client stays. Raises `ClientGoneError` when it leaves first."""
+        working = asyncio.create_task(work)
+        watching = asyncio.create_task(self._watch())
+        try:
+            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if self._gone and not working.done():
+                raise ClientGoneError
+            await working
+        finally:
+            for task in (working, watching):
+                task.cancel()
+            await asyncio.gather(working, watching, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        # The server says "disconnect" after a complete answer too.
+        self._gone = not self.finished
+
+    async def write(self, data: bytes, headers: dict[str, str], *, last: bool = False) -> None:
+        """Send a piece of the body, and the head before the first one; nothing after the last.
+
+        Raises `ClientGoneError`.
+        """
+        async with self._one_at_a_time:
+            if self.finished:
+                return
+            if last:
+                # uvicorn drops what is sent after a disconnect without a word. One turn of the loop lets the watcher
+                # run if the disconnect is already known, so that a dropped end is not taken for a delivered one.
+                await asyncio.sleep(0)
+            self._raise_if_gone()
+            if not self.started:
+                # Head and body in one turn of the loop: they leave as one piece.
+                self.started = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
+            try:
+                await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+            except OSError as exc:  # how ASGI servers other than uvicorn report it (ASGI spec 2.4)
+                raise ClientGoneError from exc
+            self._raise_if_gone()
+            self.finished = last
+            self.last_sent = asyncio.get_running_loop().time()
+
+    async def fail(self, scope: Scope, error: ProxyError, headers: dict[str, str]) -> None:
+        """A whole answer that is an error; only before the first `write`."""
+        async with self._one_at_a_time:
+            self.started = self.finished = True
+            await send_error(self._send, scope, error, headers)
+
+    def _raise_if_gone(self) -> None:
+        if self._gone:
+            raise ClientGoneError
+
+
+def named_by(answer: Answer) -> dict[str, str]:
+    return {"X-Agent-Id": encoded_agent_id(answer.agent_id), "X-Turn-Id": answer.turn_id}
+
+
+class TurnResponse(Response):
+    """An ASGI response that delivers a turn, then acknowledges it. `deliver` is the wire's part."""
+
+    def __init__(self, answer: Answer, headers: dict[str, str]) -> None:
+        super().__init__()
+        self._answer = answer
+        # What is known before the turn runs; a session is added when the turn has one.
+        self._head_fields = {**named_by(answer), **headers}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = Client(receive, send)
+        try:
+            await client.while_there(self._deliver(client))
+        except ClientGoneError:
+            log.info("client left before the whole answer", turn_id=self._answer.turn_id)
+        except Exception as exc:
+            if client.started:
+                raise
+            await client.fail(scope, as_proxy_error(exc), self._head_fields)
+        finally:
+            self._answer.leave()
+
+    async def _deliver(self, client: Client) -> None:
+        raise NotImplementedError
+
+    def _in_session(self, session_id: str | None, continuity: str | None, notes: Sequence[Note]) -> None:
+        if session_id is not None:
+            self._head_fields["X-Session-Id"] = session_id
+        if continuity is not None:
+            self._head_fields["X-Continuity"] = continuity
+        if notes:
+            self._head_fields["X-Continuity-Note"] = header(notes)
+
+
+class JsonAnswer(TurnResponse):
+    """The whole answer at once. `render` makes the wire's object of the committed turn."""
+
+    def __init__(self, answer: Answer, headers: dict[str, str], render: Callable[[Turn], JSON]) -> None:
+        super().__init__(answer, headers)
+        self._render = render
+
+    async def _deliver(self, client: Client) -> None:
+        turn = await self._answer.turn()
+        self._in_session(turn.session_id, turn.continuity, turn.evidence.notes)
+        body = json.dumps(self._render(turn), separators=(",", ":")).encode()
+        kind = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        await client.write(body, {**kind, **self._head_fields}, last=True)
+        self._answer.acknowledge()
+
+
+class StreamAnswer(TurnResponse):
+    """Server-sent events as they come.
+
+    The head waits for the first bytes of the wire, so that an error until then has its real status, but no
+    longer than `keepalive` seconds; after that, every `keepalive` seconds of silence bring a comment.
+    """
+
+    def __init__(self, answer: Answer, headers: dict[str, str], writer: Writer, keepalive: float) -> None:
+        super().__init__(answer, headers)
+        self._writer = writer
+        self._keepalive = keepalive
+
+    async def _deliver(self, client: Client) -> None:
+        async with self._kept_alive(client):
+            try:
+                await self._pass_on(client)
+            except ClientGoneError:
+                raise
+            except Exception as exc:
+                if not client.started:
+                    raise
+                await client.write(b"".join(self._writer.error(as_proxy_error(exc))), self._head(), last=True)
+
+    async def _pass_on(self, client: Client) -> None:
+        batches = self._answer.batches()
+        try:
+            async for events in batches:
+                data = b"".join(piece for event in events for piece in self._said(event))
+                # The finish event and the end of the body go in one send: a client that closes after the former
+                # has the whole answer.
+                last = isinstance(events[-1], Finished)
+                if data or last:
+                    await client.write(data, self._head(), last=last)
+                if last:
+                    self._answer.acknowledge()
+        finally:
+            if isinstance(batches, AsyncGenerator):
+                await batches.aclose()
+        if not client.finished:
+            raise RuntimeError("a turn's events ended without Finished")
+
+    def _said(self, event: TurnEvent) -> Iterable[bytes]:
+        if isinstance(event, Started):
+            self._in_session(event.session_id, event.continuity, event.notes)
+        if isinstance(event, Finished):
+            turn = event.turn
+            self._in_session(turn.session_id, turn.continuity, turn.evidence.notes)
+        return self._writer.feed(event)
+
+    def _head(self) -> dict[str, str]:
+        return {
+            "Content-Type": self._writer.media_type,
+            "Cache-Control": "no-cache, no-store",
+            **self._head_fields,
+        }
+
+    @asynccontextmanager
+    async def _kept_alive(self, client: Client) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._keep_alive(client))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _keep_alive(self, client: Client) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            silence = clock() - client.last_sent
+            if silence < self._keepalive:
+                await asyncio.sleep(self._keepalive - silence)
+            else:
+                await client.write(self._writer.keep_alive(), self._head())
+
+
+def reply(
+    answer: Answer, call: Call, keepalive: float, render: Callable[[Turn], JSON], writer: Callable[[], Writer]
+) -> Response:
+    """The answer as the call wants it: the whole that `render` makes of its turn, or the stream of a `writer`."""
+    headers = ignored_header(call.ignored)
+    if not call.stream:
+        return JsonAnswer(answer, headers, render)
+    return StreamAnswer(answer, headers, writer(), keepalive)
+
+
+def kept_reply(
+    engine: Engine,
+    answer: Answer,
+    call: BackgroundCall,
+    keepalive: float,
+    render: Callable[[Turn], JSON],
+    writer: Callable[[Turn], Writer],
+) -> Response:
+    """The same of a wire whose turns may run in the background: those run to their end, whoever leaves.
+
+    `render` and `writer` take the turn as it was accepted, too.
+    """
+    if call.background:
+        engine.keep(answer.another() if call.stream else answer)
+        if not call.stream:
+            return JSONResponse(render(answer.accepted), headers={**named_by(answer), **ignored_header(call.ignored)})
+    return reply(answer, call, keepalive, render, lambda: writer(answer.accepted))
+
+
+def ignored_header(names: Iterable[str]) -> dict[str, str]:
+    """Names of fields that had no effect, as the answer's headers tell them."""
+    told = ", ".join(names)
+    return {"X-Ignored-Params": told} if told else {}

@@ -1,0 +1,79 @@
+"""What Google's wires share: field names, schemas, base64, and which of its tools a client lets the model call. Pure.
+
+Names of fields are accepted as the JSON form of protobuf allows: camelCase and snake_case.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from ..domain.client_tools import checked_choice
+from ..domain.models import Tool, ToolChoice
+from ..errors import InvalidRequest
+from .blocks import Part
+from .common import model_name, wrong_type
+
+T = TypeVar("T")
+
+# Google's FunctionCallingConfig modes, and what the Interactions call them.
+_MODES: Mapping[str, Any] = {"AUTO": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
+
+
+def checked_model(name: str) -> str:
+    return model_name(name.removeprefix("models/"))
+
+
+def either(
+    body: Part, name: str, kind: type[T] | None = None, wanted: str = "", *, where: str = ""
+) -> Any:  # typed where a kind is given; the union of both would need a cast at each call
+    """The field under its camelCase or snake_case name, checked as `common.optional` does where a `kind` is given."""
+    value = body.get(name)
+    if value is None:
+        value = body.get(re.sub("[A-Z]", lambda upper: f"_{upper[0].lower()}", name))
+    if value is None or kind is None:
+        return value
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise wrong_type(f"{where}{name}", wanted)
+    return value
+
+
+def standard_base64(data: str) -> str:
+    """google-genai 3.4 sends the URL-safe alphabet, others the standard one; protobuf's JSON form takes both."""
+    data = data.translate(str.maketrans("-_", "+/"))
+    return data + "=" * (-len(data) % 4)
+
+
+def checked_mode(mode: str, allowed: list[Any] | None, tools: tuple[Tool, ...], where: str) -> ToolChoice:
+    if mode not in _MODES:
+        raise InvalidRequest(f"{where}.mode must be one of {', '.join(_MODES)}", param=f"{where}.mode")
+    names = tuple(str(name) for name in allowed) if allowed else None
+    return checked_choice(ToolChoice(_MODES[mode], names), tools, where)
+
+
+# Where a Schema of Google's holds further ones: in a field, in a list, under names.
+_INNER, _INNER_LISTS, _INNER_NAMES = ("items", "additionalProperties"), ("anyOf", "prefixItems"), ("properties", "defs")
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+
+
+def json_schema(schema: Part) -> dict[str, Any]:
+    """Google's Schema (a subset of OpenAPI 3.0: types in capitals, `nullable`, snake_case allowed) as JSON Schema."""
+    out: dict[str, Any] = {}
+    for given, value in schema.items():
+        name = re.sub("_([a-z])", lambda letter: letter[1].upper(), given)
+        if name in _INNER and isinstance(value, dict):
+            out[name] = json_schema(value)
+        elif name in _INNER_LISTS and isinstance(value, list):
+            out[name] = [json_schema(one) if isinstance(one, dict) else one for one in value]
+        elif name in _INNER_NAMES and isinstance(value, dict):
+            out[name] = {key: json_schema(one) if isinstance(one, dict) else one for key, one in value.items()}
+        elif name == "type" and isinstance(value, str):
+            out["type"] = value.lower()
+        elif name in _COUNTS and isinstance(value, str) and value.isdecimal():
+            out[name] = int(value)  # int64 is a text in the JSON form of protobuf
+        elif name not in ("nullable", "propertyOrdering", "example"):
+            out[name] = value
+    if schema.get("nullable") and "type" in out:
+        out["type"] = [out["type"], "null"]
+    return out

@@ -1,0 +1,17 @@
+"""Google's Interactions."""
+
+from __future__ import annotations
+
+from ..base import Claim, Wire
+from . import body as interactions
+from .errors import INTERACTIONS
+from .routes import InteractionsRoutes
+
+WIRE = Wire(
+    name=interactions.WIRE,
+    claims=(Claim("/v1/interactions"), Claim("/v1beta/interactions")),
+    errors=INTERACTIONS,
+    routes=InteractionsRoutes,
+    bases=("/v1/", "/v1beta/"),
+    key_in_address=True,
+)

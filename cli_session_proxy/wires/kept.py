@@ -1,0 +1,80 @@
+"""Turns that a stateful wire has given an id for: found again, cancelled, their id taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from starlette.responses import Response
+
+from ..domain.models import FINISHED, Turn
+from ..engine.engine import Engine
+from ..errors import NotFound, SessionBusy
+from .answers import StreamAnswer
+from .base import Writer
+from .common import encoded_agent_id
+
+
+class Replay(Writer, Protocol):
+    def whole(self, turn: Turn) -> Iterable[bytes]:
+        """All events of a turn that has ended, well or not."""
+
+
+class KeptTurns:
+    """Over one engine, for one wire: `turn_id_of` reads its ids, `unknown` is its error.
+
+    Ids of another owner, deleted ones and those of calls that were not to be stored are as unknown as made-up ones.
+    """
+
+    def __init__(
+        self, engine: Engine, turn_id_of: Callable[[str], str | None], unknown: Callable[[str], NotFound]
+    ) -> None:
+        self._engine = engine
+        self._turn_id_of = turn_id_of
+        self._unknown = unknown
+
+    async def turn(self, owner: str, given: str) -> Turn:
+        """Raises the wire's `NotFound`."""
+        turn_id = self._turn_id_of(given)
+        turn = None if turn_id is None else await self._engine.store.turn(turn_id)
+        agent = None if turn is None else await self._engine.store.agent_by_key(turn.agent_key)
+        call = (turn.call if turn else None) or {}
+        if turn is None or agent is None or agent.owner != owner or call.get("deleted") or call.get("store") is False:
+            raise self._unknown(given)
+        return turn
+
+    async def about(self, turn: Turn) -> dict[str, str]:
+        """The answer's headers for a turn that is not run by this request."""
+        agent = await self._engine.store.agent_by_key(turn.agent_key)
+        known = {
+            "X-Agent-Id": encoded_agent_id(agent.agent_id) if agent else None, "X-Turn-Id": turn.id,
+            "X-Session-Id": turn.session_id, "X-Continuity": turn.continuity,
+        }  # fmt: skip
+        return {name: value for name, value in known.items() if value is not None}
+
+    async def stream(self, owner: str, given: str, writer: Callable[[Turn], Replay], keepalive: float) -> Response:
+        """The events of a turn, while it runs or long after. Raises `SessionBusy` where another proxy runs it."""
+        turn = await self.turn(owner, given)
+        answer = None if turn.status in FINISHED else self._engine.follow(turn.id)
+        if answer is not None:
+            return StreamAnswer(answer, {}, writer(answer.accepted), keepalive)
+        turn = await self.turn(owner, given)  # it may have ended in between
+        if turn.status not in FINISHED:
+            raise SessionBusy("another proxy on this store runs this turn: ask again without stream")
+        written = writer(turn)
+        return Response(b"".join(written.whole(turn)), media_type=written.media_type, headers=await self.about(turn))
+
+    async def cancel(self, owner: str, given: str) -> Turn:
+        """The turn after its end was asked for, and waited for where it runs in this proxy."""
+        turn = await self.turn(owner, given)
+        answer = None if turn.status in FINISHED else self._engine.follow(turn.id)
+        if answer is not None:
+            answer.cancel()
+            answer.leave()
+            await self._engine.ended(turn.id)
+        return await self.turn(owner, given)
+
+    async def delete(self, owner: str, given: str) -> None:
+        """Take the id away; the words stay in the chain for those who go on from later turns of it."""
+        turn = await self.cancel(owner, given)
+        await self._engine.store.set_call(turn.id, {**(turn.call or {}), "deleted": True})

@@ -1,0 +1,355 @@
+"""Ollama's chat and generate: read a body, write an answer. Pure, no I/O.
+
+    POST /api/chat      ─ read_chat() ─────┐
+    POST /api/generate  ─ read_generate() ─┴▶ OllamaCall ─▶ the engine ─▶ answer() or LineWriter
+
+A chat is found by its history, or by its agent's name. A generate is one prompt: without an agent's name, the `context`
+that an answer gives back names the turn to go on from. It holds that turn's id, and no tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from ...domain.lineage import TextJoin
+from ...domain.models import JSON, Block, BlockDelta, BlockStart, Finished, Message, Turn, TurnEvent, TurnRequest
+from ...domain.structured import checked_schema
+from ...errors import InvalidRequest, ProxyError
+from ..blocks import stop_texts
+from ..common import Fields, Naming, answer_text, fingerprint, model_name, optional, wrong_type
+from ..openai import read_tools
+from . import messages as ollama_messages
+from .errors import ollama_error
+
+WIRE = "ollama"
+
+# Ollama adds it to a name without a tag.
+TAG = ":latest"
+# `think` → the CLI's efforts; `true` leaves the choice to the model.
+EFFORTS = {"low": "low", "medium": "medium", "high": "high", "max": "max"}
+
+# Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
+_NUMBERS = (
+    "num_keep", "seed", "num_predict", "top_k", "top_p", "min_p", "tfs_z", "typical_p", "repeat_last_n", "temperature",
+    "repeat_penalty", "presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta", "num_ctx",
+    "num_batch", "num_gpu", "main_gpu", "num_thread",
+)  # fmt: skip
+_FLAGS = (
+    "penalize_newline", "numa", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock",
+    "embedding_only",
+)  # fmt: skip
+IGNORED = ("keep_alive", "truncate", "shift", "template", "raw")
+
+# Stands for a piece of text while its line's frame is made.
+_HERE = "here"
+# The longest id of a turn is far shorter.
+_LONGEST_CONTEXT = 128
+_FINISH_REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length"}
+
+Door = Literal["chat", "generate"]
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaCall:
+    """A request for the engine, and how its client wants the answer.
+
+    `model` is the name as the client wrote it, `door` the address it asked; `thoughts`: it may be shown them.
+    """
+
+    request: TurnRequest
+    door: Door
+    model: str
+    stream: bool
+    thoughts: bool
+    ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A request without a word: Ollama loads the model, or unloads it. Here nothing is to be done."""
+
+    door: Door
+    model: str
+    done_reason: Literal["load", "unload"]
+
+
+def read_chat(body: JSON, naming: Naming) -> OllamaCall | Load:
+    """The call that a body means. Raises `InvalidRequest`, which names the field."""
+    fields = Fields(body)
+    given = fields.get("messages")
+    system, messages = ollama_messages.read([] if given is None else given)
+    return _read(fields, naming, "chat", system, messages)
+
+
+def read_generate(body: JSON, naming: Naming) -> OllamaCall | Load:
+    """The same of a prompt."""
+    fields = Fields(body)
+    if optional(fields, "suffix", str, "a string"):
+        raise InvalidRequest("suffix: the Claude CLI completes no text around a gap; leave it out", param="suffix")
+    prompt = optional(fields, "prompt", str, "a string") or ""
+    images = optional(fields, "images", list, "a list") or []
+    system = optional(fields, "system", str, "a string")
+    said = ollama_messages.asked(prompt, images, "images")
+    if prompt and said.content[-1]["type"] == "text" and not prompt.strip():
+        raise InvalidRequest("prompt is empty: send a text or an image", param="prompt")
+    messages = (said,) if said.content else ()
+    return _read(fields, naming, "generate", system if system and system.strip() else None, messages)
+
+
+def _read(
+    fields: Fields, naming: Naming, door: Door, system: str | None, messages: tuple[Message, ...]
+) -> OllamaCall | Load:
+    model = optional(fields, "model", str, "a string")
+    named = model_name(model.removesuffix(TAG) if model else None)
+    stream = optional(fields, "stream", bool, "true or false")
+    _refuse_what_would_lie(fields)
+    keep_alive = fields.get("keep_alive")
+    if keep_alive is not None and (isinstance(keep_alive, bool) or not isinstance(keep_alive, str | int | float)):
+        raise wrong_type("keep_alive", "a number of seconds or a duration")
+    if not messages:
+        return Load(door, model or named, "unload" if keep_alive in (0, "0", "0s") else "load")
+    agent_id = naming.agent_id(fields)
+    options = Fields(optional(fields, "options", dict, "an object") or {})
+    effort, thoughts = _think(fields.get("think"))
+    request = TurnRequest(
+        model=named,
+        messages=messages,
+        fingerprint=fingerprint(naming.owner, agent_id, f"{WIRE}/{door}", fields, fresh=naming.fresh),
+        owner=naming.owner,
+        agent_id=agent_id,
+        system=system,
+        effort=effort,
+        format=_format(fields.get("format")),
+        tools=read_tools(fields) if door == "chat" else (),
+        stop=_stop(options.get("stop")),
+        fresh=naming.fresh,
+        continues=_continues(fields.get("context")) if door == "generate" else None,
+        idempotency_key=naming.idempotency_key,
+        is_retry=naming.is_retry,
+        wire=WIRE,
+        request_id=naming.request_id,
+    )
+    return OllamaCall(
+        request=request,
+        door=door,
+        model=model or named,
+        stream=stream is not False,
+        thoughts=thoughts,
+        ignored=(
+            *_ignored_options(options),
+            *(name for name in IGNORED if fields.get(name) is not None),
+            *options.misspelt("options."),
+            *fields.misspelt(),
+        ),
+    )
+
+
+def _refuse_what_would_lie(body: Mapping[str, Any]) -> None:
+    if optional(body, "logprobs", bool, "true or false"):
+        raise InvalidRequest("logprobs: the Claude CLI gives none; leave it out", param="logprobs")
+    if body.get("top_logprobs"):
+        raise InvalidRequest("top_logprobs: the Claude CLI gives none; leave it out", param="top_logprobs")
+
+
+def _think(wanted: object) -> tuple[str | None, bool]:
+    """(the CLI's effort, whether thoughts are shown)."""
+    if wanted is None or isinstance(wanted, bool):
+        return ("low", False) if wanted is False else (None, True)
+    if not isinstance(wanted, str) or wanted not in EFFORTS:
+        raise InvalidRequest(f"think must be true, false or one of {', '.join(EFFORTS)}", param="think")
+    return EFFORTS[wanted], True
+
+
+def _format(wanted: object) -> JSON | None:
+    if wanted is None or wanted == "":
+        return None
+    if wanted == "json":
+        return {"schema": None}
+    if not isinstance(wanted, dict):
+        raise wrong_type("format", '"json" or a JSON Schema')
+    return {"schema": checked_schema(wanted, "format")}
+
+
+def _stop(stop: object) -> tuple[str, ...]:
+    return () if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "options.stop")
+
+
+def _ignored_options(options: Fields) -> list[str]:
+    for names, kinds, wanted in ((_NUMBERS, (int, float), "a number"), (_FLAGS, (bool,), "true or false")):
+        for name in names:
+            value = options.get(name)
+            if value is not None and (not isinstance(value, kinds) or isinstance(value, bool) != (bool in kinds)):
+                raise wrong_type(f"options.{name}", wanted)
+    return [f"options.{name}" for name in (*_NUMBERS, *_FLAGS) if options.get(name) is not None]
+
+
+# --- the context of a generate ----------------------------------------------------------------------------
+
+
+def context_of(turn_id: str) -> list[int]:
+    """The turn's id as Ollama's clients keep a context: a list of numbers."""
+    return list(turn_id.encode())
+
+
+def _continues(context: object) -> str | None:
+    """The turn that a context names. Raises `InvalidRequest` for one that was never given out here."""
+    if context is None or context == []:
+        return None
+    if isinstance(context, list) and len(context) <= _LONGEST_CONTEXT:
+        numbers = [one for one in context if isinstance(one, int) and not isinstance(one, bool) and 0 < one < 128]
+        turn_id = bytes(numbers).decode("ascii")
+        if len(numbers) == len(context) and turn_id.startswith("turn_"):
+            return turn_id
+    raise InvalidRequest(
+        "context must be one that an answer of this proxy gave; leave it out to begin", param="context"
+    )
+
+
+# --- answers ----------------------------------------------------------------------------------------------
+
+
+def answer(turn: Turn, call: OllamaCall) -> JSON:
+    """The whole answer of a committed turn."""
+    thinking = answer_text(turn.output, "thinking") if call.thoughts else ""
+    return _final(turn, call, answer_text(turn.output), thinking, _calls(turn))
+
+
+def loaded(load: Load) -> JSON:
+    said = _said(load.door, "")
+    return {**_head(load.model, time.time()), **said, "done": True, "done_reason": load.done_reason}
+
+
+def done_reason(turn: Turn) -> str:
+    return _FINISH_REASONS.get(turn.stop_reason or "", "stop")
+
+
+def _head(model: str, at: float) -> JSON:
+    return {"model": model, "created_at": timestamp(at)}
+
+
+def timestamp(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _said(door: Door, text: str, thinking: str = "", calls: list[JSON] | None = None) -> JSON:
+    """The words of an object, where its door has them."""
+    thought = {"thinking": thinking} if thinking else {}
+    if door == "generate":
+        return {"response": text, **thought}
+    return {"message": {"role": "assistant", "content": text, **thought, **({"tool_calls": calls} if calls else {})}}
+
+
+def _final(turn: Turn, call: OllamaCall, text: str, thinking: str, calls: list[JSON]) -> JSON:
+    """The object that says `done`, with what Ollama counts; durations in nanoseconds."""
+    ended = turn.finished_at or time.time()
+    total = max(0.0, ended - turn.created_at)
+    ready, first = (float(turn.timings.get(step, 0)) / 1000 for step in ("session_ready", "first_block"))
+    context = {"context": context_of(turn.id)} if call.door == "generate" else {}
+    return {
+        **_head(call.model, ended),
+        **_said(call.door, text, thinking, calls),
+        "done": True,
+        "done_reason": done_reason(turn),
+        **context,
+        "total_duration": _nanoseconds(total),
+        "load_duration": _nanoseconds(ready),
+        "prompt_eval_count": turn.usage.prompt_tokens,
+        "prompt_eval_duration": _nanoseconds(first - ready),
+        "eval_count": turn.usage.output_tokens,
+        "eval_duration": _nanoseconds(total - max(first, ready)),
+    }
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(max(0.0, seconds) * 1e9)
+
+
+def _calls(turn: Turn) -> list[JSON]:
+    if turn.status != "requires_action":
+        return []
+    used = [block for block in turn.output if block.get("type") == "tool_use"]
+    return [
+        {"id": block["id"], "function": {"index": at, "name": block["name"], "arguments": block["input"]}}
+        for at, block in enumerate(used)
+    ]
+
+
+class LineWriter:
+    """Turn events in, JSON objects out, one a line. One for each stream.
+
+    A piece of text is framed by bytes made once, so that a line costs one `json.dumps` of its text.
+    """
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, call: OllamaCall) -> None:
+        self._call = call
+        self._frames = {kind: self._frame(kind) for kind in ("text", "thinking")}
+        self._sent: dict[str, list[str]] = {"text": [], "thinking": []}
+        self._join = TextJoin()
+
+    def feed(self, event: TurnEvent) -> list[bytes]:
+        """What this event adds to the stream; nothing for events that the wire has no words for."""
+        if isinstance(event, BlockStart):
+            kind = str(event.block.get("type", ""))
+            if kind == "text":
+                self._join.next_text()
+            return self._piece(kind, event.block)
+        if isinstance(event, BlockDelta):
+            return self._piece(str(event.delta.get("type", "")).removesuffix("_delta"), event.delta)
+        if isinstance(event, Finished):
+            return self._end(event.turn)
+        return []
+
+    def error(self, error: ProxyError) -> list[bytes]:
+        """What ends a stream that has begun and failed: Ollama's clients raise on it."""
+        return [_line(ollama_error(error))]
+
+    def keep_alive(self) -> bytes:
+        """An object without words, as Ollama itself sends them. An empty line is no JSON: its clients would fail."""
+        return self._say("text", "")
+
+    def _piece(self, kind: str, of: Block) -> list[bytes]:
+        text = of.get(kind)
+        if kind not in self._sent or not isinstance(text, str) or (kind == "thinking" and not self._call.thoughts):
+            return []
+        said = self._join.feed(text) if kind == "text" else text
+        if not said:
+            return []
+        self._sent[kind].append(said)
+        return [self._say(kind, said)]
+
+    def _say(self, kind: str, text: str) -> bytes:
+        before, after = self._frames[kind]
+        return before + json.dumps(text).encode() + after
+
+    def _frame(self, kind: str) -> tuple[bytes, bytes]:
+        said = _said(self._call.door, *((_HERE, "") if kind == "text" else ("", _HERE)))
+        line = _line({**_head(self._call.model, time.time()), **said, "done": False})
+        # The last one: a client's name of the model stands before it.
+        before, _, after = line.rpartition(json.dumps(_HERE).encode())
+        return before, after
+
+    def _end(self, turn: Turn) -> list[bytes]:
+        # What was committed but never came as a delta: a replayed turn, or a CLI without partial messages.
+        rest = {kind: self._rest(kind, turn) for kind in self._sent}
+        lines = [self._say(kind, rest[kind]) for kind in ("thinking", "text") if rest[kind]]
+        if calls := _calls(turn):
+            lines.append(_line({**_head(self._call.model, time.time()), **_said("chat", "", "", calls), "done": False}))
+        return [*lines, _line(_final(turn, self._call, "", "", []))]
+
+    def _rest(self, kind: str, turn: Turn) -> str:
+        whole, sent = answer_text(turn.output, kind), "".join(self._sent[kind])
+        if kind == "thinking" and not self._call.thoughts:
+            return ""
+        return whole.removeprefix(sent) if whole.startswith(sent) else ""
+
+
+def _line(data: JSON) -> bytes:
+    """ASCII JSON has no line breaks of its own, so one line is enough."""
+    return json.dumps(data, separators=(",", ":")).encode() + b"\n"

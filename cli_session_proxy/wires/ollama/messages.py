@@ -1,0 +1,106 @@
+"""The `messages` of Ollama's chat, and the `prompt` of its generate, in the blocks of the Messages API. Pure.
+
+A result of a tool names its call by `tool_call_id` (since Ollama 0.12.10), by `tool_name`, or not at all: then it
+answers the oldest call of that function, or the oldest of all, that has no result yet.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from ...domain import limits
+from ...domain.models import Block, Message
+from ...errors import InvalidRequest
+from ..blocks import OpenCalls, base64_image, checked_conversation
+from ..common import optional, required, wrong_type
+
+ROLES = ("system", "user", "assistant", "tool")
+
+# How the files of the image types begin that the Messages API takes. Ollama's images have no type of their own.
+_BEGINNINGS = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"),
+    (b"RIFF", "image/webp"),
+)  # fmt: skip
+# Characters of base64 that hold the longest of them.
+_BEGINNING = 12
+
+
+def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
+    """(system, conversation); no conversation at all where the list is empty. Raises `InvalidRequest`."""
+    if not isinstance(messages, list):
+        raise wrong_type("messages", "a list of messages")
+    limits.at_most(messages, limits.MESSAGES, "messages")
+    system: list[str] = []
+    conversation: list[tuple[str, Message]] = []
+    calls = OpenCalls()
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise wrong_type(where, "an object")
+        role = required(message, "role", str, "a string", where=f"{where}.")
+        text = optional(message, "content", str, "a string", where=f"{where}.") or ""
+        images = optional(message, "images", list, "a list", where=f"{where}.") or []
+        if images and role not in ("user", "tool"):
+            raise InvalidRequest(f"{where}.images: only a user or a tool shows images", param=f"{where}.images")
+        if role == "system":
+            system.append(text)
+        elif role == "user":
+            conversation.append((where, asked(text, images, f"{where}.images")))
+        elif role == "assistant":
+            conversation.append((where, Message("assistant", (*_text(text), *_calls(message, where, calls)))))
+        elif role == "tool":
+            conversation.append((where, _result(message, asked(text, images, f"{where}.images"), where, calls)))
+        else:
+            raise InvalidRequest(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
+    told = "\n\n".join(text for text in system if text.strip()) or None
+    return told, checked_conversation(conversation) if messages else ()
+
+
+def asked(text: str, images: list[Any], where: str) -> Message:
+    """What a user says and shows. A white text beside an image says nothing, and the Messages API refuses it."""
+    shown = tuple(_image(image, f"{where}[{index}]") for index, image in enumerate(images))
+    return Message("user", (*shown, *_text(text)) if text.strip() or not shown else shown)
+
+
+def _text(text: str) -> tuple[Block, ...]:
+    return ({"type": "text", "text": text},) if text else ()
+
+
+def _image(data: object, where: str) -> Block:
+    if not isinstance(data, str):
+        raise wrong_type(where, "an image in base64")
+    try:
+        begins = base64.b64decode(data[:_BEGINNING], validate=True)
+    except (binascii.Error, ValueError) as exc:  # ValueError: letters beyond ASCII
+        raise InvalidRequest(f"{where} is not valid base64", param=where) from exc
+    for beginning, media_type in _BEGINNINGS:
+        if begins.startswith(beginning):
+            return base64_image(media_type, data, where)
+    raise InvalidRequest(f"{where} must be a PNG, JPEG, GIF or WebP image in base64", param=where)
+
+
+def _calls(message: Mapping[str, Any], where: str, calls: OpenCalls) -> list[Block]:
+    given = optional(message, "tool_calls", list, "a list", where=f"{where}.") or []
+    blocks: list[Block] = []
+    for index, call in enumerate(given):
+        here = f"{where}.tool_calls[{index}]"
+        if not isinstance(call, dict):
+            raise wrong_type(here, "an object")
+        function = required(call, "function", dict, "an object", where=f"{here}.")
+        name = required(function, "name", str, "a string", where=f"{here}.function.")
+        arguments = optional(function, "arguments", dict, "an object", where=f"{here}.function.") or {}
+        made = calls.call(optional(call, "id", str, "a string", where=f"{here}."), name)
+        blocks.append({"type": "tool_use", "id": made, "name": name, "input": arguments})
+    return blocks
+
+
+def _result(message: Mapping[str, Any], said: Message, where: str, calls: OpenCalls) -> Message:
+    given = optional(message, "tool_call_id", str, "a string", where=f"{where}.") or None
+    name = optional(message, "tool_name", str, "a string", where=f"{where}.") or None
+    [*shown] = said.content
+    is_text = len(shown) == 1 and shown[0]["type"] == "text"
+    content = shown[0]["text"] if is_text else shown or ""
+    return Message("user", ({"type": "tool_result", "tool_use_id": calls.result(given, name), "content": content},))

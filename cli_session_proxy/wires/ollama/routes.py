@@ -1,0 +1,101 @@
+"""The routes of Ollama's API."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ...domain.models import JSON
+from ...engine.engine import Engine
+from ...settings import MODELS, Settings
+from ..addresses import About, add
+from ..answers import reply
+from ..bodies import read_call
+from ..common import Naming, model_name, optional
+from . import body as ollama
+from . import schema
+
+LINES = ("application/json", ollama.LineWriter.media_type)
+# The Ollama whose API this is: clients look here for what they may send. With it came the ids of tool calls.
+API_VERSION = "0.12.10"
+# Tokens, as Anthropic's documentation gives it for the models of today ("Context windows").
+CONTEXT_LENGTH = 200_000
+DETAILS: JSON = {
+    "parent_model": "", "format": "", "family": "claude", "families": ["claude"], "parameter_size": "",
+    "quantization_level": "",
+}  # fmt: skip
+
+
+class OllamaRoutes:
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._since = ollama.timestamp(time.time())
+
+    def add_to(self, app: Starlette) -> None:
+        add(app, "POST", "/api/chat", self.chat, About(schema.CHAT, media=LINES, turn=True))
+        add(app, "POST", "/api/generate", self.generate, About(schema.GENERATE, media=LINES, turn=True))
+        add(app, "GET", "/api/tags", self.tags)
+        add(app, "POST", "/api/show", self.show, About(schema.SHOW))
+        add(app, "GET", "/api/ps", self.ps)
+        add(app, "GET", "/api/version", self.version)
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, ollama.read_chat)
+
+    async def generate(self, request: Request) -> Response:
+        return await self._answer(request, ollama.read_generate)
+
+    async def _answer(
+        self, request: Request, read: Callable[[JSON, Naming], ollama.OllamaCall | ollama.Load]
+    ) -> Response:
+        call = await read_call(request, self._settings.max_body, read)
+        if isinstance(call, ollama.Load):
+            return JSONResponse(ollama.loaded(call))
+        answer = await self._engine.submit(call.request)
+        return reply(
+            answer,
+            call,
+            self._settings.keepalive,
+            lambda turn: ollama.answer(turn, call),
+            lambda: ollama.LineWriter(call),
+        )
+
+    async def tags(self) -> JSON:
+        """The models, under the names that Ollama gives to those without a tag."""
+        return {"models": [self._listed(f"{name}{ollama.TAG}") for name in MODELS]}
+
+    def _listed(self, name: str) -> JSON:
+        return {
+            "name": name, "model": name, "modified_at": self._since, "size": 0,
+            "digest": hashlib.sha256(name.encode()).hexdigest(), "details": DETAILS,
+        }  # fmt: skip
+
+    async def show(self, request: Request) -> JSON:
+        """What a client has to know of a model before it sends tools, images or a long text."""
+        name = await read_call(request, self._settings.max_body, _shown)
+        return {
+            "modelfile": f"FROM {name}\n", "parameters": "", "template": "", "details": DETAILS,
+            "model_info": {
+                "general.architecture": "claude", "general.basename": name, "claude.context_length": CONTEXT_LENGTH,
+            },
+            "capabilities": ["completion", "vision", "tools", "thinking"], "modified_at": self._since,
+        }  # fmt: skip
+
+    async def ps(self) -> JSON:
+        """No model is in this machine's memory."""
+        return {"models": []}
+
+    async def version(self) -> JSON:
+        return {"version": API_VERSION}
+
+
+def _shown(body: JSON, naming: Naming) -> str:  # noqa: ARG001 - every `read` of a body takes both
+    """The model's name; older clients send it as `name`."""
+    given = optional(body, "model", str, "a string") or optional(body, "name", str, "a string")
+    return model_name(given.removesuffix(ollama.TAG) if given else None)

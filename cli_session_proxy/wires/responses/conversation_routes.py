@@ -1,0 +1,84 @@
+"""The routes of OpenAI Conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ...domain.models import JSON
+from ...errors import NotFound
+from ...settings import Settings
+from ..addresses import About, add
+from ..answers import ignored_header
+from ..bodies import named, read_call
+from . import conversations, schema
+from . import items as responses_items
+from .dialogues import Dialogues, new_id
+
+T = TypeVar("T")
+
+ID = "/v1/conversations/{conversation_id}"
+ITEM = f"{ID}/items/{{item_id}}"
+
+
+class ConversationsRoutes:
+    def __init__(self, settings: Settings, dialogues: Dialogues) -> None:
+        self._settings = settings
+        self._dialogues = dialogues
+
+    def add_to(self, app: Starlette) -> None:
+        add(app, "POST", "/v1/conversations", self.create, About(schema.CONVERSATION))
+        add(app, "GET", ID, self.retrieve)
+        add(app, "POST", ID, self.update, About(schema.NOTES))
+        add(app, "DELETE", ID, self.delete)
+        add(app, "POST", f"{ID}/items", self.add_items, About(schema.ITEMS))
+        add(app, "GET", f"{ID}/items", self.items, About(query=schema.PAGE))
+        add(app, "GET", ITEM, self.item)
+        add(app, "DELETE", ITEM, self.delete_item)
+
+    async def create(self, request: Request) -> Response:
+        new, headers = await self._read(request, partial(conversations.read, new_id=new_id))
+        return JSONResponse(await self._dialogues.create(named(request).owner, new), headers=headers)
+
+    async def retrieve(self, request: Request, conversation_id: str) -> JSON:
+        return await self._dialogues.conversation(named(request).owner, conversation_id)
+
+    async def update(self, request: Request, conversation_id: str) -> Response:
+        metadata, headers = await self._read(request, conversations.read_metadata)
+        noted = await self._dialogues.annotate(named(request).owner, conversation_id, metadata)
+        return JSONResponse(noted, headers=headers)
+
+    async def delete(self, request: Request, conversation_id: str) -> JSON:
+        await self._dialogues.delete(named(request).owner, conversation_id)
+        return conversations.deleted(conversation_id)
+
+    async def add_items(self, request: Request, conversation_id: str) -> Response:
+        new, headers = await self._read(request, partial(conversations.read_added, new_id=new_id))
+        added = await self._dialogues.add_items(named(request).owner, conversation_id, new)
+        return JSONResponse(responses_items.listed(added), headers=headers)
+
+    async def items(self, request: Request, conversation_id: str) -> JSON:
+        found = await self._dialogues.items(named(request).owner, conversation_id)
+        return responses_items.page(found, request.query_params)
+
+    async def item(self, request: Request, conversation_id: str, item_id: str) -> JSON:
+        for item in await self._dialogues.items(named(request).owner, conversation_id):
+            if item["id"] == item_id:
+                return item
+        raise NotFound(f"there is no item {item_id!r} in this conversation", param="item_id")
+
+    async def delete_item(self, request: Request, conversation_id: str, item_id: str) -> JSON:
+        return await self._dialogues.remove_item(named(request).owner, conversation_id, item_id)
+
+    async def _read(self, request: Request, read: Callable[[JSON], T]) -> tuple[T, dict[str, str]]:
+        """What the body means, and the headers of the answer: they name what looks misspelt.
+
+        `read` is importable by its name: a large body is read in another process.
+        """
+        meant, misspelt = await read_call(request, self._settings.max_body, partial(conversations.noted, read=read))
+        return meant, ignored_header(misspelt)

@@ -1,0 +1,76 @@
+"""OpenAI Conversations: ids, bodies and objects. Pure, no I/O.
+
+A conversation is an agent's chain. One that was made here is an agent whose name is the conversation's id; any
+other agent has an id too, so that a chain begun on another wire can be gone on with here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ...domain.identifiers import conversation_id
+from ...domain.models import JSON, Agent, Item
+from ...errors import InvalidRequest, NotFound
+from ..common import Fields, Naming, canonical
+from .body import checked_metadata
+from .items import written
+
+T = TypeVar("T")
+
+# OpenAI's bound for one call.
+ITEMS_LIMIT = 20
+
+
+def unknown(conversation: str) -> NotFound:
+    return NotFound(f"Conversation with id '{conversation}' not found.", param="conversation")
+
+
+@dataclass(frozen=True, slots=True)
+class NewConversation:
+    metadata: JSON
+    items: tuple[Item, ...]
+
+
+def noted(body: JSON, _naming: Naming, *, read: Callable[[JSON], T]) -> tuple[T, tuple[str, ...]]:
+    """What a body means by one of those below, and its fields that look misspelt. Raises `InvalidRequest`.
+
+    Nothing here becomes a turn, whose fingerprint would refuse what cannot be written down again.
+    """
+    canonical(body)
+    fields = Fields(body)
+    return read(fields), fields.misspelt()
+
+
+def read(body: JSON, new_id: Callable[[str], str]) -> NewConversation:
+    """The body of a new conversation. Raises `InvalidRequest`."""
+    given = body.get("items")
+    return NewConversation(checked_metadata(body.get("metadata")), read_items(given or [], new_id))
+
+
+def read_metadata(body: JSON) -> JSON:
+    return checked_metadata(body.get("metadata"))
+
+
+def read_added(body: JSON, new_id: Callable[[str], str]) -> tuple[Item, ...]:
+    return read_items(body.get("items"), new_id)
+
+
+def read_items(given: object, new_id: Callable[[str], str]) -> tuple[Item, ...]:
+    if isinstance(given, list) and len(given) > ITEMS_LIMIT:
+        raise InvalidRequest(f"items takes at most {ITEMS_LIMIT} in one call: send the rest after them", param="items")
+    return tuple(written(given, new_id))
+
+
+def conversation(agent: Agent, metadata: JSON) -> JSON:
+    return {
+        "id": conversation_id(agent.agent_id),
+        "object": "conversation",
+        "created_at": int(agent.created_at),
+        "metadata": metadata,
+    }
+
+
+def deleted(conversation: str) -> JSON:
+    return {"id": conversation, "object": "conversation.deleted", "deleted": True}

@@ -1,0 +1,15 @@
+"""OpenAI Responses and Conversations, and where the retired Assistants were."""
+
+from __future__ import annotations
+
+from ..base import Claim, Wire
+from ..openai import OPENAI
+from . import body as responses
+from .routes import RETIRED, ResponsesRoutes
+
+WIRE = Wire(
+    name=responses.WIRE,
+    claims=tuple(Claim(root) for root in ("/v1/responses", "/v1/conversations", *RETIRED)),
+    errors=OPENAI,
+    routes=ResponsesRoutes,
+)

@@ -1,0 +1,58 @@
+"""What the schemas of the wires' bodies and errors in `/openapi.json` are made of. Shapes of JSON only.
+
+A body's schema names the fields that are read. Others are taken too and have no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..domain.models import JSON
+
+TEXT: JSON = {"type": "string"}
+# Of an address's query.
+COUNT: JSON = {"type": "integer", "minimum": 1}
+YES_OR_NO: JSON = {"enum": ["true", "false"]}
+SWITCH: JSON = {"enum": ["1", "0"]}
+# Every optional field may be null, as clients send what was left out.
+TEXT_OR_NULL: JSON = {"type": ["string", "null"]}
+FLAG: JSON = {"type": ["boolean", "null"]}
+NUMBER: JSON = {"type": ["number", "null"]}
+OBJECT: JSON = {"type": ["object", "null"]}
+OBJECTS: JSON = {"type": ["array", "null"], "items": {"type": "object"}}
+TEXTS: JSON = {"type": ["array", "null"], "items": {"type": "string"}}
+TEXT_OR_TEXTS: JSON = {"type": ["string", "array", "null"], "items": {"type": "string"}}
+TEXT_OR_OBJECTS: JSON = {"type": ["string", "array", "null"], "items": {"type": "object"}}
+TEXT_OR_OBJECT: JSON = {"type": ["string", "object", "null"]}
+
+
+def body(required: Mapping[str, JSON], **optional: JSON) -> JSON:
+    return {"type": "object", "properties": {**required, **optional}, "required": list(required)}
+
+
+def message(part: str, *roles: str) -> JSON:
+    """`part` is the type of a part that is text; the others are the vendor's."""
+    text = body({"type": {"const": part}, "text": {"type": "string"}})
+    parts = {"type": "array", "items": {"anyOf": [text, {"type": "object", "required": ["type"]}]}}
+    return body({"role": {"enum": list(roles)}, "content": {"anyOf": [{"type": "string"}, parts]}})
+
+
+def messages(*roles: str) -> JSON:
+    return {"type": "array", "minItems": 1, "items": message("text", *roles)}
+
+
+# As the CLI takes it: no flag, no space.
+MODEL: JSON = {"type": ["string", "null"], "pattern": r"^[A-Za-z0-9][A-Za-z0-9._:/@-]{0,255}$"}
+EFFORT: JSON = {"enum": ["none", "minimal", "low", "medium", "high", "xhigh", "max", None]}
+CHOICE: JSON = {"anyOf": [{"enum": ["auto", "none", "required", None]}, {"type": "object", "required": ["type"]}]}
+THINKING: JSON = {"type": ["object", "null"], "properties": {"type": {"enum": ["enabled", "adaptive", "disabled"]}}}
+NAME: JSON = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
+_FUNCTION = body({"type": {"const": "function"}, "function": body({"name": NAME}, parameters=OBJECT)})
+FUNCTIONS: JSON = {"type": ["array", "null"], "items": _FUNCTION}
+FORMAT: JSON = {"type": ["object", "null"], "properties": {"type": {"enum": ["text", "json_object", "json_schema"]}}}
+
+
+def error_schema(inner: JSON, **outer: JSON) -> JSON:
+    """`{"error": {…}}`, with what a wire says beside it."""
+    error: JSON = {"type": "object", "properties": inner, "required": list(inner)}
+    return body({"error": error, **outer})

@@ -1,0 +1,93 @@
+"""What the watcher tells of changes in the CLI's folders, without a CLI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from watchfiles import awatch
+
+from cli_session_proxy.backends.claude import transcript
+from cli_session_proxy.backends.claude.sessions import watcher
+from cli_session_proxy.backends.claude.sessions.manager import Sessions
+from cli_session_proxy.backends.claude.sessions.watcher import Watcher
+from cli_session_proxy.sandbox import Sandboxes
+from cli_session_proxy.settings import Settings
+
+ONE, TWO = ("00000000-0000-4000-8000-00000000000" + digit for digit in "12")
+
+
+class Watched:
+    """A watcher over a configuration directory, and agent `a`'s folder in it. `known`: sessions of our own turns."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
+        sandboxes = Sandboxes(settings)
+        self.known: set[str] = set()
+        sessions: Any = SimpleNamespace(captures=SimpleNamespace(is_as_known=self.known.__contains__))
+        self.projects = tmp_path / "config" / "projects"
+        self.ours = transcript.project_dir(tmp_path / "config", sandboxes.path("a"))
+        self.ours.mkdir(parents=True)
+        self.changes: AsyncGenerator[str, None] = Watcher(settings, sandboxes, cast(Sessions, sessions)).changes()
+
+    async def told(self, write: Path) -> str:
+        """The first session that is told. The file is written until then: nothing says when watching has begun."""
+
+        async def writing() -> None:
+            while True:
+                await asyncio.to_thread(write.write_text, "{}\n")
+                await asyncio.sleep(0.05)
+
+        task = asyncio.create_task(writing())
+        try:
+            async with asyncio.timeout(30):
+                return await anext(self.changes)
+        finally:
+            task.cancel()
+
+
+@pytest.fixture
+async def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
+    monkeypatch.setattr(watcher, "STEP", 10)
+    monkeypatch.setattr(watcher, "DEBOUNCE", 50)
+    monkeypatch.setattr(watcher, "AGAIN", 0.01)
+    found = Watched(tmp_path)
+    async with aclosing(found.changes):
+        yield found
+
+
+async def test_a_session_that_was_written_to_is_told(watched: Watched) -> None:
+    assert await watched.told(watched.ours / f"{ONE}.jsonl") == ONE
+
+
+async def test_what_our_own_turn_wrote_is_not_told(watched: Watched) -> None:
+    watched.known.add(ONE)
+    (watched.ours / f"{ONE}.jsonl").write_text("{}\n")
+    assert await watched.told(watched.ours / f"{TWO}.jsonl") == TWO
+
+
+async def test_other_projects_and_other_files_are_not_told(watched: Watched) -> None:
+    other = watched.projects / "-home-somebody"
+    other.mkdir()
+    for path in (other / f"{ONE}.jsonl", watched.ours / f"{ONE}.txt"):
+        path.write_text("{}\n")
+    assert await watched.told(watched.ours / f"{TWO}.jsonl") == TWO
+
+
+async def test_where_watching_is_refused_it_is_tried_again(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Path] = []
+
+    def refused_once(folder: Path, **options: Any) -> AsyncGenerator[Any, None]:
+        tried.append(folder)
+        if len(tried) == 1:
+            raise RuntimeError("too many watches")
+        return awatch(folder, **options)
+
+    monkeypatch.setattr(watcher, "awatch", refused_once)
+    assert await watched.told(watched.ours / f"{ONE}.jsonl") == ONE
+    assert len(tried) == 2

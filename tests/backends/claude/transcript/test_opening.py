@@ -1,0 +1,127 @@
+"""Anything may lie where a file of the CLI's is looked for: it is read where it is a file, or refused in words."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.backends.claude import transcript
+from cli_session_proxy.backends.claude.process.running import holder
+from cli_session_proxy.backends.claude.sessions.foreign import survey
+from cli_session_proxy.backends.claude.transcript.opening import contents, opened
+from cli_session_proxy.domain.models import FileMark
+from cli_session_proxy.errors import InvalidRequest
+
+Make = Callable[[Path], object]
+MARK = FileMark(1, 1, 1, 1, "0" * 64, None)
+
+
+def sparse(path: Path) -> None:
+    """Of the size of a disk, with nothing in it."""
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def linked_pipe(path: Path) -> None:
+    os.mkfifo(path.with_suffix(".pipe"))
+    path.symlink_to(path.with_suffix(".pipe"))
+
+
+KINDS = [os.mkfifo, linked_pipe, endless, sparse, Path.mkdir]
+ODD = pytest.mark.parametrize("make", KINDS, ids=lambda one: one.__name__)
+pytestmark = pytest.mark.timeout(30)
+
+
+@ODD
+def test_what_is_no_file_or_too_large_is_refused_in_words(make: Make, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    make(path)
+    for read in (opened, contents):
+        with pytest.raises(OSError, match=r"regular|larger|directory") as refused:
+            read(path)
+        assert refused.value.strerror
+
+
+def test_a_file_is_read_also_by_a_link_where_links_are_followed(tmp_path: Path) -> None:
+    path, link = tmp_path / "a", tmp_path / "b"
+    path.write_bytes(b"words")
+    link.symlink_to(path)
+    assert contents(path) == contents(link) == contents(path, follow=False) == b"words"
+    with pytest.raises(OSError, match="no regular file"):
+        contents(link, follow=False)
+    with pytest.raises(OSError, match="larger than 4 bytes"):
+        contents(path, most=4)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_what_is_replaced_while_it_is_opened_is_refused_as_well(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"words")
+    before, really = os.stat(path), os.stat
+
+    def stale(place: Path, **more: bool) -> os.stat_result:
+        return before if place == path else really(place, **more)
+
+    path.unlink()
+    make(path)
+    monkeypatch.setattr(os, "stat", stale)
+    count = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match=r"regular|directory"):
+        opened(path)
+    assert len(os.listdir("/proc/self/fd")) == count
+
+
+# --- who reads the CLI's files
+
+
+@ODD
+def test_such_a_transcript_is_unreadable(make: Make, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    make(path)
+    verdict = transcript.check(path, MARK, None)
+    assert verdict is not None
+    assert verdict.found == "unreadable"
+    assert transcript.Reader(path, None).appended() is None
+    assert transcript.total_cost(path) == 0.0
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        survey(path)
+
+
+@ODD
+def test_such_a_thing_beside_a_transcript_is_left_out(make: Make, tmp_path: Path) -> None:
+    beside = tmp_path / "a"
+    beside.mkdir()
+    (beside / "kept").write_bytes(b"words")
+    make(beside / "odd")
+    [record] = transcript.gather(tmp_path / "a.jsonl", None)
+    assert '"name":"a/kept"' in record.line
+
+
+@ODD
+async def test_such_an_entry_in_the_register_of_sessions_is_passed_over(make: Make, tmp_path: Path) -> None:
+    """It is looked at on the event loop."""
+    (tmp_path / "sessions").mkdir()
+    make(tmp_path / "sessions" / "1.json")
+    (tmp_path / "sessions" / "2.json").write_text('{"a":' * 2000)
+    assert await asyncio.wait_for(holder(tmp_path, "s"), 20) is None
+
+
+# --- lines that nest too deep
+
+
+@pytest.mark.parametrize("levels", [500, 1100, 100_000])
+def test_a_line_that_nests_too_deep_is_a_broken_one_and_the_others_are_read(levels: int) -> None:
+    deep = '{"a":' * levels + "1" + "}" * levels
+    good = '{"uuid":"u","parentUuid":null,"type":"user","message":{"role":"user","content":"hello"}}'
+    parsed = transcript.parse(f"{good}\n{deep}\n{good}\n".encode())
+    assert (len(parsed.entries), parsed.broken) == (2, 1)

@@ -1,0 +1,86 @@
+"""A turn of many megabytes in a dump: gone through elsewhere, and shown as a note where that takes too long."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cli_session_proxy.aside.pool import Helpers
+from cli_session_proxy.domain.models import Message, Turn
+from cli_session_proxy.export import shown
+from cli_session_proxy.http.large_turns import LARGE, TOO_LARGE, Teller, is_large
+from cli_session_proxy.settings import Settings
+
+from ..fakes import AGENT, FakeEngine, block, turn
+from ..serving import serving
+
+# To look for a secret at each of these words takes seconds.
+HOSTILE = "bearer x_key " * 700_000
+IMAGE = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": base64.b64encode(bytes(LARGE)).decode()},
+}
+
+
+@pytest.fixture
+async def helpers() -> AsyncIterator[Helpers]:
+    made = Helpers(most=1, seconds=20.0, memory=2 << 30)
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize(
+    ("row", "large"),
+    [
+        (turn(1), False),
+        (turn(1, output=(block("x" * (LARGE - 100)),)), False),
+        (turn(1, output=(block("x" * (LARGE + 1)),)), True),
+        (turn(1, system="x" * (LARGE + 1)), True),
+        (turn(1, input=(Message("user", (IMAGE,)),)), True),
+        (turn(1, input=(Message("user", ({"type": "tool_result", "content": [IMAGE]},)),)), True),
+        (turn(1, tools=({"type": "tool_use", "input": {"a": ["x" * (LARGE + 1)]}},)), True),
+    ],
+)
+def test_what_is_large(row: Turn, large: bool) -> None:
+    assert is_large(row) == large
+
+
+async def test_a_large_turn_is_told_elsewhere_in_the_same_words(helpers: Helpers) -> None:
+    tell = Teller(helpers)
+    small, large = turn(1), turn(2, output=(block("sk-ant-secret1 " * LARGE),), input=(Message("user", (IMAGE,)),))
+    assert await tell(small) == shown.turn(small)
+    assert helpers.processes == 0
+    for verbatim in (False, True):
+        assert await tell(large, verbatim=verbatim) == shown.turn(large, verbatim=verbatim)
+    assert helpers.processes == 1
+
+
+async def test_a_turn_that_takes_too_long_is_told_without_its_words(
+    helpers: Helpers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helpers, "_seconds", 0.2)
+    told = await Teller(helpers)(turn(1, input=(Message.user(HOSTILE),), output=(block(HOSTILE),), system=HOSTILE))
+    assert (told["id"], told["status"], told["system"]) == ("turn_1", "completed", None)
+    assert told["output"] == told["input"][0]["content"] == [block(TOO_LARGE)]
+
+
+@pytest.mark.parametrize("path", ["", "?format=markdown", "?format=html"])
+async def test_every_view_of_a_large_turn_is_made_elsewhere(path: str, tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.fake_store.agents["a"] = AGENT
+    engine.fake_store.rows = [turn(1, output=(block("x" * (LARGE + 1)),))]
+    settings = Settings(var=tmp_path / "var", port=0)
+    try:
+        async with serving(engine, settings) as base, httpx.AsyncClient(trust_env=False, timeout=60) as http:
+            answer = await http.get(f"{base}/chains/a{path}")
+        assert (answer.status_code, "x" * LARGE in answer.text) == (200, True)
+        if not path:
+            assert json.loads(answer.text)["turns"][0]["id"] == "turn_1"
+        assert engine.aside.showing.processes == 1
+    finally:
+        await engine.aside.close()

@@ -1,0 +1,171 @@
+"""A new store is one class: here one on dictionaries, with what a plain chat turn needs and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from cli_session_proxy.backends.memory import MemoryBackend
+from cli_session_proxy.domain.models import JSON, Agent, Delivery, Session, Status, Turn
+from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.errors import LeaseLost
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.base import (
+    Arrival,
+    Begun,
+    Commit,
+    Granted,
+    Held,
+    HeldLease,
+    Lease,
+    NewTurn,
+    Proxy,
+    Standing,
+    Store,
+)
+
+from ..talking import ask, text
+
+
+class DictStore:
+    """What it lacks is an `AttributeError`: a turn that needs more of the contract fails this test."""
+
+    def __init__(self) -> None:
+        self.agents: dict[int, Agent] = {}
+        self.kept: dict[str, Turn] = {}
+        self.sessions: dict[str, Session] = {}
+        self.leases: dict[int, Lease] = {}
+        self.proxies: dict[str, float] = {}
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    # agents
+
+    async def agent(self, owner: str, agent_id: str) -> Agent | None:
+        return next((one for one in self.agents.values() if (one.owner, one.agent_id) == (owner, agent_id)), None)
+
+    async def agent_by_key(self, key: int) -> Agent | None:
+        return self.agents.get(key)
+
+    async def ensure_agent(self, owner: str, agent_id: str, dir: str, *, named: bool, now: float) -> Agent:
+        key = 1 + len(self.agents)
+        return await self.agent(owner, agent_id) or self.agents.setdefault(
+            key, Agent(key, owner, agent_id, dir, named, None, now)
+        )
+
+    # the life of a turn
+
+    async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> Arrival:
+        alike = [turn for turn in self.kept.values() if turn.fingerprint == fingerprint]
+        return Arrival(alike[-1] if alike else None, await self.agent(owner, agent_id or ""))
+
+    async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> Standing | None:
+        agent = self.agents[agent_key]
+        parent = self.kept.get((agent.head if at_head else parent_id) or "")
+        return Standing(agent, parent, self.sessions.get(parent.session_id or "") if parent else None)
+
+    async def accept(self, new: NewTurn) -> Turn:
+        return self._keep(Turn(seq=1 + len(self.kept), status="queued", **_shared(new)))
+
+    async def begin(self, begun: Begun) -> None:
+        self._check(begun.lease)
+        turn = self.kept[begun.turn_id]
+        attempts, system = (*turn.attempts, begun.attempt), begun.system or turn.system
+        told = _shared(begun) | {"system": system, "instance": begun.instance or turn.instance}
+        self._keep(replace(turn, **told | {"status": "running", "attempts": attempts}))
+
+    async def commit(self, commit: Commit) -> Turn:
+        self._check(commit.lease)
+        turn = self.kept[commit.turn_id]
+        self.sessions[commit.session.id] = commit.session
+        self.agents[turn.agent_key] = replace(self.agents[turn.agent_key], head=turn.id)
+        return self._keep(replace(turn, session_id=commit.session.id, **_shared(commit)))
+
+    async def fail(
+        self,
+        turn_id: str,
+        status: Status,
+        error: JSON,
+        attempts: Sequence[JSON],
+        timings: JSON,
+        finished_at: float,
+        *,
+        lease: Lease | None = None,
+    ) -> Turn:
+        if lease is not None:
+            self._check(lease)
+        turn = replace(self.kept[turn_id], status=status, error=error, attempts=tuple(attempts))
+        return self._keep(replace(turn, timings=timings, finished_at=finished_at))
+
+    async def turn(self, turn_id: str) -> Turn | None:
+        return self.kept.get(turn_id)
+
+    async def unfinished(self) -> AsyncIterator[Turn]:
+        for turn in [one for one in self.kept.values() if one.status in ("queued", "running")]:
+            yield turn
+
+    async def waiting(self, agent_key: int) -> list[Turn]:
+        return [turn async for turn in self.unfinished() if turn.agent_key == agent_key]
+
+    async def set_delivery(self, turn_id: str, delivery: Delivery, *, soon: bool = False) -> None:
+        self._keep(replace(self.kept[turn_id], delivery=delivery))
+
+    async def followers(self, turn_id: str) -> list[str]:
+        return []
+
+    async def pending_deliveries(self) -> list[Turn]:
+        return [turn for turn in self.kept.values() if turn.delivery == "pending" and turn.status == "completed"]
+
+    # leases
+
+    async def renew(self, proxy: Proxy) -> list[HeldLease]:
+        self.proxies[proxy.id] = time.monotonic() + proxy.lease
+        return [HeldLease(lease, None) for lease in self.leases.values() if lease.holder == proxy.id]
+
+    async def acquire(self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = ()) -> Granted | Held:
+        await self.renew(proxy)
+        now = self.leases.get(agent_key, Lease(agent_key, proxy.id, 0))
+        if now.holder != proxy.id and now.holder not in dead and await self.responds(now.holder):
+            return Held(now.holder)
+        self.leases[agent_key] = Lease(agent_key, proxy.id, now.epoch + 1)
+        return Granted(self.leases[agent_key], None if now.holder == proxy.id else now.holder)
+
+    async def responds(self, proxy_id: str) -> bool:
+        return self.proxies.get(proxy_id, 0.0) > time.monotonic()
+
+    async def resign(self, proxy_id: str) -> None:
+        self.proxies.pop(proxy_id, None)
+
+    def _check(self, lease: Lease) -> None:
+        if self.leases.get(lease.agent_key) != lease:
+            raise LeaseLost("taken over")
+
+    def _keep(self, turn: Turn) -> Turn:
+        self.kept[turn.id] = turn
+        return turn
+
+
+def _shared(told: NewTurn | Begun | Commit) -> dict[str, Any]:
+    """What a step says about the fields of a turn."""
+    return {name: getattr(told, name) for name in told.__slots__ if name in Turn.__slots__}
+
+
+async def test_an_engine_holds_a_conversation_on_a_store_of_dictionaries(tmp_path: Path) -> None:
+    store, backend = DictStore(), MemoryBackend()
+    settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
+    engine = Engine(settings, store=cast(Store, store), backend=backend)
+    await engine.start()
+    try:
+        said = [await ask(engine, word) for word in ("one", "two")]
+    finally:
+        await engine.stop()
+    assert [text(turn) for turn in said] == ["You said: one (1)", "You said: two (2)"]
+    assert [turn.parent_id for turn in store.kept.values()] == [None, said[0].id]
+    assert [turn.status for turn in store.kept.values()] == ["completed"] * 2
+    assert store.agents[1].head == said[1].id
+    assert store.proxies == {}

@@ -1,0 +1,93 @@
+"""The last moment of an answer: what counts as handed over."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.types import Message
+
+from cli_session_proxy.wires.answers import Client, ClientGoneError
+
+
+class Wire:
+    """The two ends of an ASGI connection. `gone` is the disconnect."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+        self.sent: list[Message] = []
+
+    async def receive(self) -> Message:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+
+async def test_an_end_sent_in_the_moment_of_the_disconnect_is_not_taken_for_delivered() -> None:
+    wire = Wire()
+    client = Client(wire.receive, wire.send)
+    delivered = False
+
+    async def work() -> None:
+        nonlocal delivered
+        await asyncio.sleep(0)  # the watcher waits for the disconnect by now
+        wire.gone.set()
+        await client.write(b"the end", {}, last=True)
+        delivered = True
+
+    with pytest.raises(ClientGoneError):
+        await client.while_there(work())
+    assert not delivered
+    assert not client.finished
+
+
+async def test_a_whole_answer_leaves_as_one_piece() -> None:
+    """Head and body in one turn of the loop: a send for each would wake the client twice."""
+    wire = Wire()
+    sent_by_then: list[int] = []
+
+    async def send(message: Message) -> None:
+        await wire.send(message)
+        asyncio.get_running_loop().call_soon(lambda: sent_by_then.append(len(wire.sent)))
+
+    await Client(wire.receive, send).write(b"all", {}, last=True)
+    await asyncio.sleep(0)
+    assert sent_by_then == [2, 2]
+
+
+async def test_a_disconnect_after_the_end_is_the_normal_course() -> None:
+    wire = Wire()
+    client = Client(wire.receive, wire.send)
+
+    async def work() -> None:
+        await client.write(b"the end", {}, last=True)
+        wire.gone.set()  # as uvicorn does when the answer is complete
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    await client.while_there(work())
+    assert client.finished
+    assert [message["type"] for message in wire.sent] == ["http.response.start", "http.response.body"]
+
+
+async def test_nothing_follows_the_end() -> None:
+    wire = Wire()
+    client = Client(wire.receive, wire.send)
+    await client.write(b"the end", {}, last=True)
+    await client.write(b": keep-alive\n\n", {})
+    assert len(wire.sent) == 2
+
+
+async def test_a_connection_that_reports_its_end_by_an_error_counts_as_gone() -> None:
+    wire = Wire()
+
+    async def broken(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            raise OSError("closed")
+
+    client = Client(wire.receive, broken)
+    with pytest.raises(ClientGoneError):
+        await client.write(b"the end", {}, last=True)
+    assert not client.finished
