@@ -201,7 +201,8 @@ LEFT = (
 _KILLED = _again("it ended with exit code -9 before the result")
 _THEIRS = r"adopted(.|\n)*Somebody went on in this session outside the proxy: \d turns? of theirs became part of"
 _FORKED = r"link \(`forked_by_cli`, .*CLI {} was asked to resume session \w{{8}} and answered as a new one, \w{{8}}:"
-_FORKED_1 = {4: _FORKED.format(r"1\.0\.120")}
+# CLI 1.0.x opens its requests otherwise: thoughts that were sealed over the other head are void.
+_FORKED_AND_VOID = _FORKED.format(r"1\.0\.120") + r"(.|\n)*thoughts? of earlier answers would have been refused"
 _FORKED_2 = _FORKED.format(r"2\.1\.\d+")
 IDS = "ids"
 CLI = "CLI process"
@@ -229,10 +230,12 @@ ROWS = (
     Row(CLI, "exit 0 with no result", _at_the_result("exit_0_before_result"), quick=NEW, wrapped=True,
         says=_without_result(0)),
     Row(CLI, "garbage on stdout", _at_start("garbage"), quick=NEW, wrapped=True),
-    Row(CLI, "upgraded", _versions("2.1", restarting=True), clis=("1.0",), quick=("1.0",), prefix=False),
-    Row(CLI, "downgraded", _versions("1.0", restarting=True), clis=NEW, prefix=False, says=_FORKED_1),
+    Row(CLI, "upgraded", _versions("2.1", restarting=True), clis=("1.0",), quick=("1.0",), prefix=False,
+        says={4: "asked again without 3 thoughts"}),
+    Row(CLI, "downgraded", _versions("1.0", restarting=True), clis=NEW, prefix=False,
+        says={0: _FORKED_AND_VOID}),
     Row(CLI, "downgraded and upgraded under a running proxy", _versions("1.0", "2.1", restarting=False), clis=NEW,
-        quick=NEW, prefix=False, says=_FORKED_1),
+        quick=NEW, prefix=False, says={0: _FORKED_AND_VOID}),
     Row(CLI, "removed and put back", remove_and_put_back, quick=NEW,
         says={4: r"\*\*failed\*\* \(`claude_unavailable`\): no Claude CLI at \S+"}),
 )  # fmt: skip

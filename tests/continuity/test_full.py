@@ -4,6 +4,7 @@ said."""
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,12 @@ def answers(seen: Seen) -> Behaviour:
     return Reply("Noted.", thinking="hm")
 
 
+@pytest.fixture
+async def upstream() -> AsyncIterator[Upstream]:
+    async with Upstream(behave=answers) as server:
+        yield server
+
+
 async def _filled(talk: EngineTalk, count: int, size: int) -> None:
     for _ in range(count):
         fact = talk.new_fact()
@@ -48,9 +55,9 @@ async def _dumped(talk: EngineTalk) -> str:
 
 
 async def test_what_cannot_be_compacted_is_summarised_in_pieces_and_the_turn_is_answered(
-    claude: Path, make_settings: MakeSettings
+    claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    async with Upstream(behave=answers) as upstream, talking(make_settings(claude_bin=claude), upstream) as talk:
+    async with talking(make_settings(claude_bin=claude), upstream) as talk:
         await _filled(talk, 8, 4000)
         upstream.rules = Rules(context=6000)
         await talk.tell()
@@ -75,9 +82,9 @@ async def test_what_cannot_be_compacted_is_summarised_in_pieces_and_the_turn_is_
 
 
 async def test_images_that_fill_the_request_are_left_out_where_the_cli_cannot_compact(
-    claude_2: Path, make_settings: MakeSettings
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    async with Upstream(behave=answers) as upstream, talking(make_settings(claude_bin=claude_2), upstream) as talk:
+    async with talking(make_settings(claude_bin=claude_2), upstream) as talk:
         await talk.tell()
         await more_than_a_request(talk)
         await talk.tell()
@@ -85,9 +92,11 @@ async def test_images_that_fill_the_request_are_left_out_where_the_cli_cannot_co
         assert all(fact.key in upstream.requests[-1].raw.decode() for fact in talk.facts)
 
 
-async def test_a_remedy_that_does_not_help_leaves_nothing_behind(claude: Path, make_settings: MakeSettings) -> None:
+async def test_a_remedy_that_does_not_help_leaves_nothing_behind(
+    claude: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
     """The image is left out, and the request is refused all the same: the next turn begins where this one did."""
-    async with Upstream(behave=answers) as upstream, talking(make_settings(claude_bin=claude), upstream) as talk:
+    async with talking(make_settings(claude_bin=claude), upstream) as talk:
         talk.beside = (image(200, 200),)
         await talk.tell()
         talk.beside = ()

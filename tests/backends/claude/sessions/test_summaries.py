@@ -49,7 +49,7 @@ async def test_every_exchange_is_in_the_summary_or_kept_as_it_was() -> None:
 
 
 async def test_a_piece_that_is_too_long_is_made_shorter() -> None:
-    model = Model(takes=5000)
+    model = Model(takes=3500)
     made = await summaries.summarised(path(20, 1000), model, open_calls=False)
     assert made is not None
     assert made.left_out == 0
