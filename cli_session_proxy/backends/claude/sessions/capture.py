@@ -64,7 +64,8 @@ class Ready:
     MCP's, for a process that waits for them; `lead` are records of this turn that were written before its frame.
     `marks` are decisions about the path before it (`transcript.mending`). `prompt` is what is said, `head` what stands
     before the messages. `quiet`: the turn has no prompt of its own in the transcript. `fresh`: the process was started
-    for this turn. `spent` is the CLI's own total (USD) before it.
+    for this turn. `rewritten`: the session was written anew by such decisions. `spent` is the CLI's own total (USD)
+    before it.
     """
 
     process: ClaudeProcess
@@ -80,6 +81,7 @@ class Ready:
     head: Head | None = None
     quiet: bool = False
     fresh: bool = True
+    rewritten: bool = False
     spent: float = 0.0
 
 

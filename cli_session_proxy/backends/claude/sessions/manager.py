@@ -128,7 +128,14 @@ class Sessions:
             if head != before and (before is not None or head.tools or head.told != head.system):
                 marks = (*marks, head.as_record())  # else the turn says it
             told = ready.evidence.plus(replace(evidence, reloaded=tuple(wrong)))
-            return replace(ready, evidence=told, marks=marks, prompt=plan.prompt, head=head)
+            return replace(
+                ready,
+                evidence=told,
+                marks=marks,
+                prompt=plan.prompt,
+                head=head,
+                rewritten=bool(decided.marks),
+            )
         raise SessionBusy(
             f"the session's transcript was changed {len(wrong)} times while the Claude CLI was loading it "
             f"({', '.join(wrong)}): stop what else writes to {self._config_dir}, and send this again",
@@ -414,7 +421,7 @@ class Sessions:
             return
         if ready.continuity in ("started", "branched"):
             await asyncio.to_thread(transcript.remove, Path(ready.session.transcript))
-        elif ready.marks and (parent := ready.session.tip_turn_id) is not None:
+        elif ready.rewritten and (parent := ready.session.tip_turn_id) is not None:
             # What was decided for this turn is not part of the chain: the session is the path to the parent again.
             path = await paths.shown(self._store, parent)
             strict = not ready.process.launch.capability.keeps_session_id
