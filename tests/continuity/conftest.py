@@ -55,5 +55,5 @@ def report(request: pytest.FixtureRequest) -> Report:
 @pytest.fixture
 async def upstream() -> AsyncIterator[Upstream]:
     """Its model thinks before every answer, and its provider enforces the seals of these thoughts."""
-    async with Upstream(behave=lambda seen: Reply(thinking=f"about {seen.prompt[:40]!r}")) as server:
+    async with Upstream(behave=lambda seen: Reply(thinking=f"thought {len(seen.messages)}")) as server:
         yield server

@@ -68,10 +68,11 @@ async def a_clock(talk: Talk) -> None:
         now = talk.upstream.requests[-1]
         assert now.body["system"] == before.body["system"]
         assert f"It is {number}:0{number} PM" in str(now.messages[-3:])
-        assert thoughts(now) == kept + 1
-        if talk.settings.claude_bin is not None and "2.1" in str(talk.settings.claude_bin.readlink()):
+        if talk.settings.claude_bin is not None and talk.settings.claude_bin.readlink().name == "2.1":
+            # CLI 1.0.120 itself changes the messages before, from the fifth turn on.
+            assert thoughts(now) == kept + 1
             assert now.prefix_kept(before) == 1.0
-    assert len(talk.upstream.refused) == refused
+            assert len(talk.upstream.refused) == refused
 
 
 TOOLS = (Tool("get_time", "The time."), Tool("get_weather", "The weather.", {"properties": {"a": {}, "b": {}}}))
@@ -216,7 +217,7 @@ ROWS = (
     Row(POISON, "sealed thinking, system prompt replaced", _with(system="You are BETA."), quick=BOTH, prefix=False,
         bare=False, says=(_notes(4, REPLACED_2), _notes(4, f"{REPLACED}.*3 thoughts"))),
     Row(POISON, "sealed thinking, a clock in the system prompt, ten times", a_clock, quick=BOTH, prefix=False,
-        bare=False, says={4: REPLACED, **CLOCKS}),
+        bare=False, says=({4: REPLACED, **CLOCKS}, {4: REPLACED, **CLOCKS, 15: "1 thought of earlier answers"})),
     Row(POISON, "sealed thinking, a tool added", _with(tools=TOOLS), clis=NEW, quick=NEW, prefix=False, bare=False,
         says=_notes(4, "asked again without 3 thoughts")),
     Row(POISON, "sealed thinking, tools in another order and spelling, restarted", tools_in_another_order, clis=NEW,

@@ -243,11 +243,16 @@ async def think_then_switch(talk: Talk) -> None:
 
 CODER = {"coder": {"tools": ["Read"]}}
 MODEL = "model"
-# CLI 1.0.x sends sealed thoughts of other models along: the proxy leaves them out.
+# CLI 1.0.120 sends sealed thoughts of other models along, and, from the fifth turn on, changes what they were sealed
+# over: the proxy leaves them out.
 VOID = "thoughts? of earlier answers"
 MODEL_ROWS = (
-    Row(MODEL, "haiku → opus → sonnet → haiku", three_models, quick=NEW, says=({}, dict.fromkeys((4, 5, 6, 7), VOID))),
-    Row(MODEL, "thoughts of several models", think_then_switch, prefix=False, says=({}, dict.fromkeys((5, 6), VOID))),
+    Row(
+        MODEL, "haiku → opus → sonnet → haiku", three_models, quick=NEW, says=({}, dict.fromkeys((4, 5, 6, 7, 8), VOID))
+    ),
+    Row(
+        MODEL, "thoughts of several models", think_then_switch, prefix=False, says=({}, dict.fromkeys((5, 6, 7), VOID))
+    ),
     Row(
         MODEL,
         "system prompt changed",

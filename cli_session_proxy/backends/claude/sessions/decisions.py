@@ -98,13 +98,17 @@ class Decisions:
             profile = self._profile_of(parent)
             model = None if profile is None else self._settings.model_for(profile, parent.model)
             upgraded = session is not None and session.cli_version != now.capability.version
-            if not opened.same or upgraded or (model, profile) != (plan.model, plan.profile):
+            # From the fifth turn on, CLI 1.0.120 puts a reminder into each newest message and takes it away at the next
+            # turn: what it thought behind it is void. Once that was refused, no more turns are spent on it.
+            known = await self._store.records(parent.id)
+            changed = not opened.same or upgraded or (model, profile) != (plan.model, plan.profile)
+            if changed or transcript.was_refused(known, "thinking"):
                 wanted.add("thinking")
         if not wanted and "summary" not in plan.remedies:
             return Decided()
         path = await paths.shown(self._store, parent.id)
         first = await summarise(path) if "summary" in plan.remedies else Decided()
-        return await asyncio.to_thread(_left_out, path, wanted, first)
+        return await asyncio.to_thread(_left_out, path, wanted, first, refused="thinking" in plan.remedies)
 
     async def seen(self, ready: Ready, records: Sequence[Record]) -> tuple[Note, ...]:
         """What the CLI left out or changed by itself, by what it noted in its transcript."""
@@ -139,11 +143,11 @@ class Decisions:
         return await asyncio.to_thread(first)
 
 
-def _left_out(path: Sequence[Record], wanted: Collection[LeftOut], first: Decided) -> Decided:
+def _left_out(path: Sequence[Record], wanted: Collection[LeftOut], first: Decided, *, refused: bool) -> Decided:
     """With the marks and notes for what is there of these kinds, and for the thoughts that become void by it."""
     path = transcript.shown([*path, *first.marks])
     found = {what: number for what in CODES if what in wanted and (number := transcript.count(path, what))}
-    marks = [*first.marks, *(transcript.leave_out(what) for what in found)]
+    marks = [*first.marks, *(transcript.leave_out(what, refused=refused and what == "thinking") for what in found)]
     if "thinking" not in found:
         later = path if first.marks else transcript.since_first(path, found)  # a summary stands before all of them
         if thoughts := transcript.count(later, "thinking"):

@@ -23,6 +23,7 @@ from .mending import (
     shown,
     since_first,
     summary,
+    was_refused,
     weight,
 )
 from .places import beside, copy_beside, find_elsewhere, in_folder, path_of, project_dir, remove, remove_project
@@ -74,6 +75,7 @@ __all__ = [
     "timestamp",
     "total_cost",
     "unbroken",
+    "was_refused",
     "weight",
     "with_session_id",
     "write",

@@ -56,10 +56,16 @@ class Head:
         return _mark("head", system=self.system, tools=list(self.tools), **told)
 
 
-def leave_out(what: LeftOut, since: str | None = None) -> Record:
+def leave_out(what: LeftOut, since: str | None = None, *, refused: bool = False) -> Record:
     """A mark: nothing of this kind that stands before it is shown to the model any more; from this record on, or from
-    the first."""
-    return _mark("leave_out", what=what, since=since)
+    the first. `refused`: the provider had refused the request with it."""
+    return _mark("leave_out", what=what, since=since, refused=refused)
+
+
+def was_refused(records: Sequence[Record], what: LeftOut) -> bool:
+    """Had the provider refused a request of this path for blocks of this kind?"""
+    marks = (json.loads(record.line) for record in records if is_mark(record))
+    return any(mark.get("what") == what and mark.get("refused") for mark in marks)
 
 
 def summary(text: str, kept_from: str | None, model: str, at: str) -> Record:
@@ -104,7 +110,8 @@ def is_sound_mark(record: Record) -> bool:
                     isinstance(t.schema, dict) for t in tools
                 )
             case "leave_out":
-                return mark["what"] in _TYPES and isinstance(mark["since"], str | None)
+                known = mark["what"] in _TYPES and isinstance(mark["since"], str | None)
+                return known and isinstance(mark["refused"], bool)
             case "imported":
                 return all(isinstance(Note.from_json(note).count, int) for note in mark["notes"])
             case "summary":

@@ -130,8 +130,9 @@ GOOD = [
     transcript.imported([Note("ids_rewritten")]),
 ]
 BAD = [
-    {"mark": "leave_out", "what": "everything", "since": None},
-    {"mark": "leave_out", "what": [], "since": None},
+    {"mark": "leave_out", "what": "everything", "since": None, "refused": False},
+    {"mark": "leave_out", "what": [], "since": None, "refused": False},
+    {"mark": "leave_out", "what": "images", "since": None},
     {"mark": "head", "system": 1, "tools": []},
     {"mark": "head", "system": "A", "tools": [{"nam": "f"}]},
     {"mark": "summary", "text": "t", "kept_from": None, "model": "m", "at": "t", "uuids": []},
