@@ -248,7 +248,12 @@ MODEL = "model"
 VOID = "thoughts? of earlier answers"
 MODEL_ROWS = (
     Row(
-        MODEL, "haiku → opus → sonnet → haiku", three_models, quick=NEW, says=({}, dict.fromkeys((4, 5, 6, 7, 8), VOID))
+        MODEL,
+        "haiku → opus → sonnet → haiku",
+        three_models,
+        quick=NEW,
+        prefix=False,
+        says=({}, dict.fromkeys((4, 5, 6, 7, 8), VOID)),
     ),
     Row(
         MODEL, "thoughts of several models", think_then_switch, prefix=False, says=({}, dict.fromkeys((5, 6, 7), VOID))
