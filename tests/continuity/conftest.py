@@ -53,7 +53,9 @@ def report(request: pytest.FixtureRequest) -> Report:
 
 
 @pytest.fixture
-async def upstream() -> AsyncIterator[Upstream]:
-    """Its model thinks before every answer, and its provider enforces the seals of these thoughts."""
-    async with Upstream(behave=lambda seen: Reply(thinking=f"thought {len(seen.messages)}")) as server:
+async def upstream(request: pytest.FixtureRequest) -> AsyncIterator[Upstream]:
+    """In the matrix its model thinks before every answer, and its provider enforces the seals of these thoughts."""
+    row = request.node.callspec.params.get("row") if hasattr(request.node, "callspec") else None
+    behave = (lambda seen: Reply(thinking=f"thought {len(seen.messages)}")) if row is not None and row.thinks else None
+    async with Upstream(behave=behave) as server:
         yield server

@@ -252,8 +252,7 @@ MODEL_ROWS = (
         "haiku → opus → sonnet → haiku",
         three_models,
         quick=NEW,
-        prefix=False,
-        says=({}, dict.fromkeys((4, 5, 6, 7, 8), VOID)),
+        thinks=False,
     ),
     Row(
         MODEL, "thoughts of several models", think_then_switch, prefix=False, says=({}, dict.fromkeys((5, 6, 7), VOID))
