@@ -254,9 +254,7 @@ MODEL_ROWS = (
         quick=NEW,
         thinks=False,
     ),
-    Row(
-        MODEL, "thoughts of several models", think_then_switch, prefix=False, says=({}, dict.fromkeys((5, 6, 7), VOID))
-    ),
+    Row(MODEL, "thoughts of several models", think_then_switch, prefix=False, says=({}, dict.fromkeys((5, 6), VOID))),
     Row(
         MODEL,
         "system prompt changed",
