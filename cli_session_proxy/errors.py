@@ -35,10 +35,14 @@ from typing import Any, ClassVar
 
 
 class ProxyError(Exception):
-    """Base of the tree. `status` is the HTTP status, `code` the stable name of the contract."""
+    """Base of the tree. `status` is the HTTP status, `code` the stable name of the contract.
+
+    `retry`: whether the same request, sent again by a client's own retry within a minute, may be answered.
+    """
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
+    retries_help: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -47,12 +51,14 @@ class ProxyError(Exception):
         param: str | None = None,
         retry_after: float | None = None,
         detail: dict[str, Any] | None = None,
+        retry: bool | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.retry_after = retry_after
         self.detail = detail or {}
+        self.retry = self.retries_help if retry is None else retry
 
     def as_dict(self) -> dict[str, Any]:
         """The form kept in the store and shown in a dump: `{status, code, message, …}`."""
@@ -63,12 +69,15 @@ class ProxyError(Exception):
             data["retry_after"] = self.retry_after
         if self.detail:
             data["detail"] = self.detail
+        if self.retry != self.retries_help:
+            data["retry"] = self.retry
         return data
 
 
 class InvalidRequest(ProxyError):
     status = 400
     code = "invalid_request"
+    retries_help = False
 
 
 class ContextTooLong(InvalidRequest):
@@ -82,21 +91,25 @@ class PreviousNotFound(InvalidRequest):
 class Unauthorized(ProxyError):
     status = 401
     code = "unauthorized"
+    retries_help = False
 
 
 class ClaudeNotLoggedIn(ProxyError):
     status = 401
     code = "claude_not_logged_in"
+    retries_help = False
 
 
 class NotFound(ProxyError):
     status = 404
     code = "not_found"
+    retries_help = False
 
 
 class MethodNotAllowed(ProxyError):
     status = 405
     code = "method_not_allowed"
+    retries_help = False
 
 
 class SessionBusy(ProxyError):
@@ -107,6 +120,7 @@ class SessionBusy(ProxyError):
 class RequestTooLarge(ProxyError):
     status = 413
     code = "request_too_large"
+    retries_help = False
 
 
 class QueueFull(ProxyError):
@@ -122,6 +136,7 @@ class RateLimited(ProxyError):
 class TurnCancelled(ProxyError):
     status = 499
     code = "turn_cancelled"
+    retries_help = False
 
 
 class UpstreamError(ProxyError):
@@ -167,6 +182,7 @@ class SandboxError(ProxyError):
 class ConfigError(ProxyError):
     status = 500
     code = "config_error"
+    retries_help = False
 
 
 def _subclasses(cls: type[ProxyError]) -> list[type[ProxyError]]:
@@ -181,6 +197,7 @@ def from_dict(data: dict[str, Any]) -> ProxyError:
         param=data.get("param"),
         retry_after=data.get("retry_after"),
         detail=data.get("detail"),
+        retry=data.get("retry"),
     )
 
 

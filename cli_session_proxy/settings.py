@@ -37,6 +37,9 @@ DELIMITER = "__"
 # Names that the CLI maps to its newest models; `default` is `default_model`. It takes any other name too.
 MODELS = ("sonnet", "opus", "haiku", "default")
 
+# A changed system prompt: `auto` keeps the head of the request where only dates, times, numbers or ids are new.
+SystemPromptChanges = Literal["auto", "newest-turn", "replace"]
+
 # What the file gave to the settings that are being made.
 _file: ContextVar[Mapping[str, Any]] = ContextVar("settings_file", default=MappingProxyType({}))
 
@@ -139,6 +142,7 @@ class Settings(BaseSettings):
     cli_retries: int = Field(default=2, ge=0)
     max_body: int = Field(default=64 * 1024 * 1024, ge=1024)
     on_context_full: Literal["compact", "error"] = "compact"
+    system_prompt_changes: SystemPromptChanges = "auto"  # where a changed one goes (see `domain.system_prompts`)
     # data
     retention_days: float | None = Field(default=None, gt=0)
     idempotency_hours: float = Field(default=24.0, gt=0)
@@ -165,6 +169,12 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=dict(_file.get()))
+
+    def system_prompt_for(self, profile: Profile, system: str | None) -> str | None:
+        """The system prompt of a turn that asks for `system`; None: the CLI's own."""
+        if system is not None:
+            return system
+        return profile.system_prompt or (None if profile.tools else self.system_prompt)
 
     def model_for(self, name: str, profile: Profile) -> str:
         """What the CLI is asked for."""

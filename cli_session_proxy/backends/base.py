@@ -37,10 +37,15 @@ from ..domain.models import (
     Turn,
     Usage,
 )
+from ..domain.notes import Note
 from ..domain.parameters import Name
 from ..errors import ProxyError
 from ..settings import Profile
 from ..stores.base import ImportedTurn
+
+# What may let a turn be answered that its model's API refused: without the thoughts, images or documents of the path;
+# with a summary of what is longest ago; with a login that was renewed meanwhile.
+Remedy = Literal["thinking", "images", "documents", "summary", "login"]
 
 # --- what a turn wants -------------------------------------------------------------------------------------
 
@@ -52,7 +57,7 @@ class Job:
     `prompt` is what is said, beside the `answers` to the parent's calls. `frame_uuid` names this attempt for ever.
     `check` holds
     the arguments of calls of strict tools against their schemas. `adopt`: at the head of the chain, where what somebody
-    else said in the session is taken into the chain first.
+    else said in the session is taken into the chain first. `remedies`: what earlier attempts of the turn called for.
     """
 
     agent: Agent
@@ -69,6 +74,7 @@ class Job:
     wants: Wants = field(default_factory=Wants)
     answers: Answers = field(default_factory=Answers)
     adopt: bool = False
+    remedies: frozenset[Remedy] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +182,16 @@ Event = (
 
 
 class Lost(Exception):
-    """The exchange ended without an answer. `error` is what a client is told when the turn is not repeated."""
+    """The exchange ended without an answer. `error` is what a client is told when the turn is not repeated.
 
-    def __init__(self, why: str, error: ProxyError) -> None:
+    `remedy` is what another attempt of the turn should do better; None: just the same once more.
+    """
+
+    def __init__(self, why: str, error: ProxyError, remedy: Remedy | None = None) -> None:
         super().__init__(why)
         self.why = why
         self.error = error
+        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +210,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a turn leaves. `links` are those beyond the exchange's; `source` says where the records came from."""
+    """What a turn leaves. `links` are those beyond the exchange's; `source` says where the records came from; `notes`
+    what the backend itself was seen to leave out."""
 
     records: tuple[Record, ...]
     session: Session
     links: tuple[Link, ...]
     source: RecordsFrom
+    notes: tuple[Note, ...] = ()
 
 
 class Exchange(Protocol):

@@ -107,6 +107,8 @@ class _KeptByClaude:
         return any(self._projects.glob(f"*/{session_id}.jsonl"))
 
     def is_sound(self, record: Record) -> bool:
+        if transcript.is_mark(record):
+            return transcript.is_sound_mark(record)
         return not transcript.is_file(record) or transcript.is_sound(record)
 
 

@@ -34,6 +34,10 @@ LARGEST = 40_000
 _PLAIN = re.compile(rf"[A-Za-z0-9_-]{{1,{LONGEST}}}")
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
 
+# Arguments in a client's history that are no JSON object, such as those of a call that was cut off: kept as text under
+# this name, because the API takes nothing but an object.
+UNPARSED = "unparsed_arguments"
+
 NOT_ANSWERED = "[The client did not answer this call.]"
 
 

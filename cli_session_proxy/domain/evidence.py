@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from .notes import Note
 from .parameters import Name
 
 # Why a session was written, or put back, before a turn:
@@ -18,7 +19,8 @@ from .parameters import Name
 # - `open_calls`      no process waits for the results that came: written with them
 # - `rewritten`       the session was not the path (`found`): written again under its id
 # - `moved`           its transcript lay elsewhere
-RepairCode = Literal["client_history", "left_path", "open_calls", "rewritten", "moved"]
+# - `left_out`        the provider would refuse some of the path: written without that (see `Evidence.notes`)
+RepairCode = Literal["client_history", "left_path", "open_calls", "rewritten", "moved", "left_out"]
 
 # The code of an attempt whose structured output was not what was asked for.
 OUTPUT_REFUSED = "output_refused"
@@ -103,6 +105,7 @@ class Evidence:
     - `retries`, `cuts` the provider failed, or its stream broke off
     - `compacted`       the CLI put a summary in the place of what is before
     - `settled`         the answer was found in the transcript after the proxy had died
+    - `notes`           what the model was not shown as it was said
     - `other`           what a newer or an older version noted, kept as it is
     - `unmet`           parameters of the request that the turn ran without
     """
@@ -124,6 +127,7 @@ class Evidence:
     records: RecordsFrom | None = None
     other: Mapping[str, Any] = field(default_factory=dict)
     unmet: tuple[Name, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     def plus(self, other: Evidence) -> Evidence:
         """With what the other one has to show, where both do, the other's."""
@@ -156,8 +160,10 @@ _NONE: dict[str, Any] = {name: getattr(Evidence(), name) for name in Evidence.__
 _AS_JSON: dict[str, Any] = {
     "brought": Brought.as_json, "written": Repair.as_json, "repaired": Repair.as_json, "other": dict,
     "reloaded": list, "unmet": list, "retries": list, "cuts": lambda cuts: [cut.as_json() for cut in cuts],
+    "notes": lambda notes: [note.as_json() for note in notes],
 }  # fmt: skip
 _FROM_JSON: dict[str, Any] = {
     "brought": lambda data: Brought(**data), "written": Repair.from_json, "repaired": Repair.from_json,
     "reloaded": tuple, "unmet": tuple, "retries": tuple, "cuts": lambda cuts: tuple(StreamCut(**cut) for cut in cuts),
+    "notes": lambda notes: tuple(map(Note.from_json, notes)),
 }  # fmt: skip

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .evidence import Evidence
+from .notes import Note
 from .parameters import Name, Parameters
 
 Block = dict[str, Any]
@@ -451,6 +452,7 @@ class Started:
     session_id: str
     continuity: Continuity
     unmet: tuple[Name, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

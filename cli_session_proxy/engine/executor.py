@@ -26,6 +26,7 @@ from ..backends.base import (
     Exchange,
     Job,
     Lost,
+    Remedy,
     Retried,
     Said,
     ToolActivity,
@@ -83,7 +84,10 @@ class Own(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One attempt of one turn, under way. `fault`: why the structured output of the attempt before was refused."""
+    """One attempt of one turn, under way. `fault`: why the structured output of the attempt before was refused.
+
+    `remedies`: what attempts before it asked for.
+    """
 
     live: LiveTurn
     lease: Lease
@@ -91,6 +95,7 @@ class Attempt:
     number: int
     at_head: bool
     fault: str | None
+    remedies: frozenset[Remedy]
     format: JSON | None
     evidence: Evidence
     frame_uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
@@ -117,7 +122,7 @@ class Attempt:
             self.live.at("first_block")
             at = self.exchange
             ids = self.agent.agent_id, self.live.turn.id, at.session_id
-            self.live.publish(Started(*ids, at.continuity, self.evidence.unmet))
+            self.live.publish(Started(*ids, at.continuity, self.evidence.unmet, self.evidence.notes))
 
     def abandoned(self, blocks: frozenset[int]) -> None:
         """The provider's stream was cut in these blocks. What a client was given of them is part of the answer."""
@@ -167,14 +172,18 @@ class Executor:
         lease = live.lease
         assert lease is not None
         fault: str | None = None
+        remedies: frozenset[Remedy] = frozenset()
         number, again = 1, False
         while True:
             if live.cancelled_by is not None:  # while what the attempt before left was put away
                 raise asyncio.CancelledError
             live.at("queued")
             # What an earlier run left off the path its client may have come for since.
-            evidence = replace(live.evidence, left_off=None, output_refused=fault or live.evidence.output_refused)
-            attempt = Attempt(live, lease, standing.agent, number, at_head, fault, live.turn.options.format, evidence)
+            evidence = replace(
+                live.evidence, left_off=None, output_refused=fault or live.evidence.output_refused, notes=()
+            )
+            wanted = live.turn.options.format
+            attempt = Attempt(live, lease, standing.agent, number, at_head, fault, remedies, wanted, evidence)
             try:
                 async with limited(deadline, self.too_long):
                     if again:  # what the attempt before left of the session is read anew
@@ -184,7 +193,12 @@ class Executor:
                 return
             except Lost as lost:
                 attempt.ended("failed", why=lost.why)
-                if number == ATTEMPTS or live.spoke or attempt.uses_tools:
+                if lost.remedy is not None and lost.remedy not in remedies:
+                    remedies |= {lost.remedy}
+                    spent = bool(attempt.tools)  # what has been done cannot be done again
+                else:
+                    spent = number >= ATTEMPTS + len(remedies) or attempt.uses_tools
+                if spent or live.spoke:
                     raise lost.error from lost
                 log.warning("turn_repeated", turn_id=live.turn.id, why=lost.why)
                 number += 1
@@ -288,9 +302,6 @@ class Executor:
         if turn.system is None and turn.placed.delta and parent is not None:
             # A delta without a system prompt keeps its parent's; stored with the turn, so that the next one finds it.
             attempt.kept_system = parent.system
-        system = turn.system or attempt.kept_system
-        if system is None:
-            system = profile.system_prompt or (None if profile.tools else self.settings.system_prompt)
         brought = answers(parent.output if parent else (), turn.input)
         of_parent = parent.options if parent and brought.results and turn.placed.delta else None
         wants = Wants.of(turn.options, of_parent)
@@ -306,7 +317,7 @@ class Executor:
             turn=turn,
             frame_uuid=attempt.frame_uuid,
             model=self.settings.model_for(turn.model, profile),
-            system=system,
+            system=self.settings.system_prompt_for(profile, turn.system or attempt.kept_system),
             effort=turn.effort,
             profile=profile,
             prompt=prompt,
@@ -314,6 +325,7 @@ class Executor:
             answers=brought,
             check=self._checks.arguments,
             adopt=attempt.at_head,
+            remedies=attempt.remedies,
         )
 
     # --- 4: the prompt goes out, the answer comes back
@@ -399,6 +411,7 @@ class Executor:
             evidence=replace(
                 attempt.evidence,
                 retries=tuple(attempt.retries) or attempt.evidence.retries,
+                notes=(*attempt.evidence.notes, *kept.notes),
                 records=kept.source,
             ),
         )

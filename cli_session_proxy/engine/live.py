@@ -311,8 +311,8 @@ def cancelled(by: CancelledBy) -> ProxyError:
 def replay(live: LiveTurn) -> None:
     """Give a finished turn's answer again, as if it had just been said."""
     turn = live.turn
-    unmet = turn.evidence.unmet
-    live.publish(Started(live.agent_id, turn.id, turn.session_id or "", turn.continuity or "started", unmet))
+    at = turn.session_id or "", turn.continuity or "started"
+    live.publish(Started(live.agent_id, turn.id, *at, turn.evidence.unmet, turn.evidence.notes))
     for event in said(turn.output):
         live.publish(event)
     live.finish(turn)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..domain.evidence import OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
 from ..domain.models import JSON, Link, LinkReason, Turn
+from ..domain.notes import Code, Note
 from .words import count
 
 NO_SESSION = "none"
@@ -52,6 +53,7 @@ _WHY: Mapping[RepairCode, str] = {
     "client_history": "the client's history was imported",
     "left_path": "the path leaves the session's",
     "open_calls": "nobody waits for these results any more",
+    "left_out": "the model's API would not take all of it",
 }
 _DONE: Mapping[RepairCode, str] = {
     "rewritten": "written again from the chain's records",
@@ -124,6 +126,7 @@ _AS_THEY_ARE = (
     "cuts",
     "compacted",
     "unmet",
+    "notes",
 )
 
 
@@ -207,6 +210,8 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         said.append("The proxy died after the CLI had finished this turn: the answer was read from the transcript.")
     if evidence.compacted:
         said.append("The CLI compacted the conversation: of what is before, the model knows a summary.")
+    if evidence.notes:
+        said.append(_noted(evidence.notes))
     if evidence.records is not None and evidence.records in _NOT_READ:
         said.append(_NOT_READ[evidence.records])
     return said
@@ -263,6 +268,59 @@ def _cuts(cuts: Sequence[StreamCut]) -> str:
     return said
 
 
+# What the model was not shown as it was said (`domain.notes`), by code; {0} is a count with its noun.
+_NOTES: Mapping[Code, tuple[str, str]] = {
+    "system_prompt_in_newest_turn": (
+        "",
+        "The system prompt had changed: what is new of it went to the model with the prompt, and the head of the "
+        "request stayed as it was.",
+    ),
+    "system_prompt_replaced": ("", "The system prompt had changed: the new one stands at the head of the request."),
+    "thinking_left_out": (
+        "thought",
+        "{0} of earlier answers would have been refused, because what stood before had changed: left out of the "
+        "request, kept in the chain.",
+    ),
+    "images_left_out": ("image", "The provider refused the request: {0} of earlier turns left out of it."),
+    "documents_left_out": ("document", "The provider refused the request: {0} of earlier turns left out of it."),
+    "summarised": (
+        "exchange",
+        "The conversation was longer than one request may be: of its first {0} the model knows a summary.",
+    ),
+    "not_summarised": (
+        "exchange",
+        "{0} before those could not be summarised any more: the model knows nothing of them.",
+    ),
+    "cli_left_out_thinking": (
+        "thought",
+        "The provider refused the request, and the CLI asked again without {0} of earlier answers: they are kept in "
+        "the chain, and the model is not shown them any more.",
+    ),
+    "cli_left_out_images": ("image", "The provider refused the request, and the CLI asked again without {0}."),
+    "cli_left_out_documents": ("document", "The provider refused the request, and the CLI asked again without {0}."),
+    "cli_left_out_tool_results": ("time", "The CLI cut results of tools by itself, {0}."),
+    "cli_changed_images": ("image", "The CLI made {0} of the prompt smaller before the model saw it."),
+    "foreign_thinking_left_out": (
+        "thought",
+        "{0} in the client's history: left out, nobody here can vouch for the seal.",
+    ),
+    "ids_rewritten": ("id", "{0} of tool calls in the client's history would have been refused: written anew."),
+    "calls_without_result": ("call", "{0} in the client's history had no result: given one that says so."),
+    "results_without_call": ("result", "{0} in the client's history had no call: shown as words."),
+    "empty_messages": ("message", "{0} in the client's history was empty: marked as such."),
+    "characters_replaced": ("half character", "{0} in the client's history: replaced."),
+    "arguments_kept_as_text": ("call", "The arguments of {0} in the client's history were no JSON: kept as text."),
+}
+
+
+def _noted(notes: Sequence[Note]) -> str:
+    said = []
+    for note in notes:  # of a newer version's export, too
+        noun, sentence = _NOTES.get(note.code, ("", "This version does not know what else was left out."))
+        said.append(sentence.format(count(note.count, noun)))
+    return " ".join(said)
+
+
 # --- links, by reason
 
 
@@ -283,6 +341,8 @@ def _rebuilt(detail: JSON, _source: str, _target: str) -> str:
     if detail.get("code") == "client_history":
         return f"The client brought a conversation that was new here: a session was written from it{lines}."
     kept = f"; what was there is kept at {detail['kept']}" if "kept" in detail else ""
+    if detail.get("code") == "left_out":
+        return f"The model's API would not take all of the conversation: the session was written without that{lines}."
     if detail.get("code") == "open_calls":
         return (
             "The CLI process that waited for these tool results was gone: the session was written again from the "

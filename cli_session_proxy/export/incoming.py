@@ -214,9 +214,7 @@ class _Reading:
                     if "\n" in record.line or "\r" in record.line:
                         raise InvalidRequest(f"{where}: record: it is more than one line")
                     if not self.kept.is_sound(record):
-                        raise InvalidRequest(
-                            f"{where}: record: a file whose name is no place below a session's own folder"
-                        )
+                        raise InvalidRequest(f"{where}: record: a file or a mark that is none of this program's own")
                     records.append(record)
                     continue
                 if turn is not None and kind != "image":

@@ -15,7 +15,6 @@ When the newest message is a tool's result: "The tool said: …".
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,7 +80,7 @@ def _name(words: str) -> str:
 class Reply:
     """An ordinary answer. `content` is a text or whole blocks; None lets the default model answer.
 
-    `usage` replaces the counted numbers of the same names; `thinking` puts a signed block in front.
+    `usage` replaces the counted numbers of the same names; `thinking` puts a block in front, which the upstream seals.
     """
 
     content: str | Sequence[Block] | None = None
@@ -97,8 +96,7 @@ class Reply:
         else:
             blocks = [dict(block) for block in self.content]
         if self.thinking is not None:
-            signature = hashlib.sha256(self.thinking.encode()).hexdigest()
-            blocks.insert(0, {"type": "thinking", "thinking": self.thinking, "signature": signature})
+            blocks.insert(0, {"type": "thinking", "thinking": self.thinking})
         return blocks
 
 

@@ -6,7 +6,8 @@
 
 It speaks POST /v1/messages (streamed or not) and /v1/messages/count_tokens; any other route is a 404, kept in
 `others`. Its answers come from nothing but the request they belong to (see `script`). The one thing it remembers
-is which prefixes it was sent, for the cache figures of `usage`, as the provider does.
+is which prefixes it was sent, for the cache figures of `usage`, as the provider does. What the real API refuses, it
+refuses (see `rules`).
 
 By hand: `python -m cli_session_proxy.testing.upstream --port 8999`.
 """
@@ -29,13 +30,13 @@ import uvicorn
 
 from ..http.listening import Listening
 from .exchange import Exchange, GoneError, Receive, Send, before, stream
+from .rules import BYTES_PER_TOKEN, Rules, refusal, sealed
 from .script import Answer, Behaviour, Block, Cut, ErrorEvent, Fail, Reply, Rule, scripted_answer
 from .seen import Seen, marked_lines
 
 Scope = dict[str, Any]
 T = TypeVar("T")
 
-BYTES_PER_TOKEN = 4  # the usual rule of thumb for English
 STOP_TIMEOUT = 5.0  # seconds for the server to close; every wait inside a response ends at once when it stops
 
 
@@ -43,7 +44,8 @@ class Upstream:
     """The server. `requests` are the calls of the model in order of arrival, `others` everything else.
 
     `answer` is the model: (role, text) pairs to a text. `behave` chooses the behaviour of every request that no rule
-    and nothing queued is for. At most `keep` requests are kept, the newest.
+    and nothing queued is for. At most `keep` requests are kept, the newest. `rules` may be replaced at any time; None:
+    every request is taken. `refused` are those that the rules turned down, with the reason.
     """
 
     def __init__(
@@ -53,9 +55,12 @@ class Upstream:
         answer: Answer = scripted_answer,
         behave: Callable[[Seen], Behaviour] | None = None,
         keep: int = 5000,
+        rules: Rules | None = Rules(),  # noqa: B008 - it cannot be changed
     ) -> None:
         self.port = port
         self.answer = answer
+        self.rules = rules
+        self.refused: deque[tuple[Seen, str]] = deque(maxlen=keep)
         self._behave = behave
         self._seen: deque[Seen] = deque(maxlen=keep)
         self._others: deque[Seen] = deque(maxlen=keep)
@@ -113,7 +118,7 @@ class Upstream:
 
     def clear(self) -> None:
         """Forget the requests, the behaviours and the cache; not those being answered."""
-        for kept in (self._seen, self._others, self._rules, self._queue, self._cache):
+        for kept in (self._seen, self._others, self._rules, self._queue, self._cache, self.refused):
             kept.clear()
 
     async def __aenter__(self) -> Self:
@@ -191,7 +196,10 @@ class Upstream:
             seen.outcome = "failed"
 
     async def _model(self, seen: Seen, exchange: Exchange) -> None:
-        behaviour = self._behaviour(seen)
+        refused = None if self.rules is None else refusal(self.rules, seen.raw, seen.body)
+        if refused is not None:
+            self.refused.append((seen, refused.message))
+        behaviour = refused or self._behaviour(seen)
         if isinstance(behaviour, Fail):
             seen.outcome = "failed"
             await exchange.json(behaviour.status, behaviour.error, dict(behaviour.headers))
@@ -220,7 +228,7 @@ class Upstream:
         return Reply() if self._behave is None else self._behave(seen)
 
     def _message(self, seen: Seen, reply: Reply) -> Block:
-        blocks = reply.blocks(seen.texts(), self.answer)
+        blocks = sealed(seen.body, reply.blocks(seen.texts(), self.answer))
         output = max(1, sum(len(json.dumps(block)) for block in blocks) // BYTES_PER_TOKEN)
         return {
             "id": f"msg_{next(self._numbers):024d}",

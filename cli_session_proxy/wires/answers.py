@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from .. import logs
 from ..domain.models import JSON, Finished, Started, Turn, TurnEvent
+from ..domain.notes import Note, header
 from ..domain.parameters import Name
 from ..engine.engine import Answer, Engine
 from ..errors import ProxyError
@@ -157,13 +158,17 @@ class TurnResponse(Response):
     async def _deliver(self, client: Client) -> None:
         raise NotImplementedError
 
-    def _in_session(self, session_id: str | None, continuity: str | None, unmet: Iterable[Name]) -> None:
+    def _in_session(
+        self, session_id: str | None, continuity: str | None, unmet: Iterable[Name], notes: Sequence[Note]
+    ) -> None:
         if (call := self._call) is not None:
             self._head_fields |= ignored_header([*call.ignored, *parameters.told(call.parameters, unmet)])
         if session_id is not None:
             self._head_fields["X-Session-Id"] = session_id
         if continuity is not None:
             self._head_fields["X-Continuity"] = continuity
+        if notes:
+            self._head_fields["X-Continuity-Note"] = header(notes)
 
 
 class JsonAnswer(TurnResponse):
@@ -175,7 +180,7 @@ class JsonAnswer(TurnResponse):
 
     async def _deliver(self, client: Client) -> None:
         turn = await self._answer.turn()
-        self._in_session(turn.session_id, turn.continuity, turn.evidence.unmet)
+        self._in_session(turn.session_id, turn.continuity, turn.evidence.unmet, turn.evidence.notes)
         body = json.dumps(self._render(turn), separators=(",", ":")).encode()
         kind = {"Content-Type": "application/json", "Content-Length": str(len(body))}
         await client.write(body, {**kind, **self._head_fields}, last=True)
@@ -225,9 +230,10 @@ class StreamAnswer(TurnResponse):
 
     def _said(self, event: TurnEvent) -> Iterable[bytes]:
         if isinstance(event, Started):
-            self._in_session(event.session_id, event.continuity, event.unmet)
+            self._in_session(event.session_id, event.continuity, event.unmet, event.notes)
         if isinstance(event, Finished):
-            self._in_session(event.turn.session_id, event.turn.continuity, event.turn.evidence.unmet)
+            turn = event.turn
+            self._in_session(turn.session_id, turn.continuity, turn.evidence.unmet, turn.evidence.notes)
         return self._writer.feed(event)
 
     def _head(self) -> dict[str, str]:

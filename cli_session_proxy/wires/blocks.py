@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..domain import limits
-from ..domain.models import Block, Message, Tool
+from ..domain.client_tools import UNPARSED
+from ..domain.models import JSON, Block, Message, Tool
 from ..domain.reminders import reminder
 from ..errors import InvalidRequest
 from .common import required, wrong_type
@@ -145,6 +146,18 @@ def stop_texts(given: object, where: str) -> tuple[str, ...]:
     if any(len(stop) > limits.STOP_LENGTH for stop in given):
         raise InvalidRequest(f"{where}: a stop text has at most {limits.STOP_LENGTH} characters", param=where)
     return tuple(stop for stop in given if stop)
+
+
+def arguments(text: str | None, where: str) -> JSON:
+    """The arguments of a call in a client's history. What is no JSON object (a call that was cut off) is kept as text:
+    refused, it would make every later request of that client fail. Raises `InvalidRequest`."""
+    try:
+        given = limits.loads(text or "{}")
+    except limits.TooDeep as exc:
+        raise InvalidRequest(f"{where} cannot be used: {exc}; send it flatter", param=where) from exc
+    except ValueError:
+        given = None
+    return given if isinstance(given, dict) else {UNPARSED: text}
 
 
 def checked_arguments(conversation: Iterable[Message], where: str) -> None:

@@ -227,9 +227,11 @@ def status_of(turn: Turn, names: Mapping[Status, str]) -> str:
     return names[turn.status]
 
 
-def retry_after(error: ProxyError) -> dict[str, str]:
-    """The Retry-After header in whole seconds, rounded up so that nobody comes too early."""
-    return {} if error.retry_after is None else {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+def retry_headers(error: ProxyError) -> dict[str, str]:
+    """Retry-After in whole seconds, rounded up so that nobody comes too early; and, for the SDKs of OpenAI and
+    Anthropic, that a retry of theirs cannot help."""
+    after = {} if error.retry_after is None else {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+    return after if error.retry else {**after, "x-should-retry": "false"}
 
 
 def sse(data: JSON) -> bytes:

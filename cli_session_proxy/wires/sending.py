@@ -14,7 +14,7 @@ from .. import logs
 from ..domain.models import JSON
 from ..errors import ProxyError
 from .base import Wire
-from .common import retry_after
+from .common import retry_headers
 
 log = logs.get(__name__)
 
@@ -51,7 +51,7 @@ def error_body(scope: Scope, error: ProxyError) -> JSON:
 
 async def send_error(send: Send, scope: Scope, error: ProxyError, headers: Mapping[str, str] | None = None) -> None:
     """The whole answer for an error, before anything else was sent."""
-    await send_json(send, error.status, error_body(scope, error), {**(headers or {}), **retry_after(error)})
+    await send_json(send, error.status, error_body(scope, error), {**(headers or {}), **retry_headers(error)})
 
 
 async def send_json(send: Send, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+
+from cli_session_proxy.testing.script import Reply
+from cli_session_proxy.testing.upstream import Upstream
 
 from .report import Report
 
@@ -46,3 +50,12 @@ def seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Report:
     return request.config.stash[_REPORT]
+
+
+@pytest.fixture
+async def upstream(request: pytest.FixtureRequest) -> AsyncIterator[Upstream]:
+    """In the matrix its model thinks before every answer, and its provider enforces the seals of these thoughts."""
+    row = request.node.callspec.params.get("row") if hasattr(request.node, "callspec") else None
+    behave = (lambda seen: Reply(thinking=f"thought {len(seen.messages)}")) if row is not None and row.thinks else None
+    async with Upstream(behave=behave) as server:
+        yield server

@@ -23,7 +23,9 @@ class Row:
     of no other turn anything broken; a pair where CLI 1.0.x comes to something else.
     `prefix`: the next request extends the last one byte for byte (2.1.x). `quick`: the CLIs with which every run of
     the tests tries it; the full matrix tries all of `clis`. `bare`: it means something without a proxy. `probe` is
-    the next turn's text, `refused` the error that it must get, with the chain as before.
+    the next turn's text, `refused` the error that it must get, with the chain as before. `after` looks at what
+    reached the model with it. `thinks`: the model thinks before each answer, which it cannot where somebody goes on by
+    hand: another head of the request makes every thought void.
     """
 
     group: str
@@ -40,6 +42,8 @@ class Row:
     probe: Callable[[], Fact] | None = None
     refused: str | None = None
     wrapped: bool = False
+    after: Callable[[Talk], None] | None = None
+    thinks: bool = True
 
     def __str__(self) -> str:
         return f"{self.group}: {self.name}"

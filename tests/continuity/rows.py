@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import rows_cli, rows_files, rows_many, rows_proxies, rows_upstream
+from . import rows_cli, rows_files, rows_many, rows_poison, rows_proxies, rows_upstream
 
 ROWS = (
     *rows_files.ROWS,
@@ -12,4 +12,5 @@ ROWS = (
     *rows_proxies.ROWS,
     *rows_upstream.TEXT_ROWS,
     *rows_upstream.MODEL_ROWS,
+    *rows_poison.ROWS,
 )

@@ -201,7 +201,8 @@ LEFT = (
 _KILLED = _again("it ended with exit code -9 before the result")
 _THEIRS = r"adopted(.|\n)*Somebody went on in this session outside the proxy: \d turns? of theirs became part of"
 _FORKED = r"link \(`forked_by_cli`, .*CLI {} was asked to resume session \w{{8}} and answered as a new one, \w{{8}}:"
-_FORKED_1 = {4: _FORKED.format(r"1\.0\.120")}
+# CLI 1.0.x opens its requests otherwise: thoughts that were sealed over the other head are void.
+_FORKED_AND_VOID = _FORKED.format(r"1\.0\.120") + r"(.|\n)*thoughts? of earlier answers would have been refused"
 _FORKED_2 = _FORKED.format(r"2\.1\.\d+")
 IDS = "ids"
 CLI = "CLI process"
@@ -210,11 +211,11 @@ ROWS = (
         says={4: _FORKED_2, 5: _FORKED_2, 6: _FORKED_2}),
     Row(IDS, "`/clear` typed into an interactive CLI", type_clear, clis=NEW, quick=NEW),
     Row(IDS, "continued by hand under a warm process", continue_by_hand, clis=NEW, quick=NEW, link="adopted",
-        says={0: _THEIRS}),
+        thinks=False, says={0: _THEIRS}),
     Row(IDS, "continued by hand while stopped", continue_by_hand_while_stopped, clis=NEW, link="adopted",
-        says={5: _THEIRS}),
+        thinks=False, says={5: _THEIRS}),
     Row(IDS, "somebody is in the middle of a turn", a_hand_that_finishes, clis=NEW, quick=NEW, bare=False,
-        says={4: _THEIRS}),
+        thinks=False, says={4: _THEIRS}),
     Row(IDS, '"No conversation found" with a fresh id', _at_start("no_conversation"), quick=NEW, wrapped=True,
         says=_again('it said "No conversation found", and it ended with exit code 1 before the result')),
     Row(CLI, "kill -9 before the prompt is on disk", kill_before_the_prompt_is_on_disk, quick=NEW, says=_KILLED),
@@ -230,9 +231,10 @@ ROWS = (
         says=_without_result(0)),
     Row(CLI, "garbage on stdout", _at_start("garbage"), quick=NEW, wrapped=True),
     Row(CLI, "upgraded", _versions("2.1", restarting=True), clis=("1.0",), quick=("1.0",), prefix=False),
-    Row(CLI, "downgraded", _versions("1.0", restarting=True), clis=NEW, prefix=False, says=_FORKED_1),
+    Row(CLI, "downgraded", _versions("1.0", restarting=True), clis=NEW, prefix=False,
+        says={0: _FORKED_AND_VOID}),
     Row(CLI, "downgraded and upgraded under a running proxy", _versions("1.0", "2.1", restarting=False), clis=NEW,
-        quick=NEW, prefix=False, says=_FORKED_1),
+        quick=NEW, prefix=False, says={0: _FORKED_AND_VOID}),
     Row(CLI, "removed and put back", remove_and_put_back, quick=NEW,
         says={4: r"\*\*failed\*\* \(`claude_unavailable`\): no Claude CLI at \S+"}),
 )  # fmt: skip

@@ -243,10 +243,34 @@ async def think_then_switch(talk: Talk) -> None:
 
 CODER = {"coder": {"tools": ["Read"]}}
 MODEL = "model"
+# CLI 1.0.120 sends sealed thoughts of other models along, and, from the fifth turn on, changes what they were sealed
+# over: the proxy leaves them out.
+VOID = "thoughts? of earlier answers"
 MODEL_ROWS = (
-    Row(MODEL, "haiku → opus → sonnet → haiku", three_models, quick=NEW),
-    Row(MODEL, "thoughts of several models", think_then_switch, prefix=False),
-    Row(MODEL, "system prompt changed", _with(system="You are BETA."), quick=NEW, prefix=False),
+    Row(
+        MODEL,
+        "haiku → opus → sonnet → haiku",
+        three_models,
+        quick=NEW,
+        thinks=False,
+    ),
+    Row(MODEL, "thoughts of several models", think_then_switch, prefix=False, says=({}, dict.fromkeys((5, 6), VOID))),
+    Row(
+        MODEL,
+        "system prompt changed",
+        _with(system="You are BETA."),
+        quick=NEW,
+        prefix=False,
+        says={4: "The system prompt had changed"},
+    ),
     Row(MODEL, "effort changed", _with(effort="high"), bare=False),
-    Row(MODEL, "tools profile changed", _with(profile="coder"), bare=False, prefix=False, settings={"profiles": CODER}),
+    Row(
+        MODEL,
+        "tools profile changed",
+        _with(profile="coder"),
+        bare=False,
+        prefix=False,
+        settings={"profiles": CODER},
+        says={4: VOID},
+    ),
 )

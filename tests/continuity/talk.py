@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cli_session_proxy.backends.claude.process import environment
-from cli_session_proxy.domain.models import Link, Turn
+from cli_session_proxy.domain.models import Block, Link, Message, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
@@ -153,6 +153,9 @@ class EngineTalk(Talk):
     def __init__(self, settings: Settings, upstream: Upstream, agent: str = "a") -> None:
         super().__init__(settings, upstream)
         self.agent = agent
+        self.once: dict[str, Any] = {}  # of the next request alone
+        self.brings: tuple[Message, ...] = ()  # what the client's next request says before its words
+        self.beside: tuple[Block, ...] = ()  # what every prompt holds beside its words
         self.streams = False  # the client takes its answers piece by piece
         self._links = 0
         self.engine: Engine
@@ -175,7 +178,10 @@ class EngineTalk(Talk):
 
     async def _say(self, said: str) -> str:
         try:
-            asked = request(said, agent=self.agent, **{"model": self.model, **self.extra})
+            words: Block = {"type": "text", "text": said}
+            prompt = (*self.brings, Message("user", (*self.beside, words)))
+            asked = request(*prompt, agent=self.agent, **{"model": self.model, **self.extra, **self.once})
+            self.brings, self.once = (), {}
             answer = await self.engine.submit(asked)
             try:
                 if self.streams:

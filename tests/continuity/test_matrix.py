@@ -90,6 +90,8 @@ async def _check(row: Row, cli: str, talk: EngineTalk, first: Score) -> None:
         assert first.refused == row.refused
         return
     assert first.whole, first
+    if row.after is not None:
+        row.after(talk)
     links = await talk.links()
     if row.link is not None:
         assert row.link in [link.reason for link in links]

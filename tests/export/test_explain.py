@@ -15,6 +15,7 @@ from cli_session_proxy.backends.claude.transcript.comparing import Found
 from cli_session_proxy.backends.claude.transcript.following import How
 from cli_session_proxy.domain.evidence import Evidence, RecordsFrom, Repair, RepairCode
 from cli_session_proxy.domain.models import Delivery, Link, LinkReason, Placed, Session, Turn
+from cli_session_proxy.domain.notes import Code
 from cli_session_proxy.domain.ordering import parents_first, sorted_by_parent
 from cli_session_proxy.engine.subscription import Happened
 from cli_session_proxy.export import FORMATS, explain, live
@@ -114,6 +115,7 @@ def test_the_link_of_another_turn_hides_nothing() -> None:
 def test_there_are_words_for_each_code() -> None:
     assert set(explain._RECORDS) == set(get_args(RecordsFrom))
     assert {*explain._WHY, *explain._DONE} == set(get_args(RepairCode))
+    assert set(explain._NOTES) == set(get_args(Code))
     assert set(explain._BEHIND) == set(get_args(Behind))
     assert set(explain._FOUND) | {"equal"} == set(get_args(Found))
     assert set(explain._CHANGED) == set(get_args(How))

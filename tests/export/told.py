@@ -10,6 +10,7 @@ from typing import Any
 
 from cli_session_proxy.domain.evidence import Evidence, Repair, StreamCut
 from cli_session_proxy.domain.models import JSON, Link, LinkReason, Turn
+from cli_session_proxy.domain.notes import Note
 
 from ..fakes import SESSION, turn
 
@@ -251,6 +252,17 @@ CASES = (
         "a transcript lost during the turn",
         "The transcript was gone when the turn ended: its records were made from what the CLI had said.",
         fields={"evidence": Evidence(records="frames")},
+    ),
+    Case(
+        "what the API would not take",
+        "The model's API would not take all of the conversation: the session was written without that (22 lines).",
+        reason="rebuilt", detail={"code": "left_out", "records": 22},
+    ),
+    Case(
+        "a new system prompt, and what it cost",
+        "The system prompt had changed: the new one stands at the head of the request. 2 thoughts of earlier answers "
+        "would have been refused, because what stood before had changed: left out of the request, kept in the chain.",
+        fields={"evidence": Evidence(notes=(Note("system_prompt_replaced"), Note("thinking_left_out", 2)))},
     ),
     Case(
         "mended, but then it failed", f"The session's transcript was gone (no transcript at {PATH}): {WRITTEN}.",

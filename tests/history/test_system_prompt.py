@@ -17,12 +17,12 @@ def system(upstream: Upstream) -> str:
 
 
 @pytest.mark.parametrize("model", ["sonnet", "default"])
-async def test_a_clock_in_the_system_prompt_costs_no_process(
+async def test_a_clock_that_replaces_the_system_prompt_costs_no_process(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream, model: str
 ) -> None:
     history: list[str] = []
     pids = set()
-    async with running(make_settings(claude_bin=claude_2)) as engine:
+    async with running(make_settings(claude_bin=claude_2, system_prompt_changes="replace")) as engine:
         for n in range(4):
             clock = f"You are ADA. It is 12:0{n}."
             turn = await ask(engine, *history, f"turn {n}", agent=None, system=clock, model=model)

@@ -14,12 +14,12 @@ from ...domain.identifiers import is_model
 from ...domain.lineage import Past
 from ...domain.models import JSON, Agent, BlockDelta, BlockStart, BlockStop, Continuity, Link, Record, Turn
 from ...domain.parameters import Name
-from ...errors import ClaudeUnavailable, ContextTooLong, ProxyError
+from ...errors import ClaudeNotLoggedIn, ClaudeUnavailable, ContextTooLong, ProxyError
 from ...sandbox import Sandboxes
 from ...settings import Settings
 from ...stores.base import Standing, Store
 from .. import base
-from ..base import Adoptable, Answered, Counts, Event, Exchange, Job, Kept, Lost, Settled
+from ..base import Adoptable, Answered, Counts, Event, Exchange, Job, Kept, Lost, Remedy, Settled
 from .process import events, failures
 from .process.child import end_left
 from .process.pool import Pool
@@ -67,8 +67,9 @@ class ClaudeBackend:
             job.effort,
             job.profile,
             job.prompt,
-            wants=job.wants,
-            answers=job.answers,
+            job.wants,
+            job.answers,
+            job.remedies,
             plain=job.turn.id in self._full,
         )
         standing = Standing(job.agent, job.parent, job.session)
@@ -173,7 +174,7 @@ class _Exchange:
         if self._ready.results:
             heard = process.go_on(self._ready.results, judge)
         else:
-            heard = process.turn(job.frame_uuid, job.prompt, judge)
+            heard = process.turn(job.frame_uuid, self._ready.prompt, judge)
         retries: list[JSON] = []
         try:
             async with aclosing(heard):
@@ -209,7 +210,13 @@ class _Exchange:
                             return
                         case events.Result():
                             if event.is_error and not self._interrupted:
-                                raise self._error(failures.error_for(event, retries=retries, model=job.model))
+                                error = failures.error_for(event, retries=retries, model=job.model)
+                                if isinstance(error, ContextTooLong) and self._ready.process.forbidden_to_compact:
+                                    # The CLI was told not to compact in this turn: in another attempt it may.
+                                    self._backend._full.add(job.turn.id)
+                                    raise Lost("the context is full, and the CLI may compact it", error)
+                                remedy = await self._remedy(error)
+                                raise error if remedy is None else Lost(error.message, error, remedy)
                             yield self._completed(event)
                             return
                         case _:
@@ -219,13 +226,11 @@ class _Exchange:
         ended = events.ProcessDied("the CLI ended the turn without a result", returncode=None, stderr="")
         raise self._backend._lost(job.agent, ended)
 
-    def _error(self, error: ProxyError) -> Exception:
-        """A full context is no error where the CLI may compact it, in another attempt: it was told not to here."""
-        backend, turn_id = self._backend, self._job.turn.id
-        if not isinstance(error, ContextTooLong) or not self._ready.process.forbidden_to_compact:
-            return error
-        backend._full.add(turn_id)
-        return Lost("the context is full, and the CLI may compact it", error)
+    async def _remedy(self, error: ProxyError) -> Remedy | None:
+        """What may help where the provider refused the request, and was not tried yet."""
+        if isinstance(error, ClaudeNotLoggedIn):
+            return None if self._ready.fresh else "login"
+        return await self._backend.sessions.decisions.remedy(self._job.parent, error, tried=self._job.remedies)
 
     def _completed(self, result: events.Result) -> base.Completed:
         """With this turn's share of the CLI's running total, which starts anew where the CLI did not restore it."""
@@ -257,7 +262,7 @@ class _Exchange:
         except events.ProcessDied as died:
             raise self._backend._lost(job.agent, died) from died
         self._backend._restarts.lived(job.agent.key)
-        return Kept(captured.records, captured.session, captured.links, captured.source)
+        return Kept(captured.records, captured.session, captured.links, captured.source, captured.notes)
 
     async def release(self) -> None:
         self._backend._full.discard(self._job.turn.id)

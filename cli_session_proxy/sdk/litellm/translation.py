@@ -15,7 +15,7 @@ from litellm import exceptions
 
 from ... import redact
 from ...errors import ContextTooLong, ProxyError
-from ...wires.common import retry_after
+from ...wires.common import retry_headers
 
 PROVIDER = "claude-cli"
 
@@ -32,7 +32,7 @@ _BY_STATUS: dict[int, Callable[..., Exception]] = {
 
 def translate(error: ProxyError, model: str) -> Exception:
     """The LiteLLM exception of the same status; its text ends with our stable code."""
-    headers = {name.lower(): value for name, value in retry_after(error).items()}
+    headers = {name.lower(): value for name, value in retry_headers(error).items()}
     exception = _exception(error, model, headers)
     exception.code = error.code  # type: ignore[attr-defined]  # LiteLLM's exceptions take further attributes
     exception.param = error.param  # type: ignore[attr-defined]

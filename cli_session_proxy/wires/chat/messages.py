@@ -11,6 +11,7 @@ from ..blocks import (
     Instructions,
     Part,
     Reader,
+    arguments,
     checked_arguments,
     checked_conversation,
     image_block,
@@ -114,21 +115,10 @@ def _tool_use(call: object, where: str) -> Block:
     if call.get("type", "function") != "function":
         raise InvalidRequest(f"{where}.type must be function", param=f"{where}.type")
     function = required(call, "function", dict, "an object", where=f"{where}.")
-    arguments = optional(function, "arguments", str, "a string", where=f"{where}.function.")
-    try:
-        given = limits.loads(arguments or "{}")
-    except limits.TooDeep as exc:
-        where = f"{where}.function.arguments"
-        raise InvalidRequest(f"{where} cannot be used: {exc}; send it flatter", param=where) from exc
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise InvalidRequest(
-            f"{where}.function.arguments must be a JSON object in a string", param=f"{where}.function.arguments"
-        )
+    given = optional(function, "arguments", str, "a string", where=f"{where}.function.")
     return {
         "type": "tool_use",
         "id": required(call, "id", str, "a string", where=f"{where}."),
         "name": required(function, "name", str, "a string", where=f"{where}.function."),
-        "input": given,
+        "input": arguments(given, f"{where}.function.arguments"),
     }

@@ -13,7 +13,7 @@ from ...domain import limits
 from ...domain.models import JSON, Block, Item, Message, Turn
 from ...domain.reminders import reminded, reminder
 from ...errors import InvalidRequest
-from ..blocks import Reader, checked_arguments, image_block, typed_blocks
+from ..blocks import Reader, arguments, checked_arguments, image_block, typed_blocks
 from ..common import optional, required, wrong_type
 from .compaction import unsealed
 from .tools import Shapes, flat
@@ -111,16 +111,7 @@ def _message(item: Mapping[str, Any], where: str) -> Message | str:
 
 
 def _function_call(item: Mapping[str, Any], where: str) -> Message:
-    arguments = optional(item, "arguments", str, "a string", where=f"{where}.")
-    try:
-        given = limits.loads(arguments or "{}")
-    except limits.TooDeep as exc:
-        where = f"{where}.arguments"
-        raise InvalidRequest(f"{where} cannot be used: {exc}; send it flatter", param=where) from exc
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise InvalidRequest(f"{where}.arguments must be a JSON object in a string", param=f"{where}.arguments")
+    given = arguments(optional(item, "arguments", str, "a string", where=f"{where}."), f"{where}.arguments")
     call_id = required(item, "call_id", str, "a string", where=f"{where}.")
     name = required(item, "name", str, "a string", where=f"{where}.")
     space = optional(item, "namespace", str, "a string", where=f"{where}.")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli_session_proxy.domain.client_tools import UNPARSED
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.domain.reminders import reminder
 from cli_session_proxy.errors import InvalidRequest
@@ -148,10 +149,6 @@ def test_an_empty_assistant_message_keeps_its_place() -> None:
         ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
         ([{"role": "assistant", "tool_calls": [{"id": "c"}]}, *HELLO], "messages[0].tool_calls[0].function"),
         ([{"role": "assistant", "function_call": {}}, *HELLO], "messages[0].function_call"),
-        (
-            [{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "[1"}}]}, *HELLO],
-            "messages[0].tool_calls[0].function.arguments",
-        ),
     ],
 )
 def test_broken_messages_are_refused_by_field(messages: object, param: str) -> None:
@@ -294,3 +291,12 @@ def test_no_body_can_do_more_than_be_refused(fields: dict[str, Any], content: ob
     body = {"messages": [{"role": "user", "content": content}], **fields}
     with contextlib.suppress(InvalidRequest):
         assert chat.read(body, Naming()).request.messages[-1].role == "user"
+
+
+@pytest.mark.parametrize("cut", ['{"city": "Be', "[1]", "no JSON", '"text"'])
+def test_arguments_that_are_no_object_are_kept_as_text(cut: str) -> None:
+    """A call that was cut off stays in its client's history: refused, every later request would be."""
+    calls = [{"id": "c", "function": {"name": "f", "arguments": cut}}]
+    said = [*HELLO, {"role": "assistant", "tool_calls": calls}, {"role": "tool", "tool_call_id": "c", "content": "x"}]
+    (call,) = read(said).request.messages[1].content
+    assert call["input"] == {UNPARSED: cut}

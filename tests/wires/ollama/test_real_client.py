@@ -13,6 +13,7 @@ import pytest
 
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.testing.script import Reply, ToolUse
+from cli_session_proxy.testing.seen import parts
 from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
@@ -149,8 +150,8 @@ async def test_images_and_schemas_reach_the_model(
     message = {"role": "user", "content": "which colour?", "images": [PNG]}
     answer = await client.chat(model="sonnet", messages=[message], format=schema)
     assert answer.message.content == '{"colour": "teal"}'
-    blocks = [block for message in upstream.requests[-1].messages for block in message["content"]]
-    shown = [block for block in blocks if isinstance(block, dict) and block["type"] == "image"]
+    blocks = [block for message in upstream.requests[-1].messages for block in parts(message["content"])]
+    shown = [block for block in blocks if block["type"] == "image"]
     assert [block["source"]["media_type"] for block in shown] == ["image/png"]
 
 

@@ -45,6 +45,8 @@ CLIENT_COMPOSED: Version = (2, 1, 260)
 # The whole loop: offers, calls, results, and results to a process that was started again. 2.1.278 takes the offers,
 # but goes on with "Continue from where you left off." instead of the results when it was started again.
 CLIENT_TOOLS: Version = (2, 1, 295)
+# By its change log; its program text says "server rejected a thinking block; stripping all thinking blocks" (2.1.329).
+HEALS_THINKING: Version = (2, 1, 156)
 AWAIT_CLAIM: Version = (2, 1, 295)  # 2.1.278 has no such option
 # Below it a `set_model` with a system prompt answers "success" and changes nothing (2.1.295).
 SYSTEM_PROMPT: Version = (2, 1, 304)
@@ -106,6 +108,11 @@ class Capability:
         return self.version_tuple >= CLIENT_TOOLS
 
     @cached_property
+    def heals_thinking(self) -> bool:
+        """Where the provider refuses a sealed thought, it leaves them all out by itself and asks again."""
+        return self.version_tuple >= HEALS_THINKING
+
+    @cached_property
     def takes_claim(self) -> bool:
         """It can be started ahead of time (see `Launch.spare`): `--await-claim`, then `claim_session`."""
         return self.version_tuple >= AWAIT_CLAIM
@@ -147,7 +154,7 @@ def find(settings: Settings) -> Path:
         bundled = Path(folder) / "_bundled" / "claude"
         if bundled.is_file():
             return bundled
-    raise ClaudeUnavailable(f"no Claude CLI on PATH: {INSTALL}")
+    raise ClaudeUnavailable(f"no Claude CLI on PATH: {INSTALL}", retry=False)
 
 
 async def probe(binary: Path, env: Mapping[str, str], cwd: Path = Path("/")) -> Capability:
@@ -159,7 +166,7 @@ async def probe(binary: Path, env: Mapping[str, str], cwd: Path = Path("/")) -> 
     try:
         there = os.stat(binary)  # at every turn
     except OSError as exc:
-        raise ClaudeUnavailable(f"no Claude CLI at {binary} ({exc.strerror}): {INSTALL}") from exc
+        raise ClaudeUnavailable(f"no Claude CLI at {binary} ({exc.strerror}): {INSTALL}", retry=False) from exc
     key = str(binary), there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
     if (known := _probed.get(key)) is not None:
         return known
@@ -194,7 +201,9 @@ async def _asked(key: _Key, binary: Path, env: Mapping[str, str], cwd: Path) -> 
     version_text, help_text = (str(answer) for answer in answers)
     flags = {flag for found in _FLAG.findall(help_text) for flag in found if flag}
     if _VERSION.search(version_text) is None or "--print" not in flags:
-        raise ClaudeUnavailable(f"{binary} does not answer like a Claude CLI (--version, --help): {INSTALL}")
+        raise ClaudeUnavailable(
+            f"{binary} does not answer like a Claude CLI (--version, --help): {INSTALL}", retry=False
+        )
     match = _VERSION.search(_heard.get(binary, version_text)) or _VERSION.search(version_text)
     assert match is not None
     version = (int(match[1]), int(match[2]), int(match[3]))
@@ -214,7 +223,7 @@ async def _ask(binary: Path, flag: str, env: Mapping[str, str], cwd: Path) -> st
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
     except OSError as exc:
-        raise ClaudeUnavailable(f"{binary} cannot be started ({exc.strerror}): {INSTALL}") from exc
+        raise ClaudeUnavailable(f"{binary} cannot be started ({exc.strerror}): {INSTALL}", retry=False) from exc
     assert process.stdout is not None
     output = b""
     try:
@@ -230,5 +239,5 @@ async def _ask(binary: Path, flag: str, env: Mapping[str, str], cwd: Path) -> st
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if process.returncode != 0:
-        raise ClaudeUnavailable(f"{binary} {flag} failed with exit code {process.returncode}: {INSTALL}")
+        raise ClaudeUnavailable(f"{binary} {flag} failed with exit code {process.returncode}: {INSTALL}", retry=False)
     return output.decode(errors="replace")

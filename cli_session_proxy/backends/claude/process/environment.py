@@ -29,6 +29,9 @@ TOOL_DEFAULTS = {
 }
 
 
+# The CLI tells at once that a request is too long, instead of making it shorter by itself.
+NO_COMPACTION = {"DISABLE_AUTO_COMPACT": "1"}
+
 # What a switch of the CLI's holds where it is off (its own reading, 2.1.329).
 _OFF = frozenset({"", "0", "false", "no", "off"})
 # Names of values that are redacted everywhere: stderr of a CLI may quote them.
@@ -94,7 +97,7 @@ def common(settings: Settings, config_dir: Path) -> dict[str, str]:
     if config_dir != _default_config_dir(settings):
         ours[CONFIG_DIR] = str(config_dir)
     if settings.on_context_full == "error":
-        ours["DISABLE_AUTO_COMPACT"] = "1"
+        ours |= NO_COMPACTION
     return TOOL_DEFAULTS | inherited(settings) | ours
 
 

@@ -33,9 +33,12 @@ from ....errors import (
     likely,
 )
 from ....settings import MODELS
+from ...base import Remedy
 from .events import ProcessDied, Result, WrongTranscript
 
 TEXT_LIMIT = 500
+# Seconds that clients' own retries wait at most for a Retry-After (the SDKs of OpenAI and Anthropic).
+PATIENCE = 60.0
 
 _STATUS = re.compile(r"API Error: (?:Request rejected \()?(\d{3})\b")
 _BODY = re.compile(r"\{.*\}", re.DOTALL)
@@ -133,7 +136,8 @@ def likely_model(model: str) -> str:
 
 
 def _limited(facts: _Facts) -> ProxyError:
-    return RateLimited(facts.text, retry_after=facts.wait, detail=facts.detail)
+    soon = facts.wait is None or facts.wait <= PATIENCE
+    return RateLimited(facts.text, retry_after=facts.wait, detail=facts.detail, retry=None if soon else False)
 
 
 # In order: the first that applies. Login before the statuses (1.x has no status for it), the limits before login.
@@ -150,7 +154,7 @@ _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], .
     (
         # Neither a bad login nor a limit that time lifts: the account has to be paid.
         lambda f: _BILLING.search(f.text) is not None,
-        lambda f: UpstreamError(f"{f.text}: see the account's billing", detail=f.detail),
+        lambda f: UpstreamError(f"{f.text}: see the account's billing", detail=f.detail, retry=False),
     ),
     (lambda f: f.status == 429 or f.kind == "rate_limit_error", _limited),
     (lambda f: f.status is None and _LIMIT.search(f.text) is not None, _limited),
@@ -172,7 +176,7 @@ _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], .
     ),
     (
         lambda f: f.status in {400, 422} and _HISTORY.search(f.text) is not None,
-        lambda f: UpstreamError(f.text, detail=f.detail),
+        lambda f: UpstreamError(f.text, detail=f.detail, retry=False),
     ),
     (lambda f: f.status in {400, 422}, lambda f: InvalidRequest(f.text, detail=f.detail)),
     (
@@ -180,6 +184,23 @@ _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], .
         lambda f: TurnTimeout(f.text, detail=f.detail),
     ),
 )
+
+
+# What the provider's words say that the request was refused for, and what may be left out of the path then.
+_REMEDIES: tuple[tuple[re.Pattern[str], Remedy], ...] = (
+    (re.compile(r"signature.{0,20}thinking|thinking`?(?: or `?redacted_thinking`?)? block", re.IGNORECASE), "thinking"),
+    (re.compile(r"\bimages?\b|media", re.IGNORECASE), "images"),
+    (re.compile(r"\bpdf\b|\bdocument", re.IGNORECASE), "documents"),
+)
+
+
+def remedies(error: ProxyError) -> tuple[Remedy, ...]:
+    """What may let the turn be answered after all, the least loss first."""
+    if isinstance(error, ContextTooLong | RequestTooLarge):
+        return ("images", "documents", "summary")
+    if error.detail.get("status") not in (None, 400) or not isinstance(error, InvalidRequest | UpstreamError):
+        return ()
+    return tuple(remedy for words, remedy in _REMEDIES if words.search(error.message))
 
 
 def error_for_death(died: ProcessDied) -> ProxyError:

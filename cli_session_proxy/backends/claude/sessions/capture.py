@@ -18,9 +18,9 @@ from ....stores.base import Store
 from .. import transcript
 from ..process.events import WrongTranscript
 from ..process.process import ClaudeProcess
-from ..transcript import Entry, Parsed, Reader, Scribe
+from ..transcript import Entry, Head, Parsed, Reader, Scribe
 from ..transcript.opening import contents
-from . import partials, stopping
+from . import partials, paths, stopping
 from .exchanges import is_prompt
 from .reopening import SYNTHETIC_MODEL
 
@@ -64,8 +64,10 @@ class Ready:
 
     `leaf` is the uuid of the path's last record; `links` explain how the session came to be what it is. `results` are
     MCP's, for a process that waits for them; `lead` are records of this turn that were written before its frame.
-    `quiet`: the turn has no prompt of its own in the transcript. `spent` is the CLI's own total (USD) before it.
-    `unmet`: see `base.Exchange`.
+    `marks` are decisions about the path before it (`transcript.mending`). `prompt` is what is said, `head` what stands
+    before the messages. `quiet`: the turn has no prompt of its own in the transcript. `fresh`: the process was started
+    for this turn. `rewritten`: the session was written anew by such decisions. `spent` is the CLI's own total (USD)
+    before it. `unmet`: see `base.Exchange`.
     """
 
     process: ClaudeProcess
@@ -76,7 +78,12 @@ class Ready:
     evidence: Evidence
     results: Mapping[str, JSON] = field(default_factory=dict)
     lead: tuple[Record, ...] = ()
+    marks: tuple[Record, ...] = ()
+    prompt: tuple[Block, ...] = ()
+    head: Head | None = None
     quiet: bool = False
+    fresh: bool = True
+    rewritten: bool = False
     spent: float = 0.0
     unmet: tuple[Name, ...] = ()
 
@@ -212,7 +219,7 @@ class Captures:
     async def _path(self, ready: Ready) -> list[Record]:
         """The records before the turn's own frame."""
         parent = ready.session.tip_turn_id
-        return [*(await self._store.records(parent) if parent else []), *ready.lead]
+        return [*await paths.shown(self._store, parent, ready.marks), *ready.lead]
 
     async def _cut(self, ready: Ready, turn: Turn, path: Path, said: Said, known: Sequence[Entry]) -> Taken:
         """The answer was cut: so are its records, and the transcript with them."""
@@ -244,7 +251,7 @@ class Captures:
 
 def _made(ready: Ready, turn: Turn, said: Said) -> list[Record]:
     scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
-    content = tuple(block for message in turn.input for block in message.content)
+    content = ready.prompt or tuple(block for message in turn.input for block in message.content)
     if ready.lead:  # the results are there already
         content = tuple(block for block in content if block.get("type") != "tool_result")
     asked = [scribe.record(Message("user", content), turn.model, record_uuid=said.frame_uuid)] if content else []

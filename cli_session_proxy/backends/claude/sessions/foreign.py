@@ -54,8 +54,10 @@ class ForeignFile:
         """The path's records with sub-agents' and notes between them, in the order of the file."""
         for entry, done in _lines(self.path, self.size):
             progress(done, self.size)
-            if entry is None or (entry.on_path and entry.uuid not in self.kept) or transcript.is_file(entry.record()):
-                continue  # a line in our own form for files beside a transcript is none of the CLI's
+            if entry is None or (entry.on_path and entry.uuid not in self.kept):
+                continue
+            if transcript.is_file(record := entry.record()) or transcript.is_mark(record):
+                continue  # a line in a form of our own is none of the CLI's
             if entry.on_path and entry.uuid in self.mended:
                 yield entry.hung_on(self.mended[entry.uuid])
             else:

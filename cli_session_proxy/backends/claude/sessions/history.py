@@ -1,8 +1,9 @@
 """A client's own history as records that the API takes: roles, images, calls and results stay what they are. Pure.
 
 What the API refuses is mended, and only that: a call without its result, a result without its call, blank texts,
-messages without content, ids that are no ids or used twice. Thinking of others is dropped: its signature is not
-ours to vouch for.
+messages without content, ids that are no ids or used twice, halves of characters. Thinking of others is dropped: its
+signature is not ours to vouch for. This is done once: the records are kept as they are then, with a mark that counts
+what was mended.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+from ....domain.client_tools import UNPARSED
 from ....domain.models import THINKING, Block, Message, Record
-from ..transcript import OPENED_BY_ASSISTANT, Scribe
+from ....domain.notes import Code, Note
+from ..transcript import OPENED_BY_ASSISTANT, Scribe, imported
 
 NO_RESULT = "(no result)"
 # CLI 2.1.329 leaves out an answer that says "(no content)", and its neighbours become one message.
 EMPTY = "[This message was empty.]"
 
 _CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_HALF = re.compile("[\ud800-\udfff]")
 # Of an id that is used again; a number of six digits has room behind it.
 _STEM = 56
 
@@ -30,6 +35,13 @@ class Mender:
         self._open = {call: call for call in open_calls}  # the client's id -> the id in the records
         self._used = set(self._open)
         self._numbers: Counter[str] = Counter()  # the last one given to ids that begin so
+        self._mended: Counter[Code] = Counter()
+
+    def notes(self) -> list[Note]:
+        """What was mended since this was last asked."""
+        notes = [Note(code, number) for code, number in self._mended.items() if number]
+        self._mended.clear()
+        return notes
 
     def asked(self, messages: Sequence[Message]) -> Message:
         """The user's run as one message: the results of the open calls first, as the API wants them."""
@@ -43,6 +55,7 @@ class Mender:
                 results[call] = {**block, "tool_use_id": self._open[call]}
             else:
                 # A result that belongs to no call: its content, said by the user.
+                self._mended["results_without_call"] += 1
                 content = block.get("content")
                 rest.append({"type": "text", "text": "[The result of a tool call that is not in this conversation:]"})
                 rest += [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
@@ -51,15 +64,33 @@ class Mender:
             results.get(call, {"type": "tool_result", "tool_use_id": known, **missing})
             for call, known in self._open.items()
         ]
+        self._mended["calls_without_result"] += len(self._open.keys() - results.keys())
         self._open = {}
-        return Message("user", tuple(found + rest) or _nothing())
+        return Message("user", self._sound(found + rest))
 
     def said(self, blocks: Sequence[Block]) -> Message:
         """The assistant's run as one message."""
         self._open = {}
         out = tuple(self._call(block) if block.get("type") == "tool_use" else block for block in blocks)
-        telling = tuple(block for block in out if block.get("type") not in THINKING and _tells(block))
-        return Message("assistant", telling or _nothing())
+        self._mended["foreign_thinking_left_out"] += sum(block.get("type") in THINKING for block in out)
+        telling = [block for block in out if block.get("type") not in THINKING and _tells(block)]
+        return Message("assistant", self._sound(telling))
+
+    def _sound(self, blocks: Sequence[Block]) -> tuple[Block, ...]:
+        """The content of a message: something, and without halves of characters, which no JSON of the API's holds."""
+        if not blocks:
+            self._mended["empty_messages"] += 1
+            return ({"type": "text", "text": EMPTY},)
+        return tuple(self._whole(block) for block in blocks)
+
+    def _whole(self, value: Any) -> Any:
+        if isinstance(value, str):
+            whole, halves = _HALF.subn("\ufffd", value)
+            self._mended["characters_replaced"] += halves
+            return whole
+        if isinstance(value, dict):
+            return {self._whole(name): self._whole(one) for name, one in value.items()}
+        return [self._whole(one) for one in value] if isinstance(value, list) else value
 
     def _call(self, block: Block) -> Block:
         wanted = str(block.get("id"))
@@ -68,6 +99,8 @@ class Mender:
         while known in self._used:
             self._numbers[stem] += 1
             known = f"{stem}-n{self._numbers[stem] + 1}"
+        self._mended["ids_rewritten"] += known != wanted
+        self._mended["arguments_kept_as_text"] += set(block.get("input") or ()) == {UNPARSED}
         self._used.add(known)
         self._open[wanted] = known
         return {**block, "id": known}
@@ -76,9 +109,14 @@ class Mender:
 def records(
     scribe: Scribe, mender: Mender, asked: Sequence[Message], said: Sequence[Block], model: str
 ) -> list[Record]:
-    """One exchange as two records. A history that opens with the assistant gets a first message before it."""
+    """One exchange as two records, and a mark where something had to be mended.
+
+    A history that opens with the assistant gets a first message before it.
+    """
     first = mender.asked(asked) if asked else Message.user(OPENED_BY_ASSISTANT)
-    return [scribe.record(first, model), scribe.record(mender.said(said), model)]
+    both = [scribe.record(first, model), scribe.record(mender.said(said), model)]
+    notes = mender.notes()
+    return [*both, imported(notes)] if notes else both
 
 
 def calls(blocks: Iterable[Block]) -> list[str]:
@@ -87,7 +125,3 @@ def calls(blocks: Iterable[Block]) -> list[str]:
 
 def _tells(block: Block) -> bool:
     return block.get("type") != "text" or bool(str(block.get("text", "")).strip())
-
-
-def _nothing() -> tuple[Block, ...]:
-    return ({"type": "text", "text": EMPTY},)

@@ -15,14 +15,17 @@ import asyncio
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ....domain import client_tools
-from ....domain.client_tools import Answers, Wants
+from ....domain.client_tools import Wants
 from ....domain.evidence import Evidence, RecordsFrom
 from ....domain.identifiers import is_session_id
-from ....domain.models import JSON, Agent, Block, Link, Record, Session, Turn
+from ....domain.models import JSON, Agent, Link, Record, Session, Turn
+from ....domain.notes import Note
 from ....domain.parameters import Name
 from ....errors import InvalidRequest, SessionBusy
 from ....sandbox import Sandboxes
@@ -30,14 +33,16 @@ from ....settings import Profile, Settings
 from ....stores.base import Standing, Store
 from .. import transcript
 from ..process import capability as cli
-from ..process import confine, environment, frames, parameters
+from ..process import confine, environment, failures, frames, parameters
 from ..process.capability import Capability
-from ..process.events import ProcessDied, WrongTranscript
+from ..process.events import AssistantMessage, ProcessDied, Result, WrongTranscript
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
 from ..transcript import Scribe
-from . import partials, reopening
+from . import heads, partials, paths, reopening, summaries
 from .capture import Captures, Ready, Said
+from .decisions import Decided, Decisions
+from .plan import Plan
 from .repair import Foreign, Now, Prepared, Repairs
 
 # How often a process is started anew because it loaded something else than the transcript that was verified, and what
@@ -49,30 +54,17 @@ __all__ = ["Captured", "Foreign", "Plan", "Ready", "Said", "Sessions"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a turn wants of its process; `prompt` is what will be said to it, beside the `answers` to its calls.
-
-    `plain`: it runs without its parameters, so that the CLI may compact.
-    """
-
-    model: str
-    system: str | None
-    effort: str | None
-    profile: Profile
-    prompt: tuple[Block, ...]
-    wants: Wants = field(default_factory=Wants)
-    answers: Answers = field(default_factory=Answers)
-    plain: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Captured:
-    """What a turn left: its records, its session as it is now, and the links that the CLI's ids call for."""
+    """What a turn left: its records, its session as it is now, and the links that the CLI's ids call for.
+
+    `notes`: what the CLI was seen to leave out by itself.
+    """
 
     records: tuple[Record, ...]
     session: Session
     links: tuple[Link, ...]
     source: RecordsFrom
+    notes: tuple[Note, ...] = ()
 
 
 class Sessions:
@@ -88,6 +80,7 @@ class Sessions:
         self._repairs = Repairs(settings, store, self._config_dir)
         self.captures = Captures(store)
         self._in_step: dict[str, str] = {}  # warm session -> the turn its process's memory ends with
+        self.decisions = Decisions(settings, store)
         self._totals: dict[str, float] = {}  # warm session -> what its process says that all its turns cost
 
     # --- before the turn
@@ -111,16 +104,39 @@ class Sessions:
         place = confine.Place(cwd, tmpdir, self._config_dir)
         wrapper = await confine.wrapper(self._settings, plan.profile, capability.path, place, env)
         now = Now(agent, parent, turn_id, cwd, capability, adopt, wrapper)
-        evidence = Evidence(sandbox=str(cwd)) if gone else Evidence()
+        # A history that its client brought along: this turn is the first one behind it.
+        is_imported = parent is not None and parent.session_id is None
+        brought = transcript.mended_at_import(await self._store.records(parent.id)) if parent and is_imported else []
+        before = await self.decisions.head_at(parent)
+        opened = heads.opening(
+            before, plan.system, plan.wants.offers, self._settings.system_prompt_changes,
+            asks=bool(plan.prompt),
+        )  # fmt: skip
+        decided = await self.decisions.before(now, session, plan, opened, partial(self._summary, now, plan, env))
+        prompt = plan.prompt if opened.reminder is None else (opened.reminder, *plan.prompt)
+        offered = replace(plan.wants, offers=opened.offers)
+        plan = replace(plan, system=opened.head.system, wants=offered, prompt=prompt)
+        evidence = Evidence(sandbox=str(cwd) if gone else None, notes=(*brought, *opened.notes, *decided.notes))
         wrong: list[str] = []
         while len(wrong) < LOADS:
             last = len(wrong) == LOADS - 1
             try:
-                ready = await self._checked_out(now, plan, env, session, frame_uuid, last=last)
+                ready = await self._checked_out(now, plan, env, session, frame_uuid, decided, last=last)
             except WrongTranscript as changed:
                 wrong.append(changed.how)
                 continue
-            return replace(ready, evidence=ready.evidence.plus(replace(evidence, reloaded=tuple(wrong))))
+            head, marks = opened.head, decided.marks
+            if head != before and (before is not None or head.tools or head.told != head.system):
+                marks = (*marks, head.as_record())  # else the turn says it
+            told = ready.evidence.plus(replace(evidence, reloaded=tuple(wrong)))
+            return replace(
+                ready,
+                evidence=told,
+                marks=marks,
+                prompt=plan.prompt,
+                head=head,
+                rewritten=bool(decided.marks),
+            )
         raise SessionBusy(
             f"the session's transcript was changed {len(wrong)} times while the Claude CLI was loading it "
             f"({', '.join(wrong)}): stop what else writes to {self._config_dir}, and send this again",
@@ -128,16 +144,24 @@ class Sessions:
         )
 
     async def _checked_out(
-        self, now: Now, plan: Plan, env: Mapping[str, str], session: Session | None, frame_uuid: str, *, last: bool
+        self,
+        now: Now,
+        plan: Plan,
+        env: Mapping[str, str],
+        session: Session | None,
+        frame_uuid: str,
+        decided: Decided,
+        *,
+        last: bool,
     ) -> Ready:
         """A process in step with the path. Raises WrongTranscript where it loaded something else: it is gone then."""
         lead: list[Record] = []
         quiet = False
         if now.parent is not None and client_tools.calls_of(now.parent.output):
-            waiting = await self._waiting(now, plan, env, now.parent, session)
+            waiting = None if decided.marks else await self._waiting(now, plan, env, now.parent, session)
             if waiting is not None:
                 return waiting
-            prepared, lead = await self._reopened(now, plan, now.parent, session, frame_uuid)
+            prepared, lead = await self._reopened(now, plan, now.parent, session, frame_uuid, decided.marks)
             quiet = not plan.prompt
         elif now.parent is None:
             prepared = self._start(now)
@@ -145,6 +169,10 @@ class Sessions:
             prepared = await self._repairs.branch(now, now.parent)
         else:
             prepared = await self._verify(now, now.parent, session)
+        if decided.marks and now.parent is not None and not client_tools.calls_of(now.parent.output):
+            await self._end(prepared.session.id)
+            path = await paths.shown(self._store, now.parent.id, decided.marks)
+            prepared = await self._repairs.rewritten(now, prepared, path)
         launch = _launch(now, plan, env, prepared.session.id, resume=prepared.resume)
         try:
             process, warm = await self._pool.checkout(launch)
@@ -176,6 +204,7 @@ class Sessions:
             evidence=replace(prepared.evidence, exit_code=ended),
             lead=tuple(lead),
             quiet=quiet,
+            fresh=not warm and process.session_id == launch.session_id,
             spent=spent,
             unmet=unmet,
         )
@@ -257,22 +286,65 @@ class Sessions:
             process.kill()
             await self._pool.checkin(process)
             raise
-        evidence = Evidence(waited=True)
-        return Ready(process, session, "warm", leaf, (), evidence, brought, quiet=True, spent=spent, unmet=unmet)
+        seen = Evidence(waited=True)
+        return Ready(
+            process, session, "warm", leaf, (), seen, brought, quiet=True, fresh=False, spent=spent, unmet=unmet
+        )
 
     async def _reopened(
-        self, now: Now, plan: Plan, parent: Turn, session: Session | None, frame_uuid: str
+        self,
+        now: Now,
+        plan: Plan,
+        parent: Turn,
+        session: Session | None,
+        frame_uuid: str,
+        marks: Sequence[Record],
     ) -> tuple[Prepared, list[Record]]:
         """The path with the results of its last calls, written for a CLI that goes on from there."""
         session_id = session.id if session else str(uuid.uuid4())
         await self._end(session_id)
-        known = await self._store.records(parent.id)
+        known = await paths.shown(self._store, parent.id, marks)
         scribe = Scribe(session_id, now.cwd, now.capability.version, time.time())
         uuid_of_closing = None if plan.prompt else frame_uuid
         closed = now.capability.takes_tools
         lead = reopening.lead(known, parent, plan.answers, scribe, closed=closed, uuid=uuid_of_closing)
         prepared = await self._repairs.written(now, session_id, [*known, *lead], session)
         return prepared, lead
+
+    async def _summary(self, now: Now, plan: Plan, env: Mapping[str, str], path: Sequence[Record]) -> Decided:
+        """Ask the model for one, in sessions that are removed again."""
+        assert now.parent is not None
+
+        async def ask(said: str) -> str:
+            session_id = str(uuid.uuid4())
+            asking = replace(plan, system=summaries.SYSTEM, effort=None, profile=Profile(), wants=Wants())
+            launch = _launch(now, asking, {**env, **environment.NO_COMPACTION}, session_id, resume=False)
+            process, _ = await self._pool.checkout(launch)
+            answer: list[str] = []
+            try:
+                async with aclosing(process.turn(str(uuid.uuid4()), ({"type": "text", "text": said},))) as heard:
+                    async for event in heard:
+                        match event:
+                            case AssistantMessage():
+                                answer += [str(block["text"]) for block in event.blocks if block.get("type") == "text"]
+                            case Result() if event.is_error:
+                                raise failures.error_for(event, model=plan.model)
+                            case _:
+                                pass
+            finally:
+                await self._pool.checkin(process)
+                for ended in {session_id, process.session_id}:
+                    await self._end(ended)
+                    await asyncio.to_thread(transcript.remove, transcript.in_folder(self._path(now.cwd), ended))
+            return "\n\n".join(answer)
+
+        made = await summaries.summarised(path, ask, open_calls=bool(client_tools.calls_of(now.parent.output)))
+        if made is None:
+            return Decided()
+        at = transcript.timestamp(time.time())
+        notes = [Note("summarised", made.exchanges)]
+        notes += [Note("not_summarised", made.left_out)] if made.left_out else []
+        return Decided((transcript.summary(made.text, made.kept_from, plan.model, at),), tuple(notes))
 
     def _start(self, now: Now, session_id: str | None = None) -> Prepared:
         session = now.session(session_id or str(uuid.uuid4()), self._path(now.cwd), None)
@@ -324,7 +396,8 @@ class Sessions:
             for ended in {before.id, session_id}:
                 await self._end(ended)
             taken = await self.captures.completed(ready, turn, path, said, taken)
-        records = [*ready.lead, *taken.records]
+        records = [*ready.marks, *ready.lead, *taken.records]
+        notes = await self.decisions.seen(ready, taken.records)
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
         if transcript.beside(path).is_dir():
             records += await asyncio.to_thread(transcript.gather, path, since)
@@ -343,7 +416,9 @@ class Sessions:
             links = (Link(before.id, session_id, turn.id, "forked_by_cli", detail, time.time()),)
         if taken.mark is not None and (ready.process.usable or ready.process.waiting):
             self._stays(session_id, turn.id, ready.spent if said.cost_total is None else said.cost_total)
-        return Captured(tuple(records), session, links, taken.source)
+        if ready.head is not None:
+            self.decisions.remember(turn.id, ready.head)
+        return Captured(tuple(records), session, links, taken.source, notes)
 
     def _stays(self, session_id: str, turn_id: str, total: float) -> None:
         """The process is in step with this turn now. What is known of processes that are gone is forgotten."""
@@ -364,6 +439,12 @@ class Sessions:
             return
         if ready.continuity in ("started", "branched"):
             await asyncio.to_thread(transcript.remove, Path(ready.session.transcript))
+        elif ready.rewritten and (parent := ready.session.tip_turn_id) is not None:
+            # What was decided for this turn is not part of the chain: the session is the path to the parent again.
+            path = await paths.shown(self._store, parent)
+            strict = not ready.process.launch.capability.keeps_session_id
+            file = Path(ready.session.transcript)
+            await asyncio.to_thread(transcript.write, file, path, ready.session.id, strict_order=strict)
         if answered is not None and answered != ready.session.id:
             fork = transcript.in_folder(Path(ready.session.transcript).parent, answered)
             await asyncio.to_thread(transcript.remove, fork)

@@ -24,6 +24,7 @@ from .. import transcript
 from ..process import running
 from ..process.capability import Capability
 from ..transcript import Entry, Verdict
+from . import paths
 from .exchanges import exchanges, is_prompt
 from .tails import Tails
 
@@ -100,7 +101,7 @@ class Repairs:
         """Compare the file with the path that ends at `parent`: by the mark's hash, then by the records."""
         verdict = await asyncio.to_thread(transcript.check, path, session.mark, None)
         if verdict is None:
-            known = await self._store.records(parent.id)
+            known = await paths.shown(self._store, parent.id)
             verdict = await asyncio.to_thread(transcript.check, path, None, known)
         assert verdict is not None
         return verdict
@@ -118,6 +119,17 @@ class Repairs:
         done = Repair("left_path", records=count, from_turn=parent.id)
         link = now.link(parent.session_id, session_id, "branched", done.as_json())
         return Prepared(session, True, "branched", (link,), Evidence(written=done))
+
+    async def rewritten(self, now: Now, prepared: Prepared, records: Sequence[Record]) -> Prepared:
+        """The prepared session once more, of these records: without what the model's API would refuse."""
+        mark = await self._write_records(now, records, Path(prepared.session.transcript))
+        session = replace(prepared.session, mark=mark)
+        if prepared.continuity in ("rebuilt", "branched"):  # said already, and why
+            return replace(prepared, session=session)
+        done = Repair("left_out", records=len(records))
+        link = now.link(session.id, session.id, "rebuilt", done.as_json())
+        links = (*prepared.links, link)
+        return Prepared(session, True, "rebuilt", links, prepared.evidence.plus(Evidence(written=done)))
 
     async def written(self, now: Now, session_id: str, records: Sequence[Record], was: Session | None) -> Prepared:
         """A session of just these records: the path with the results of its last calls."""
@@ -254,7 +266,7 @@ class Repairs:
             kept.unlink(missing_ok=True)
 
     async def _write(self, now: Now, parent: Turn, path: Path) -> tuple[FileMark, int]:
-        records = await self._store.records(parent.id)
+        records = await paths.shown(self._store, parent.id)
         return await self._write_records(now, records, path), len(records)
 
     async def _write_records(self, now: Now, records: Sequence[Record], path: Path) -> FileMark:

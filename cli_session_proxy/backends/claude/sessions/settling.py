@@ -14,6 +14,7 @@ from ...base import Settled
 from .. import transcript
 from ..transcript import Entry, Parsed
 from ..transcript.opening import contents
+from . import paths
 from .exchanges import Exchange, invented
 
 
@@ -23,7 +24,7 @@ async def settled(
     """None where the exchange is not whole, or where it is not known to be this turn's. Only looks."""
     if turn.session_id is None or turn.frame_uuid is None:
         return None
-    known = transcript.parse_records(await store.records(turn.parent_id)) if turn.parent_id else Parsed(())
+    known = transcript.parse_records(await paths.shown(store, turn.parent_id))
     asked = transcript_of(agent, turn.session_id)
     found = await asyncio.to_thread(_read, asked, turn, known)
     if found is None:
@@ -93,7 +94,8 @@ def _is_turn(said: list[Entry], turn: Turn) -> bool:
         return False
     prompts = [entry for entry in asked if any(block.get("type") != "tool_result" for block in entry.content)]
     words = [block.get("text") for block in prompts[0].content] if len(prompts) == 1 else None
-    return words == [block.get("text") for message in turn.input for block in message.content]
+    asked_for = [block.get("text") for message in turn.input for block in message.content]
+    return words is not None and words[-len(asked_for) :] == asked_for  # values of the system prompt go before them
 
 
 def _since(folder: Path, at: float) -> list[Path]:

@@ -21,6 +21,7 @@ from ...base import ComparedRecord, Comparison
 from .. import transcript
 from ..process import environment
 from ..transcript import Entry, Pair, Verdict
+from . import paths
 from .tails import Behind, Tails
 
 # Of many records that differ alike, this many are named one by one.
@@ -121,7 +122,7 @@ class Verifier:
         if head is None or head.status not in ON_PATH:
             yield Difference(tip, agent.head, True, "", "chain", "the chain's head is no finished turn of it")
             return
-        known = await self._store.records(head.id)
+        known = await paths.shown(self._store, head.id)
         path = transcript.parse_records(known).path
         if not path:
             yield Difference(tip, head.id, True, "", "chain", "the chain holds no records of the path to its head")
@@ -147,7 +148,7 @@ class Verifier:
             verdict = await asyncio.to_thread(transcript.check, path, session.mark, None)
             if verdict is not None and verdict.found == "equal":
                 return Looked(verdict=verdict)
-        known = await self._store.records(session.tip_turn_id)
+        known = await paths.shown(self._store, session.tip_turn_id)
         verdict = await asyncio.to_thread(_compare, path, known)
         if verdict.found == "missing" and not session.transcript:
             return Looked(unwritten=True)

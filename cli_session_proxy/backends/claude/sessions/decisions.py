@@ -1,0 +1,156 @@
+"""What stands before the messages of a turn's request, and what of the path before it is not shown to the model.
+
+Decided before a turn is said, by what its head has become and by what the provider refused in an earlier attempt; and
+after it, by what the CLI was seen to leave out. The decisions are marks in the chain (`transcript.mending`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ....domain.models import Record, Session, Turn
+from ....domain.notes import Code, Note
+from ....errors import ConfigError, ContextTooLong, ProxyError, RequestTooLarge
+from ....settings import Profile, Settings
+from ....stores.base import Store
+from ...base import Remedy
+from .. import transcript
+from ..process import failures
+from ..transcript import Head, LeftOut
+from . import own_repairs, paths
+from .capture import Ready
+from .heads import Opening
+from .plan import Plan
+from .repair import Now
+
+# Of how many turns the head of the request is kept in memory; beyond it is read from the chain.
+HEADS = 1024
+# What part of a path that is too long images or documents must be, so that they are left out before it is summarised.
+SHARE = 0.5
+# What may be left out of a path, as a note calls it.
+CODES: Mapping[LeftOut, Code] = {
+    "thinking": "thinking_left_out",
+    "images": "images_left_out",
+    "documents": "documents_left_out",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What is left out of the path from a turn on: marks for the chain, and what the turn says of it."""
+
+    marks: tuple[Record, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+
+# Makes the marks of a summary of this path, and what the turn says of it; none where there is nothing to summarise.
+Summarise = Callable[[Sequence[Record]], Awaitable["Decided"]]
+
+
+class Decisions:
+    """One per engine."""
+
+    def __init__(self, settings: Settings, store: Store) -> None:
+        self._settings = settings
+        self._store = store
+        self._heads: OrderedDict[str, Head] = OrderedDict()  # of the newest turns, by id
+
+    async def head_at(self, parent: Turn | None) -> Head | None:
+        """What the request that ended with this turn began with; None where there was none, or nobody knows it."""
+        if parent is None or parent.session_id is None:
+            return None
+        if (known := self._heads.get(parent.id)) is not None:
+            return known
+        head = transcript.head_of(await self._store.records(parent.id))
+        profile = None if parent.placed.rule == "adopted" else self._profile_of(parent)
+        if head is None and profile is not None:
+            system = self._settings.system_prompt_for(profile, parent.system)
+            tools = parent.options.tools
+            head = Head(system, system, tuple(tool.as_json() for tool in tools))
+        if head is not None:
+            self.remember(parent.id, head)
+        return head
+
+    def remember(self, turn_id: str, head: Head) -> None:
+        self._heads[turn_id] = head
+        while len(self._heads) > HEADS:
+            self._heads.popitem(last=False)
+
+    def _profile_of(self, turn: Turn) -> Profile | None:
+        """None: the settings do not have it any more."""
+        try:
+            return self._settings.profile_for(turn.profile)
+        except ConfigError:
+            return None
+
+    async def before(
+        self, now: Now, session: Session | None, plan: Plan, opened: Opening, summarise: Summarise
+    ) -> Decided:
+        """What of the path is not shown to the model from this turn on, beside what was decided before."""
+        wanted: set[LeftOut] = {what for what in CODES if what in plan.remedies}
+        parent = now.parent
+        if parent is None:
+            return Decided()
+        if not now.capability.heals_thinking:
+            profile = self._profile_of(parent)
+            model = None if profile is None else self._settings.model_for(parent.model, profile)
+            upgraded = session is not None and session.cli_version != now.capability.version
+            # From the fifth turn on, CLI 1.0.120 puts a reminder into each newest message and takes it away at the next
+            # turn: what it thought behind it is void. Once that was refused, no more turns are spent on it.
+            known = await self._store.records(parent.id)
+            changed = not opened.same or upgraded or (model, profile) != (plan.model, plan.profile)
+            if changed or transcript.was_refused(known, "thinking"):
+                wanted.add("thinking")
+        if not wanted and "summary" not in plan.remedies:
+            return Decided()
+        path = await paths.shown(self._store, parent.id)
+        first = await summarise(path) if "summary" in plan.remedies else Decided()
+        return await asyncio.to_thread(_left_out, path, wanted, first, refused="thinking" in plan.remedies)
+
+    async def seen(self, ready: Ready, records: Sequence[Record]) -> tuple[Note, ...]:
+        """What the CLI left out or changed by itself, by what it noted in its transcript."""
+        found = own_repairs.seen(records, ready.prompt)
+        if "cli_left_out_thinking" in found:  # it says that it did, not how much
+            before = ready.session.tip_turn_id
+            path = own_repairs.since_stripped(await paths.shown(self._store, before))
+            found["cli_left_out_thinking"] = await asyncio.to_thread(transcript.count, path, "thinking")
+        return tuple(Note(code, number) for code, number in found.items() if number)
+
+    async def remedy(self, parent: Turn | None, error: ProxyError, *, tried: Collection[Remedy]) -> Remedy | None:
+        """What of the path may be left out so that the provider takes the request after all, the least loss first."""
+        wanted = [remedy for remedy in failures.remedies(error) if remedy not in tried]
+        if parent is None or not wanted:
+            return None
+        path = await paths.shown(self._store, parent.id)
+        too_long = isinstance(error, ContextTooLong | RequestTooLarge)
+        if too_long and self._settings.on_context_full == "error":
+            return None
+
+        def first() -> Remedy | None:
+            for remedy in wanted:
+                what = next((one for one in CODES if one == remedy), None)
+                if what is None:
+                    return remedy
+                # Where the request is too long, images are worth their loss only if they are what fills it.
+                least = SHARE * sum(len(record.line) for record in path) if too_long else 0
+                if transcript.count(path, what) and transcript.weight(path, what) >= least:
+                    return remedy
+            return None
+
+        return await asyncio.to_thread(first)
+
+
+def _left_out(path: Sequence[Record], wanted: Collection[LeftOut], first: Decided, *, refused: bool) -> Decided:
+    """With the marks and notes for what is there of these kinds, and for the thoughts that become void by it."""
+    path = transcript.shown([*path, *first.marks])
+    found = {what: number for what in CODES if what in wanted and (number := transcript.count(path, what))}
+    marks = [*first.marks, *(transcript.leave_out(what, refused=refused and what == "thinking") for what in found)]
+    if "thinking" not in found:
+        later = path if first.marks else transcript.since_first(path, found)  # a summary stands before all of them
+        if thoughts := transcript.count(later, "thinking"):
+            found["thinking"] = thoughts
+            marks.append(transcript.leave_out("thinking", next(one.uuid for one in later if one.uuid is not None)))
+    return Decided(tuple(marks), (*first.notes, *(Note(CODES[what], number) for what, number in found.items())))

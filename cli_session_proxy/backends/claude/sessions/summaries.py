@@ -1,0 +1,141 @@
+"""A path that is too long for one request, and that the CLI could not make shorter: summarised in pieces.
+
+The model itself is asked, in sessions of its own that nobody continues, each time with what it has summarised so far
+and the next piece. What is newest stays as it was said, as far as half a piece goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ....domain.models import Block, Record
+from ....errors import ContextTooLong, RequestTooLarge
+from .. import transcript
+from ..transcript import Entry
+from .exchanges import Exchange, exchanges, is_compaction
+
+# Asks the model one thing, and gives its answer. Raises `ProxyError`.
+Ask = Callable[[str], Awaitable[str]]
+
+# How often the model is asked at most; of what is longer than that allows, the oldest pieces are left out.
+MOST_CALLS = 12
+# The first try is a quarter of what was too long as a whole; a piece that is too long is halved. Characters.
+FIRST_SHARE = 4
+SMALLEST = 1000
+
+SYSTEM = "You summarise conversations so that another assistant can go on with them."
+ASK = (
+    "Summarise this part of a conversation between a user and an assistant. Keep every fact, decision, name, number "
+    "and open task that somebody may come back to, in the order in which they came up. Answer with the summary only."
+)
+SO_FAR = "This is the summary of what came before. Begin your summary with what it says:"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """`kept_from` is the uuid of the first record that stays as it is, None where none does. `exchanges` are not shown
+    any more; of `left_out` of these the summary says nothing."""
+
+    text: str
+    kept_from: str | None
+    exchanges: int
+    left_out: int
+
+
+async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> Summary | None:
+    """The path as a summary and what is kept of its end; None where there is nothing to summarise.
+
+    `open_calls`: the last exchange waits for results, which must follow its calls. Raises `ProxyError`.
+    """
+    said, texts = await asyncio.to_thread(_read, path)
+    size = max(SMALLEST, sum(map(len, texts)) // FIRST_SHARE)
+    calls, text = 0, ""
+    while True:
+        # Never the first: it may begin with a summary of the CLI's, before which a CLI reads nothing.
+        kept = min(_kept(texts, size // 2, at_least=int(open_calls)), len(texts) - 1)
+        pieces = list(_pieces(texts[: len(texts) - kept], size))
+        if not pieces or kept < int(open_calls):
+            return None
+        left_out = 0
+        if (spare := len(pieces) - (MOST_CALLS - calls)) > 0:
+            if calls == MOST_CALLS:
+                raise ContextTooLong("the conversation is too long, and so is every summary of it: start a new chain")
+            left_out, pieces = pieces[spare][0], pieces[spare:]
+        text = ""
+        try:
+            for _, piece in pieces:
+                calls += 1
+                before = f"{SO_FAR}\n\n{text}\n\n" if text else ""
+                text = (await ask(f"{ASK}\n\n{before}The conversation:\n\n{piece}"))[: size // 2]
+        except (ContextTooLong, RequestTooLarge):
+            size //= 2
+            continue
+        first = next((entry.uuid for entry in said[len(said) - kept].path), None) if kept else None
+        return Summary(text, first, len(said) - kept, left_out)
+
+
+def _read(path: Sequence[Record]) -> tuple[list[Exchange], list[str]]:
+    """The exchanges that the model is shown, and what was said in each."""
+    said = list(exchanges(_since_compacted(transcript.parse_records(path).entries)))
+    return said, ["\n\n".join(_told(exchange)) for exchange in said]
+
+
+def _since_compacted(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """What the model has been shown of these: since the CLI's last summary, and what that left as it was."""
+    at = next((at for at in range(len(entries) - 1, -1, -1) if is_compaction(entries[at])), 0)
+    kept = (entries[at].data.get("compactMetadata") or {}).get("preservedSegment") if entries else None
+    head = kept.get("headUuid") if isinstance(kept, dict) else None
+    return entries[next((n for n, entry in enumerate(entries) if head and entry.uuid == head), at) :]
+
+
+def _kept(texts: Sequence[str], room: int, *, at_least: int) -> int:
+    """How many of the last exchanges have room."""
+    kept = 0
+    for text in reversed(texts):
+        room -= len(text)
+        if room < 0 and kept >= at_least:
+            break
+        kept += 1
+    return kept
+
+
+def _pieces(texts: Sequence[str], size: int) -> Iterator[tuple[int, str]]:
+    """The texts in pieces of at most this size, each with the number of the exchange that it begins in."""
+    piece, first = "", 0
+    for number, text in enumerate(texts):
+        for at in range(0, len(text), size):
+            part = text[at : at + size]
+            if piece and len(piece) + len(part) > size:
+                yield first, piece
+                piece = ""
+            if not piece:
+                first = number
+            piece = f"{piece}\n\n{part}" if piece else part
+    if piece:
+        yield first, piece
+
+
+def _told(exchange: Exchange) -> Iterator[str]:
+    for entry in exchange.path:
+        if entry.kind in ("user", "assistant"):
+            for block in entry.content:
+                if words := _words(block):
+                    yield f"{entry.kind}: {words}"
+
+
+def _words(block: Block) -> str:
+    match block.get("type"):
+        case "text":
+            return str(block.get("text", ""))
+        case "tool_use":
+            return f"[calls {block.get('name')}: {json.dumps(block.get('input'), ensure_ascii=False)}]"
+        case "tool_result":
+            content = block.get("content")
+            parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
+            return f"[result: {' '.join(_words(part) for part in parts if isinstance(part, dict))}]"
+        case "image" | "document":
+            return f"[{block['type']}]"
+    return ""

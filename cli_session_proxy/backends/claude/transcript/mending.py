@@ -1,0 +1,270 @@
+"""What of a path's records the model is shown. Pure.
+
+The chain keeps every record as it was. What the model's API would not take is left out when the records are written for
+a CLI: by decisions that stand in the path as records of our own (marks), at the turn that took them. So a decision
+holds for every path that goes through that turn, for none that leaves before it, and comes to the same records for
+ever: the transcript is compared with these (`comparing`), and the next request extends the last one byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ....domain.models import JSON, THINKING, Block, Record, Tool
+from ....domain.notes import Code, Note
+
+KIND = "cli-session-proxy/mark"
+_OPENING = f'{{"type":"{KIND}"'
+# What a mark may leave out of all that stands before it, by the types of its blocks.
+LeftOut = Literal["thinking", "images", "documents"]
+_TYPES: dict[LeftOut, frozenset[str]] = {
+    "thinking": THINKING,
+    "images": frozenset({"image"}),
+    "documents": frozenset({"document"}),
+}
+# What stands in their place. Thinking leaves nothing.
+_PLACES: dict[LeftOut, str] = {
+    "images": "[An image stood here. It is left out: the request would have been refused with it.]",
+    "documents": "[A document stood here. It is left out: the request would have been refused with it.]",
+}
+SUMMARY = (
+    "This conversation was longer than what fits into one request. This is a summary of what came before the messages "
+    "that follow:\n\n"
+)
+GOES_ON = "I go on from this summary."
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What stands before the messages of a path's requests.
+
+    `told` is the system prompt as the model knows it by now: later values of it came with prompts. `tools` are the
+    client's (`Tool.as_json`), in the order and spelling in which they were offered first.
+    """
+
+    system: str | None
+    told: str | None
+    tools: tuple[JSON, ...] = ()
+
+    def as_record(self) -> Record:
+        told = {} if self.told == self.system else {"told": self.told}
+        return _mark("head", system=self.system, tools=list(self.tools), **told)
+
+
+def leave_out(what: LeftOut, since: str | None = None, *, refused: bool = False) -> Record:
+    """A mark: nothing of this kind that stands before it is shown to the model any more; from this record on, or from
+    the first. `refused`: the provider had refused the request with it."""
+    return _mark("leave_out", what=what, since=since, refused=refused)
+
+
+def was_refused(records: Sequence[Record], what: LeftOut) -> bool:
+    """Had the provider refused a request of this path for blocks of this kind?"""
+    marks = (json.loads(record.line) for record in records if is_mark(record))
+    return any(mark.get("what") == what and mark.get("refused") for mark in marks)
+
+
+def summary(text: str, kept_from: str | None, model: str, at: str) -> Record:
+    """A mark: of what stands before the record `kept_from` (None: before the mark), the model is shown this summary.
+
+    `model` is who goes on from it, `at` a timestamp.
+    """
+    uuids = [str(uuid.uuid4()), str(uuid.uuid4())]
+    return _mark("summary", text=text, kept_from=kept_from, uuids=uuids, model=model, at=at)
+
+
+def imported(notes: Iterable[Note]) -> Record:
+    """A mark: what was mended of a client's history when its records were made."""
+    return _mark("imported", notes=[note.as_json() for note in notes])
+
+
+def mended_at_import(records: Iterable[Record]) -> list[Note]:
+    """What was mended of the client's history at the end of this path."""
+    found: Counter[Code] = Counter()
+    for record in records:
+        if record.uuid is not None and not record.synthetic:
+            found.clear()  # a turn of ours: what came before it was told then
+        elif is_mark(record) and (mark := json.loads(record.line))["mark"] == "imported":
+            for note in mark["notes"]:
+                found[note["code"]] += note["count"]
+    return [Note(code, number) for code, number in found.items()]
+
+
+def is_mark(record: Record) -> bool:
+    return record.uuid is None and record.line.startswith(_OPENING)
+
+
+def is_sound_mark(record: Record) -> bool:
+    """Whether a mark that came with a stranger's chain is one that we could have made."""
+    try:
+        mark = json.loads(record.line)
+        match mark.get("mark"):
+            case "head":
+                tools = [Tool.from_json(tool) for tool in mark["tools"]]
+                texts = [mark["system"], mark.get("told")]
+                return all(isinstance(one, str | None) for one in texts) and all(
+                    isinstance(t.schema, dict) for t in tools
+                )
+            case "leave_out":
+                known = mark["what"] in _TYPES and isinstance(mark["since"], str | None)
+                return known and isinstance(mark["refused"], bool)
+            case "imported":
+                return all(isinstance(Note.from_json(note).count, int) for note in mark["notes"])
+            case "summary":
+                texts = [*(mark[name] for name in ("text", "at", "model")), *mark["uuids"]]
+                whole = len(mark["uuids"]) == 2 and isinstance(mark["kept_from"], str | None)
+                return whole and all(isinstance(one, str) for one in texts)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+    return False
+
+
+def head_of(records: Sequence[Record]) -> Head | None:
+    """The newest head that is marked on the path; None where it never was another than its turns say."""
+    for record in reversed(records):
+        if is_mark(record) and (mark := json.loads(record.line)).get("mark") == "head":
+            return Head(mark["system"], mark.get("told", mark["system"]), tuple(mark["tools"]))
+    return None
+
+
+def shown(records: Sequence[Record]) -> list[Record]:
+    """The records as a CLI may load them, without marks."""
+    marks = [(at, json.loads(record.line)) for at, record in enumerate(records) if is_mark(record)]
+    if not marks:
+        return list(records)
+    ranges = [(mark["what"], _at(records, mark["since"]), at) for at, mark in marks if mark["mark"] == "leave_out"]
+    out: list[Record] = []
+    start = 0
+    if newest := [(at, mark) for at, mark in marks if mark["mark"] == "summary"][-1:]:
+        start, mark = newest[0]
+        start = start if mark["kept_from"] is None else _at(records, mark["kept_from"])
+        # Files beside the transcript stay: the messages that are kept may name them.
+        out += [record for record in records[:start] if record.uuid is None and not is_mark(record)]
+        like = next((record for record in reversed(records[: start + 1]) if record.uuid is not None), None)
+        out += _summary_records(mark, like)
+    first = out[-1].uuid if start and out else None  # what the first record that is kept hangs on
+    gone: dict[str, str | None] = {}  # uuid of a record that is left out -> what hangs on it hangs on this
+    for at, record in enumerate(records[start:], start):
+        if is_mark(record):
+            continue
+        kinds = {what for what, since, end in ranges if since <= at < end and _may_hold(record, what)}
+        if record.uuid is None or not (kinds or gone or first):
+            out.append(record)
+            continue
+        was: JSON = json.loads(record.line)
+        data = dict(was)
+        if first is not None:
+            data["parentUuid"], first = first, None
+        for name in ("parentUuid", "logicalParentUuid", "sourceToolAssistantUUID"):
+            while data.get(name) in gone:
+                data[name] = gone[data[name]]
+        if kinds and not data.get("isSidechain") and _is_emptied(data, kinds):
+            gone[record.uuid] = data.get("parentUuid")
+        elif data == was:
+            out.append(record)
+        else:
+            out.append(Record(json.dumps(data, separators=(",", ":")), record.uuid, record.synthetic))
+    return out
+
+
+def _at(records: Sequence[Record], uuid: str | None) -> int:
+    """Where this record stands; 0 where it does not."""
+    return next((at for at, record in enumerate(records) if uuid is not None and record.uuid == uuid), 0)
+
+
+def since_first(records: Sequence[Record], what: Collection[LeftOut]) -> Sequence[Record]:
+    """The records from the first one with a block of these kinds on; none where there is no such block."""
+    first = (at for at, record in enumerate(records) if any(count([record], one) for one in what))
+    return records[next(first, len(records)) :]
+
+
+def count(records: Iterable[Record], what: LeftOut) -> int:
+    """How many blocks of this kind the model is shown in these (shown) records."""
+    found = 0
+    for record in records:
+        if record.uuid is not None and _may_hold(record, what):
+            data = json.loads(record.line)
+            if not data.get("isSidechain"):
+                found += sum(_count(block, _TYPES[what]) for block in _content(data))
+    return found
+
+
+def weight(records: Iterable[Record], what: LeftOut) -> int:
+    """How many characters of these records' lines hold blocks of this kind."""
+    return sum(len(record.line) for record in records if record.uuid is not None and _may_hold(record, what))
+
+
+def _may_hold(record: Record, what: LeftOut) -> bool:
+    """By the text of the line: most need not be parsed."""
+    return any(f'"{kind}"' in record.line for kind in _TYPES[what])
+
+
+def _count(block: Block, types: frozenset[str]) -> int:
+    inner = block.get("content") if block.get("type") == "tool_result" else None
+    inside = sum(_count(one, types) for one in inner if isinstance(one, dict)) if isinstance(inner, list) else 0
+    return inside + (block.get("type") in types)
+
+
+def _is_emptied(data: JSON, kinds: set[LeftOut]) -> bool:
+    """Leave these kinds out of the record's message. True where nothing of it is left."""
+    content = _content(data)
+    if not content:
+        return False
+    left = _without(content, kinds)
+    if left:
+        data["message"] = {**data["message"], "content": left}
+    return not left
+
+
+def _without(content: Iterable[Block], kinds: set[LeftOut]) -> list[Block]:
+    out: list[Block] = []
+    for block in content:
+        kind = next((kind for kind in kinds if block.get("type") in _TYPES[kind]), None)
+        if kind is not None:
+            out += [{"type": "text", "text": _PLACES[kind]}] if kind in _PLACES else []
+        elif block.get("type") == "tool_result" and isinstance(block.get("content"), list):
+            out.append({**block, "content": _without(block["content"], kinds)})
+        else:
+            out.append(block)
+    return out
+
+
+def _content(data: JSON) -> list[Block]:
+    message = data.get("message")
+    content = message.get("content") if isinstance(message, dict) else None
+    return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+
+
+def _summary_records(mark: JSON, like: Record | None) -> Iterator[Record]:
+    """A prompt of nobody's with the summary; where nothing is kept behind it, an answer too. In all else they are like
+    this record. A CLI makes up an answer where a transcript ends without one."""
+    known: JSON = json.loads(like.line) if like is not None else {}
+    kept: JSON = {
+        name: known[name] for name in ("userType", "cwd", "sessionId", "version", "gitBranch") if name in known
+    }
+    asked, answered = mark["uuids"]
+    data: JSON = {**kept, "isSidechain": False, "timestamp": mark["at"]}
+    content = [{"type": "text", "text": SUMMARY + mark["text"]}]
+    prompt: JSON = {"parentUuid": None, **data, "type": "user", "message": {"role": "user", "content": content}}
+    yield Record(json.dumps(prompt | {"uuid": asked}, separators=(",", ":")), asked, synthetic=True)
+    if mark["kept_from"] is None:
+        message: JSON = {
+            "id": f"msg_{answered.replace('-', '')}",
+            "type": "message",
+            "role": "assistant",
+            "model": mark["model"],
+            "content": [{"type": "text", "text": GOES_ON}],
+            "stop_reason": "end_turn",
+            "stop_sequence": None,
+            "usage": {"input_tokens": 0, "output_tokens": 0},
+        }
+        answer: JSON = {"parentUuid": asked, **data, "type": "assistant", "message": message, "uuid": answered}
+        yield Record(json.dumps(answer, separators=(",", ":")), answered, synthetic=True)
+
+
+def _mark(mark: str, **fields: Any) -> Record:
+    return Record(json.dumps({"type": KIND, "mark": mark, **fields}, separators=(",", ":")))

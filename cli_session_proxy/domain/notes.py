@@ -1,0 +1,51 @@
+"""What the model was not shown as it was said, and why: codes with numbers, put into words in one room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Code = Literal[
+    "system_prompt_in_newest_turn",  # its new values, or the whole of it, went out with the prompt
+    "system_prompt_replaced",
+    "thinking_left_out",  # its seal held for another head of the request
+    "images_left_out",
+    "documents_left_out",
+    "summarised",  # the oldest exchanges: the model knows a summary
+    "not_summarised",  # of them, those of which there is no summary either
+    # the CLI's own doing
+    "cli_left_out_thinking",
+    "cli_left_out_tool_results",
+    "cli_left_out_images",
+    "cli_left_out_documents",
+    "cli_changed_images",
+    # of a history that a client brought
+    "foreign_thinking_left_out",
+    "ids_rewritten",
+    "calls_without_result",
+    "results_without_call",
+    "empty_messages",
+    "characters_replaced",
+    "arguments_kept_as_text",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """`count`: of blocks or exchanges, what the code speaks of; 1 where there can be only one."""
+
+    code: Code
+    count: int = 1
+
+    def as_json(self) -> dict[str, Any]:
+        return {"code": self.code, "count": self.count}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Note:
+        return Note(data["code"], data["count"])
+
+
+def header(notes: Iterable[Note]) -> str:
+    """The value of `X-Continuity-Note`: `code=count` of each, in order."""
+    return ", ".join(f"{note.code}={note.count}" for note in notes)

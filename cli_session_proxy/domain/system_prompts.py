@@ -1,0 +1,46 @@
+"""Is a changed system prompt another prompt, or the same one at another time? Pure.
+
+Newer models seal their thinking over the head of the request, and the provider caches from its first byte on: a clock
+or a counter in the system prompt would cost both at every turn. So a prompt that differs only in dates, times, numbers
+or ids stays what it was at the head, and its new values go to the model with the newest prompt.
+"""
+
+from __future__ import annotations
+
+import re
+
+from .models import Block
+
+_UUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
+_RUN = re.compile(r"[A-Za-z0-9]+")
+# Letters and digits by turns: req_8f3a9c21, but not python3 or windows11.
+_ID = re.compile(r"(?=.{6,})(?:[A-Za-z]+[0-9]+[A-Za-z]|[0-9]+[A-Za-z]+[0-9])[A-Za-z0-9]*")
+_NUMBER = re.compile(r"[+-]?[0-9]+(?:[.,:/-][0-9]+)*")
+_NAMES = re.compile(
+    r"\b(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?"
+    r"|Nov(?:ember)?|Dec(?:ember)?|Mon(?:day)?|Tue(?:s(?:day)?)?|Wed(?:nesday)?|Thu(?:rs(?:day)?)?|Fri(?:day)?"
+    r"|Sat(?:urday)?|Sun(?:day)?|AM|PM|am|pm|a\.m\.|p\.m\.)(?=\W|#|$)"
+)
+_VALUE = "#"
+
+
+def is_same_but_for_values(one: str, other: str) -> bool:
+    """Do they differ only in dates, times, numbers or ids? Any changed word makes it another prompt."""
+    return _masked(one) == _masked(other)
+
+
+def _masked(text: str) -> str:
+    text = _UUID.sub(_VALUE, text)
+    text = _RUN.sub(lambda run: _VALUE if _ID.fullmatch(run[0]) else run[0], text)
+    return _NAMES.sub(_VALUE, _NUMBER.sub(_VALUE, text))
+
+
+def reminder(before: str, now: str) -> Block:
+    """What tells the model, beside the newest prompt, that the system prompt `before` is `now` by now."""
+    old, new = before.splitlines(), now.splitlines()
+    if is_same_but_for_values(before, now) and len(old) == len(new):
+        changed = [line for was, line in zip(old, new, strict=True) if was != line]
+        said = "The system prompt has new values. These lines of it read now:\n" + "\n".join(changed)
+    else:
+        said = f"The system prompt is this one from here on, in place of the one before:\n{now}"
+    return {"type": "text", "text": f"<system-reminder>\n{said}\n</system-reminder>"}

@@ -1,0 +1,155 @@
+"""What of a path the model is shown, by the decisions that stand in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_session_proxy.backends.claude import transcript
+from cli_session_proxy.backends.claude.transcript import Head, Scribe
+from cli_session_proxy.domain.models import Block, Message, Record
+from cli_session_proxy.domain.notes import Note
+
+SESSION = "11111111-1111-4111-8111-111111111111"
+IMAGE: Block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0"}}
+THOUGHT: Block = {"type": "thinking", "thinking": "hm", "signature": "c2VhbGVk"}
+
+
+def words(text: str) -> Block:
+    return {"type": "text", "text": text}
+
+
+def path(*contents: Sequence[Block], at: float = 1_700_000_000.0) -> list[Record]:
+    """Records that hang on each other; a record that begins with a thought or an answer is the assistant's."""
+    scribe = Scribe(SESSION, Path("/somewhere"), "2.1.330", at)
+    out = []
+    for blocks in contents:
+        said = blocks[0] == THOUGHT or str(blocks[0].get("text", "")).startswith("answer")
+        out.append(scribe.record(Message("assistant" if said else "user", tuple(blocks)), "sonnet"))
+    return out
+
+
+def told(records: Sequence[Record]) -> list[list[Any]]:
+    """The contents, after a check that each record hangs on the one before it."""
+    entries = transcript.parse_records(records).path
+    assert transcript.unbroken(entries, None)
+    return [[block.get("text", block["type"]) for block in entry.content] for entry in entries]
+
+
+def test_without_a_decision_every_record_is_what_it_was() -> None:
+    records = path([words("a"), IMAGE], [THOUGHT, words("answer")])
+    assert transcript.shown(records) == records
+
+
+def test_thoughts_before_the_decision_are_left_out_and_those_behind_it_stay() -> None:
+    records = path([words("a")], [THOUGHT], [words("answer 1")], [words("b")], [THOUGHT, words("answer 2")])
+    decided = [*records[:3], transcript.leave_out("thinking"), *records[3:]]
+    assert told(transcript.shown(decided)) == [["a"], ["answer 1"], ["b"], ["thinking", "answer 2"]]
+    everything = [*records, transcript.leave_out("thinking")]
+    assert told(transcript.shown(everything)) == [["a"], ["answer 1"], ["b"], ["answer 2"]]
+    assert everything[:5] == records
+    assert transcript.count(transcript.shown(everything), "thinking") == 0
+    assert transcript.count(records, "thinking") == 2
+
+
+def test_thoughts_before_what_is_left_out_stay() -> None:
+    records = path([words("a")], [THOUGHT, words("answer 1")], [IMAGE, words("b")], [THOUGHT, words("answer 2")])
+    later = transcript.since_first(records, ["images"])
+    marks = [transcript.leave_out("images"), transcript.leave_out("thinking", later[0].uuid)]
+    shown = told(transcript.shown([*records, *marks]))
+    assert shown[:2] == [["a"], ["thinking", "answer 1"]]
+    assert "left out" in shown[2][0]
+    assert shown[2][1:] == ["b"]
+    assert shown[3] == ["answer 2"]
+
+
+def test_an_image_in_the_result_of_a_tool_is_left_out_too_and_words_stand_in_its_place() -> None:
+    result: Block = {"type": "tool_result", "tool_use_id": "c", "content": [words("seen"), IMAGE]}
+    records = path([words("a")], [words("answer"), {"type": "tool_use", "id": "c", "name": "f", "input": {}}], [result])
+    assert transcript.count(records, "images") == 1
+    shown = transcript.shown([*records, transcript.leave_out("images")])
+    content = transcript.parse_records(shown).path[2].content[0]["content"]
+    assert [block["type"] for block in content] == ["text", "text"]
+    assert "left out" in content[1]["text"]
+
+
+def test_the_same_decisions_come_to_the_same_bytes() -> None:
+    records = path([words("a"), IMAGE], [THOUGHT], [words("answer 1")], [words("b")], [words("answer 2")])
+    marks = [
+        transcript.leave_out("images"),
+        transcript.summary("so far", records[3].uuid, "sonnet", "2026-11-21T10:00Z"),
+    ]
+    assert transcript.shown([*records, *marks]) == transcript.shown([*records, *marks])
+
+
+def test_a_summary_takes_the_place_of_what_is_before_the_records_that_are_kept() -> None:
+    records = path([words("a")], [words("answer 1")], [words("b")], [words("answer 2")])
+    mark = transcript.summary("a was said", records[2].uuid, "sonnet", "2026-11-21T10:00:00.000Z")
+    (first, *rest) = told(transcript.shown([*records, mark, *path([words("c")])[:0]]))
+    assert first[0].endswith("a was said")
+    assert rest == [["b"], ["answer 2"]]
+
+
+def test_a_summary_of_everything_ends_with_an_answer_and_what_follows_hangs_on_it() -> None:
+    records = path([words("a")], [words("answer 1")])
+    mark = transcript.summary("a was said", None, "sonnet", "2026-11-21T10:00:00.000Z")
+    shown = transcript.shown([*records, mark])
+    assert [entry.kind for entry in transcript.parse_records(shown).path] == ["user", "assistant"]
+    leaf = transcript.parse_records(shown).leaf
+    scribe = Scribe(SESSION, Path("/somewhere"), "2.1.330", 1_800_000_000.0, leaf)
+    later = [scribe.record(Message.user("b"), "sonnet"), scribe.record(Message.assistant("answer 2"), "sonnet")]
+    again = transcript.shown([*records, mark, *later])
+    assert again[:2] == shown
+    assert told(again)[2:] == [["b"], ["answer 2"]]
+
+
+def test_the_newest_head_on_the_path_is_the_one_that_holds() -> None:
+    tools = ({"name": "f", "description": "", "schema": {}, "strict": False},)
+    records = [*path([words("a")]), Head("A", "A").as_record(), Head("A", "A at 10:00", tools).as_record()]
+    assert transcript.head_of(records) == Head("A", "A at 10:00", tools)
+    assert transcript.head_of(path([words("a")])) is None
+    assert told(transcript.shown(records)) == [["a"]]
+
+
+def test_what_was_mended_at_an_import_is_told_until_a_turn_of_ours_follows() -> None:
+    note = Note("ids_rewritten", 2)
+    imported = [*path([words("a")], [words("answer")]), transcript.imported([note]), transcript.imported([note])]
+    assert transcript.mended_at_import(imported) == [Note("ids_rewritten", 4)]
+    (ours,) = path([words("b")])
+    assert transcript.mended_at_import([*imported, Record(ours.line, ours.uuid)]) == []
+
+
+GOOD = [
+    transcript.leave_out("thinking"),
+    Head("A", None).as_record(),
+    transcript.summary("text", None, "sonnet", "2026-11-21T10:00:00.000Z"),
+    transcript.imported([Note("ids_rewritten")]),
+]
+BAD = [
+    {"mark": "leave_out", "what": "everything", "since": None, "refused": False},
+    {"mark": "leave_out", "what": [], "since": None, "refused": False},
+    {"mark": "leave_out", "what": "images", "since": None},
+    {"mark": "head", "system": 1, "tools": []},
+    {"mark": "head", "system": "A", "tools": [{"nam": "f"}]},
+    {"mark": "summary", "text": "t", "kept_from": None, "model": "m", "at": "t", "uuids": []},
+    {"mark": "imported", "notes": [{"code": "x"}]},
+    {"mark": "other"},
+    {},
+]
+
+
+@pytest.mark.parametrize("mark", GOOD)
+def test_marks_of_ours_are_sound(mark: Record) -> None:
+    assert transcript.is_mark(mark)
+    assert transcript.is_sound_mark(mark)
+
+
+@pytest.mark.parametrize("fields", BAD)
+def test_marks_that_we_do_not_make_are_not(fields: dict[str, Any]) -> None:
+    mark = Record(json.dumps({"type": "cli-session-proxy/mark", **fields}, separators=(",", ":")))
+    assert transcript.is_mark(mark)
+    assert not transcript.is_sound_mark(mark)
