@@ -19,7 +19,7 @@ from .. import errors, logs
 from ..aside.pool import Aside
 from ..backends.auto import backend_for
 from ..backends.base import Backend, Counts
-from ..domain.models import FINISHED, ON_PATH, Agent, Turn, TurnRequest
+from ..domain.models import ANSWERED, FINISHED, ON_PATH, Agent, Turn, TurnRequest
 from ..errors import (
     ClaudeUnavailable,
     ConfigError,
@@ -266,8 +266,8 @@ class Engine:
             live = self._live.get(turn_id)
             if live is not None and not live.done:
                 return live.attach(replayed=True, timeout=request.timeout)
-            if turn.status in ON_PATH:
-                if not await self.store.claim(turn_id, self._instances.id):
+            if turn.status in ANSWERED:
+                if turn.status in ON_PATH and not await self.store.claim(turn_id, self._instances.id):
                     return None
                 live = self._deliveries.live(turn, agent.agent_id)
                 replay(live)
@@ -306,8 +306,9 @@ class Engine:
             if turn is None:
                 raise NotFound("the agent was deleted while this request waited for its answer")
             live.turn = turn
-            if turn.status in ON_PATH:
-                await self._take_over(live)
+            if turn.status in ANSWERED:
+                if turn.status in ON_PATH:
+                    await self._take_over(live)
                 replay(live)
             elif (turn.error or {}).get("code") == Interrupted.code:
                 place = self._lanes.take(agent.key)

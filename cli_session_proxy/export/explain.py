@@ -114,7 +114,17 @@ def reason(turn: Turn) -> JSON:
     return out
 
 
-_AS_THEY_ARE = ("left_off", "sandbox", "verified", "reloaded", "output_refused", "retries", "cuts", "compacted")
+_AS_THEY_ARE = (
+    "left_off",
+    "sandbox",
+    "verified",
+    "reloaded",
+    "output_refused",
+    "retries",
+    "cuts",
+    "compacted",
+    "refusal",
+)
 
 
 def detail(kept: JSON) -> JSON:
@@ -179,6 +189,8 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         said.append(_retries(evidence.retries))
     if evidence.cuts:
         said.append(_cuts(evidence.cuts))
+    if evidence.refusal is not None:
+        said.append(f"{evidence.refusal.words} The turn is on no path: the next one continues what this one did.")
     if evidence.settled:
         said.append("The proxy died after the CLI had finished this turn: the answer was read from the transcript.")
     if evidence.compacted:

@@ -87,6 +87,7 @@ class Reply:
     content: str | Sequence[Block] | None = None
     usage: Mapping[str, Any] | None = None
     stop_reason: str = "end_turn"
+    stop_details: Mapping[str, Any] | None = None
     thinking: str | None = None
 
     def blocks(self, texts: Texts, answer: Answer) -> list[Block]:
@@ -99,6 +100,13 @@ class Reply:
             signature = hashlib.sha256(self.thinking.encode()).hexdigest()
             blocks.insert(0, {"type": "thinking", "thinking": self.thinking, "signature": signature})
         return blocks
+
+
+def Refusal(category: str | None = None, explanation: str | None = None, said: str | None = None) -> Reply:  # noqa: N802 - as Big
+    """The model refuses, after `said`, in the API's own shape."""
+    details = {"type": "refusal", "category": category, "explanation": explanation}
+    blocks = [] if said is None else [{"type": "text", "text": said}]
+    return Reply(blocks, stop_reason="refusal", stop_details=details)
 
 
 def Big(size: int) -> Reply:  # noqa: N802 - reads as one of the behaviours
