@@ -45,6 +45,7 @@ from .ownership import Instances, Ownership
 from .placement import HOUR, Placement
 from .readiness import Readiness, State
 from .recovery import Recovery
+from .rewinding import Rewound, rewind
 
 __all__ = ["Answer", "Engine"]
 
@@ -422,6 +423,14 @@ class Engine:
             await self.store.delete_agent(agent.key)
         await asyncio.to_thread(logs.forget, self.settings, [agent.agent_id, agent.dir, *named])
         return True
+
+    async def rewind(self, owner: str, agent_id: str, to: str) -> Rewound:
+        """Move the agent's head back along its path; see `rewinding.rewind`. Raises `NotFound` for an unknown agent."""
+        agent = await self.store.agent(owner, agent_id)
+        if agent is None:
+            raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
+        # Own task: whoever leaves in between must not leave it half done.
+        return await asyncio.shield(self._tasks.own(rewind(self.store, self._ownership, agent, to)))
 
     async def _adopt_changes(self) -> None:
         """Take in what a person said in a session of ours, as soon as it is whole, while nobody uses the agent."""

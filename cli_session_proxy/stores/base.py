@@ -475,6 +475,12 @@ class Transfers(Protocol):
         """What somebody else had in a session, all or none: these turns, the head at the last of them, the session that
         ends there, and why. Returns the last one."""
 
+    async def rewind(self, lease: Lease, to: str | None) -> None:
+        """Move the agent's head back to a turn before it, None for before the first; nothing else changes.
+
+        `SessionBusy` while a turn of the agent waits or runs, in any proxy.
+        """
+
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         """Store a whole chain: nobody sees anything of it before all of it is there, and nothing is left otherwise.
 

@@ -11,7 +11,7 @@ import pytest
 from cli_session_proxy.backends.base import Refused
 from cli_session_proxy.backends.memory import MemoryBackend, echo
 from cli_session_proxy.domain.models import Block, Message, Turn, Usage
-from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.engine.engine import Answer, Engine
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Refusal
 from cli_session_proxy.testing.upstream import Upstream
@@ -155,10 +155,7 @@ async def test_all_clients_of_a_stream_are_told_the_same(settings: Settings) -> 
         await engine.stop()
 
 
-async def _words_of(answer: object) -> str:
-    from cli_session_proxy.engine.engine import Answer
-
-    assert isinstance(answer, Answer)
+async def _words_of(answer: Answer) -> str:
     said = [event.delta["text"] async for event in answer.events() if hasattr(event, "delta")]
     answer.acknowledge()
     return "".join(said)

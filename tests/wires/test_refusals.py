@@ -44,7 +44,9 @@ WIRES: dict[str, tuple[str, dict[str, Any], Read]] = {
         lambda a: (a["candidates"][0]["finishReason"], a["candidates"][0]["finishMessage"]),
     ),
     "ollama chat": ("/api/chat", {"messages": SAID, "stream": False}, lambda a: (a["done_reason"], a["refusal"])),
-    "ollama generate": ("/api/generate", {"prompt": "bad", "stream": False}, lambda a: (a["done_reason"], a["refusal"])),
+    "ollama generate": (
+        "/api/generate", {"prompt": "bad", "stream": False}, lambda a: (a["done_reason"], a["refusal"]),
+    ),
 }  # fmt: skip
 REASONS: dict[str, object] = {
     "chat": "content_filter", "messages": ("refusal", "cyber"), "responses": ("incomplete", "content_filter"),
@@ -65,9 +67,11 @@ async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     engine = Engine(settings, backend=MemoryBackend(_refuses))
     await engine.start()
     try:
-        async with serving(engine, settings) as url:
-            async with httpx.AsyncClient(base_url=url.removesuffix("/v1"), trust_env=False) as found:
-                yield found
+        async with (
+            serving(engine, settings) as url,
+            httpx.AsyncClient(base_url=url.removesuffix("/v1"), trust_env=False) as found,
+        ):
+            yield found
     finally:
         await engine.stop()
 

@@ -22,7 +22,7 @@ from ...domain.models import (
     Status,
     Turn,
 )
-from ...errors import NotFound, StoreUnavailable
+from ...errors import NotFound, SessionBusy, StoreUnavailable
 from ..base import Begun, Commit, ImportedTurn, KeyTaken, Lease, NewTurn, PathChanged
 from . import conversing, images, leases, reading, rows
 from .images import Cutter
@@ -156,6 +156,13 @@ def adopt(
     save_session(conn, session, why)
     (turn,) = rows.loaded_turns(conn, [_need(conn, theirs[-1].id, None)])
     return turn
+
+
+def rewind(conn: Connection, lease: Lease, to: str | None) -> None:
+    leases.check(conn, lease)
+    if reading.waiting(conn, lease.agent_key):
+        raise SessionBusy("a turn of this agent waits or runs: wait for its end, or cancel it, then rewind")
+    set_head(conn, lease.agent_key, to)
 
 
 def insert_whole(conn: Connection, turn: Turn, lines: Iterable[Record]) -> None:
