@@ -94,8 +94,8 @@ def _item(block: Block) -> tuple[str, str] | None:
     if kind == "text":
         text = str(block.get("text", "")).strip()
         return ("text", text) if text else None
-    if kind == "image":
-        return "image", _image(block.get("source", {}))
+    if kind in ("image", "document"):
+        return kind, _image(block.get("source", {}))
     if kind == "tool_use":
         return "call", json.dumps([block.get("name"), block.get("input") or {}], sort_keys=True)
     if kind == "tool_result":

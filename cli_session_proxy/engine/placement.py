@@ -225,7 +225,7 @@ def _is_short(messages: Sequence[Message]) -> bool:
     if len(messages) > SHORT:
         return False
     texts = (block.get("text", "") for message in messages for block in message.content)
-    images = any(block.get("type") == "image" for message in messages for block in message.content)
+    images = any(block.get("type") in ("image", "document") for message in messages for block in message.content)
     return not images and sum(len(str(text)) for text in texts) <= SHORT_TEXT
 
 

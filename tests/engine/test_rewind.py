@@ -123,7 +123,8 @@ async def test_by_the_route_and_by_the_command_with_and_without_a_server(setting
             }  # fmt: skip
             away = {"Origin": "http://evil.example"}
             assert (await http.post("/chains/a%2Fb/rewind", json={"to": "-1"}, headers=away)).status_code == 400
-            for wrong in ({}, {"to": 1}, {"to": "-9"}, []):
+            bodies: list[object] = [{}, {"to": 1}, {"to": "-9"}, []]
+            for wrong in bodies:
                 assert (await http.post("/chains/a%2Fb/rewind", json=wrong)).status_code == 400
             assert (await http.post("/chains/nobody/rewind", json={"to": "-1"})).status_code == 404
     done = await showing.rewind(settings, "local", "a/b", "-1")

@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import Part, Reader, checked_arguments, checked_conversation, image_block, typed_blocks
+from ..blocks import (
+    BY_DATA,
+    Part,
+    Reader,
+    checked_arguments,
+    checked_conversation,
+    image_block,
+    named_file,
+    typed_blocks,
+)
 from ..common import optional, required, wrong_type
 
 
@@ -44,7 +53,7 @@ def _system_text(message: Part, where: str) -> str:
 
 
 def _user(message: Part, where: str) -> Message:
-    blocks = _blocks(message, where, {"text": _text, "image_url": _image})
+    blocks = _blocks(message, where, {"text": _text, "image_url": _image, "file": _file})
     # The Messages API refuses white text blocks; beside another block such a part says nothing.
     telling = tuple(block for block in blocks if block["type"] != "text" or block["text"].strip())
     return Message("user", telling or blocks)
@@ -99,6 +108,15 @@ def _image(part: Part, where: str) -> Block:
     image = required(part, "image_url", dict, "an object", where=f"{where}.")
     url: str = required(image, "url", str, "a string", where=f"{where}.image_url.")
     return image_block(url, f"{where}.image_url.url")
+
+
+def _file(part: Part, where: str) -> Block:
+    file = required(part, "file", dict, "an object", where=f"{where}.")
+    data = optional(file, "file_data", str, "a string", where=f"{where}.file.")
+    if data is None:
+        raise InvalidRequest(f"{where}.file: {BY_DATA}", param=f"{where}.file.file_data")
+    name = optional(file, "filename", str, "a string", where=f"{where}.file.")
+    return named_file(data, name, f"{where}.file.file_data")
 
 
 def _tool_use(call: object, where: str) -> Block:

@@ -10,7 +10,18 @@ from collections.abc import Mapping
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import Part, Reader, base64_image, checked_conversation, is_web_address, telling, typed_blocks
+from ..blocks import (
+    BY_DATA,
+    Part,
+    Reader,
+    base64_file,
+    base64_image,
+    checked_conversation,
+    document,
+    is_web_address,
+    telling,
+    typed_blocks,
+)
 from ..common import optional, required, wrong_type
 
 
@@ -81,6 +92,23 @@ def _image(block: Part, where: str) -> Block:
     return base64_image(media_type, required(source, "data", str, "a string", where=f"{inner}."), f"{inner}.data")
 
 
+def _document(block: Part, where: str) -> Block:
+    source = required(block, "source", dict, "an object", where=f"{where}.")
+    inner = f"{where}.source"
+    kind = required(source, "type", str, "a string", where=f"{inner}.")
+    title = optional(block, "title", str, "a string", where=f"{where}.")
+    if kind == "base64":
+        media_type = required(source, "media_type", str, "a string", where=f"{inner}.")
+        data = required(source, "data", str, "a string", where=f"{inner}.")
+        return base64_file(media_type, data, f"{inner}.data", title)
+    if kind == "text":
+        text: str = required(source, "data", str, "a string", where=f"{inner}.")
+        if not text.strip():
+            raise InvalidRequest(f"{inner}.data holds no words", param=f"{inner}.data")
+        return document({"type": "text", "media_type": "text/plain", "data": text}, title)
+    raise InvalidRequest(f"{inner}: {BY_DATA}, or a text", param=f"{inner}.type")
+
+
 def _thinking(block: Part, where: str) -> Block:
     return {
         "type": "thinking",
@@ -108,7 +136,7 @@ def _tool_result(block: Part, where: str) -> Block:
     if content is None or isinstance(content, str):
         result = content or ""
     elif isinstance(content, list):
-        result = typed_blocks(content, f"{where}.content", {"text": _text, "image": _image})
+        result = typed_blocks(content, f"{where}.content", {"text": _text, "image": _image, "document": _document})
     else:
         raise wrong_type(f"{where}.content", "a string or a list of blocks")
     call_id = required(block, "tool_use_id", str, "a string", where=f"{where}.")
@@ -118,7 +146,9 @@ def _tool_result(block: Part, where: str) -> Block:
     return read
 
 
-_USER: dict[str, Reader] = {"text": _text, "image": _image, "tool_result": _tool_result}
+_USER: dict[str, Reader] = {
+    "text": _text, "image": _image, "document": _document, "tool_result": _tool_result,
+}  # fmt: skip
 _ASSISTANT: dict[str, Reader] = {
     "text": _text, "thinking": _thinking, "redacted_thinking": _redacted_thinking, "tool_use": _tool_use,
 }  # fmt: skip
