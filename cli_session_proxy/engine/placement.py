@@ -18,6 +18,7 @@ from ..domain.models import FINISHED, ON_PATH, THINKING, Agent, Message, Placed,
 from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import ImportedTurn, NewTurn, Store
+from .fitting import Fitting
 
 # A finished turn is a client's own retry's only this long (seconds): afterwards the same words are said anew.
 # The SDKs wait for at most 60 s (the longest Retry-After that they heed).
@@ -189,8 +190,11 @@ class Placement:
         above = await self._store.turn(decision.parent) if decision.parent else None
         known = await self._store.records(above.id) if above else []
         found = await self._aside.thread(lambda: lineage.past(decision.imported))
-        made = self._backend.imported(agent, above, known, found, model)
-        coming = _imported(zip(found, made, strict=True), agent.key, above, decision.placed.rule, model)
+        fitting = Fitting(self._aside)
+        shown = [await fitting.fit(one) for one in found]
+        made = self._backend.imported(agent, above, known, [one for one, _ in shown], model)
+        notes = [note for _, note in shown]
+        coming = _imported(zip(found, made, notes, strict=True), agent.key, above, decision.placed.rule, model)
         parent = decision.parent
         while piece := await self._aside.thread(lambda: list(itertools.islice(coming, PIECE))):
             await self._store.import_turns(piece)
@@ -230,7 +234,7 @@ def _is_short(messages: Sequence[Message]) -> bool:
 
 
 def _imported(
-    history: Iterable[tuple[Past, tuple[Record, ...]]],
+    history: Iterable[tuple[Past, tuple[Record, ...], str | None]],
     agent_key: int,
     above: Turn | None,
     rule: Rule | None,
@@ -238,7 +242,7 @@ def _imported(
 ) -> Iterator[ImportedTurn]:
     """Exchanges of a client's history as turns, each the child of the one before it."""
     parent, path_hash, depth = (above.id, above.path_hash, above.depth) if above else (None, None, 0)
-    for exchange, records in history:
+    for exchange, records, note in history:
         path_hash = lineage.path_hash(path_hash, exchange.input, exchange.output)
         depth += 1
         turn = ImportedTurn(
@@ -253,7 +257,7 @@ def _imported(
             path_hash=path_hash,
             depth=depth,
             placed=Placed(rule),
-            evidence=Evidence(Brought("client")),
+            evidence=Evidence(Brought("client", note=note)),
         )
         yield turn
         parent = turn.id

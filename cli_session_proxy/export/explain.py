@@ -108,7 +108,8 @@ def reason(turn: Turn) -> JSON:
         out["records"] = _RECORDS.get(evidence.records, evidence.records)
     if evidence.brought is not None:
         by_client = evidence.brought.by == "client"
-        out["why"] = "sent by the client as history" if by_client else evidence.brought.note
+        note = evidence.brought.note
+        out["why"] = note if not by_client else "sent by the client as history" + (f". {note}" if note else "")
         if evidence.brought.session is not None:
             out["session"] = evidence.brought.session
     return out
@@ -166,6 +167,8 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
     """What happened to a turn beside what its links tell, in order; nothing for one that went as turns should."""
     before_the_last = [attempt for attempt in attempts if "n" in attempt][:-1] if len(attempts) > 1 else []
     said = []
+    if evidence.brought is not None and evidence.brought.by == "client" and evidence.brought.note:
+        said.append(f"{evidence.brought.note}.")
     if evidence.left_off:
         said.append(
             f"The answer of {evidence.left_off} never reached its client: the conversation goes on from before it."

@@ -121,9 +121,10 @@ def _without_images(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     source = value.get("source")
-    held = isinstance(source, dict) and isinstance(source.get("data"), str)
-    if held and (value.get("type") == "image" or (value.get("type") == "document" and source.get("type") == "base64")):
-        return _file(value["type"], source)
+    if isinstance(source, dict) and isinstance(source.get("data"), str):
+        kind = value.get("type")
+        if kind == "image" or (kind == "document" and source.get("type") == "base64"):
+            return _file(str(kind), source)
     return {name: _without_images(item) for name, item in value.items()}
 
 
