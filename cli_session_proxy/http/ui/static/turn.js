@@ -107,10 +107,17 @@ export class TurnView {
 
   /** Takes what follows this turn off the path, when it is confirmed. */
   rewindTo(agentId, turn) {
-    const button = h("button.rewind", { type: "button" }, "Rewind to this turn");
-    button.addEventListener("click", async () => {
-      const sure = "Take all turns after this one off the path? They stay in the chain, and the next turn goes on from here.";
-      if (!confirm(sure)) return;
+    const place = h("p.rewind");
+    const ask = h("button", { type: "button" }, "Rewind to this turn");
+    const yes = h("button", { type: "button" }, "Rewind");
+    const no = h("button", { type: "button" }, "Keep");
+    const sure = "Take all turns after this one off the path? They stay in the chain, and the next turn goes on from here. ";
+    ask.addEventListener("click", () => {
+      fill(place, sure, yes, " ", no);
+      no.focus();
+    });
+    no.addEventListener("click", () => fill(place, ask));
+    yes.addEventListener("click", async () => {
       try {
         await post(`${chainPath(agentId)}/rewind`, { to: turn.id });
         this.onRewound(agentId, turn.id);
@@ -118,7 +125,8 @@ export class TurnView {
         this.onFault(fault);
       }
     });
-    return h("p", null, button);
+    fill(place, ask);
+    return place;
   }
 
   drawTranscript(compared) {
