@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import rows_cli, rows_files, rows_many, rows_upstream
+from . import rows_cli, rows_files, rows_many, rows_refusals, rows_upstream
 
 ROWS = (
     *rows_files.ROWS,
@@ -11,4 +11,5 @@ ROWS = (
     *rows_many.ROWS,
     *rows_upstream.TEXT_ROWS,
     *rows_upstream.MODEL_ROWS,
+    *rows_refusals.ROWS,
 )
