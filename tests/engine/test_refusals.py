@@ -10,6 +10,7 @@ import pytest
 
 from cli_session_proxy.backends.base import Refused
 from cli_session_proxy.backends.memory import MemoryBackend, echo
+from cli_session_proxy.commands import upkeep
 from cli_session_proxy.domain.models import Block, Message, Turn, Usage
 from cli_session_proxy.engine.engine import Answer, Engine
 from cli_session_proxy.settings import Settings
@@ -159,6 +160,29 @@ async def _words_of(answer: Answer) -> str:
     said = [event.delta["text"] async for event in answer.events() if hasattr(event, "delta")]
     answer.acknowledge()
     return "".join(said)
+
+
+async def test_a_chain_with_a_refusal_can_be_taken_elsewhere(settings: Settings, tmp_path: Path) -> None:
+    engine, _ = await _engine(settings)
+    try:
+        await ask(engine, "one")
+        await ask(engine, "bad")
+    finally:
+        await engine.stop()
+    file = tmp_path / "a.jsonl"
+    await upkeep.export(settings, "local", "a", file)
+    await upkeep.import_(settings, "local", file, "b")
+    engine, backend = await _engine(settings)
+    try:
+        agent = await engine.store.agent("local", "b")
+        assert agent is not None
+        brought = [turn async for turn in engine.store.turns(agent.key)]
+        assert [turn.status for turn in brought] == ["completed", "refused"]
+        turn = await ask(engine, "one", text(brought[0]), "bad", text(brought[1]), "two", agent="b")
+        assert (turn.parent_id, turn.placed.imported) == (brought[0].id, 0)
+        assert "bad" not in words(backend.seen[-1])
+    finally:
+        await engine.stop()
 
 
 # --- on the real CLI
