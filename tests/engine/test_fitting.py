@@ -40,9 +40,12 @@ def image(data: str, kind: str = "image/png") -> Block:
 
 def bomb() -> str:
     """A PNG of a few bytes that says it has 10^10 pixels."""
-    head = struct.pack("!IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
-    chunk = struct.pack("!I", len(head)) + b"IHDR" + head + struct.pack("!I", zlib.crc32(b"IHDR" + head))
-    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + chunk).decode()
+    size = struct.pack("!IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    chunks = (
+        struct.pack("!I", len(data)) + name + data + struct.pack("!I", zlib.crc32(name + data))
+        for name, data in ((b"IHDR", size), (b"IDAT", zlib.compress(b"")), (b"IEND", b""))
+    )
+    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP"])
