@@ -96,11 +96,11 @@ def cases() -> Iterator[tuple[str, list[Message]]]:
 async def measure(placement: Placement, messages: Sequence[Message], rounds: int) -> dict[str, float]:
     """Milliseconds: best and median by the clock, median of the processor's (all threads)."""
     request = TurnRequest(model="m", messages=tuple(messages), fingerprint="f")
-    await placement.match(request, None)  # compiles the statements
+    await placement.match(request.owner, request.messages, None)  # compiles the statements
     clock, cpu = [], []
     for _ in range(rounds):
         before = time.perf_counter(), time.process_time()
-        await placement.match(request, None)
+        await placement.match(request.owner, request.messages, None)
         clock.append((time.perf_counter() - before[0]) * 1000)
         cpu.append((time.process_time() - before[1]) * 1000)
     figures = {"best_ms": min(clock), "median_ms": statistics.median(clock), "cpu_ms": statistics.median(cpu)}

@@ -158,6 +158,25 @@ def delete(
 
 
 @app.command()
+def rewind(
+    agent_id: AgentId,
+    to: Annotated[str, typer.Option("--to", metavar="TURN|-N", help="A turn of the path, or how many turns back.")],
+    config: Config = None,
+    var: Var = None,
+    claude_config_dir: ConfigDir = None,
+    owner: Owner = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Take the last turns off an agent's path: they stay in the chain, the next turn branches before them."""
+    settings = load(config=config, var=var, claude_config_dir=claude_config_dir)
+    from .commands import showing as commands
+
+    done = asyncio.run(commands.rewind(settings, owner, agent_id, to))
+    where = f"goes on from {done['head']}" if done["head"] else "begins anew"
+    _say(json.dumps(done, indent=1) if as_json else f"{done['turns']} turns off the path: the next turn {where}")
+
+
+@app.command()
 def verify(
     agent_id: Annotated[str | None, typer.Argument(metavar="[AGENT_ID]")] = None,
     config: Config = None,

@@ -3,7 +3,7 @@
 The core decides what continues what, in which order, and under whose lease. A backend answers:
 
     prepare   the path and the options of a turn -> an exchange that is about to continue that path; nothing was sent
-    say       what is new goes to the model, and its events come back; the last one is `Completed` or `Called`
+    say       what is new goes to the model, and its events come back; the last is `Completed`, `Called` or `Refused`
     keep      what to store of it: records, the session as it is now, links
     release   the turn is committed; or discard: nothing of the turn is kept
 
@@ -165,6 +165,18 @@ class Completed:
     stop_sequence: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The model, or what guards it, refused to say (more of) an answer. `category` and `explanation` as it gave them.
+
+    Nothing of the turn is kept: `discard` follows.
+    """
+
+    category: str | None
+    explanation: str | None
+    usage: Usage
+
+
 Event = (
     SessionSeen
     | Said
@@ -178,6 +190,7 @@ Event = (
     | BlockStop
     | Called
     | Completed
+    | Refused
 )
 
 

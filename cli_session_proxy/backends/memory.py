@@ -32,10 +32,24 @@ from ..domain.models import (
     Usage,
 )
 from ..domain.parameters import Name, Parameters
-from .base import Adoptable, Answered, Called, Comparison, Completed, Counts, Event, Exchange, Job, Kept, Said, Settled
+from .base import (
+    Adoptable,
+    Answered,
+    Called,
+    Comparison,
+    Completed,
+    Counts,
+    Event,
+    Exchange,
+    Job,
+    Kept,
+    Refused,
+    Said,
+    Settled,
+)
 
-# What the model says to a path: blocks of the Messages API, `tool_use` among them.
-Model = Callable[[Sequence[Message]], Awaitable[Sequence[Block]]]
+# What the model says to a path: blocks of the Messages API, `tool_use` among them, or that it refuses.
+Model = Callable[[Sequence[Message]], Awaitable[Sequence[Block] | Refused]]
 
 
 async def echo(path: Sequence[Message]) -> Sequence[Block]:
@@ -128,7 +142,11 @@ class _Exchange:
         results = tuple(self.job.answers.results.values())
         path = (*self.before, Message("user", (*results, *self.job.prompt)))
         self.backend.seen.append(path)
-        blocks, cut = _as_wanted(await self.backend.model(path), self.job.wants.parameters)
+        answer = await self.backend.model(path)
+        if isinstance(answer, Refused):
+            yield answer
+            return
+        blocks, cut = _as_wanted(answer, self.job.wants.parameters)
         for index, block in enumerate(blocks):
             yield BlockStart(index, {**block, "text": ""} if block["type"] == "text" else block)
             if block["type"] == "text":

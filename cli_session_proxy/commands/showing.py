@@ -171,7 +171,7 @@ async def delete(settings: Settings, agent_id: str, owner: str = LOCAL_OWNER) ->
     """Remove the agent: through the server that runs on this `var`, else here. Raises `NotFound`."""
     served = served_at(settings.var)
     if served is not None and await alive(served):
-        await _delete_there(served, agent_id, key_of(settings, owner))
+        await _asked(served, "DELETE", agent_id, key_of(settings, owner))
         return
     async with opened(settings) as store:
         known = store is not None and await store.agent(owner, agent_id) is not None
@@ -206,17 +206,37 @@ def key_of(settings: Settings, owner: str) -> dict[str, str]:
     return {} if secret is None else {"Authorization": f"Bearer {secret}"}
 
 
-async def _delete_there(served: Served, agent_id: str, key: dict[str, str]) -> None:
+async def _asked(
+    served: Served, method: str, agent_id: str, key: dict[str, str], *, after: str = "", body: JSON | None = None
+) -> JSON:
+    """What the server answers about this agent. Raises its error."""
     async with client_of(served, ANSWER_TIMEOUT, key) as client:
         try:
-            answer = await client.delete(f"/v1/chains/{encoded_agent_id(agent_id)}")
-            error = None if answer.status_code == 200 else answer.json()["error"]
+            answer = await client.request(method, f"/v1/chains/{encoded_agent_id(agent_id)}{after}", json=body)
+            said: JSON = answer.json()
+            error = None if answer.status_code == 200 else said["error"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as exc:
             raise UpstreamError(
                 f"{served} (from serve.json in --var) does not answer as a server of ours does"
             ) from exc
     if error is not None:
         raise from_dict(error)
+    return said
+
+
+async def rewind(settings: Settings, owner: str, agent_id: str, to: str) -> JSON:
+    """Move the head back: through the server that runs on this `var`, else here. The answer of the route."""
+    served = served_at(settings.var)
+    if served is not None and await alive(served):
+        return await _asked(served, "POST", agent_id, key_of(settings, owner), after="/rewind", body={"to": to})
+    async with opened(settings) as there:
+        await _agent(settings, there, owner, agent_id)
+    engine = Engine(settings)
+    try:
+        await engine.start()
+        return (await engine.rewind(owner, agent_id, to)).as_json()
+    finally:
+        await engine.stop()
 
 
 async def _delete_here(settings: Settings, owner: str, agent_id: str) -> bool:

@@ -90,6 +90,43 @@ class Brought:
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """The model refused to answer. `category` and `explanation` are the provider's, None where it gave none.
+
+    `behind`: requests before this one, in a row, that were refused behind the same turn.
+    """
+
+    category: str | None = None
+    explanation: str | None = None
+    behind: int = 0
+
+    @property
+    def words(self) -> str:
+        """What a client is told: what the provider said, and the way out where it is not the request alone."""
+        why = f" ({self.category})" if self.category else ""
+        said = f"The model refused to answer this{why}."
+        if self.explanation:
+            said += f" {self.explanation}"
+        if self.behind:
+            said += (
+                f" {self.behind + 1} requests in a row were refused behind the same answer: something before them may "
+                "be what is refused. `cli-session-proxy rewind AGENT --to -1` takes the last turn off the path, and so "
+                "does POST /v1/chains/{agent_id}/rewind."
+            )
+        return said
+
+    def as_json(self) -> dict[str, Any]:
+        said = {"category": self.category, "explanation": self.explanation}
+        return {name: value for name, value in said.items() if value is not None} | (
+            {"behind": self.behind} if self.behind else {}
+        )
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Refusal:
+        return Refusal(data.get("category"), data.get("explanation"), data.get("behind") or 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What a turn has to show beside its links and attempts.
 
@@ -104,6 +141,7 @@ class Evidence:
     - `output_refused`  what was wrong with the structured output of the attempt before
     - `retries`, `cuts` the provider failed, or its stream broke off
     - `compacted`       the CLI put a summary in the place of what is before
+    - `refusal`         why there is no more of an answer: the model refused
     - `settled`         the answer was found in the transcript after the proxy had died
     - `notes`           what the model was not shown as it was said
     - `other`           what a newer or an older version noted, kept as it is
@@ -128,6 +166,7 @@ class Evidence:
     other: Mapping[str, Any] = field(default_factory=dict)
     unmet: tuple[Name, ...] = ()
     notes: tuple[Note, ...] = ()
+    refusal: Refusal | None = None
 
     def plus(self, other: Evidence) -> Evidence:
         """With what the other one has to show, where both do, the other's."""
@@ -158,12 +197,13 @@ class Evidence:
 
 _NONE: dict[str, Any] = {name: getattr(Evidence(), name) for name in Evidence.__slots__}
 _AS_JSON: dict[str, Any] = {
-    "brought": Brought.as_json, "written": Repair.as_json, "repaired": Repair.as_json, "other": dict,
-    "reloaded": list, "unmet": list, "retries": list, "cuts": lambda cuts: [cut.as_json() for cut in cuts],
-    "notes": lambda notes: [note.as_json() for note in notes],
+    "brought": Brought.as_json, "refusal": Refusal.as_json, "written": Repair.as_json, "repaired": Repair.as_json,
+    "other": dict, "reloaded": list, "unmet": list, "retries": list,
+    "cuts": lambda cuts: [cut.as_json() for cut in cuts], "notes": lambda notes: [note.as_json() for note in notes],
 }  # fmt: skip
 _FROM_JSON: dict[str, Any] = {
-    "brought": lambda data: Brought(**data), "written": Repair.from_json, "repaired": Repair.from_json,
-    "reloaded": tuple, "unmet": tuple, "retries": tuple, "cuts": lambda cuts: tuple(StreamCut(**cut) for cut in cuts),
+    "brought": lambda data: Brought(**data), "refusal": Refusal.from_json, "written": Repair.from_json,
+    "repaired": Repair.from_json, "reloaded": tuple, "unmet": tuple, "retries": tuple,
+    "cuts": lambda cuts: tuple(StreamCut(**cut) for cut in cuts),
     "notes": lambda notes: tuple(map(Note.from_json, notes)),
 }  # fmt: skip

@@ -89,10 +89,10 @@ def _item(block: Block) -> tuple[str, str] | None:
     if kind == "text":
         text = str(block.get("text", "")).strip()
         return ("text", text) if text else None
-    if kind == "image":
+    if kind in ("image", "document"):
         source = block.get("source", {})
         data = source.get("data") or source.get("url") or json.dumps(source, sort_keys=True)
-        return "image", hashlib.sha256(str(data).encode("utf-8", "surrogatepass")).hexdigest()
+        return kind, hashlib.sha256(str(data).encode("utf-8", "surrogatepass")).hexdigest()
     if kind == "tool_use":
         return "call", json.dumps([block.get("name"), block.get("input") or {}], sort_keys=True)
     if kind == "tool_result":

@@ -19,7 +19,7 @@ Block = dict[str, Any]
 JSON = dict[str, Any]
 
 Role = Literal["user", "assistant"]
-Status = Literal["queued", "running", "completed", "requires_action", "failed", "cancelled"]
+Status = Literal["queued", "running", "completed", "requires_action", "refused", "failed", "cancelled"]
 Continuity = Literal["started", "warm", "resumed", "rebuilt", "branched"]
 LinkReason = Literal["started", "forked_by_cli", "rebuilt", "branched", "moved", "adopted"]
 # Who ended a turn from outside: its client; that every client has `left`; the deletion of its agent; the proxy that was
@@ -34,7 +34,9 @@ Delivery = Literal["pending", "delivered", "undelivered", "uncertain"]
 THINKING = frozenset({"thinking", "redacted_thinking"})
 
 ON_PATH: frozenset[Status] = frozenset({"completed", "requires_action"})
-FINISHED: frozenset[Status] = frozenset({"completed", "requires_action", "failed", "cancelled"})
+# With an answer for the client. A refused turn has one too, but no turn continues it: its children are its parent's.
+ANSWERED: frozenset[Status] = ON_PATH | {"refused"}
+FINISHED: frozenset[Status] = ANSWERED | {"failed", "cancelled"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from .. import errors, logs
 from ..aside.pool import Aside
 from ..backends.auto import backend_for
 from ..backends.base import Backend, Counts
-from ..domain.models import FINISHED, ON_PATH, Agent, Turn, TurnRequest
+from ..domain.models import ANSWERED, FINISHED, ON_PATH, Agent, Turn, TurnRequest
 from ..errors import (
     ClaudeUnavailable,
     ConfigError,
@@ -45,6 +45,7 @@ from .ownership import Instances, Ownership
 from .placement import HOUR, Placement
 from .readiness import Readiness, State
 from .recovery import Recovery
+from .rewinding import Rewound, rewind
 
 __all__ = ["Answer", "Engine"]
 
@@ -270,8 +271,8 @@ class Engine:
             live = self._live.get(turn_id)
             if live is not None and not live.done:
                 return live.attach(replayed=True, timeout=request.timeout)
-            if turn.status in ON_PATH:
-                if not await self.store.claim(turn_id, self._instances.id):
+            if turn.status in ANSWERED:
+                if turn.status in ON_PATH and not await self.store.claim(turn_id, self._instances.id):
                     return None
                 live = self._deliveries.live(turn, agent.agent_id)
                 replay(live)
@@ -310,8 +311,9 @@ class Engine:
             if turn is None:
                 raise NotFound("the agent was deleted while this request waited for its answer")
             live.turn = turn
-            if turn.status in ON_PATH:
-                await self._take_over(live)
+            if turn.status in ANSWERED:
+                if turn.status in ON_PATH:
+                    await self._take_over(live)
                 replay(live)
             elif (turn.error or {}).get("code") == Interrupted.code:
                 place = self._lanes.take(agent.key)
@@ -425,6 +427,14 @@ class Engine:
             await self.store.delete_agent(agent.key)
         await asyncio.to_thread(logs.forget, self.settings, [agent.agent_id, agent.dir, *named])
         return True
+
+    async def rewind(self, owner: str, agent_id: str, to: str) -> Rewound:
+        """Move the agent's head back along its path; see `rewinding.rewind`. Raises `NotFound` for an unknown agent."""
+        agent = await self.store.agent(owner, agent_id)
+        if agent is None:
+            raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
+        # Own task: whoever leaves in between must not leave it half done.
+        return await asyncio.shield(self._tasks.own(rewind(self.store, self._ownership, agent, to)))
 
     async def _adopt_changes(self) -> None:
         """Take in what a person said in a session of ours, as soon as it is whole, while nobody uses the agent."""

@@ -26,6 +26,7 @@ from ..backends.base import (
     Exchange,
     Job,
     Lost,
+    Refused,
     Remedy,
     Retried,
     Said,
@@ -33,8 +34,9 @@ from ..backends.base import (
 )
 from ..domain import lineage, structured
 from ..domain.client_tools import Wants, answers, calls_of, instruction
-from ..domain.evidence import OUTPUT_REFUSED, Evidence, StreamCut
+from ..domain.evidence import OUTPUT_REFUSED, Evidence, Refusal, StreamCut
 from ..domain.models import (
+    ANSWERED,
     JSON,
     Agent,
     Block,
@@ -189,7 +191,8 @@ class Executor:
                     if again:  # what the attempt before left of the session is read anew
                         standing = await self._standing(lease, live.turn.parent_id, at_head=at_head)
                     end = await self._answered(attempt, standing, deadline)
-                await uninterrupted(self._own(self._commit(attempt, end)))
+                ending = self._refused(attempt, end) if isinstance(end, Refused) else self._commit(attempt, end)
+                await uninterrupted(self._own(ending))
                 return
             except Lost as lost:
                 attempt.ended("failed", why=lost.why)
@@ -220,7 +223,7 @@ class Executor:
 
     # --- 3: an exchange that is about to continue the path
 
-    async def _answered(self, attempt: Attempt, standing: Standing, deadline: float) -> Completed | Called:
+    async def _answered(self, attempt: Attempt, standing: Standing, deadline: float) -> Completed | Called | Refused:
         """The backend's answer, whole and checked. Raises `Lost`, `PathChanged`, `InvalidOutput` and `ProxyError`."""
         live, lease = attempt.live, attempt.lease
         try:
@@ -330,7 +333,7 @@ class Executor:
 
     # --- 4: the prompt goes out, the answer comes back
 
-    async def _heard(self, attempt: Attempt, exchange: Exchange, deadline: float) -> Completed | Called:
+    async def _heard(self, attempt: Attempt, exchange: Exchange, deadline: float) -> Completed | Called | Refused:
         """Pass on what comes; a silent backend is given up, a running tool is not silent."""
         clock_of = asyncio.get_running_loop().time
         idle = self.settings.idle_timeout
@@ -340,7 +343,7 @@ class Executor:
             async for event in heard:
                 limit.move(deadline if isinstance(event, ToolActivity) else clock_of() + idle)
                 match event:
-                    case Completed() | Called():
+                    case Completed() | Called() | Refused():
                         attempt.live.at("result")
                         return event
                     case BlockStart() | BlockDelta() | BlockStop() if cutter.ended is None:
@@ -415,28 +418,93 @@ class Executor:
                 records=kept.source,
             ),
         )
-        try:
-            committed = await self.store.commit(commit)
-        except StoreUnavailable as exc:
-            raise StoreUnavailable(
-                f"this turn was run, and its answer was not kept ({exc.message}); the conversation is as before: "
-                "send it again",
-                retry_after=exc.retry_after,
-            ) from exc
+        committed = await self._stored(commit)
         attempt.committed = True
         # The clients first: the observers' turn comes when the answers have been handed over.
         attempt.start()
         if attempt.format is not None:
             for event in said(committed.output):
                 live.publish(event)
-        live.finish(committed)
-        loop = asyncio.get_running_loop()
-        for observer in self._observers:
-            loop.call_soon(loop.call_soon, observer.turn_ended, committed, commit.links)
+        self._finish(live, committed, commit.links)
         await exchange.release()
         for link in commit.links:
             if link.reason in ("rebuilt", "moved"):
                 log.info("repaired", agent=attempt.agent.agent_id, turn_id=turn.id, reason=link.reason)
+
+    async def _refused(self, attempt: Attempt, end: Refused) -> None:
+        """The model refused. Its client gets what was said as an answer; the head, the session and the path stay.
+
+        What the exchange knows of it is discarded by the caller.
+        """
+        live, turn, before = attempt.live, attempt.live.turn, attempt.parent
+        output = [block for block in attempt.output if block.get("type") != "tool_use"]
+        behind = await self._refused_before(turn, before)
+        refusal = Refusal(end.category, end.explanation, behind)
+        added: list[Block] = []
+        if not any(str(block.get("text", "")).strip() for block in output):
+            # Every wire has words then, and every client sends them back: an answer without any would be lost.
+            added.append({"type": "text", "text": refusal.words})
+        commit = Commit(
+            lease=attempt.lease,
+            turn_id=turn.id,
+            status="refused",
+            output=(*output, *added),
+            stop_reason="refusal",
+            usage=end.usage,
+            cost_usd=None,
+            tools=tuple(attempt.tools),
+            timings=live.timings,
+            attempts=attempt.ended("refused"),
+            records=(),
+            session=None,
+            links=(),
+            path_hash=lineage.path_hash(before.path_hash if before else None, turn.input, (*output, *added)),
+            depth=(before.depth if before else 0) + 1,
+            delivery="pending",
+            finished_at=time.time(),
+            evidence=replace(
+                attempt.evidence, retries=tuple(attempt.retries) or attempt.evidence.retries, refusal=refusal
+            ),
+            backend=self._backend.name,
+            answered_by=attempt.answered_by or attempt.model,
+            move_head=False,
+        )
+        refused = await self._stored(commit)
+        attempt.start()
+        for event in said(added if attempt.format is None else refused.output, live.next_block):
+            live.publish(event)
+        log.info("refused", turn_id=turn.id, category=end.category)
+        self._finish(live, refused, ())
+
+    async def _refused_before(self, turn: Turn, parent: Turn | None) -> int:
+        """How many turns in a row before this one were refused behind the same parent: what all of them share may be
+        what is refused."""
+        if parent is None:
+            return 0
+        count = 0
+        for other in reversed(await self.store.children(parent.id)):
+            if other.id == turn.id or other.status not in ANSWERED:
+                continue
+            if other.status != "refused":
+                break
+            count += 1
+        return count
+
+    async def _stored(self, commit: Commit) -> Turn:
+        try:
+            return await self.store.commit(commit)
+        except StoreUnavailable as exc:
+            raise StoreUnavailable(
+                f"this turn was run, and its answer was not kept ({exc.message}); the conversation is as before: "
+                "send it again",
+                retry_after=exc.retry_after,
+            ) from exc
+
+    def _finish(self, live: LiveTurn, turn: Turn, links: Sequence[Link]) -> None:
+        live.finish(turn)
+        loop = asyncio.get_running_loop()
+        for observer in self._observers:
+            loop.call_soon(loop.call_soon, observer.turn_ended, turn, links)
 
 
 async def adopt(store: Store, lease: Lease, found: Adoptable, observers: Sequence[Observer]) -> Turn:

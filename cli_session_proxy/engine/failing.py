@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import logs
-from ..domain.models import JSON, ON_PATH, Status
+from ..domain.models import ANSWERED, JSON, Status
 from ..errors import Interrupted, LeaseLost, NotFound, ProxyError, StoreUnavailable, TurnCancelled
 from ..stores.base import Lease, Store
 from ..tasks import Tasks
@@ -82,7 +82,7 @@ class Ends:
         except (NotFound, LeaseLost):
             return  # its agent was deleted; or whoever has the lease now settles the turn
         except StoreUnavailable as exc:
-            if exc.detail.get("status") not in ON_PATH:
+            if exc.detail.get("status") not in ANSWERED:
                 raise
             # The commit was kept after all, and its client was told that it was not.
             await self._store.set_delivery(end.turn_id, "undelivered")

@@ -123,6 +123,11 @@ class LiveTurn:
         return any(isinstance(event, BlockStart) for event in self._events)
 
     @property
+    def next_block(self) -> int:
+        """The number of a block behind all that were passed on."""
+        return 1 + max((event.index for event in self._events if isinstance(event, BlockStart)), default=-1)
+
+    @property
     def done(self) -> bool:
         return self._done
 
@@ -318,9 +323,9 @@ def replay(live: LiveTurn) -> None:
     live.finish(turn)
 
 
-def said(output: Sequence[Block]) -> Iterator[TurnEvent]:
-    """The events of an answer that is there as a whole."""
-    for index, block in enumerate(output):
+def said(output: Sequence[Block], first: int = 0) -> Iterator[TurnEvent]:
+    """The events of an answer that is there as a whole, its blocks numbered from `first`."""
+    for index, block in enumerate(output, first):
         yield BlockStart(index, _opening(block))
         for delta in _deltas(block):
             yield BlockDelta(index, delta)

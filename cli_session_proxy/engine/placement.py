@@ -18,6 +18,7 @@ from ..domain.models import FINISHED, ON_PATH, THINKING, Agent, Message, Placed,
 from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import ImportedTurn, NewTurn, Store
+from .fitting import Fitting
 
 # A finished turn is a client's own retry's only this long (seconds): afterwards the same words are said anew.
 # The SDKs wait for at most 60 s (the longest Retry-After that they heed).
@@ -109,17 +110,19 @@ class Placement:
         if not request.messages or request.messages[-1].role != "user":
             raise InvalidRequest("the last message must be the user's (or a tool's result)", param="messages")
         match = None
-        if request.continues is not None:
-            agent = await self._agent_of(request)
+        messages, continues = request.messages, request.continues
+        if continues is not None:
+            agent, continues = await self._named_turn(request)
         else:
             if request.agent_id is not None and agent is None:
                 agent = await self._ensure(request.owner, request.agent_id, named=True)
             if not request.fresh:
-                match = await self.match(request, agent)
-        if agent is None and match is not None:
-            agent = await self._store.agent_by_key(match[0].agent_key)
+                match, messages, refused = await self._matched(request, agent)
+                known = match[0] if match is not None else refused
+                if agent is None and known is not None:
+                    agent = await self._store.agent_by_key(known.agent_key)
         decision = lineage.decide(
-            request.messages,
+            messages,
             named=request.agent_id is not None,
             fresh=request.fresh,
             continues=request.continues,
@@ -127,34 +130,55 @@ class Placement:
             head=agent.head if agent else None,
             keep_system=request.keep_system,
         )
+        if decision.placed.rule == "id":
+            decision = replace(decision, parent=continues)
         if agent is None:
             agent = await self._ensure(request.owner, new_id("auto"), named=False)
         if match is not None and decision.parent == match[0].id and not decision.imported:
-            known = itertools.takewhile(lambda one: one.role == "assistant", reversed(request.messages[: match[1].end]))
-            said = [block for message in reversed(list(known)) for block in message.content]
+            last = itertools.takewhile(lambda one: one.role == "assistant", reversed(messages[: match[1].end]))
+            said = [block for message in reversed(list(last)) for block in message.content]
             decision = replace(decision, new=in_our_ids(decision.new, said, match[0].output))
         return agent, decision
 
-    async def _agent_of(self, request: TurnRequest) -> Agent:
+    async def _named_turn(self, request: TurnRequest) -> tuple[Agent, str | None]:
+        """The agent of the turn that the request names, and the turn to continue: where that was refused, the one that
+        it was to continue itself."""
         assert request.continues is not None
         turn = await self._store.turn(request.continues)
         agent = await self._store.agent_by_key(turn.agent_key) if turn else None
-        if agent is None or agent.owner != request.owner:
+        if turn is None or agent is None or agent.owner != request.owner:
             raise NotFound(f"no turn {request.continues!r}: send the whole conversation, or an id that you were given")
-        return agent
+        while turn is not None and turn.status == "refused":
+            turn = await self._store.turn(turn.parent_id) if turn.parent_id else None
+        return agent, turn.id if turn else None
+
+    async def _matched(
+        self, request: TurnRequest, agent: Agent | None
+    ) -> tuple[tuple[Turn, Ending] | None, tuple[Message, ...], Turn | None]:
+        """What `match` finds, the messages without the exchanges that were refused here, and the last turn of those.
+
+        A refused exchange is on no path: what follows it continues what is before it.
+        """
+        refused: Turn | None = None
+        messages = request.messages
+        while (found := await self.match(request.owner, messages, agent)) and found[0].status == "refused":
+            refused, end = found[0], found[1].end
+            begins = max((at for _, _, at in list(lineage.runs(messages[:end]))[:-2]), default=0)
+            messages = (*messages[:begins], *messages[end:])
+        return found, messages, refused
 
     async def _ensure(self, owner: str, agent_id: str, *, named: bool) -> Agent:
         directory = directory_name(owner, agent_id)
         return await self._store.ensure_agent(owner, agent_id, directory, named=named, now=time.time())
 
-    async def match(self, request: TurnRequest, agent: Agent | None) -> tuple[Turn, Ending] | None:
+    async def match(self, owner: str, messages: tuple[Message, ...], agent: Agent | None) -> tuple[Turn, Ending] | None:
         """The deepest turn whose path the history repeats; within the named agent, else among the unnamed."""
-        if _is_short(request.messages):
-            found = lineage.endings(request.messages)
+        if _is_short(messages):
+            found = lineage.endings(messages)
         else:
-            found = await self._aside.thread(lineage.endings, request.messages)
+            found = await self._aside.thread(lineage.endings, messages)
         known = {ending.hash: ending for ending in found}
-        turn = await self._store.deepest(request.owner, list(known), agent.key if agent else None) if known else None
+        turn = await self._store.deepest(owner, list(known), agent.key if agent else None) if known else None
         return (turn, known[turn.path_hash]) if turn and turn.path_hash else None
 
     async def _bring_in(self, agent: Agent, decision: Decision, model: str) -> str | None:
@@ -166,8 +190,11 @@ class Placement:
         above = await self._store.turn(decision.parent) if decision.parent else None
         known = await self._store.records(above.id) if above else []
         found = await self._aside.thread(lambda: lineage.past(decision.imported))
-        made = self._backend.imported(agent, above, known, found, model)
-        coming = _imported(zip(found, made, strict=True), agent.key, above, decision.placed.rule, model)
+        fitting = Fitting(self._aside)
+        shown = [await fitting.fit(one) for one in found]
+        made = self._backend.imported(agent, above, known, [one for one, _ in shown], model)
+        notes = [note for _, note in shown]
+        coming = _imported(zip(found, made, notes, strict=True), agent.key, above, decision.placed.rule, model)
         parent = decision.parent
         while piece := await self._aside.thread(lambda: list(itertools.islice(coming, PIECE))):
             await self._store.import_turns(piece)
@@ -202,12 +229,12 @@ def _is_short(messages: Sequence[Message]) -> bool:
     if len(messages) > SHORT:
         return False
     texts = (block.get("text", "") for message in messages for block in message.content)
-    images = any(block.get("type") == "image" for message in messages for block in message.content)
+    images = any(block.get("type") in ("image", "document") for message in messages for block in message.content)
     return not images and sum(len(str(text)) for text in texts) <= SHORT_TEXT
 
 
 def _imported(
-    history: Iterable[tuple[Past, tuple[Record, ...]]],
+    history: Iterable[tuple[Past, tuple[Record, ...], str | None]],
     agent_key: int,
     above: Turn | None,
     rule: Rule | None,
@@ -215,7 +242,7 @@ def _imported(
 ) -> Iterator[ImportedTurn]:
     """Exchanges of a client's history as turns, each the child of the one before it."""
     parent, path_hash, depth = (above.id, above.path_hash, above.depth) if above else (None, None, 0)
-    for exchange, records in history:
+    for exchange, records, note in history:
         path_hash = lineage.path_hash(path_hash, exchange.input, exchange.output)
         depth += 1
         turn = ImportedTurn(
@@ -230,7 +257,7 @@ def _imported(
             path_hash=path_hash,
             depth=depth,
             placed=Placed(rule),
-            evidence=Evidence(Brought("client")),
+            evidence=Evidence(Brought("client", note=note)),
         )
         yield turn
         parent = turn.id

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..domain.models import FINISHED, Agent, Link, Status, Turn
+from ..domain.models import ANSWERED, FINISHED, Agent, Link, Status, Turn
 from ..domain.ordering import by_turn, sorted_by_parent
 from ..stores.base import Store
 
@@ -100,7 +100,7 @@ class Follower:
 
     def _watch(self, turn: Turn) -> None:
         self._watched.pop(turn.id, None)
-        if turn.status not in ("completed", "requires_action"):
+        if turn.status not in ANSWERED:
             self._watched[turn.id] = turn.status
         while len(self._watched) > WATCHED:
             self._watched.pop(next(iter(self._watched)))

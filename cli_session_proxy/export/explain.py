@@ -110,7 +110,8 @@ def reason(turn: Turn) -> JSON:
         out["records"] = _RECORDS.get(evidence.records, evidence.records)
     if evidence.brought is not None:
         by_client = evidence.brought.by == "client"
-        out["why"] = "sent by the client as history" if by_client else evidence.brought.note
+        note = evidence.brought.note
+        out["why"] = note if not by_client else "sent by the client as history" + (f". {note}" if note else "")
         if evidence.brought.session is not None:
             out["session"] = evidence.brought.session
     return out
@@ -127,6 +128,7 @@ _AS_THEY_ARE = (
     "compacted",
     "unmet",
     "notes",
+    "refusal",
 )
 
 
@@ -169,6 +171,8 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
     """What happened to a turn beside what its links tell, in order; nothing for one that went as turns should."""
     before_the_last = [attempt for attempt in attempts if "n" in attempt][:-1] if len(attempts) > 1 else []
     said = []
+    if evidence.brought is not None and evidence.brought.by == "client" and evidence.brought.note:
+        said.append(f"{evidence.brought.note}.")
     if evidence.left_off:
         said.append(
             f"The answer of {evidence.left_off} never reached its client: the conversation goes on from before it."
@@ -206,6 +210,8 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         said.append(f"The provider failed{times} ({what}): the CLI asked it again.")
     if evidence.cuts:
         said.append(_cuts(evidence.cuts))
+    if evidence.refusal is not None:
+        said.append(f"{evidence.refusal.words} The turn is on no path: the next one continues what this one did.")
     if evidence.settled:
         said.append("The proxy died after the CLI had finished this turn: the answer was read from the transcript.")
     if evidence.compacted:

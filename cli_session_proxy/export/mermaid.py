@@ -102,7 +102,7 @@ def _lines(box: _Box, drawn: set[int], head: str | None) -> Iterator[str]:
     label = f"|{', '.join(dict.fromkeys(box.why))}|" if box.why else ""
     yield f"{source} -->{label} b{box.number}"
     for name, applies in (
-        ("failed", last.status in ("failed", "cancelled")),
+        ("failed", last.status in ("refused", "failed", "cancelled")),
         ("repaired", not REPAIRS.isdisjoint(box.why)),
         ("head", last.id == head),
     ):

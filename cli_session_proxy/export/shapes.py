@@ -128,6 +128,12 @@ class BroughtShape(_Shape):
     note: str | None = None
 
 
+class RefusalShape(_Shape):
+    category: str | None = None
+    explanation: str | None = None
+    behind: Count = 0
+
+
 class EvidenceShape(_Open):
     brought: BroughtShape | None = None
     left_off: str | None = None
@@ -142,6 +148,7 @@ class EvidenceShape(_Open):
     retries: list[JSON] = []
     cuts: list[CutShape] = []
     compacted: JSON | None = None
+    refusal: RefusalShape | None = None
     settled: bool = False
     records: str | None = None
     other: JSON = {}
@@ -198,7 +205,7 @@ class CallShape(_Open):
 class _Turn(_Shape):
     id: TurnId
     parent_id: TurnId | None
-    status: Literal["completed", "requires_action", "failed", "cancelled"]
+    status: Literal["completed", "requires_action", "refused", "failed", "cancelled"]
     model: Model
     input: list[MessageShape]
     created_at: Time

@@ -121,15 +121,17 @@ def _without_images(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     source = value.get("source")
-    if value.get("type") == "image" and isinstance(source, dict) and isinstance(source.get("data"), str):
-        return _image(source)
+    if isinstance(source, dict) and isinstance(source.get("data"), str):
+        kind = value.get("type")
+        if kind == "image" or (kind == "document" and source.get("type") == "base64"):
+            return _file(str(kind), source)
     return {name: _without_images(item) for name, item in value.items()}
 
 
-def _image(source: dict[str, Any]) -> Block:
+def _file(kind: str, source: dict[str, Any]) -> Block:
     try:
         raw = base64.b64decode(source["data"])
     except ValueError:  # a model's or a file's image that is none: hashed as it stands
         raw = source["data"].encode("utf-8", "surrogatepass")
     digest = hashlib.sha256(raw).hexdigest()
-    return {"type": "image", "sha256": digest, "media_type": source.get("media_type"), "bytes": len(raw)}
+    return {"type": kind, "sha256": digest, "media_type": source.get("media_type"), "bytes": len(raw)}

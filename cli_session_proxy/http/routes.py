@@ -20,14 +20,20 @@ from ..sandbox import Sandboxes
 from ..settings import MODELS, Settings
 from ..wires.addresses import EVENT_STREAM, About, add, methods_of
 from ..wires.base import Models
-from ..wires.bodies import is_on, owner_of, whole_number
-from ..wires.common import decoded_agent_id, model_name
+from ..wires.bodies import is_on, owner_of, read_body, whole_number
+from ..wires.common import decoded_agent_id, model_name, parse_body, required
 from ..wires.schemas import COUNT, SWITCH, TEXT
 from ..wires.sending import error_body, raw_path
 from .gate import CHAINS
 from .large_turns import Teller
 
 EVENTS = b"/events"
+BACK = b"/rewind"
+REWIND: JSON = {
+    "type": "object", "required": ["to"],
+    "properties": {"to": {"type": "string", "description": "a turn of the path to the head, or -N for N turns back"}},
+}  # fmt: skip
+REWIND_LIMIT = 4096  # bytes of its body
 SEQ_DIGITS = 19  # a seq is a 64-bit number
 # A dump that a browser shows is of no origin: whatever were in it could not ask the proxy for anything.
 DUMP_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
@@ -66,6 +72,7 @@ class Routes:
         add(app, "GET", "/v1/chains/{agent_id}/events", self.events, About(media=(EVENT_STREAM,)))
         shown = About(query={"format": {"enum": list(FORMATS)}, "redact": SWITCH}, media=dumps)
         add(app, "GET", "/v1/chains/{agent_id:path}", self.dump, shown)
+        add(app, "POST", "/v1/chains/{agent_id:path}/rewind", self.rewind, About(body=REWIND))
         add(app, "DELETE", "/v1/chains/{agent_id:path}", self.delete)
         add(app, "GET", "/healthz", self.healthz)
         add(app, "GET", "/readyz", self.readyz)
@@ -147,6 +154,12 @@ class Routes:
         if not await self._engine.delete(owner_of(request), agent_id):
             raise _unknown(agent_id)
         return {"object": "chain.deleted", "agent_id": agent_id, "deleted": True}
+
+    async def rewind(self, request: Request) -> JSON:
+        """Move the head back along its path, to a turn or by `-N`: the tree stays, the next turn branches there."""
+        body = parse_body(await read_body(request, REWIND_LIMIT))
+        to = required(body, "to", str, "a turn's id or -N")
+        return (await self._engine.rewind(owner_of(request), _agent_in_path(request, BACK), to)).as_json()
 
     async def _agent(self, request: Request, after: bytes = b"") -> Agent:
         agent_id = _agent_in_path(request, after)

@@ -198,7 +198,8 @@ class Begun:
 class Commit:
     """Everything that a finished turn changes, committed at once: answer, records, session, links, head.
 
-    `turn.status` is `completed` or `requires_action` and becomes the head (`move_head`).
+    A turn that is `completed` or `requires_action` becomes the head (`move_head`). One that is `refused` has an answer,
+    and is on no path: no session and no records are kept of it, and the head stays.
     """
 
     lease: Lease
@@ -212,7 +213,7 @@ class Commit:
     timings: JSON
     attempts: tuple[JSON, ...]
     records: tuple[Record, ...]
-    session: Session
+    session: Session | None
     links: tuple[Link, ...]
     path_hash: str | None
     depth: int
@@ -428,11 +429,11 @@ class Paths(Protocol):
     """The tree of turns, and what a session is made of."""
 
     async def deepest(self, owner: str, path_hashes: Sequence[str], agent_key: int | None = None) -> Turn | None:
-        """The turn on a path (`completed`, `requires_action`) at the last of these hashes that is known; bounded work.
+        """The turn with an answer at the last of these hashes that is known; bounded work. It may be a refused one.
 
         Within one agent, or, with `agent_key` None, among the owner's agents that are not named.
         The hashes lead down one path: where one is known, those before it are. Very many turns may share a hash;
-        of the newest few a head is preferred, then one whose answer arrived, then the newest.
+        of the newest few a head is preferred, then one on a path, then one whose answer arrived, then the newest.
         """
 
     async def path(self, turn_id: str) -> list[Turn]:
@@ -479,6 +480,12 @@ class Transfers(Protocol):
     async def adopt(self, lease: Lease, turns: Sequence[ImportedTurn], session: Session, links: Sequence[Link]) -> Turn:
         """What somebody else had in a session, all or none: these turns, the head at the last of them, the session that
         ends there, and why. Returns the last one."""
+
+    async def rewind(self, lease: Lease, to: str | None) -> None:
+        """Move the agent's head back to a turn before it, None for before the first; nothing else changes.
+
+        `SessionBusy` while a turn of the agent waits or runs, in any proxy.
+        """
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         """Store a whole chain: nobody sees anything of it before all of it is there, and nothing is left otherwise.

@@ -124,7 +124,13 @@ async def stream(message: Block, behaviour: Behaviour, exchange: Exchange) -> Ou
 def _events(message: Block) -> Iterator[Block]:
     """The events of a streamed message in the API's order."""
     usage = message["usage"]
-    opening = {**message, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 1}}
+    opening = {
+        **message,
+        "content": [],
+        "stop_reason": None,
+        "stop_details": None,
+        "usage": {**usage, "output_tokens": 1},
+    }
     yield {"type": "message_start", "message": opening}
     yield {"type": "ping"}
     for index, block in enumerate(message["content"]):
@@ -133,7 +139,7 @@ def _events(message: Block) -> Iterator[Block]:
         for delta in deltas:
             yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
-    ending = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
+    ending = {name: message[name] for name in ("stop_reason", "stop_sequence", "stop_details") if name in message}
     yield {"type": "message_delta", "delta": ending, "usage": usage}
     yield {"type": "message_stop"}
 

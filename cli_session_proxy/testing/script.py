@@ -87,6 +87,7 @@ class Reply:
     usage: Mapping[str, Any] | None = None
     stop_reason: str = "end_turn"
     stop_sequence: str | None = None
+    stop_details: Mapping[str, Any] | None = None
     thinking: str | None = None
 
     def blocks(self, texts: Texts, answer: Answer) -> list[Block]:
@@ -98,6 +99,13 @@ class Reply:
         if self.thinking is not None:
             blocks.insert(0, {"type": "thinking", "thinking": self.thinking})
         return blocks
+
+
+def Refusal(category: str | None = None, explanation: str | None = None, said: str | None = None) -> Reply:  # noqa: N802 - as Big
+    """The model refuses, after `said`, in the API's own shape."""
+    details = {"type": "refusal", "category": category, "explanation": explanation}
+    blocks = [] if said is None else [{"type": "text", "text": said}]
+    return Reply(blocks, stop_reason="refusal", stop_details=details)
 
 
 def Big(size: int) -> Reply:  # noqa: N802 - reads as one of the behaviours

@@ -238,6 +238,7 @@ class Upstream:
             "content": blocks,
             "stop_reason": reply.stop_reason,
             "stop_sequence": reply.stop_sequence,
+            **({} if reply.stop_details is None else {"stop_details": dict(reply.stop_details)}),
             "usage": {**self._prompt_usage(seen.body), "output_tokens": output, **(reply.usage or {})},
         }
 

@@ -33,6 +33,10 @@ log = logs.get(__name__)
 ESTIMATED = {"X-Estimated": "true"}
 
 
+# OpenAI's and Anthropic's clients heed it: the same request would end in the same way.
+NO_RETRY = {"x-should-retry": "false"}
+
+
 class Call(Protocol):
     """What a wire has read of a body, as far as it says how to answer."""
 
@@ -181,6 +185,8 @@ class JsonAnswer(TurnResponse):
     async def _deliver(self, client: Client) -> None:
         turn = await self._answer.turn()
         self._in_session(turn.session_id, turn.continuity, turn.evidence.unmet, turn.evidence.notes)
+        if turn.status == "refused":
+            self._head_fields |= NO_RETRY
         body = json.dumps(self._render(turn), separators=(",", ":")).encode()
         kind = {"Content-Type": "application/json", "Content-Length": str(len(body))}
         await client.write(body, {**kind, **self._head_fields}, last=True)
@@ -234,6 +240,8 @@ class StreamAnswer(TurnResponse):
         if isinstance(event, Finished):
             turn = event.turn
             self._in_session(turn.session_id, turn.continuity, turn.evidence.unmet, turn.evidence.notes)
+            if turn.status == "refused":  # seen where nothing was streamed before the end
+                self._head_fields |= NO_RETRY
         return self._writer.feed(event)
 
     def _head(self) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import mimetypes
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,12 @@ Reader = Callable[[Part, str], "Block | None"]
 
 # What the Messages API takes as an image (its documentation, "Vision").
 IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+
+# Files that the Messages API takes as documents, beside `text/*`.
+PDF = "application/pdf"
+TEXT_TYPES = ("application/json", "application/xml", "application/yaml", "application/x-yaml", "application/toml")
+MAX_TITLE = 255  # characters of a file's name: more no file system has
+BY_DATA = "files are taken by their data, not by URL or id: send the content in base64"
 
 # The CLI has no option for a thinking budget, only efforts. No vendor publishes a table: below the first bound is
 # `low`, below the second `medium`, the rest `high` (LiteLLM's own table starts high at 4096).
@@ -51,6 +58,45 @@ def base64_image(media_type: str, data: str, param: str) -> Block:
     if empty:
         raise InvalidRequest(f"{param} holds no image", param=param)
     return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
+
+
+def base64_file(media_type: str, data: str, param: str, title: str | None = None) -> Block:
+    """An image, or a document block of a PDF or of a text. Raises `InvalidRequest`."""
+    kind = media_type.partition(";")[0].strip().lower()
+    if kind in IMAGE_TYPES:
+        return base64_image(kind, data, param)
+    if kind != PDF and not kind.startswith("text/") and kind not in TEXT_TYPES:
+        raise InvalidRequest(f"{param}: a file must be a PDF, a text or an image, not {media_type!r}", param=param)
+    try:
+        raw = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise InvalidRequest(f"{param} is not valid base64", param=param) from exc
+    if not raw:
+        raise InvalidRequest(f"{param} holds nothing", param=param)
+    if kind == PDF:
+        return document({"type": "base64", "media_type": PDF, "data": data}, title)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise InvalidRequest(f"{param}: a text must be UTF-8", param=param) from exc
+    if not text.strip():
+        raise InvalidRequest(f"{param} holds no words", param=param)
+    return document({"type": "text", "media_type": "text/plain", "data": text}, title)
+
+
+def document(source: Block, title: str | None) -> Block:
+    named = {} if not title else {"title": title[:MAX_TITLE]}
+    return {"type": "document", "source": source, **named}
+
+
+def named_file(data: str, name: str | None, param: str) -> Block:
+    """A file as OpenAI's wires bring it: a data URL, or base64 whose type its name tells. Raises `InvalidRequest`."""
+    head = _DATA_URL.match(data)
+    if head is not None and head[2].lower() == ";base64":
+        return base64_file(head[1], data[head.end() :], param, name)
+    if is_web_address(data):
+        raise InvalidRequest(f"{param}: {BY_DATA}", param=param)
+    return base64_file(mimetypes.guess_type(name or "")[0] or PDF, data, param, name)
 
 
 def image_block(url: str, param: str) -> Block:
@@ -218,8 +264,8 @@ def estimated_tokens(system: str | None, messages: Iterable[Message], tools: Ite
     for message in messages:
         tokens += TOKENS_PER_MESSAGE
         for block in message.content:
-            if block["type"] == "image":
-                tokens += TOKENS_PER_IMAGE
+            if block["type"] == "image" or block.get("source", {}).get("type") == "base64":
+                tokens += TOKENS_PER_IMAGE  # of a PDF, a page
                 continue
             text = block.get(block["type"])
             tokens += _tokens(text if isinstance(text, str) else json.dumps(block, ensure_ascii=False))

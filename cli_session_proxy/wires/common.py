@@ -222,9 +222,14 @@ def status_of(turn: Turn, names: Mapping[Status, str]) -> str:
     """
     if turn.status == "cancelled" and ((turn.error or {}).get("detail") or {}).get("by") != "client":
         return "failed"
-    if turn.status == "completed" and turn.stop_reason in INCOMPLETE:
+    if turn.status in ("completed", "refused") and turn.stop_reason in INCOMPLETE:
         return "incomplete"
     return names[turn.status]
+
+
+def refusal_words(turn: Turn) -> str | None:
+    """Why a turn was refused, as its client is told; None where it was not."""
+    return turn.evidence.refusal.words if turn.status == "refused" and turn.evidence.refusal is not None else None
 
 
 def retry_headers(error: ProxyError) -> dict[str, str]:

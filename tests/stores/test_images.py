@@ -108,7 +108,9 @@ async def test_an_image_is_kept_once_and_goes_with_its_last_agent(tmp_path: Path
         one, two = await an_agent(store, "one"), await an_agent(store, "two")
         asked = await store.accept(_turn(one.key, block, {"type": "tool_result", "content": [block]}))
         await store.commit(a_commit(asked, one, output=(block,), records=(Record(line), Record(line))))
-        await store.save_session(a_commit(asked, one).session)
+        session = a_commit(asked, one).session
+        assert session is not None
+        await store.save_session(session)
         other = await store.accept(replace(_turn(two.key, block), id="t2"))
         assert count(path, PICTURE[:100]) == 1
         summaries = [summary async for summary in store.summaries()]

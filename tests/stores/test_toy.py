@@ -82,6 +82,8 @@ class DictStore:
     async def commit(self, commit: Commit) -> Turn:
         self._check(commit.lease)
         turn = self.kept[commit.turn_id]
+        if commit.session is None:
+            return self._keep(replace(turn, **_shared(commit)))
         self.sessions[commit.session.id] = commit.session
         self.agents[turn.agent_key] = replace(self.agents[turn.agent_key], head=turn.id)
         return self._keep(replace(turn, session_id=commit.session.id, **_shared(commit)))

@@ -96,6 +96,29 @@ async def test_branches_are_drawn_in_lanes_of_their_own(browser: Browser, tmp_pa
             assert await page.locator("#chain .graph circle.head").count() == 1
 
 
+async def test_a_confirmed_rewind_moves_the_head_and_an_unconfirmed_one_does_not(
+    browser: Browser, tmp_path: Path
+) -> None:
+    settings = store_only(tmp_path)
+    async with running(settings) as engine, serving(engine, settings) as url:
+        agent = await an_agent(engine, "long")
+        last = await imported(engine, agent, [("one", "a"), ("two", "b"), ("three", "c")])
+        async with page_of(browser, url) as page:
+            await page.locator("#chains .row").click()
+            await page.locator("#chain .row").nth(0).click()
+            await expect(page.locator("#turn h2")).to_contain_text("head")
+            await expect(page.locator("#turn .rewind")).to_have_count(0)
+            await page.locator("#chain .row").nth(2).click()
+            await page.locator("#turn .rewind button").click()
+            await page.locator("#turn .rewind button", has_text="Keep").click()
+            assert (await engine.store.agent("local", "long") or agent).head == last
+            await page.locator("#turn .rewind button").click()
+            await page.locator("#turn .rewind button", has_text="Rewind").click()
+            await expect(page.locator("#turn h2")).to_contain_text("head")
+            await expect(page.locator("#chain .row").nth(2).locator(".badge.head")).to_have_count(1)
+            assert (await engine.store.agent("local", "long") or agent).head == f"turn_{agent.key}_t1"
+
+
 async def test_the_keyboard_alone_is_enough(browser: Browser, tmp_path: Path) -> None:
     settings = store_only(tmp_path)
     async with running(settings) as engine, serving(engine, settings) as url:

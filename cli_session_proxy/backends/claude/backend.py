@@ -208,6 +208,9 @@ class _Exchange:
                         case events.Called():
                             yield base.Called(event.calls, event.usage)
                             return
+                        case events.Declined():
+                            yield base.Refused(event.category, event.explanation, event.usage)
+                            return
                         case events.Result():
                             if event.is_error and not self._interrupted:
                                 error = failures.error_for(event, retries=retries, model=job.model)

@@ -84,8 +84,8 @@ def _texts(blocks: Iterable[Block]) -> Iterator[str]:
             yield f"[calls {block.get('name')}]"
         elif kind == "tool_result":
             yield "[result of a tool]"
-        elif kind == "image":
-            yield "[image]"
+        elif kind in ("image", "document"):
+            yield f"[{kind}]"
 
 
 def comparison(found: Comparison) -> JSON:

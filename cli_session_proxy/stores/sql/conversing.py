@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, and_, or_, select, update
 
-from ...domain.models import FINISHED, JSON, ON_PATH, Conversation, Item
+from ...domain.models import ANSWERED, FINISHED, JSON, Conversation, Item
 from . import rows
 from .prepared import InsertNew, Prepared
 from .tables import conversations, items, turns
@@ -44,7 +44,7 @@ def items_of(conn: Connection, agent_key: int) -> list[Item]:
 
 def pending_items(conn: Connection, agent_key: int) -> list[Item]:
     """Items that no turn has taken in; those of a turn that failed are pending again."""
-    lost = sorted(FINISHED - ON_PATH)
+    lost = sorted(FINISHED - ANSWERED)
     query = select(items).outerjoin(turns, turns.c.id == items.c.turn_id).where(items.c.agent_key == agent_key)
     free = or_(items.c.turn_id.is_(None), turns.c.status.in_(lost))
     found = conn.execute(query.where(free).order_by(items.c.n))

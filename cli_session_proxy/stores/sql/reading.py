@@ -21,7 +21,7 @@ from sqlalchemy import (
     select,
 )
 
-from ...domain.models import FINISHED, ON_PATH, Agent, Chain, ChainSummary, Link, Record, Session, Turn
+from ...domain.models import ANSWERED, FINISHED, Agent, Chain, ChainSummary, Link, Record, Session, Turn
 from ..base import Arrival, Standing, TurnOutline, TurnPage
 from . import rows
 from .images import chunks
@@ -217,8 +217,8 @@ def turn_by_fingerprint(conn: Connection, owner: str, fingerprint: str, *, limit
 
 def deepest(conn: Connection, owner: str, hashes: Sequence[str], agent_key: int | None) -> Turn | None:
     head = case((agents.c.head == turns.c.id, 1), else_=0).label("head")
-    newest_first = _on_paths(select(turns.c.seq, head), owner, agent_key).order_by(turns.c.seq.desc())
-    arrived = case((turns.c.delivery == "undelivered", 0), else_=1)
+    newest_first = _answered(select(turns.c.seq, head), owner, agent_key).order_by(turns.c.seq.desc())
+    arrived = case((turns.c.status == "refused", -1), (turns.c.delivery == "undelivered", 0), else_=1)
 
     def known(index: int) -> bool:
         return conn.execute(newest_first.where(turns.c.path_hash == hashes[index]).limit(1)).first() is not None
@@ -242,10 +242,10 @@ def deepest(conn: Connection, owner: str, hashes: Sequence[str], agent_key: int 
     return best(low - 1)
 
 
-def _on_paths(query: Select[Any], owner: str, agent_key: int | None) -> Select[Any]:
-    """Only turns on a path: those of one agent, or of the owner's agents that are not named."""
+def _answered(query: Select[Any], owner: str, agent_key: int | None) -> Select[Any]:
+    """Only turns with an answer: those of one agent, or of the owner's agents that are not named."""
     query = query.join(agents, agents.c.key == turns.c.agent_key).where(
-        agents.c.owner == owner, turns.c.status.in_(sorted(ON_PATH))
+        agents.c.owner == owner, turns.c.status.in_(sorted(ANSWERED))
     )
     return query.where(agents.c.named.is_(False) if agent_key is None else turns.c.agent_key == agent_key)
 

@@ -157,6 +157,9 @@ class SqlStore(Store):
     async def adopt(self, lease: Lease, turns: Sequence[ImportedTurn], session: Session, links: Sequence[Link]) -> Turn:
         return await self._db.write(lambda conn: writing.adopt(conn, lease, turns, session, links))
 
+    async def rewind(self, lease: Lease, to: str | None) -> None:
+        await self._db.write(lambda conn: writing.rewind(conn, lease, to))
+
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         name = uuid.uuid4().hex
         claim = self._db.claim(name)

@@ -8,8 +8,21 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, case, or_, select, update
 
-from ...domain.models import FINISHED, JSON, ON_PATH, Agent, Delivery, Link, Placed, Record, Session, Status, Turn
-from ...errors import NotFound, StoreUnavailable
+from ...domain.models import (
+    ANSWERED,
+    FINISHED,
+    JSON,
+    ON_PATH,
+    Agent,
+    Delivery,
+    Link,
+    Placed,
+    Record,
+    Session,
+    Status,
+    Turn,
+)
+from ...errors import NotFound, SessionBusy, StoreUnavailable
 from ..base import Begun, Commit, ImportedTurn, KeyTaken, Lease, NewTurn, PathChanged
 from . import conversing, images, leases, reading, rows
 from .images import Cutter
@@ -40,9 +53,9 @@ _NEW_HEAD = Prepared(_THIS_AGENT.values(last_at=_LAST_AT))
 _MOVE_HEAD = Prepared(_THIS_AGENT)
 
 _UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
-_FAILED: frozenset[Status] = FINISHED - ON_PATH
-_NOT_ON_PATH: frozenset[Status] = _UNFINISHED | _FAILED
-_NEVER_BEGUN: frozenset[Status] = _NOT_ON_PATH - {"running"}
+_FAILED: frozenset[Status] = FINISHED - ANSWERED
+_NOT_ANSWERED: frozenset[Status] = _UNFINISHED | _FAILED
+_NEVER_BEGUN: frozenset[Status] = _NOT_ANSWERED - {"running"}
 # Read to be changed: PostgreSQL locks the row, SQLite has locked the file.
 _WHOLE = Prepared(select(*rows.TURN).where(turns.c.id == bindparam("turn_id")).with_for_update(key_share=True))
 _STATE = Prepared(
@@ -145,6 +158,13 @@ def adopt(
     return turn
 
 
+def rewind(conn: Connection, lease: Lease, to: str | None) -> None:
+    leases.check(conn, lease)
+    if reading.waiting(conn, lease.agent_key):
+        raise SessionBusy("a turn of this agent waits or runs: wait for its end, or cancel it, then rewind")
+    set_head(conn, lease.agent_key, to)
+
+
 def insert_whole(conn: Connection, turn: Turn, lines: Iterable[Record]) -> None:
     """Store a finished turn with its records."""
     _insert(conn, turn)
@@ -183,17 +203,19 @@ def note_frame(conn: Connection, agent_key: int, uuid: str) -> None:
 
 
 def commit(conn: Connection, done: Commit) -> Turn:
-    if done.status not in ON_PATH:
+    refused = done.status == "refused"
+    if done.status not in ANSWERED or refused is (done.session is not None) or (refused and done.move_head):
         raise ValueError(f"commit of {done.turn_id} as {done.status}")
     leases.check(conn, done.lease)
     row = _need(conn, done.turn_id, _UNFINISHED)
-    if done.session.agent_key != row.agent_key:
+    if done.session is not None and done.session.agent_key != row.agent_key:
         raise ValueError(f"commit of {done.turn_id} with a session of agent {done.session.agent_key}")
     turn = rows.loaded_turn(conn, row)
     turn = replace(
         turn, status=done.status, output=tuple(done.output), stop_reason=done.stop_reason, usage=done.usage,
         cost_usd=done.cost_usd, tools=tuple(done.tools), timings=done.timings, attempts=tuple(done.attempts),
-        session_id=done.session.id, path_hash=done.path_hash, depth=done.depth, delivery=done.delivery,
+        session_id=row.session_id if done.session is None else done.session.id, path_hash=done.path_hash,
+        depth=done.depth, delivery=done.delivery,
         finished_at=done.finished_at, evidence=done.evidence, stop_sequence=done.stop_sequence, backend=done.backend,
         answered_by=done.answered_by,
     )  # fmt: skip
@@ -202,7 +224,10 @@ def commit(conn: Connection, done: Commit) -> Turn:
     values["bytes"] += _save_records(conn, turn.agent_key, turn.id, done.records)
     _update(conn, turn.id, **values)
     images.save(conn, turn.agent_key, cutter.images)
-    save_session(conn, done.session, done.links)
+    if done.session is not None:
+        save_session(conn, done.session, done.links)
+    else:
+        _spoil_session(conn, turn.session_id)
     if done.move_head:
         _NEW_HEAD.run(conn, {"of_agent": turn.agent_key, "now": done.finished_at, "head": turn.id})
     else:
@@ -225,7 +250,7 @@ def fail(
         raise ValueError(f"fail of {turn_id} as {status}")
     if lease is not None:
         leases.check(conn, lease)
-    allowed = _NOT_ON_PATH if lease is not None else _NEVER_BEGUN
+    allowed = _NOT_ANSWERED if lease is not None else _NEVER_BEGUN
     turn = rows.loaded_turn(conn, _need(conn, turn_id, allowed))
     turn = replace(turn, status=status, error=error, attempts=tuple(attempts), timings=timings, finished_at=at)
     _update(
@@ -237,8 +262,7 @@ def fail(
         timings=rows.dumps(timings),
         finished_at=at,
     )
-    if turn.session_id is not None:
-        conn.execute(update(sessions).where(sessions.c.id == turn.session_id).values(mark=None))
+    _spoil_session(conn, turn.session_id)
     _active(conn, turn.agent_key, at)
     return turn
 
@@ -322,6 +346,12 @@ def _save_records(conn: Connection, agent_key: int, turn_id: str, new: Iterable[
 
 def _update(conn: Connection, turn_id: str, **values: Any) -> bool:
     return bool(_UPDATE_TURN.run(conn, {"turn_id": turn_id, **values}).rowcount)
+
+
+def _spoil_session(conn: Connection, session_id: str | None) -> None:
+    """Its transcript may hold what is on no path: it is verified before its next use."""
+    if session_id is not None:
+        conn.execute(update(sessions).where(sessions.c.id == session_id).values(mark=None))
 
 
 def _active(conn: Connection, agent_key: int, at: float) -> None:

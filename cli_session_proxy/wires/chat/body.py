@@ -31,6 +31,7 @@ from ..common import (
     fingerprint,
     model_name,
     optional,
+    refusal_words,
     sse,
     wrong_type,
 )
@@ -193,7 +194,11 @@ def usage(turn: Turn) -> JSON:
 def completion(turn: Turn) -> JSON:
     """The `chat.completion` object of a committed turn."""
     text, thinking, calls = answer_text(turn.output), answer_text(turn.output, "thinking"), _tool_calls(turn)
-    message: JSON = {"role": "assistant", "content": None if calls and not text else text, "refusal": None}
+    message: JSON = {
+        "role": "assistant",
+        "content": None if calls and not text else text,
+        "refusal": refusal_words(turn),
+    }
     if thinking:
         message["reasoning_content"] = thinking
     if calls:
@@ -323,6 +328,8 @@ class ChunkWriter(EventStream):
         chunks = [*self._begin(), *held, *missing]
         if calls:
             chunks.append(self._chunk({"tool_calls": calls}))
+        if (refusal := refusal_words(turn)) is not None:
+            chunks.append(self._chunk({"refusal": refusal}))
         chunks.append(self._chunk({}, finish_reason(turn)))
         if self._include_usage:
             chunks.append(sse({**self._base, "choices": [], "usage": usage(turn)}))

@@ -8,6 +8,7 @@ from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
 from ..blocks import (
+    BY_DATA,
     Instructions,
     Part,
     Reader,
@@ -15,6 +16,7 @@ from ..blocks import (
     checked_arguments,
     checked_conversation,
     image_block,
+    named_file,
     typed_blocks,
 )
 from ..common import optional, required, wrong_type
@@ -52,7 +54,7 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
 
 
 def _user(message: Part, where: str) -> Message:
-    blocks = _blocks(message, where, {"text": _text, "image_url": _image})
+    blocks = _blocks(message, where, {"text": _text, "image_url": _image, "file": _file})
     # The Messages API refuses white text blocks; beside another block such a part says nothing.
     telling = tuple(block for block in blocks if block["type"] != "text" or block["text"].strip())
     return Message("user", telling or blocks)
@@ -107,6 +109,15 @@ def _image(part: Part, where: str) -> Block:
     image = required(part, "image_url", dict, "an object", where=f"{where}.")
     url: str = required(image, "url", str, "a string", where=f"{where}.image_url.")
     return image_block(url, f"{where}.image_url.url")
+
+
+def _file(part: Part, where: str) -> Block:
+    file = required(part, "file", dict, "an object", where=f"{where}.")
+    data = optional(file, "file_data", str, "a string", where=f"{where}.file.")
+    if data is None:
+        raise InvalidRequest(f"{where}.file: {BY_DATA}", param=f"{where}.file.file_data")
+    name = optional(file, "filename", str, "a string", where=f"{where}.file.")
+    return named_file(data, name, f"{where}.file.file_data")
 
 
 def _tool_use(call: object, where: str) -> Block:

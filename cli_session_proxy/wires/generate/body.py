@@ -17,7 +17,7 @@ from ...errors import InvalidRequest, ProxyError
 from .. import parameters
 from ..base import EventStream
 from ..blocks import effort_of_budget, estimated_tokens, stop_texts
-from ..common import Fields, Naming, answer_text, fingerprint, sse, wrong_type
+from ..common import Fields, Naming, answer_text, fingerprint, refusal_words, sse, wrong_type
 from ..google import checked_model, either, json_schema, lowered
 from ..parameters import Names
 from . import content as generate_content
@@ -228,6 +228,8 @@ def _response(turn_id: str, model: str, parts: list[JSON], finished: Turn | None
     end: JSON = {}
     if finished is not None:
         candidate["finishReason"] = finish_reason(finished)
+        if (words := refusal_words(finished)) is not None:
+            candidate["finishMessage"] = words
         end = {"usageMetadata": usage(finished)}
     return {"candidates": [candidate], **end, "modelVersion": model, "responseId": turn_id}
 

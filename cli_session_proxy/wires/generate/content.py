@@ -13,7 +13,7 @@ from typing import Any
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import OpenCalls, base64_image, checked_conversation, is_web_address, telling
+from ..blocks import OpenCalls, base64_file, checked_conversation, is_web_address, telling
 from ..common import wrong_type
 from ..google import either, standard_base64
 
@@ -126,12 +126,16 @@ def _named(call: Part, where: str) -> tuple[str, str | None]:
 def _inline(data: Part, where: str) -> Block:
     mime = either(data, "mimeType", str, "a string", where=f"{where}.") or ""
     encoded = either(data, "data", str, "a string", where=f"{where}.") or ""
-    return base64_image(mime, standard_base64(encoded), f"{where}.data")
+    name = either(data, "displayName", str, "a string", where=f"{where}.")
+    return base64_file(mime, standard_base64(encoded), f"{where}.data", name)
 
 
 def _file(data: Part, where: str) -> Block:
     uri = either(data, "fileUri", str, "a string", where=f"{where}.") or ""
     mime = either(data, "mimeType", str, "a string", where=f"{where}.") or "image/"
     if not is_web_address(uri) or not mime.startswith("image/"):
-        raise InvalidRequest(f"{where}.fileUri must be the http(s) URL of an image", param=f"{where}.fileUri")
+        raise InvalidRequest(
+            f"{where}.fileUri must be the http(s) URL of an image; of other files send inlineData",
+            param=f"{where}.fileUri",
+        )
     return {"type": "image", "source": {"type": "url", "url": uri}}

@@ -45,7 +45,7 @@ _FLAGS = ("stream", "background", "store")
 _TEXTS = ("system_instruction", "previous_interaction_id", "response_mime_type")
 _STATUSES: dict[Status, str] = {
     "queued": "queued", "running": "in_progress", "completed": "completed", "requires_action": "requires_action",
-    "failed": "failed", "cancelled": "cancelled",
+    "refused": "incomplete", "failed": "failed", "cancelled": "cancelled",
 }  # fmt: skip
 
 
@@ -209,6 +209,8 @@ def interaction(turn: Turn, *, include_input: bool = False) -> JSON:
             shown[name] = call[name]
     if include_input:
         shown["input"] = interactions_steps.input_steps(turn)
+    if (words := common.refusal_words(turn)) is not None:
+        shown["errors"] = [{"code": "refused", "message": redact.text(words)}]
     if status == "failed":
         error = turn.error or {}
         message = redact.text(str(error.get("message", "the turn failed")))

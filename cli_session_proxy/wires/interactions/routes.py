@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ...domain.models import JSON, ON_PATH, TurnRequest
+from ...domain.models import ANSWERED, JSON, TurnRequest
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
@@ -48,7 +48,7 @@ class InteractionsRoutes:
         if call.previous is None:
             return call.request
         previous = await self._kept.turn(call.request.owner, call.previous)
-        if previous.status not in ON_PATH:
+        if previous.status not in ANSWERED:
             raise InvalidRequest(
                 f"the previous interaction is {interactions.status_of(previous)}: wait for it, "
                 "or go on from the one before it",

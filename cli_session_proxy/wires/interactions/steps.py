@@ -10,7 +10,7 @@ from typing import Any
 from ...domain import limits
 from ...domain.models import JSON, Block, Message, Turn
 from ...errors import InvalidRequest
-from ..blocks import base64_image, checked_conversation, is_web_address, telling
+from ..blocks import BY_DATA, base64_file, base64_image, checked_conversation, is_web_address, telling
 from ..common import optional, required, wrong_type
 from ..google import standard_base64
 
@@ -78,8 +78,12 @@ def _contents(parts: Iterable[object], where: str) -> tuple[Block, ...]:
                 blocks.append({"type": "text", "text": text})
         elif kind == "image":
             blocks.append(_image(part, here))
+        elif kind == "document":
+            blocks.append(_document(part, here))
         else:
-            raise InvalidRequest(f"{here}: send text or image, the Claude CLI takes no other content", param=here)
+            raise InvalidRequest(
+                f"{here}: send text, image or document, the Claude CLI takes no other content", param=here
+            )
     return tuple(blocks)
 
 
@@ -92,6 +96,14 @@ def _image(part: Part, where: str) -> Block:
     mime = required(part, "mime_type", str, "a string", where=f"{where}.")
     data = required(part, "data", str, "a string", where=f"{where}.")
     return base64_image(mime, standard_base64(data), f"{where}.data")
+
+
+def _document(part: Part, where: str) -> Block:
+    if part.get("uri") is not None:
+        raise InvalidRequest(f"{where}.uri: {BY_DATA}", param=f"{where}.uri")
+    mime = required(part, "mime_type", str, "a string", where=f"{where}.")
+    data = required(part, "data", str, "a string", where=f"{where}.")
+    return base64_file(mime, standard_base64(data), f"{where}.data")
 
 
 def _user(step: Part, where: str) -> Message:
@@ -180,6 +192,10 @@ def _shown(blocks: Iterable[Block]) -> list[JSON]:
                 shown.append({"type": "image", "uri": source["url"]})
             else:
                 shown.append({"type": "image", "mime_type": source["media_type"], "data": source["data"]})
+        elif block["type"] == "document":
+            source, data = block["source"], block["source"]["data"]
+            encoded = data if source["type"] == "base64" else base64.b64encode(data.encode()).decode()
+            shown.append({"type": "document", "mime_type": source["media_type"], "data": encoded})
         else:
             text = block["text"] if block["type"] == "text" else json.dumps(block, ensure_ascii=False)
             shown.append({"type": "text", "text": text})

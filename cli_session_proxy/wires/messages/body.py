@@ -20,7 +20,18 @@ from ...errors import InvalidRequest, NotFound, ProxyError
 from .. import parameters
 from ..base import EventStream
 from ..blocks import effort_of_budget, estimated_tokens, opened, stop_texts
-from ..common import MODEL_PREFIXES, Fields, Naming, fingerprint, model_name, optional, required, sse_event, wrong_type
+from ..common import (
+    MODEL_PREFIXES,
+    Fields,
+    Naming,
+    fingerprint,
+    model_name,
+    optional,
+    refusal_words,
+    required,
+    sse_event,
+    wrong_type,
+)
 from ..parameters import Names
 from . import content as messages_content
 from .errors import anthropic_error
@@ -158,6 +169,7 @@ def message(turn: Turn) -> JSON:
         "content": _content(turn),
         "stop_reason": stop_reason(turn),
         "stop_sequence": turn.stop_sequence,
+        **_stop_details(turn),
         "usage": usage(turn),
     }
 
@@ -167,6 +179,14 @@ def stop_reason(turn: Turn) -> str:
     if turn.status == "requires_action":
         return "tool_use"
     return turn.stop_reason if turn.stop_reason in _STOP_REASONS else "end_turn"
+
+
+def _stop_details(turn: Turn) -> JSON:
+    """Of a refusal, in Anthropic's words."""
+    words, refusal = refusal_words(turn), turn.evidence.refusal
+    if words is None or refusal is None:
+        return {}
+    return {"stop_details": {"type": "refusal", "category": refusal.category, "explanation": words}}
 
 
 def usage(turn: Turn) -> JSON:
@@ -269,7 +289,7 @@ class EventWriter(EventStream):
         if turn.status == "requires_action":
             calls = [block for block in turn.output if block.get("type") == "tool_use"]
             events += [piece for block in calls if block["id"] not in self._calls for piece in self._block(block)]
-        delta = {"stop_reason": stop_reason(turn), "stop_sequence": turn.stop_sequence}
+        delta = {"stop_reason": stop_reason(turn), "stop_sequence": turn.stop_sequence, **_stop_details(turn)}
         return [*events, _event("message_delta", delta=delta, usage=usage(turn)), _event("message_stop")]
 
     def _block(self, block: Block) -> list[bytes]:

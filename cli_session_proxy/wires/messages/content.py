@@ -11,11 +11,14 @@ from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
 from ..blocks import (
+    BY_DATA,
     Instructions,
     Part,
     Reader,
+    base64_file,
     base64_image,
     checked_conversation,
+    document,
     is_web_address,
     telling,
     typed_blocks,
@@ -99,25 +102,23 @@ def _image(block: Part, where: str) -> Block:
 
 
 def _document(block: Part, where: str) -> Block:
-    """A PDF, a text, or one at a URL, as the provider takes it."""
+    """A PDF or a text by its data."""
     source = required(block, "source", dict, "an object", where=f"{where}.")
     inner = f"{where}.source"
     kind = required(source, "type", str, "a string", where=f"{inner}.")
-    if kind == "url":
-        url = required(source, "url", str, "a string", where=f"{inner}.")
-        if not is_web_address(url):
-            raise InvalidRequest(f"{inner}.url must be an http(s) URL", param=f"{inner}.url")
-        told: Block = {"type": "url", "url": url}
-    elif kind in ("base64", "text"):
+    title, context = (optional(block, name, str, "a string", where=f"{where}.") for name in ("title", "context"))
+    if kind == "base64":
         media_type = required(source, "media_type", str, "a string", where=f"{inner}.")
-        told = {"type": kind, "media_type": media_type}
-        told["data"] = required(source, "data", str, "a string", where=f"{inner}.")
+        data = required(source, "data", str, "a string", where=f"{inner}.")
+        read = base64_file(media_type, data, f"{inner}.data", title)
+    elif kind == "text":
+        text: str = required(source, "data", str, "a string", where=f"{inner}.")
+        if not text.strip():
+            raise InvalidRequest(f"{inner}.data holds no words", param=f"{inner}.data")
+        read = document({"type": "text", "media_type": "text/plain", "data": text}, title)
     else:
-        raise InvalidRequest(
-            f"{inner}.type must be base64, text or url: there are no files here", param=f"{inner}.type"
-        )
-    about = {name: optional(block, name, str, "a string", where=f"{where}.") for name in ("title", "context")}
-    return {"type": "document", "source": told, **{name: text for name, text in about.items() if text}}
+        raise InvalidRequest(f"{inner}: {BY_DATA}, or a text", param=f"{inner}.type")
+    return {**read, "context": context} if context and read["type"] == "document" else read
 
 
 def _tool_reference(block: Part, where: str) -> Block:

@@ -22,7 +22,7 @@ from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
 from .. import parameters
 from ..blocks import stop_texts
-from ..common import Fields, Naming, answer_text, fingerprint, model_name, optional, wrong_type
+from ..common import Fields, Naming, answer_text, fingerprint, model_name, optional, refusal_words, wrong_type
 from ..openai import read_tools
 from ..parameters import Names
 from . import messages as ollama_messages
@@ -55,7 +55,8 @@ IGNORED = ("keep_alive", "truncate", "shift", "template", "raw")
 _HERE = "here"
 # The longest id of a turn is far shorter.
 _LONGEST_CONTEXT = 128
-_FINISH_REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length"}
+# Ollama has no word for a refusal: its clients take any.
+_FINISH_REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "content_filter"}
 
 Door = Literal["chat", "generate"]
 
@@ -275,6 +276,7 @@ def _final(turn: Turn, call: OllamaCall, text: str, thinking: str, calls: list[J
         **_said(call.door, text, thinking, calls),
         "done": True,
         "done_reason": done_reason(turn),
+        **({} if (words := refusal_words(turn)) is None else {"refusal": words}),
         **context,
         "total_duration": _nanoseconds(total),
         "load_duration": _nanoseconds(ready),

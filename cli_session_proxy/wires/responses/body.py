@@ -63,7 +63,7 @@ _WORDS = {
 METADATA_PAIRS = 16
 _STATUSES: dict[Status, str] = {
     "queued": "queued", "running": "in_progress", "completed": "completed", "requires_action": "completed",
-    "failed": "failed", "cancelled": "cancelled",
+    "refused": "incomplete", "failed": "failed", "cancelled": "cancelled",
 }  # fmt: skip
 _INCOMPLETE = {
     "max_tokens": "max_output_tokens", "model_context_window_exceeded": "max_output_tokens",
@@ -246,7 +246,7 @@ def response(turn: Turn, status: str | None = None) -> JSON:
         "status": status,
         "background": call.get("background", False),
         "error": _error(turn.error) if status == "failed" else None,
-        "incomplete_details": None if reason is None else {"reason": reason},
+        "incomplete_details": None if reason is None else _incomplete(reason, turn),
         "model": turn.model,
         "output": [entry.item for entry in responses_items.output_entries(turn)] if ended else [],
         "previous_response_id": call.get("previous_response_id"),
@@ -258,6 +258,12 @@ def response(turn: Turn, status: str | None = None) -> JSON:
         "usage": usage(turn.usage) if ended else None,
         **echo,
     }
+
+
+def _incomplete(reason: str, turn: Turn) -> JSON:
+    """`message` is ours: what the provider said of a refusal."""
+    words = common.refusal_words(turn)
+    return {"reason": reason} if words is None else {"reason": reason, "message": words}
 
 
 def _shown_format(format: JSON) -> JSON:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from ...domain.identifiers import agent_id_of, conversation_id
-from ...domain.models import FINISHED, JSON, ON_PATH, Agent, Block, Conversation, Item, Message, Turn, TurnRequest
+from ...domain.models import ANSWERED, FINISHED, JSON, Agent, Block, Conversation, Item, Message, Turn, TurnRequest
 from ...domain.reminders import reminder
 from ...engine.engine import Engine
 from ...engine.live import Answer
@@ -105,7 +105,7 @@ class Dialogues:
             raise PreviousNotFound(
                 f"Previous response with id '{given}' not found.", param="previous_response_id"
             ) from exc
-        if turn.status not in ON_PATH:
+        if turn.status not in ANSWERED:
             raise InvalidRequest(
                 f"the previous response is {responses.status_of(turn)}: wait for it, or go on from the one before it",
                 param="previous_response_id",

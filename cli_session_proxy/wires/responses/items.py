@@ -5,6 +5,7 @@ Ids of items that stand in a turn are made from the turn's: `msg_<turn>_in0`, `m
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from ...domain import limits
 from ...domain.models import JSON, Block, Item, Message, Turn
 from ...domain.reminders import reminded, reminder
 from ...errors import InvalidRequest
-from ..blocks import Reader, arguments, checked_arguments, image_block, typed_blocks
+from ..blocks import BY_DATA, Reader, arguments, checked_arguments, image_block, named_file, typed_blocks
 from ..common import optional, required, wrong_type
 from .compaction import unsealed
 from .tools import Shapes, flat
@@ -102,7 +103,7 @@ def _message(item: Mapping[str, Any], where: str) -> Message | str:
         return Message("assistant", _content(item, where, _TEXTS))
     if role != "user":
         raise InvalidRequest(f"{where}.role must be system, developer, user or assistant", param=f"{where}.role")
-    blocks = _content(item, where, {**_TEXTS, "input_image": _image})
+    blocks = _content(item, where, {**_TEXTS, "input_image": _image, "input_file": _file})
     # The Messages API refuses white text blocks; beside another block such a part says nothing.
     telling = tuple(block for block in blocks if block["type"] != "text" or block["text"].strip())
     if not telling:
@@ -146,7 +147,7 @@ def _function_output(item: Mapping[str, Any], where: str) -> Message:
     if isinstance(output, str):
         content = output
     else:
-        content = list(_content(item, where, {**_TEXTS, "input_image": _image}, name="output"))
+        content = list(_content(item, where, {**_TEXTS, "input_image": _image, "input_file": _file}, name="output"))
     return Message("user", ({"type": "tool_result", "tool_use_id": call_id, "content": content},))
 
 
@@ -195,6 +196,14 @@ def _image(part: Mapping[str, Any], where: str) -> Block:
             f"{where}: files are not kept here; send the image in image_url, as a URL or data URL", param=where
         )
     return image_block(url, f"{where}.image_url")
+
+
+def _file(part: Mapping[str, Any], where: str) -> Block:
+    data = optional(part, "file_data", str, "a string", where=f"{where}.")
+    if data is None:
+        raise InvalidRequest(f"{where}: {BY_DATA}", param=f"{where}.file_data")
+    name = optional(part, "filename", str, "a string", where=f"{where}.")
+    return named_file(data, name, f"{where}.file_data")
 
 
 _TEXTS = {"input_text": _text, "output_text": _text, "text": _text, "refusal": _refusal}
@@ -293,7 +302,7 @@ def _said(message: Message, key: str, n: int) -> list[Entry]:
             "call_id": block["tool_use_id"], "output": _result_text(block.get("content")),
         }  # fmt: skip
         entries.append(Entry(item, Message("user", (block,))))
-    rest = tuple(block for block in message.content if block.get("type") in ("text", "image"))
+    rest = tuple(block for block in message.content if block.get("type") in ("text", "image", "document"))
     if rest:
         item = {
             "id": f"msg_{key}_in{n + len(entries)}", "type": "message", "status": "completed", "role": "user",
@@ -314,6 +323,10 @@ def _input_part(block: Block) -> JSON:
     if block["type"] == "text":
         return {"type": "input_text", "text": block["text"]}
     source = block["source"]
+    if block["type"] == "document":
+        data = source["data"] if source["type"] == "base64" else base64.b64encode(source["data"].encode()).decode()
+        given = f"data:{source['media_type']};base64,{data}"
+        return {"type": "input_file", "file_data": given, "filename": block.get("title"), "file_id": None}
     url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
     return {"type": "input_image", "image_url": url, "detail": "auto", "file_id": None}
 

@@ -104,7 +104,7 @@ def test_what_is_no_image_is_refused(url: str) -> None:
 def test_files_and_audio_are_refused_by_name(part: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=part["type"]) as caught:
         read([{"role": "user", "content": [part]}])
-    assert caught.value.param == "messages[0].content[0]"
+    assert str(caught.value.param).startswith("messages[0].content[0]")
 
 
 def test_tool_calls_and_results_in_history_become_blocks() -> None:

@@ -78,6 +78,19 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Declined:
+    """The provider stopped the answer with `stop_reason: refusal`. The last event that is read of the turn.
+
+    CLI 2.1 would ask once more by itself, with a note to the model, and then call it an API error; 1.0 does so at once.
+    `usage` is what the turn used.
+    """
+
+    category: str | None
+    explanation: str | None
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
 class ApiRetry:
     """The CLI is calling the provider again (`system/api_retry`)."""
 
@@ -129,6 +142,7 @@ CliEvent = (
     | Called
     | Truncated
     | Refused
+    | Declined
     | ApiRetry
     | Compacted
     | Activity

@@ -16,6 +16,7 @@ from .events import (
     Called,
     CliEvent,
     Compacted,
+    Declined,
     Refused,
     Result,
     SessionSeen,
@@ -28,6 +29,9 @@ ANSWER_BLOCKS = frozenset({"text", "thinking", "redacted_thinking"})
 HALF_AN_ANSWER = "the provider's stream was cut, and the CLI took what it had for the whole answer: send it again"
 SYNTHETIC_MODEL = "<synthetic>"  # messages the CLI makes itself: API errors, "No response requested."
 _TAG = "user_message_uuids"
+REFUSAL = "refusal"
+# How a CLI without partial messages says it: 1.0 has no other mark (its result of a refusal, 1.0.120).
+_POLICY = "appears to violate our Usage Policy"
 _RESULT_DETAIL = (
     "api_error_type", "api_error", "errors", "permission_denials", "structured_output", "modelUsage", "duration_ms",
     "duration_api_ms", "ttft_ms",
@@ -96,6 +100,7 @@ class TurnReader:
     - With `judge`, calls of the client's tools are blocks too, under the client's names. They come when their
       message is complete, and it ends with `Called`. The reader is kept for what follows the results (`go_on`).
     - A message that ends at `max_tokens` is `Truncated` before the CLI asks for more.
+    - A refusal is `Declined`, at the first word of it: what the CLI makes of it comes later, and is not read.
     - `garbage` counts what was no frame at all.
     """
 
@@ -196,6 +201,8 @@ class TurnReader:
                 self._stopped_at = _text(delta.get("stop_sequence"))
                 if delta.get("stop_reason") == "max_tokens":
                     return [*self._close_all(), Truncated(self._used.plus(_usage(self._using)).minus(self._told))]
+                if delta.get("stop_reason") == REFUSAL:
+                    return [*self._close_all(), self._declined(_dict(delta.get("stop_details")))]
             case "message_stop":
                 self._streaming = None
                 self._used = self._used.plus(_usage(self._using))
@@ -204,6 +211,10 @@ class TurnReader:
                 first = _count(abandoned.get("from_block_index"))
                 return [*self._abandon(at for at in self._blocks if at >= first), *self._called()]
         return []
+
+    def _declined(self, details: JSON) -> CliEvent:
+        used = self._used.plus(_usage(self._using)).minus(self._told)
+        return Declined(_text(details.get("category")), _text(details.get("explanation")), used)
 
     def _cut_short(self) -> list[CliEvent]:
         """Something else begins. A stream that is still without its end was cut: what it left open stays so.
@@ -280,6 +291,9 @@ class TurnReader:
         half = was_cut and frame.get("subtype") == "success" and not frame.get("is_error")
         session_id = _session_id(frame)
         status = frame.get("api_error_status")
+        text = _text(frame.get("result")) or ""
+        if frame.get("is_error") and (frame.get("stop_reason") == REFUSAL or _POLICY in text):
+            return [*cut, Declined(None, None, _usage(_dict(frame.get("usage"))).minus(self._told))]
         cost = frame.get("total_cost_usd")
         detail = {name: frame[name] for name in _RESULT_DETAIL if frame.get(name) not in (None, [], {})}
         if self._rate_limit is not None:
@@ -289,7 +303,7 @@ class TurnReader:
             # 1.0.120 calls an answer that broke off `error_during_execution`, and `is_error` false.
             is_error=half or bool(frame.get("is_error")) or str(frame.get("subtype")).startswith("error"),
             subtype=str(frame.get("subtype", "")),
-            text=HALF_AN_ANSWER if half else _text(frame.get("result")) or "",
+            text=HALF_AN_ANSWER if half else text,
             stop_reason=_text(frame.get("stop_reason")),
             terminal_reason=_text(frame.get("terminal_reason")),
             api_error_status=status if isinstance(status, int) else None,

@@ -135,7 +135,7 @@ def has_ended(entries: Sequence[Entry]) -> bool:
     answers = [entry for entry in entries if entry.on_path and entry.kind == "assistant"]
     if not answers or answers[-1].data.get("isApiErrorMessage"):
         return False
-    return answers[-1].data.get("message", {}).get("stop_reason") not in (None, "tool_use", "max_tokens")
+    return answers[-1].data.get("message", {}).get("stop_reason") not in (None, "tool_use", "max_tokens", "refusal")
 
 
 def copied_up_to(known: Sequence[Entry], copy: Sequence[Entry]) -> int | None:

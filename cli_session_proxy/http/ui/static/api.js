@@ -26,7 +26,7 @@ function headers() {
 async function request(path, options) {
   let answer;
   try {
-    answer = await fetch(path, { ...options, headers: headers(), cache: "no-store" });
+    answer = await fetch(path, { ...options, headers: { ...headers(), ...options.headers }, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Fault("The proxy does not answer. Is it running?", 0);
@@ -44,6 +44,11 @@ async function request(path, options) {
 
 export async function get(path, signal) {
   return (await request(path, { signal })).json();
+}
+
+export async function post(path, body) {
+  const headers = { "Content-Type": "application/json" };
+  return (await request(path, { method: "POST", body: JSON.stringify(body), headers })).json();
 }
 
 export function chainPath(agentId) {

@@ -218,7 +218,7 @@ export class ChainView {
     row.dataset.turn = turn.id;
     row.classList.toggle("open", turn.id === this.opened);
     row.classList.toggle("repaired", turn.says.length > 0 || turn.links.some((link) => REPAIRS.has(link.reason)));
-    row.classList.toggle("off", turn.status === "failed" || turn.status === "cancelled" || isLost(turn));
+    row.classList.toggle("off", ["refused", "failed", "cancelled"].includes(turn.status) || isLost(turn));
     coloured(row, turn.session_id);
     const head = this.about.head === turn.id;
     fill(

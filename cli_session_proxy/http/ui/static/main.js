@@ -22,7 +22,13 @@ function onLive(state) {
   fill(at("live"), state);
 }
 
-const turn = new TurnView(at("turn"), { numberOf: (id) => chain.numberOf(id), onFault });
+const turn = new TurnView(at("turn"), {
+  numberOf: (id) => chain.numberOf(id), onFault,
+  onRewound: (agentId, id) => {
+    chain.changed(chain.stop.signal);
+    turn.open(agentId, id);
+  },
+});
 const chains = new Chains(at("chains"), search, { onFault });
 const chain = new ChainView(at("chain"), { onFault, onLive, onTurn: (id) => turn.open(chain.agentId, id) });
 

@@ -1,6 +1,6 @@
 // One turn, whole: what was said, why it ran where it ran, what it took, and whether the transcript agrees.
 
-import { chainPath, get } from "./api.js";
+import { chainPath, get, post } from "./api.js";
 import { drawSaid } from "./chain.js";
 import { coloured, count, fill, h, millis, money, session, short, time } from "./dom.js";
 
@@ -21,9 +21,9 @@ const HIDDEN = "[redacted]"; // as redact.py puts it
 const LONG = 4000; // characters of one text that are shown at once
 
 export class TurnView {
-  constructor(section, { numberOf, onFault }) {
+  constructor(section, { numberOf, onFault, onRewound }) {
     this.section = section;
-    Object.assign(this, { numberOf, onFault });
+    Object.assign(this, { numberOf, onFault, onRewound });
     this.asked = 0;
   }
 
@@ -82,6 +82,7 @@ export class TurnView {
       ...turn.says.map(drawSaid),
       turn.error && h("div.card.error", null, h("strong", null, turn.error.code || "error"), " ", turn.error.message || short(turn.error)),
       this.switchOf(agentId, turn),
+      ["completed", "requires_action"].includes(turn.status) && !isHead && this.rewindTo(agentId, turn),
       turn.system && part("System", text(turn.system)),
       part("Input", ...turn.input.map((message) => said(message.role, message.content))),
       turn.tools.length > 0 && part("Tools of the CLI", ...turn.tools.map(tool)),
@@ -102,6 +103,30 @@ export class TurnView {
     const button = h("button.secrets", { type: "button" }, this.bare ? "Hide secrets" : "Show hidden secrets");
     button.addEventListener("click", () => this.open(agentId, turn.id, !this.bare));
     return h("p", null, button);
+  }
+
+  /** Takes what follows this turn off the path, when it is confirmed. */
+  rewindTo(agentId, turn) {
+    const place = h("p.rewind");
+    const ask = h("button", { type: "button" }, "Rewind to this turn");
+    const yes = h("button", { type: "button" }, "Rewind");
+    const no = h("button", { type: "button" }, "Keep");
+    const sure = "Take all turns after this one off the path? They stay in the chain, and the next turn goes on from here. ";
+    ask.addEventListener("click", () => {
+      fill(place, sure, yes, " ", no);
+      no.focus();
+    });
+    no.addEventListener("click", () => fill(place, ask));
+    yes.addEventListener("click", async () => {
+      try {
+        await post(`${chainPath(agentId)}/rewind`, { to: turn.id });
+        this.onRewound(agentId, turn.id);
+      } catch (fault) {
+        this.onFault(fault);
+      }
+    });
+    fill(place, ask);
+    return place;
   }
 
   drawTranscript(compared) {

@@ -1,0 +1,84 @@
+"""Images as small as the model takes them. Runs in a helper process: what an image holds is a stranger's."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+# The Messages API refuses an image of more than 5 MB in base64, and, where a request has many, one of more than 2,000
+# pixels a side. The CLI makes what it takes live about as large.
+MAX_BASE64 = 5_000_000
+MAX_SIDE = 1950
+# More are not decoded: 100 megapixels are 400 MB in memory.
+MAX_PIXELS = 100_000_000
+FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
+# How an image that is too many bytes is written: quality, and how much smaller than it is.
+_STEPS = ((85, 1.0), (60, 1.0), (60, 0.5), (40, 0.25))
+
+
+class Unreadable(ValueError):
+    """It is no image that the model could read. The text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """An image within the bounds, in base64; `was` and `now` are width and height in pixels."""
+
+    media_type: str
+    data: str
+    was: tuple[int, int]
+    now: tuple[int, int]
+
+
+def fitted(data: str) -> Fitted | None:
+    """The image in base64 as the model takes it; None where it may stay as it is. Raises `Unreadable`."""
+    from PIL import Image  # noqa: PLC0415 - 10 MB that only the helper process needs
+
+    Image.MAX_IMAGE_PIXELS = None  # counted below, before anything is decoded
+    try:
+        raw = base64.b64decode(data, validate=True)
+        with Image.open(io.BytesIO(raw), formats=list(FORMATS)) as image:
+            was, kind = image.size, image.format or ""
+            if was[0] * was[1] > MAX_PIXELS:
+                raise Unreadable(f"it has {was[0]} x {was[1]} pixels, more than {MAX_PIXELS:,}")
+            if max(was) > MAX_SIDE:
+                image.draft("RGB", (MAX_SIDE, MAX_SIDE))  # a JPEG is decoded smaller at once
+            image.load()
+            if max(was) <= MAX_SIDE and len(data) <= MAX_BASE64:
+                return None
+            image.thumbnail((MAX_SIDE, MAX_SIDE))
+            return _written(image, kind, was)
+    except Unreadable:
+        raise
+    except (OSError, SyntaxError, ValueError, binascii.Error, EOFError) as exc:
+        raise Unreadable("it cannot be decoded") from exc
+
+
+def _written(image: Image.Image, kind: str, was: tuple[int, int]) -> Fitted:
+    if kind != "JPEG":  # without loss where that is small enough
+        out = _saved(image.convert("RGBA"), "PNG")
+        if len(out) <= MAX_BASE64:
+            return Fitted("image/png", out, was, image.size)
+    from PIL import Image  # noqa: PLC0415 - as above
+
+    plain = Image.new("RGB", image.size, "white")
+    plain.paste(image, mask=image.convert("RGBA").getchannel("A"))
+    for quality, scale in _STEPS:
+        size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+        smaller = plain if scale == 1.0 else plain.resize(size)
+        out = _saved(smaller, "JPEG", quality=quality)
+        if len(out) <= MAX_BASE64:
+            return Fitted("image/jpeg", out, was, smaller.size)
+    raise Unreadable("it cannot be made small enough")
+
+
+def _saved(image: Image.Image, kind: str, **how: int) -> str:
+    out = io.BytesIO()
+    image.save(out, kind, **how)
+    return base64.b64encode(out.getvalue()).decode("ascii")

@@ -1,0 +1,73 @@
+"""The head goes back along its path: what follows branches there, and the tree stays as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+
+from .. import logs
+from ..domain.models import JSON, Agent
+from ..errors import InvalidRequest, NotFound, SessionBusy
+from ..stores.base import Store
+from ..tasks import limited
+from .ownership import Ownership
+
+log = logs.get(__name__)
+
+# Another proxy that holds the agent between turns hands over in about 0.1 s, a dead one's lease expires in 10. Seconds.
+PATIENCE = 30.0
+_BACK = re.compile(r"-[1-9][0-9]{0,8}")
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """Where the head was and where it is now (None: before the first turn); how many turns that is."""
+
+    agent_id: str
+    was: str | None
+    head: str | None
+    turns: int
+
+    def as_json(self) -> JSON:
+        return {
+            "object": "chain.rewound",
+            "agent_id": self.agent_id,
+            "was": self.was,
+            "head": self.head,
+            "turns": self.turns,
+        }
+
+
+async def rewind(store: Store, ownership: Ownership, agent: Agent, to: str) -> Rewound:
+    """`to` is a turn of the path to the head, or `-N`: N turns back.
+
+    Raises `SessionBusy` while a turn of the agent waits or runs, `InvalidRequest` and `NotFound` for another `to`.
+    """
+    if await store.waiting(agent.key):
+        raise SessionBusy("a turn of this agent waits or runs: wait for its end, or cancel it, then rewind")
+    deadline = asyncio.get_running_loop().time() + PATIENCE
+    async with limited(deadline, "another proxy keeps this agent: try again"), ownership.hold(agent) as lease:
+        now = await store.agent_by_key(agent.key)
+        if now is None:
+            raise NotFound(f"there is no agent {agent.agent_id!r} any more", param="agent_id")
+        path = [turn.id for turn in await store.path(now.head)] if now.head else []
+        kept = _kept(path, to)
+        head = path[kept - 1] if kept else None
+        await store.rewind(lease, head)
+    log.info("rewound", agent=agent.agent_id, was=now.head, head=head)
+    return Rewound(agent.agent_id, now.head, head, len(path) - kept)
+
+
+def _kept(path: list[str], to: str) -> int:
+    """How many turns of the path stay on it."""
+    if to in path:
+        return path.index(to) + 1
+    if not _BACK.fullmatch(to):
+        raise InvalidRequest(
+            "to must be a turn of the path to the head, or -N for N turns back: see `dump`, which names both",
+            param="to",
+        )
+    if int(to[1:]) > len(path):
+        raise InvalidRequest(f"the path to the head has only {len(path)} turns", param="to")
+    return len(path) - int(to[1:])
