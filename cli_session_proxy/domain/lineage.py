@@ -26,6 +26,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from .models import Block, Message, Placed, Rule, Turn
+from .notes import Note
 
 # Between two text blocks of one answer, on every wire that has one string for it.
 TEXT_JOIN = "\n\n"
@@ -219,10 +220,14 @@ def decide(
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Messages of the user and the answer to them, from a client's history: what an imported turn consists of."""
+    """Messages of the user and the answer to them, from a client's history: what an imported turn consists of.
+
+    `notes`: what of it the model is not shown as it came.
+    """
 
     input: tuple[Message, ...]
     output: tuple[Block, ...]
+    notes: tuple[Note, ...] = ()
 
 
 def past(messages: Sequence[Message]) -> list[Past]:

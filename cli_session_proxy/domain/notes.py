@@ -28,6 +28,9 @@ Code = Literal[
     "empty_messages",
     "characters_replaced",
     "arguments_kept_as_text",
+    "images_made_smaller",
+    "unreadable_images_left_out",
+    "unreadable_documents_left_out",
 ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from ..aside.pictures import Fitted, Unreadable, fitted
 from ..aside.pool import Aside, OutOfBoundsError
 from ..domain.lineage import Past
 from ..domain.models import Block, Message
+from ..domain.notes import Code, Note
 
 # A PDF says what it is among its first bytes; readers allow for some before it.
 _PDF_HEAD = 1024
@@ -26,14 +28,14 @@ class Fitting:
     def __init__(self, aside: Aside) -> None:
         self._aside = aside
         self._known: dict[str, Fitted | str | None] = {}
-        self._notes: list[str] = []
+        self._changed: Counter[Code] = Counter()
 
-    async def fit(self, past: Past) -> tuple[Past, str | None]:
-        """The exchange as the model takes it, and what was changed in it."""
-        self._notes = []
-        asked = [Message(one.role, await self._blocks(one.content)) for one in past.input]
-        note = "; ".join(dict.fromkeys(self._notes)) or None
-        return (past, None) if note is None else (replace(past, input=tuple(asked)), note)
+    async def fit(self, past: Past) -> Past:
+        """The exchange as the model takes it, with notes of what was changed in it."""
+        self._changed.clear()
+        asked = tuple([Message(one.role, await self._blocks(one.content)) for one in past.input])
+        notes = tuple(Note(code, number) for code, number in self._changed.items())
+        return replace(past, input=asked, notes=notes) if notes else past
 
     async def _blocks(self, blocks: Sequence[Block]) -> tuple[Block, ...]:
         return tuple([await self._block(block) for block in blocks])
@@ -45,7 +47,9 @@ class Fitting:
         if not isinstance(source, dict) or source.get("type") != "base64":
             return block
         if kind == "document":
-            return block if _is_pdf(source["data"]) else self._left_out("A document", "it is no PDF")
+            if _is_pdf(source["data"]):
+                return block
+            return self._left_out("unreadable_documents_left_out", "A document", "it is no PDF")
         if kind != "image":
             return block
         key = hashlib.sha256(source["data"].encode()).hexdigest()
@@ -58,15 +62,12 @@ class Fitting:
         if found is None:
             return block
         if isinstance(found, str):
-            return self._left_out("An image", found)
-        self._notes.append(
-            f"An image of {found.was[0]} x {found.was[1]} pixels is shown to the model at {found.now[0]} x "
-            f"{found.now[1]}"
-        )
+            return self._left_out("unreadable_images_left_out", "An image", found)
+        self._changed["images_made_smaller"] += 1
         return {**block, "source": {"type": "base64", "media_type": found.media_type, "data": found.data}}
 
-    def _left_out(self, what: str, why: str) -> Block:
-        self._notes.append(f"{what} is not shown to the model: {why}")
+    def _left_out(self, code: Code, what: str, why: str) -> Block:
+        self._changed[code] += 1
         return {"type": "text", "text": f"[{what} was left out here: {why}.]"}
 
 

@@ -15,6 +15,7 @@ from ..domain.client_tools import in_our_ids
 from ..domain.evidence import Brought, Evidence
 from ..domain.lineage import Decision, Ending, Past
 from ..domain.models import FINISHED, ON_PATH, THINKING, Agent, Message, Placed, Record, Rule, Turn, TurnRequest
+from ..domain.notes import Note
 from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import ImportedTurn, NewTurn, Store
@@ -192,8 +193,8 @@ class Placement:
         found = await self._aside.thread(lambda: lineage.past(decision.imported))
         fitting = Fitting(self._aside)
         shown = [await fitting.fit(one) for one in found]
-        made = self._backend.imported(agent, above, known, [one for one, _ in shown], model)
-        notes = [note for _, note in shown]
+        made = self._backend.imported(agent, above, known, shown, model)
+        notes = [one.notes for one in shown]
         coming = _imported(zip(found, made, notes, strict=True), agent.key, above, decision.placed.rule, model)
         parent = decision.parent
         while piece := await self._aside.thread(lambda: list(itertools.islice(coming, PIECE))):
@@ -234,7 +235,7 @@ def _is_short(messages: Sequence[Message]) -> bool:
 
 
 def _imported(
-    history: Iterable[tuple[Past, tuple[Record, ...], str | None]],
+    history: Iterable[tuple[Past, tuple[Record, ...], tuple[Note, ...]]],
     agent_key: int,
     above: Turn | None,
     rule: Rule | None,
@@ -242,7 +243,7 @@ def _imported(
 ) -> Iterator[ImportedTurn]:
     """Exchanges of a client's history as turns, each the child of the one before it."""
     parent, path_hash, depth = (above.id, above.path_hash, above.depth) if above else (None, None, 0)
-    for exchange, records, note in history:
+    for exchange, records, notes in history:
         path_hash = lineage.path_hash(path_hash, exchange.input, exchange.output)
         depth += 1
         turn = ImportedTurn(
@@ -257,7 +258,7 @@ def _imported(
             path_hash=path_hash,
             depth=depth,
             placed=Placed(rule),
-            evidence=Evidence(Brought("client", note=note)),
+            evidence=Evidence(Brought("client"), notes=notes),
         )
         yield turn
         parent = turn.id

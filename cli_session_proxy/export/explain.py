@@ -110,8 +110,7 @@ def reason(turn: Turn) -> JSON:
         out["records"] = _RECORDS.get(evidence.records, evidence.records)
     if evidence.brought is not None:
         by_client = evidence.brought.by == "client"
-        note = evidence.brought.note
-        out["why"] = note if not by_client else "sent by the client as history" + (f". {note}" if note else "")
+        out["why"] = "sent by the client as history" if by_client else evidence.brought.note
         if evidence.brought.session is not None:
             out["session"] = evidence.brought.session
     return out
@@ -171,8 +170,6 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
     """What happened to a turn beside what its links tell, in order; nothing for one that went as turns should."""
     before_the_last = [attempt for attempt in attempts if "n" in attempt][:-1] if len(attempts) > 1 else []
     said = []
-    if evidence.brought is not None and evidence.brought.by == "client" and evidence.brought.note:
-        said.append(f"{evidence.brought.note}.")
     if evidence.left_off:
         said.append(
             f"The answer of {evidence.left_off} never reached its client: the conversation goes on from before it."
@@ -316,6 +313,18 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
     "empty_messages": ("message", "{0} in the client's history was empty: marked as such."),
     "characters_replaced": ("half character", "{0} in the client's history: replaced."),
     "arguments_kept_as_text": ("call", "The arguments of {0} in the client's history were no JSON: kept as text."),
+    "images_made_smaller": (
+        "image",
+        "{0} in the client's history would have been too large: shown to the model smaller, kept as it came.",
+    ),
+    "unreadable_images_left_out": (
+        "image",
+        "{0} in the client's history could not be read: a line in its place says why, and the chain keeps it.",
+    ),
+    "unreadable_documents_left_out": (
+        "document",
+        "{0} in the client's history was no PDF: a line in its place says so, and the chain keeps it.",
+    ),
 }
 
 

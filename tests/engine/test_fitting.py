@@ -15,6 +15,7 @@ from PIL import Image
 from cli_session_proxy.aside.pictures import MAX_BASE64, MAX_SIDE, Unreadable, fitted
 from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.domain.models import Block, Message
+from cli_session_proxy.domain.notes import Note
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.export.explain import turn as told
 from cli_session_proxy.settings import Settings
@@ -93,8 +94,8 @@ async def test_an_image_of_a_history_is_kept_as_it_came_and_shown_as_the_model_t
         assert fitted(shown[0]["source"]["data"]) is None
         assert shown[1]["text"].startswith("[An image was left out here: it has 100000 x 100000 pixels")
         [sentence] = told(before.evidence, ())
-        assert "An image of 4000 x 1000 pixels is shown to the model at 1950 x 488" in sentence
-        assert "An image is not shown to the model" in sentence
+        assert "1 image in the client's history would have been too large" in sentence
+        assert "1 image in the client's history could not be read" in sentence
         again = await ask(engine, *said, "You said: and now? (4)", "third")
         assert (again.parent_id, again.placed.imported) == (turn.id, 0)
     finally:
@@ -110,7 +111,8 @@ async def test_an_oversized_image_of_a_history_does_not_poison_the_agent(
     }  # fmt: skip
     async with running(make_settings(claude_bin=claude)) as engine:
         said = Message("user", (image(large), broken, {"type": "text", "text": "look"}))
-        await ask(engine, said, "I see", "and now?")
+        first = await ask(engine, said, "I see", "and now?")
+        assert first.evidence.notes == (Note("images_made_smaller", 1), Note("unreadable_documents_left_out", 1))
         sent = upstream.requests[-1].raw.decode()
         assert large not in sent
         assert "bm8gcGRm" not in sent
@@ -119,4 +121,5 @@ async def test_an_oversized_image_of_a_history_does_not_poison_the_agent(
         assert fitted(shown["source"]["data"]) is None
         turn = await ask(engine, "third")
         assert turn.continuity in ("warm", "resumed")
+        assert turn.evidence.notes == ()
         assert upstream.requests[-1].raw.decode().count(shown["source"]["data"]) == 1

@@ -97,7 +97,7 @@ class ClaudeBackend:
         scribe = self.sessions.scribe(agent, len(history_of), leaf)
         mender = history.Mender(history.calls(above.output) if above else ())
         for one in history_of:
-            yield tuple(history.records(scribe, mender, one.input, as_cli(one.output), model))
+            yield tuple(history.records(scribe, mender, one.input, as_cli(one.output), model, one.notes))
 
     def changes(self) -> AsyncGenerator[str, None]:
         return self._watcher.changes()

@@ -118,6 +118,7 @@ class TurnReader:
         self._open: set[int] = set()  # of these, by index within the message
         self._streamed: set[str] = set()
         self._stopped_at: str | None = None  # a stop sequence, by the provider
+        self._truncated = False  # what the CLI asks for behind that is nobody's
         self._rate_limit: JSON | None = None
         self.garbage = 0
 
@@ -200,8 +201,9 @@ class TurnReader:
                 self._whole = bool(delta.get("stop_reason"))
                 self._stopped_at = _text(delta.get("stop_sequence"))
                 if delta.get("stop_reason") == "max_tokens":
+                    self._truncated = True
                     return [*self._close_all(), Truncated(self._used.plus(_usage(self._using)).minus(self._told))]
-                if delta.get("stop_reason") == REFUSAL:
+                if delta.get("stop_reason") == REFUSAL and not self._truncated:
                     return [*self._close_all(), self._declined(_dict(delta.get("stop_details")))]
             case "message_stop":
                 self._streaming = None
@@ -292,7 +294,8 @@ class TurnReader:
         session_id = _session_id(frame)
         status = frame.get("api_error_status")
         text = _text(frame.get("result")) or ""
-        if frame.get("is_error") and (frame.get("stop_reason") == REFUSAL or _POLICY in text):
+        declined = frame.get("stop_reason") == REFUSAL or _POLICY in text
+        if frame.get("is_error") and declined and not self._truncated:  # else the answer had ended before
             return [*cut, Declined(None, None, _usage(_dict(frame.get("usage"))).minus(self._told))]
         cost = frame.get("total_cost_usd")
         detail = {name: frame[name] for name in _RESULT_DETAIL if frame.get(name) not in (None, [], {})}

@@ -107,15 +107,20 @@ class Mender:
 
 
 def records(
-    scribe: Scribe, mender: Mender, asked: Sequence[Message], said: Sequence[Block], model: str
+    scribe: Scribe,
+    mender: Mender,
+    asked: Sequence[Message],
+    said: Sequence[Block],
+    model: str,
+    changed: Sequence[Note] = (),
 ) -> list[Record]:
     """One exchange as two records, and a mark where something had to be mended.
 
-    A history that opens with the assistant gets a first message before it.
+    `changed`: what had been before. A history that opens with the assistant gets a first message before it.
     """
     first = mender.asked(asked) if asked else Message.user(OPENED_BY_ASSISTANT)
     both = [scribe.record(first, model), scribe.record(mender.said(said), model)]
-    notes = mender.notes()
+    notes = [*changed, *mender.notes()]
     return [*both, imported(notes)] if notes else both
 
 
