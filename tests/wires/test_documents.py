@@ -24,7 +24,7 @@ from ..conftest import MakeSettings
 from ..every_wire import proxied
 from ..talking import ask, heard
 
-PDF = base64.b64encode(b"%PDF-1.4 " + b"x" * 90).decode()
+PDF = base64.b64encode(b"%PDF-1.4 /Type /Page " + b"x" * 90 + b" %%EOF").decode()
 TEXT = base64.b64encode("naïve words".encode()).decode()
 PDF_BLOCK: Block = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": PDF}}
 TEXT_BLOCK: Block = {

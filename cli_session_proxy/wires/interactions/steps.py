@@ -76,10 +76,8 @@ def _contents(parts: Iterable[object], where: str) -> tuple[Block, ...]:
         if kind == "text":
             if text := required(part, "text", str, "a string", where=f"{here}."):
                 blocks.append({"type": "text", "text": text})
-        elif kind == "image":
-            blocks.append(_image(part, here))
-        elif kind == "document":
-            blocks.append(_document(part, here))
+        elif kind in ("image", "document"):
+            blocks.append(_file(part, kind, here))
         else:
             raise InvalidRequest(
                 f"{here}: send text, image or document, the Claude CLI takes no other content", param=here
@@ -87,23 +85,18 @@ def _contents(parts: Iterable[object], where: str) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def _image(part: Part, where: str) -> Block:
+def _file(part: Part, kind: str, where: str) -> Block:
     uri = optional(part, "uri", str, "a string", where=f"{where}.")
     if uri is not None:
+        if kind == "document":
+            raise InvalidRequest(f"{where}.uri: {BY_DATA}", param=f"{where}.uri")
         if not is_web_address(uri):
             raise InvalidRequest(f"{where}.uri must be an http(s) URL", param=f"{where}.uri")
         return {"type": "image", "source": {"type": "url", "url": uri}}
     mime = required(part, "mime_type", str, "a string", where=f"{where}.")
     data = required(part, "data", str, "a string", where=f"{where}.")
-    return base64_image(mime, standard_base64(data), f"{where}.data")
-
-
-def _document(part: Part, where: str) -> Block:
-    if part.get("uri") is not None:
-        raise InvalidRequest(f"{where}.uri: {BY_DATA}", param=f"{where}.uri")
-    mime = required(part, "mime_type", str, "a string", where=f"{where}.")
-    data = required(part, "data", str, "a string", where=f"{where}.")
-    return base64_file(mime, standard_base64(data), f"{where}.data")
+    read = base64_image if kind == "image" else base64_file
+    return read(mime, standard_base64(data), f"{where}.data")
 
 
 def _user(step: Part, where: str) -> Message:

@@ -237,6 +237,9 @@ def response(turn: Turn, status: str | None = None) -> JSON:
     ended = status in ("completed", "incomplete")
     echo = {**DEFAULTS, **call.get("echo", {})}
     reason = _INCOMPLETE.get(turn.stop_reason or "") if status == "incomplete" else None
+    incomplete = None if reason is None else {"reason": reason}
+    if incomplete is not None and (words := common.refusal_words(turn)) is not None:
+        incomplete["message"] = words  # ours: what the provider said of a refusal
     conversation = call.get("conversation")
     return {
         "id": response_id(turn.id),
@@ -246,7 +249,7 @@ def response(turn: Turn, status: str | None = None) -> JSON:
         "status": status,
         "background": call.get("background", False),
         "error": _error(turn.error) if status == "failed" else None,
-        "incomplete_details": None if reason is None else _incomplete(reason, turn),
+        "incomplete_details": incomplete,
         "model": turn.model,
         "output": [entry.item for entry in responses_items.output_entries(turn)] if ended else [],
         "previous_response_id": call.get("previous_response_id"),
@@ -258,12 +261,6 @@ def response(turn: Turn, status: str | None = None) -> JSON:
         "usage": usage(turn.usage) if ended else None,
         **echo,
     }
-
-
-def _incomplete(reason: str, turn: Turn) -> JSON:
-    """`message` is ours: what the provider said of a refusal."""
-    words = common.refusal_words(turn)
-    return {"reason": reason} if words is None else {"reason": reason, "message": words}
 
 
 def _shown_format(format: JSON) -> JSON:

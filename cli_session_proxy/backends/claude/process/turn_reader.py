@@ -204,7 +204,10 @@ class TurnReader:
                     self._truncated = True
                     return [*self._close_all(), Truncated(self._used.plus(_usage(self._using)).minus(self._told))]
                 if delta.get("stop_reason") == REFUSAL and not self._truncated:
-                    return [*self._close_all(), self._declined(_dict(delta.get("stop_details")))]
+                    details = _dict(delta.get("stop_details"))
+                    category, explanation = _text(details.get("category")), _text(details.get("explanation"))
+                    used = self._used.plus(_usage(self._using)).minus(self._told)
+                    return [*self._close_all(), Declined(category, explanation, used)]
             case "message_stop":
                 self._streaming = None
                 self._used = self._used.plus(_usage(self._using))
@@ -213,10 +216,6 @@ class TurnReader:
                 first = _count(abandoned.get("from_block_index"))
                 return [*self._abandon(at for at in self._blocks if at >= first), *self._called()]
         return []
-
-    def _declined(self, details: JSON) -> CliEvent:
-        used = self._used.plus(_usage(self._using)).minus(self._told)
-        return Declined(_text(details.get("category")), _text(details.get("explanation")), used)
 
     def _cut_short(self) -> list[CliEvent]:
         """Something else begins. A stream that is still without its end was cut: what it left open stays so.
