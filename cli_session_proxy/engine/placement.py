@@ -15,7 +15,6 @@ from ..domain.client_tools import in_our_ids
 from ..domain.evidence import Brought, Evidence
 from ..domain.lineage import Decision, Ending, Past
 from ..domain.models import FINISHED, ON_PATH, THINKING, Agent, Message, Placed, Record, Rule, Turn, TurnRequest
-from ..domain.notes import Note
 from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import ImportedTurn, NewTurn, Store
@@ -194,8 +193,7 @@ class Placement:
         fitting = Fitting(self._aside)
         shown = [await fitting.fit(one) for one in found]
         made = self._backend.imported(agent, above, known, shown, model)
-        notes = [one.notes for one in shown]
-        coming = _imported(zip(found, made, notes, strict=True), agent.key, above, decision.placed.rule, model)
+        coming = _imported(zip(found, made, strict=True), agent.key, above, decision.placed.rule, model)
         parent = decision.parent
         while piece := await self._aside.thread(lambda: list(itertools.islice(coming, PIECE))):
             await self._store.import_turns(piece)
@@ -235,7 +233,7 @@ def _is_short(messages: Sequence[Message]) -> bool:
 
 
 def _imported(
-    history: Iterable[tuple[Past, tuple[Record, ...], tuple[Note, ...]]],
+    history: Iterable[tuple[Past, tuple[Record, ...]]],
     agent_key: int,
     above: Turn | None,
     rule: Rule | None,
@@ -243,7 +241,7 @@ def _imported(
 ) -> Iterator[ImportedTurn]:
     """Exchanges of a client's history as turns, each the child of the one before it."""
     parent, path_hash, depth = (above.id, above.path_hash, above.depth) if above else (None, None, 0)
-    for exchange, records, notes in history:
+    for exchange, records in history:
         path_hash = lineage.path_hash(path_hash, exchange.input, exchange.output)
         depth += 1
         turn = ImportedTurn(
@@ -258,7 +256,7 @@ def _imported(
             path_hash=path_hash,
             depth=depth,
             placed=Placed(rule),
-            evidence=Evidence(Brought("client"), notes=notes),
+            evidence=Evidence(Brought("client")),
         )
         yield turn
         parent = turn.id

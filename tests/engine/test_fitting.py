@@ -93,9 +93,6 @@ async def test_an_image_of_a_history_is_kept_as_it_came_and_shown_as_the_model_t
         assert shown[0]["source"]["data"] != large
         assert fitted(shown[0]["source"]["data"]) is None
         assert shown[1]["text"].startswith("[An image was left out here: it has 100000 x 100000 pixels")
-        [sentence] = told(before.evidence, ())
-        assert "1 image in the client's history would have been too large" in sentence
-        assert "1 image in the client's history could not be read" in sentence
         again = await ask(engine, *said, "You said: and now? (4)", "third")
         assert (again.parent_id, again.placed.imported) == (turn.id, 0)
     finally:
@@ -113,6 +110,9 @@ async def test_an_oversized_image_of_a_history_does_not_poison_the_agent(
         said = Message("user", (image(large), broken, {"type": "text", "text": "look"}))
         first = await ask(engine, said, "I see", "and now?")
         assert first.evidence.notes == (Note("images_made_smaller", 1), Note("unreadable_documents_left_out", 1))
+        [sentence] = told(first.evidence, ())
+        assert "1 image in the client's history would have been too large" in sentence
+        assert "1 document in the client's history was no PDF" in sentence
         sent = upstream.requests[-1].raw.decode()
         assert large not in sent
         assert "bm8gcGRm" not in sent
