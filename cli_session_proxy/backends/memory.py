@@ -157,7 +157,8 @@ class _Exchange:
         if calls_of(blocks):
             yield Called(blocks, Usage())
         else:
-            yield Completed("max_tokens" if cut else "end_turn", Usage(1, _words(blocks) or 1))
+            words = sum(len(str(block.get("text", "")).split()) for block in blocks)
+            yield Completed("max_tokens" if cut else "end_turn", Usage(1, words or 1))
 
     async def interrupt(self) -> None: ...
 
@@ -173,10 +174,6 @@ class _Exchange:
     async def release(self) -> None: ...
 
     async def discard(self, *, owned: bool) -> None: ...
-
-
-def _words(blocks: Sequence[Block]) -> int:
-    return sum(len(str(block.get("text", "")).split()) for block in blocks)
 
 
 def _as_wanted(blocks: Sequence[Block], wanted: Parameters) -> tuple[tuple[Block, ...], bool]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..domain.evidence import OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
 from ..domain.models import JSON, Link, LinkReason, Turn
-from ..domain.notes import Code, Note
+from ..domain.notes import Code
 from .words import count
 
 NO_SESSION = "none"
@@ -214,7 +214,9 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
     if evidence.compacted:
         said.append("The CLI compacted the conversation: of what is before, the model knows a summary.")
     if evidence.notes:
-        said.append(_noted(evidence.notes))
+        for note in evidence.notes:  # of a newer version's export, too
+            noun, sentence = _NOTES.get(note.code, ("", "This version does not know what else was left out."))
+            said.append(sentence.format(count(note.count, noun)))
     if evidence.records is not None and evidence.records in _NOT_READ:
         said.append(_NOT_READ[evidence.records])
     return said
@@ -326,14 +328,6 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
         "{0} in the client's history was no PDF: a line in its place says so, and the chain keeps it.",
     ),
 }
-
-
-def _noted(notes: Sequence[Note]) -> str:
-    said = []
-    for note in notes:  # of a newer version's export, too
-        noun, sentence = _NOTES.get(note.code, ("", "This version does not know what else was left out."))
-        said.append(sentence.format(count(note.count, noun)))
-    return " ".join(said)
 
 
 # --- links, by reason

@@ -66,7 +66,9 @@ def _check(rules: Rules, body: JSON) -> None:
     messages = [message for message in body.get("messages") or () if isinstance(message, dict)]
     _check_blocks(rules, messages)
     _check_pairs([message for message in messages if message.get("role") != "system"])
-    _check_breakpoints(rules, body)
+    marked = sum(marker for _, marker in marked_lines(body))
+    if marked > rules.breakpoints:
+        raise _Refused(f"A maximum of {rules.breakpoints} blocks with cache_control may be provided. Found {marked}.")
     _check_images(rules, messages)
     _check_seals(body)
     if rules.context is not None:
@@ -145,12 +147,6 @@ def _check_pairs(messages: list[JSON]) -> None:
             f"messages.{len(messages) - 1}: `tool_use` ids were found without `tool_result` blocks immediately after: "
             f"{', '.join(open_calls)}."
         )
-
-
-def _check_breakpoints(rules: Rules, body: JSON) -> None:
-    marked = sum(marker for _, marker in marked_lines(body))
-    if marked > rules.breakpoints:
-        raise _Refused(f"A maximum of {rules.breakpoints} blocks with cache_control may be provided. Found {marked}.")
 
 
 def _check_images(rules: Rules, messages: list[JSON]) -> None:

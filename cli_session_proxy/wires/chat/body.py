@@ -17,7 +17,6 @@ from typing import Any
 
 from ...domain.lineage import TextJoin
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, Finished, Turn, TurnEvent, TurnRequest, Usage
-from ...domain.parameters import Parameters
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, ProxyError
 from .. import parameters
@@ -81,6 +80,10 @@ def read(body: JSON, naming: Naming) -> ChatCall:
     agent_id = naming.agent_id(body)
     system, messages = chat_messages.read(body.get("messages"))
     tools = read_tools(body)
+    effort = optional(body, "reasoning_effort", str, "a string")
+    if effort is not None and effort not in EFFORTS:
+        raise InvalidRequest(f"reasoning_effort must be one of {', '.join(EFFORTS)}", param="reasoning_effort")
+    names = OLDER if body.get("max_completion_tokens") is None else PARAMETERS
     request = TurnRequest(
         model=model_name(body.get("model")),
         messages=messages,
@@ -88,11 +91,11 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         owner=naming.owner,
         agent_id=agent_id,
         system=system,
-        effort=_effort(body),
+        effort=None if effort is None else EFFORTS[effort],
         tools=tools,
         tool_choice=read_choice(body, tools),
         stop=_stop(body),
-        parameters=_parameters(body),
+        parameters=parameters.read(body, names, thinking=None if effort is None else effort != "none"),
         format=read_format(optional(body, "response_format", dict, "an object") or TEXT, "response_format"),
         fresh=naming.fresh,
         continues=_continues(body),
@@ -108,19 +111,6 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         include_usage=bool(optional(options, "include_usage", bool, "true or false", where="stream_options.")),
         ignored=(*(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
     )
-
-
-def _effort(body: Mapping[str, Any]) -> str | None:
-    effort = optional(body, "reasoning_effort", str, "a string")
-    if effort is not None and effort not in EFFORTS:
-        raise InvalidRequest(f"reasoning_effort must be one of {', '.join(EFFORTS)}", param="reasoning_effort")
-    return None if effort is None else EFFORTS[effort]
-
-
-def _parameters(body: Mapping[str, Any]) -> Parameters:
-    effort = body.get("reasoning_effort")
-    names = OLDER if body.get("max_completion_tokens") is None else PARAMETERS
-    return parameters.read(body, names, thinking=None if effort is None else effort != "none")
 
 
 def _continues(body: Mapping[str, Any]) -> str | None:

@@ -59,11 +59,18 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
     """The call that a body means, `model` and `stream` from the path. Raises `InvalidRequest`, naming the field."""
     body = fields = Fields(body)
     config = Fields(either(body, _CONFIG, dict, "an object") or {})
-    _check_types(config)
+    for name in _NUMBERS:
+        value = either(config, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise wrong_type(f"{_CONFIG}.{name}", "a number")
     _refuse_what_would_lie(body, config)
     agent_id = naming.agent_id(body)
     system, messages = generate_content.read(body)
     thinking = either(config, "thinkingConfig", dict, "an object", where=f"{_CONFIG}.") or {}
+    budget = either(thinking, "thinkingBudget")  # 0 turns it off; -1 lets the model decide
+    thinks = None if budget is None or budget < 0 else budget > 0
+    if either(thinking, "thinkingLevel") is not None:
+        thinks = True
     tools, hosted = read_tools(body)
     request = TurnRequest(
         model=checked_model(model),
@@ -77,7 +84,7 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
         tools=tools,
         tool_choice=read_choice(body, tools),
         stop=stop_texts(either(config, "stopSequences") or [], f"{_CONFIG}.stopSequences"),
-        parameters=parameters.read(config, PARAMETERS, thinking=_thinks(thinking), get=either),
+        parameters=parameters.read(config, PARAMETERS, thinking=thinks, get=either),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,
@@ -120,14 +127,6 @@ def _effort(thinking: Mapping[str, Any]) -> str | None:
     return None if budget is None or budget <= 0 else effort_of_budget(budget)
 
 
-def _thinks(thinking: Mapping[str, Any]) -> bool | None:
-    """A budget of 0 turns it off; -1 lets the model decide."""
-    budget = either(thinking, "thinkingBudget")
-    if either(thinking, "thinkingLevel") is not None:
-        return True
-    return None if budget is None or budget < 0 else budget > 0
-
-
 def _format(config: Mapping[str, Any]) -> JSON | None:
     mime = either(config, "responseMimeType", str, "a string", where=f"{_CONFIG}.") or "text/plain"
     if mime == ENUM:  # a word of the schema's, bare: nothing here can hold a text against it
@@ -142,13 +141,6 @@ def _format(config: Mapping[str, Any]) -> JSON | None:
     if (schema := either(config, "responseSchema", dict, "an object", where=f"{_CONFIG}.")) is not None:
         return {"schema": checked_schema(json_schema(schema), f"{_CONFIG}.responseSchema")}
     return {"schema": None} if mime == "application/json" else None
-
-
-def _check_types(config: Mapping[str, Any]) -> None:
-    for name in _NUMBERS:
-        value = either(config, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise wrong_type(f"{_CONFIG}.{name}", "a number")
 
 
 def _refuse_what_would_lie(body: Mapping[str, Any], config: Mapping[str, Any]) -> None:

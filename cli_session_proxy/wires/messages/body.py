@@ -67,7 +67,8 @@ class MessagesCall:
 def read(body: JSON, naming: Naming) -> MessagesCall:
     """The call that a body means. Raises `InvalidRequest`, which names the field; `NotFound` for a thread."""
     body = fields = Fields(body)
-    _check_types(body)
+    required(body, "max_tokens", int, "a whole number")
+    optional(body, "metadata", dict, "an object")
     _refuse_what_would_lie(body)
     agent_id = naming.agent_id(body)
     system, messages = messages_content.read(body)
@@ -134,11 +135,6 @@ def _thinking(body: Mapping[str, Any]) -> bool | None:
     kind = optional(body.get("thinking") or {}, "type", str, "a string", where="thinking.")
     asked = kind is not None or (body.get("output_config") or {}).get("effort") is not None
     return kind not in ("disabled", "between_tools") if asked else None
-
-
-def _check_types(body: Mapping[str, Any]) -> None:
-    required(body, "max_tokens", int, "a whole number")
-    optional(body, "metadata", dict, "an object")
 
 
 def _refuse_what_would_lie(body: Mapping[str, Any]) -> None:

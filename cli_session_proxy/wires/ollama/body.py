@@ -124,6 +124,7 @@ def _read(
     agent_id = naming.agent_id(fields)
     options = Fields(optional(fields, "options", dict, "an object") or {})
     effort, thoughts = _think(fields.get("think"))
+    thinks = None if fields.get("think") is None else fields.get("think") is not False
     request = TurnRequest(
         model=named,
         messages=messages,
@@ -135,7 +136,7 @@ def _read(
         format=_format(fields.get("format")),
         tools=read_tools(fields) if door == "chat" else (),
         stop=_stop(options.get("stop")),
-        parameters=parameters.read(options, PARAMETERS, thinking=_thinks(fields.get("think")), get=_option),
+        parameters=parameters.read(options, PARAMETERS, thinking=thinks, get=_option),
         fresh=naming.fresh,
         continues=_continues(fields.get("context")) if door == "generate" else None,
         idempotency_key=naming.idempotency_key,
@@ -156,11 +157,6 @@ def _read(
             *fields.misspelt(),
         ),
     )
-
-
-def _thinks(think: object) -> bool | None:
-    """Asked for, or turned off; None where nothing was said."""
-    return None if think is None else think is not False
 
 
 def _option(options: Mapping[str, Any], name: str) -> Any:
@@ -359,17 +355,15 @@ class LineWriter:
 
     def _end(self, turn: Turn) -> list[bytes]:
         # What was committed but never came as a delta: a replayed turn, or a CLI without partial messages.
-        rest = {kind: self._rest(kind, turn) for kind in self._sent}
+        rest = {}
+        for kind, pieces in self._sent.items():
+            whole, sent = answer_text(turn.output, kind), "".join(pieces)
+            told = whole.startswith(sent) and (kind != "thinking" or self._call.thoughts)
+            rest[kind] = whole.removeprefix(sent) if told else ""
         lines = [self._say(kind, rest[kind]) for kind in ("thinking", "text") if rest[kind]]
         if calls := _calls(turn):
             lines.append(_line({**_head(self._call.model, time.time()), **_said("chat", "", "", calls), "done": False}))
         return [*lines, _line(_final(turn, self._call, "", "", []))]
-
-    def _rest(self, kind: str, turn: Turn) -> str:
-        whole, sent = answer_text(turn.output, kind), "".join(self._sent[kind])
-        if kind == "thinking" and not self._call.thoughts:
-            return ""
-        return whole.removeprefix(sent) if whole.startswith(sent) else ""
 
 
 def _line(data: JSON) -> bytes:

@@ -241,6 +241,12 @@ def response(turn: Turn, status: str | None = None) -> JSON:
     if incomplete is not None and (words := common.refusal_words(turn)) is not None:
         incomplete["message"] = words  # ours: what the provider said of a refusal
     conversation = call.get("conversation")
+    error = turn.error or {}
+    # With our own code, as on every wire: OpenAI's clients take any, though their types name a closed list.
+    failure = {
+        "code": error.get("code", "upstream_error"),
+        "message": redact.text(str(error.get("message", "the turn failed"))),
+    }
     return {
         "id": response_id(turn.id),
         "object": "response",
@@ -248,7 +254,7 @@ def response(turn: Turn, status: str | None = None) -> JSON:
         "completed_at": int(turn.finished_at) if status == "completed" and turn.finished_at else None,
         "status": status,
         "background": call.get("background", False),
-        "error": _error(turn.error) if status == "failed" else None,
+        "error": failure if status == "failed" else None,
         "incomplete_details": incomplete,
         "model": turn.model,
         "output": [entry.item for entry in responses_items.output_entries(turn)] if ended else [],
@@ -271,13 +277,6 @@ def _shown_format(format: JSON) -> JSON:
         "type": "json_schema", "name": inner.get("name") or "output", "schema": inner.get("schema"),
         "strict": inner.get("strict"), "description": inner.get("description"),
     }  # fmt: skip
-
-
-def _error(error: JSON | None) -> JSON:
-    """With our own code, as on every wire: OpenAI's clients take any, though their types name a closed list."""
-    error = error or {}
-    message = str(error.get("message", "the turn failed"))
-    return {"code": error.get("code", "upstream_error"), "message": redact.text(message)}
 
 
 def usage(used: Usage) -> JSON:

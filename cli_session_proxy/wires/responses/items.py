@@ -254,17 +254,18 @@ def shown(output: Iterable[Block], *, calls: bool) -> list[Block]:
 def output_entries(turn: Turn) -> list[Entry]:
     """An item for each block of the answer that is shown, in order."""
     blocks = shown(turn.output, calls=turn.status == "requires_action")
-    shapes = Shapes((turn.call or {}).get("shapes", {}))
-    return [Entry(_output_item(hex_of(turn.id), n, block, shapes), Message("assistant", (block,)))
-            for n, block in enumerate(blocks)]  # fmt: skip
-
-
-def _output_item(key: str, n: int, block: Block, shapes: Shapes) -> JSON:
-    if block["type"] == "text":
-        return message_item(f"msg_{key}_{n}", "completed", [text_part(block["text"])])
-    if block["type"] == "thinking":
-        return reasoning_item(f"rs_{key}_{n}", "completed", [{"type": "summary_text", "text": block["thinking"]}])
-    return shapes.item(block, key, n)
+    shapes, key = Shapes((turn.call or {}).get("shapes", {})), hex_of(turn.id)
+    entries = []
+    for n, block in enumerate(blocks):
+        if block["type"] == "text":
+            item = message_item(f"msg_{key}_{n}", "completed", [text_part(block["text"])])
+        elif block["type"] == "thinking":
+            thought = {"type": "summary_text", "text": block["thinking"]}
+            item = reasoning_item(f"rs_{key}_{n}", "completed", [thought])
+        else:
+            item = shapes.item(block, key, n)
+        entries.append(Entry(item, Message("assistant", (block,))))
+    return entries
 
 
 def input_entries(turn: Turn, written: Sequence[Item] = ()) -> list[Entry]:

@@ -78,7 +78,11 @@ class _Offers:
             raise wrong_type(here, "an object")
         if tool.get("type") != "namespace":
             own = self._offered(tool, here, "")
-            self.shown.append(_shown(own) if own is not None and tool.get("type") != "custom" else dict(tool))
+            shown: JSON = dict(tool)
+            if own is not None and tool.get("type") != "custom":
+                shown = {"type": "function", "name": own.name, "description": own.description}
+                shown |= {"parameters": own.schema, "strict": own.strict}
+            self.shown.append(shown)
             return
         space = required(tool, "name", str, "a string", where=f"{here}.")
         for n, inner in enumerate(required(tool, "tools", list, "a list", where=f"{here}.")):
@@ -112,13 +116,6 @@ def _custom(tool: Mapping[str, Any], where: str) -> Tool:
         description += f"\n\n`input` must match this {syntax} grammar:\n\n{grammar}"
     name = required(tool, "name", str, "a string", where=f"{where}.")
     return Tool(name, description.strip(), FREEFORM, strict=True)
-
-
-def _shown(tool: Tool) -> JSON:
-    return {
-        "type": "function", "name": tool.name, "description": tool.description, "parameters": tool.schema,
-        "strict": tool.strict,
-    }  # fmt: skip
 
 
 def choice(body: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -150,12 +150,6 @@ def _choice(wants: Wants, *, forced: bool) -> JSON:
     return {} if out == {"type": "auto"} else {"tool_choice": out}
 
 
-def _asked(wants: Wants) -> list[Name]:
-    """All that the turn wants of the model's parameters."""
-    names: list[Name] = list(wants.parameters.as_json())  # type: ignore[arg-type] # the fields are the names
-    return [*names, *(["tool_choice"] if wants.choice.mode == "required" and wants.offers else [])]  # type: ignore[list-item]
-
-
 async def tell(
     process: ClaudeProcess, wants: Wants, *, effort: str | None, parent: Turn | None, answers: Answers, plain: bool
 ) -> Sequence[Name]:
@@ -167,7 +161,10 @@ async def tell(
     launch = process.launch
     if plain or launch.profile.tools or not launch.capability.takes_parameters:
         await _tell(process, {})
-        return [name for name in _asked(wants) if not (name == "thinking" and wants.parameters.thinking)]
+        asked: list[Name] = list(wants.parameters.as_json())  # type: ignore[arg-type] # the fields are the names
+        if wants.choice.mode == "required" and wants.offers:
+            asked.append("tool_choice")
+        return [name for name in asked if not (name == "thinking" and wants.parameters.thinking)]
     before = Wants.of(parent.options) if parent is not None and answers.results else Wants()
     carried = before.parameters.thinking is False or (before.choice.mode == "required" and bool(before.offers))
     # Only these depend on the model: its id is asked of a process that has not told it yet.

@@ -80,7 +80,12 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> S
 def _read(path: Sequence[Record]) -> tuple[list[Exchange], list[str]]:
     """The exchanges that the model is shown, and what was said in each."""
     said = list(exchanges(_since_compacted(transcript.parse_records(path).entries)))
-    return said, ["\n\n".join(_told(exchange)) for exchange in said]
+    texts = []
+    for exchange in said:
+        spoken = [entry for entry in exchange.path if entry.kind in ("user", "assistant")]
+        told = [f"{entry.kind}: {words}" for entry in spoken for block in entry.content if (words := _words(block))]
+        texts.append("\n\n".join(told))
+    return said, texts
 
 
 def _since_compacted(entries: Sequence[Entry]) -> Sequence[Entry]:
@@ -116,14 +121,6 @@ def _pieces(texts: Sequence[str], size: int) -> Iterator[tuple[int, str]]:
             piece = f"{piece}\n\n{part}" if piece else part
     if piece:
         yield first, piece
-
-
-def _told(exchange: Exchange) -> Iterator[str]:
-    for entry in exchange.path:
-        if entry.kind in ("user", "assistant"):
-            for block in entry.content:
-                if words := _words(block):
-                    yield f"{entry.kind}: {words}"
 
 
 def _words(block: Block) -> str:
