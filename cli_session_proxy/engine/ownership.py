@@ -190,9 +190,10 @@ class Ownership:
                 continue
             try:
                 wanted = await self._store.wanted(self._proxy.id)
-                await asyncio.gather(*(self._release_unused(agent_key) for agent_key in wanted))
             except ProxyError as exc:
-                log.warning("lease_not_handed_over", error=exc.message)
+                log.warning("leases_not_looked_at", error=exc.message)
+                continue
+            await asyncio.gather(*(self._release_unused(agent_key) for agent_key in wanted))
 
     async def stop(self) -> None:
         """Give every lease back. Called when no turn runs any more, and no process of ours."""
@@ -298,16 +299,26 @@ class Ownership:
         return False
 
     async def _release_unused(self, agent_key: int) -> None:
-        if not self._users[agent_key]:  # else the turn that uses it is asked when it ends
-            async with self._exclusively(agent_key):
+        if self._users[agent_key]:  # the turn that uses it is asked when it ends
+            return
+        async with self._exclusively(agent_key):
+            try:
                 await self._release(agent_key)
+            except ProxyError as exc:  # the next look tries again; the other agents do not wait for it
+                log.warning("lease_not_handed_over", error=exc.message)
 
     async def _release(self, agent_key: int) -> None:
         """Give the lease back, when no process of ours is left on the agent's sessions."""
         held = self._held.pop(agent_key, None)
-        if held is not None:
+        if held is None:
+            return
+        try:
             await self._retire(held.agent)
             await self._store.release(held.lease)
+        except BaseException:
+            # Still ours in the store: kept, so that the next look hands it over, or the next heartbeat finds it gone.
+            self._held[agent_key] = held
+            raise
 
     async def _renew(self) -> None:
         before = dict(self._held)

@@ -8,32 +8,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
 import pytest
 import uvicorn
-import uvloop
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from cli_session_proxy.http import connection as connections
 from cli_session_proxy.http.connection import Connection, Corked
 
-SOON = 20.0
+from .conftest import SOON, Run
+
 BIG = b"x" * 16 * 1024
 MANY = 8192  # of them: more than the kernel takes for a client that does not read
 ASK = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    def within(case: Coroutine[Any, Any, None]) -> None:
-        request.param(asyncio.wait_for(case, SOON))
-
-    return within
 
 
 @contextlib.asynccontextmanager

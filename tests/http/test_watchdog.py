@@ -11,11 +11,9 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
-import uvloop
 
 from cli_session_proxy.http import watchdog as watchdogs
 from cli_session_proxy.http.metrics import Metrics
@@ -23,18 +21,8 @@ from cli_session_proxy.http.watchdog import Watchdog, on_signals
 
 from ..conftest import ROOT
 from ..talking import events
+from .conftest import SOON, Run
 from .test_metrics import Going
-
-SOON = 60.0
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    def within(case: Coroutine[Any, Any, None]) -> None:
-        request.param(asyncio.wait_for(case, SOON))
-
-    return within
 
 
 @pytest.fixture

@@ -74,9 +74,7 @@ def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
     old = loads(row.evidence)
     try:
         reason = former.reason(old)
-    except (
-        former.MALFORMED
-    ):  # of a file that 0.1 took in without a look at it: it decides nothing, and stays to be seen
+    except former.MALFORMED:  # 0.1 took it from a file without a look at it: it decides nothing, and stays to be seen
         reason = former.Reason(Placed(), PLAIN, Evidence(other=old), None)
     attempts = [former.attempt(attempt, reason.evidence.output_refused) for attempt in loads(row.attempts)]
     texts = {
