@@ -17,10 +17,12 @@ def backend_for(
     store: Store,
     sandboxes: Sandboxes,
     *,
-    born: Callable[[int, str | None, Path], None],
-    reaped: Callable[[int], None],
-    started: Callable[[float], None],
+    on_spawn: Callable[[int, str | None, Path], None],
+    on_exit: Callable[[int], None],
+    on_first_output: Callable[[float], None],
 ) -> Backend:
-    """`born` is told the pid, start time and directory of each process, `reaped` its pid when it is gone, `started` how
-    many seconds it took to its first word."""
-    return ClaudeBackend(settings, store, sandboxes, born=born, reaped=reaped, started=started)
+    """`on_spawn` is told the pid, start time and directory of each process, `on_exit` its pid when it is gone,
+    `on_first_output` how many seconds it took to its first word."""
+    return ClaudeBackend(
+        settings, store, sandboxes, on_spawn=on_spawn, on_exit=on_exit, on_first_output=on_first_output
+    )

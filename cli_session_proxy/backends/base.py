@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from ..domain.client_tools import Answers, Check, Wants
+from ..domain.client_tools import Answers, Check, ToolOptions
 from ..domain.evidence import Evidence, RecordsFrom
 from ..domain.lineage import Past
 from ..domain.models import (
@@ -71,7 +71,7 @@ class Job:
     profile: Profile
     prompt: tuple[Block, ...]
     check: Check
-    wants: Wants = field(default_factory=Wants)
+    wants: ToolOptions = field(default_factory=ToolOptions)
     answers: Answers = field(default_factory=Answers)
     adopt: bool = False
     remedies: frozenset[Remedy] = frozenset()
@@ -101,7 +101,7 @@ class SessionSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class AnswerBlocks:
     """Blocks of the answer, whole. The turn's output is made of these, whatever was streamed before."""
 
     blocks: tuple[Block, ...]
@@ -179,7 +179,7 @@ class Refused:
 
 Event = (
     SessionSeen
-    | Said
+    | AnswerBlocks
     | Abandoned
     | ToolActivity
     | Retried
@@ -233,7 +233,7 @@ class Kept:
     notes: tuple[Note, ...] = ()
 
 
-class Exchange(Protocol):
+class Execution(Protocol):
     """A path that is about to be continued. `links` and `evidence` explain how the session came to be what it is."""
 
     @property
@@ -324,7 +324,7 @@ class Backend(Protocol):
 
     name: str
 
-    async def prepare(self, job: Job) -> Exchange | Adoptable:
+    async def prepare(self, job: Job) -> Execution | Adoptable:
         """`Adoptable` only where the job says `adopt`. Raises `ProxyError`, and `Lost` where it may be tried again."""
 
     async def adoptable(self, agent: Agent, parent: Turn) -> Adoptable | None:

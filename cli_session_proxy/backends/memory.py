@@ -34,17 +34,17 @@ from ..domain.models import (
 from ..domain.parameters import Name, Parameters
 from .base import (
     Adoptable,
+    AnswerBlocks,
     Answered,
     Called,
     Comparison,
     Completed,
     Counts,
     Event,
-    Exchange,
+    Execution,
     Job,
     Kept,
     Refused,
-    Said,
     Settled,
 )
 
@@ -70,14 +70,14 @@ class MemoryBackend:
         self.paths: dict[str, tuple[Message, ...]] = {}  # by turn; lost with the backend, and told again by the chain
         self.left: dict[str, Settled] = {}  # what a crash left, by turn
 
-    async def prepare(self, job: Job) -> Exchange | Adoptable:
+    async def prepare(self, job: Job) -> Execution | Adoptable:
         known = job.parent is None or job.parent.id in self.paths
         continuity: Continuity = "started" if job.parent is None else "warm" if known else "rebuilt"
         session_id = job.session.id if job.session else str(uuid.uuid4())
         before = self.paths.get(job.parent.id, ()) if job.parent else ()
         if job.parent is not None and not known:
             before = (*job.parent.input, Message("assistant", job.parent.output))
-        return _Exchange(self, job, before, session_id, continuity)
+        return _Execution(self, job, before, session_id, continuity)
 
     async def adoptable(self, agent: Agent, parent: Turn) -> Adoptable | None:
         return None
@@ -120,7 +120,7 @@ class MemoryBackend:
 
 
 @dataclass(eq=False)
-class _Exchange:
+class _Execution:
     backend: MemoryBackend
     job: Job
     before: tuple[Message, ...]
@@ -152,7 +152,7 @@ class _Exchange:
             if block["type"] == "text":
                 yield BlockDelta(index, {"type": "text_delta", "text": block["text"]})
             yield BlockStop(index)
-        yield Said(blocks)
+        yield AnswerBlocks(blocks)
         self.path = (*path, Message("assistant", blocks))
         if calls_of(blocks):
             yield Called(blocks, Usage())

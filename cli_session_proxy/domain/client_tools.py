@@ -137,7 +137,7 @@ def checked_choice(choice: ToolChoice, tools: Sequence[Tool], where: str = "tool
 
 
 @dataclass(frozen=True, slots=True)
-class Wants:
+class ToolOptions:
     """What the model is to be offered, what it may call, and the texts before which its answer ends."""
 
     offers: Offers = field(default_factory=Offers)
@@ -146,10 +146,10 @@ class Wants:
     parameters: Parameters = field(default_factory=Parameters)
 
     @staticmethod
-    def of(options: TurnOptions, before: TurnOptions | None = None) -> Wants:
+    def of(options: TurnOptions, before: TurnOptions | None = None) -> ToolOptions:
         """`before` are the options of the turn whose calls are answered: its tools hold where none are sent."""
         tools = options.tools or (before.tools if before is not None else ())
-        return Wants(Offers.of(tools), options.tool_choice, options.stop, options.parameters)
+        return ToolOptions(Offers.of(tools), options.tool_choice, options.stop, options.parameters)
 
 
 def instruction(choice: ToolChoice, names: Collection[str]) -> Block | None:
@@ -167,7 +167,7 @@ def instruction(choice: ToolChoice, names: Collection[str]) -> Block | None:
 Check = Callable[[object, JSON], Awaitable[str | None]]
 
 
-class Judge:
+class ToolPolicy:
     """Decides about the calls of one turn. A refused call is answered by the proxy, and the model tries again."""
 
     def __init__(self, offers: Offers, choice: ToolChoice, check: Check) -> None:

@@ -22,6 +22,8 @@ Role = Literal["user", "assistant"]
 Status = Literal["queued", "running", "completed", "requires_action", "refused", "failed", "cancelled"]
 Continuity = Literal["started", "warm", "resumed", "rebuilt", "branched"]
 LinkReason = Literal["started", "forked_by_cli", "rebuilt", "branched", "moved", "adopted"]
+# Links that stand for a repair: the session had to be made equal to the path again.
+REPAIR_REASONS: frozenset[LinkReason] = frozenset({"rebuilt", "moved"})
 # Who ended a turn from outside: its client; that every client has `left`; the deletion of its agent; the proxy that was
 # `stopping`; or another proxy, which was granted the agent.
 CancelledBy = Literal["client", "left", "deletion", "stopping", "takeover"]

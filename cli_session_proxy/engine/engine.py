@@ -77,9 +77,9 @@ class Engine:
             settings,
             self.store,
             self._sandboxes,
-            born=self._instances.born,
-            reaped=self._instances.reaped,
-            started=self._spawned,
+            on_spawn=self._instances.on_spawn,
+            on_exit=self._instances.on_exit,
+            on_first_output=self._spawned,
         )
         self._placement = Placement(
             self.store,

@@ -18,22 +18,22 @@ from .. import logs
 from ..backends.base import (
     Abandoned,
     Adoptable,
+    AnswerBlocks,
     Answered,
     Backend,
     Called,
     Compacted,
     Completed,
-    Exchange,
+    Execution,
     Job,
     Lost,
     Refused,
     Remedy,
     Retried,
-    Said,
     ToolActivity,
 )
 from ..domain import lineage, structured
-from ..domain.client_tools import Wants, answers, calls_of, instruction
+from ..domain.client_tools import ToolOptions, answers, calls_of, instruction
 from ..domain.evidence import OUTPUT_REFUSED, Evidence, Refusal, StreamCut
 from ..domain.models import (
     ANSWERED,
@@ -51,7 +51,7 @@ from ..domain.models import (
 from ..domain.stop_sequences import Cutter
 from ..errors import StoreUnavailable, UpstreamError
 from ..settings import Settings
-from ..stores.base import Begun, Commit, Lease, PathChanged, Standing, Store
+from ..stores.base import AgentState, Commit, Lease, PathChanged, Store, TurnStart
 from ..tasks import limited, limited_by_life, uninterrupted
 from .checking import Checks
 from .live import LiveTurn, cancelled, said
@@ -106,7 +106,7 @@ class Attempt:
     kept_system: str | None = None
     uses_tools: bool = False  # of its profile: what they did cannot be done again
     cutter: Cutter = field(default_factory=lambda: Cutter(()))
-    exchange: Exchange | None = None
+    exchange: Execution | None = None
     output: list[Block] = field(default_factory=list)
     partial: set[int] = field(default_factory=set)  # which of these were abandoned after a client was given words
     tools: list[JSON] = field(default_factory=list)
@@ -169,7 +169,7 @@ class Executor:
     def too_long(self) -> str:
         return f"the turn took longer than {self.settings.turn_timeout:g} s; send it again, or raise turn_timeout"
 
-    async def execute(self, live: LiveTurn, standing: Standing, *, at_head: bool, deadline: float) -> None:
+    async def execute(self, live: LiveTurn, standing: AgentState, *, at_head: bool, deadline: float) -> None:
         """Run the turn and tell its clients. `deadline` is the loop's time. Raises `ProxyError`."""
         lease = live.lease
         assert lease is not None
@@ -223,7 +223,7 @@ class Executor:
 
     # --- 3: an exchange that is about to continue the path
 
-    async def _answered(self, attempt: Attempt, standing: Standing, deadline: float) -> Completed | Called | Refused:
+    async def _answered(self, attempt: Attempt, standing: AgentState, deadline: float) -> Completed | Called | Refused:
         """The backend's answer, whole and checked. Raises `Lost`, `PathChanged`, `InvalidOutput` and `ProxyError`."""
         live, lease = attempt.live, attempt.lease
         try:
@@ -271,7 +271,7 @@ class Executor:
             live.attempts.append(entry)
             attempt.asked = True
             await self.store.begin(
-                Begun(
+                TurnStart(
                     lease=lease,
                     turn_id=live.turn.id,
                     parent_id=parent.id if parent else None,
@@ -293,13 +293,13 @@ class Executor:
             attempt.output = await self._checks.answer(attempt.format, attempt.output)
         return end
 
-    async def _standing(self, lease: Lease, parent_id: str | None, *, at_head: bool) -> Standing:
+    async def _standing(self, lease: Lease, parent_id: str | None, *, at_head: bool) -> AgentState:
         standing = await self.store.standing(lease.agent_key, parent_id, at_head=at_head)
         if standing is None:
             raise cancelled("deletion")
         return standing
 
-    def _job(self, attempt: Attempt, standing: Standing) -> Job:
+    def _job(self, attempt: Attempt, standing: AgentState) -> Job:
         turn, parent = attempt.live.turn, standing.parent
         profile = self.settings.profile_for(turn.profile)
         if turn.system is None and turn.placed.delta and parent is not None:
@@ -307,7 +307,7 @@ class Executor:
             attempt.kept_system = parent.system
         brought = answers(parent.output if parent else (), turn.input)
         of_parent = parent.options if parent and brought.results and turn.placed.delta else None
-        wants = Wants.of(turn.options, of_parent)
+        wants = ToolOptions.of(turn.options, of_parent)
         prompt: tuple[Block, ...] = ()
         if not brought.alone or attempt.fault is not None:  # to results alone nothing is added
             asked = instruction(wants.choice, [tool.name for tool in wants.offers.tools])
@@ -333,7 +333,7 @@ class Executor:
 
     # --- 4: the prompt goes out, the answer comes back
 
-    async def _heard(self, attempt: Attempt, exchange: Exchange, deadline: float) -> Completed | Called | Refused:
+    async def _heard(self, attempt: Attempt, exchange: Execution, deadline: float) -> Completed | Called | Refused:
         """Pass on what comes; a silent backend is given up, a running tool is not silent."""
         clock_of = asyncio.get_running_loop().time
         idle = self.settings.idle_timeout
@@ -354,7 +354,7 @@ class Executor:
                         if cutter.ended is not None:
                             attempt.output.append(cutter.last)
                             await exchange.interrupt()
-                    case Said() if cutter.ended is None:
+                    case AnswerBlocks() if cutter.ended is None:
                         attempt.output.extend(event.blocks)
                         attempt.answered_by = event.model or attempt.answered_by
                     case Abandoned() if cutter.ended is None:

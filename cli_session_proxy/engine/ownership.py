@@ -72,7 +72,7 @@ class Instances:
         """Be dead from now on. Where not every turn has its end in the store, somebody else settles it. Idempotent."""
         if self._fd is not None:
             if settled:
-                self.bury(self.id)
+                self.forget(self.id)
             os.close(self._fd)
             self._fd = None
 
@@ -89,7 +89,7 @@ class Instances:
             return False
         return is_held(self._file(instance))
 
-    def bury(self, instance: str) -> None:
+    def forget(self, instance: str) -> None:
         """Forget a proxy: nothing of it is left to settle."""
         shutil.rmtree(self._folder(instance), ignore_errors=True)
         self._file(instance).unlink(missing_ok=True)
@@ -108,7 +108,7 @@ class Instances:
 
     # the CLIs of a proxy
 
-    def born(self, pid: int, start_time: str | None, cwd: Path) -> None:
+    def on_spawn(self, pid: int, start_time: str | None, cwd: Path) -> None:
         """Note a CLI of this proxy, before it is given anything to do; again when it gets another directory."""
         note = self._folder(self.id) / str(pid)
         try:
@@ -116,7 +116,7 @@ class Instances:
         except OSError as exc:  # it may run all the same: it dies with us
             log.warning("process_not_noted", pid=pid, error=exc.strerror)
 
-    def reaped(self, pid: int) -> None:
+    def on_exit(self, pid: int) -> None:
         note = self._folder(self.id) / str(pid)
         try:
             note.unlink(missing_ok=True)

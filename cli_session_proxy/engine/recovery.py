@@ -111,7 +111,7 @@ class Recovery:
         await self._uncertain()
         for instance in () if in_use else dead:
             await self._store.resign(instance)
-            self._instances.bury(instance)
+            self._instances.forget(instance)
 
     async def finished_elsewhere(self, turn_id: str, agent: Agent, hold: Hold) -> Turn | None:
         """Wait for the end of a turn that another proxy runs. Where that one has ended or does not respond: settle it.

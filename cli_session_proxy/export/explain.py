@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..domain.evidence import OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
-from ..domain.models import JSON, Link, LinkReason, Turn
+from ..domain.models import JSON, REPAIR_REASONS, Link, LinkReason, Turn
 from ..domain.notes import Code
 from .words import count
 
 NO_SESSION = "none"
 
 # Links that stand for a repair or for somebody else's doing: what a reader looks for.
-REPAIRS: frozenset[LinkReason] = frozenset({"rebuilt", "moved", "adopted"})
+MARKED_REASONS: frozenset[LinkReason] = REPAIR_REASONS | {"adopted"}
 
 # What the verdict on a transcript (`transcript.comparing`) means to a person.
 _FOUND: Mapping[str, str] = {
@@ -38,7 +38,7 @@ _BEHIND: Mapping[str, str] = {
     "broken_line": "The session's transcript ended with a broken line",
     "notes": "The session's transcript ended with records that belong to no prompt",
 }
-# What was found of a transcript after a CLI had loaded it (`transcript.following`).
+# What was found of a transcript after a CLI had loaded it (`transcript.tailing`).
 _CHANGED: Mapping[str, str] = {
     "gone": "it was gone",
     "another_file": "another file lay in its place",
@@ -180,7 +180,7 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         )
     if evidence.repaired is not None:
         # Told by its link, which is stored with the attempt that succeeded, or with the attempt that failed after it.
-        told = any(link.reason in ("rebuilt", "moved") for link in links) or any(
+        told = any(link.reason in REPAIR_REASONS for link in links) or any(
             Repair.from_json(attempt["repaired"]) == evidence.repaired
             for attempt in before_the_last
             if "repaired" in attempt

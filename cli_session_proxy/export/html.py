@@ -17,7 +17,7 @@ from ..domain.models import ON_PATH, Agent, Link, Turn
 from ..domain.ordering import parents_first
 from ..stores.base import Store
 from . import shown
-from .explain import REPAIRS
+from .explain import MARKED_REASONS
 from .outline import Node, Outline, outline
 from .schema import TurnDump
 from .shown import Tell, here
@@ -117,7 +117,7 @@ def _tree(shape: Outline, colours: dict[str, str]) -> Iterator[str]:
         jump = (
             "" if node.parent == before else f" <span class='dim'>after {above.number if above else 'nothing'}</span>"
         )
-        marks = [WHY[link.reason] for link in shape.links.get(node.id, ()) if link.reason in REPAIRS]
+        marks = [WHY[link.reason] for link in shape.links.get(node.id, ()) if link.reason in MARKED_REASONS]
         marks += ["repaired"] if node.mended else []
         mark = f" <span class='mend'>{_text('; '.join(marks))}</span>" if marks else ""
         state = "" if node.status == "completed" else f" <span class='bad'>{_text(node.status)}</span>"
@@ -161,7 +161,7 @@ def _turn(
 
 def _summary(turn: Turn, node: Node, shape: Outline, colours: dict[str, str], told: TurnDump, *, opened: bool) -> str:
     """What is seen of a turn that is not open, and where it belongs."""
-    is_mended = told["says"] or any(link.reason in REPAIRS for link in shape.links.get(turn.id, ()))
+    is_mended = told["says"] or any(link.reason in MARKED_REASONS for link in shape.links.get(turn.id, ()))
     repaired = " <span class='mend'>repaired</span>" if is_mended else ""
     state = turn.status if turn.status == "completed" else f"<span class='bad'>{_text(turn.status)}</span>"
     head = " · head" if turn.id == shape.chain.agent.head else ""
@@ -176,7 +176,7 @@ def _summary(turn: Turn, node: Node, shape: Outline, colours: dict[str, str], to
 
 
 def _kind(link: Link) -> str:
-    kind = "mend" if link.reason in REPAIRS else "dim"
+    kind = "mend" if link.reason in MARKED_REASONS else "dim"
     ids = f"{(link.from_session or 'none')[:8]} → {link.to_session[:8]}"
     return f"<span class='{kind}'>{_text(link.reason)}</span> <code>{_text(ids)}</code>"
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..domain.models import JSON
 from ..engine.subscription import Happened
 from . import shown
-from .explain import REPAIRS
+from .explain import MARKED_REASONS
 from .schema import TurnDump
 from .words import printable, time
 
@@ -38,7 +38,7 @@ def lines(happened: Happened, *, verbatim: bool = False) -> str:
     turn = happened.turn
     out = [f"{time(turn.finished_at or turn.started_at or turn.created_at)}  {turn.status:10} {turn.id}"]
     for link in happened.links:
-        mark = "repair" if link.reason in REPAIRS else "link"
+        mark = "repair" if link.reason in MARKED_REASONS else "link"
         out.append(f"    {mark} ({link.reason}): {shown.link(link)['says']}")
     out += [f"    repair: {text}" for text in told["says"]]
     if turn.status in ("queued", "running"):

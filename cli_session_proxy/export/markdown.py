@@ -12,7 +12,7 @@ from ..domain.ordering import by_turn, parents_first
 from ..errors import NotFound
 from ..stores.base import Store
 from . import shown
-from .explain import REPAIRS
+from .explain import MARKED_REASONS
 from .schema import TurnDump
 from .shown import Tell, here
 from .words import UNSURE, time, visible
@@ -76,7 +76,7 @@ def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], to
 
 
 def _link(link: Link) -> str:
-    mark = "**repaired**" if link.reason in REPAIRS else "link"
+    mark = "**repaired**" if link.reason in MARKED_REASONS else "link"
     ids = f"{(link.from_session or 'none')[:8]} → {link.to_session[:8]}"
     return f"> {mark} ({_inline(link.reason)}, {_plain(ids)}): {_plain(shown.link(link)['says'])}"
 

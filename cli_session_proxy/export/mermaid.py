@@ -13,7 +13,7 @@ from typing import get_args
 
 from ..domain.models import ON_PATH, Agent, LinkReason, Status
 from ..stores.base import Store
-from .explain import REPAIRS
+from .explain import MARKED_REASONS
 from .outline import Node, Outline, outline
 from .shown import Tell, here
 
@@ -103,7 +103,7 @@ def _lines(box: _Box, drawn: set[int], head: str | None) -> Iterator[str]:
     yield f"{source} -->{label} b{box.number}"
     for name, applies in (
         ("failed", last.status in ("refused", "failed", "cancelled")),
-        ("repaired", not REPAIRS.isdisjoint(box.why)),
+        ("repaired", not MARKED_REASONS.isdisjoint(box.why)),
         ("head", last.id == head),
     ):
         if applies:

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from ..domain.models import Link, Turn
 from ..errors import StoreUnavailable
 from ..export import explain, shown
-from ..export.explain import REPAIRS
+from ..export.explain import MARKED_REASONS
 from ..export.words import printable, time
 from ..stores.base import Store
 
@@ -42,7 +42,7 @@ class RepairLines:
         """Not a repair."""
 
     def turn_ended(self, turn: Turn, links: Sequence[Link]) -> None:
-        repaired = any(link.reason in REPAIRS for link in links)
+        repaired = any(link.reason in MARKED_REASONS for link in links)
         if not repaired and not explain.turn(turn.evidence, turn.attempts, links):
             return
         if len(self._waiting) == WAITING:
@@ -98,6 +98,6 @@ def _sentences(turn: Turn, links: Sequence[Link]) -> Iterator[tuple[str, str, st
         says = shown.link(link)["says"]
         if link.reason == "adopted":
             yield from ((turn_id, "adopted", says) for turn_id in link.detail["turns"])
-        elif link.reason in REPAIRS:
+        elif link.reason in MARKED_REASONS:
             yield turn.id, "repaired", says
     yield from ((turn.id, "repaired", text) for text in shown.says(turn, links))

@@ -174,7 +174,7 @@ class NewChain:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class TurnStart:
     """The journal entry, written before the frame is sent: what runs, where, as which attempt.
 
     `left_off`: turns before the parent that are left off the path, because their answers never arrived.
@@ -227,7 +227,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class RequestMatch:
     """What is known of a request when it comes in: the latest turn like it, and its agent."""
 
     latest: Turn | None
@@ -235,7 +235,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class AgentState:
     """Where an agent stands when a turn's time has come: the turn to continue, and the session that ends there."""
 
     agent: Agent
@@ -337,10 +337,10 @@ class Agents(Protocol):
 class Turns(Protocol):
     """The life of a turn: accepted, begun, and committed or failed."""
 
-    async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> Arrival:
+    async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> RequestMatch:
         """The latest turn with this fingerprint, whatever its status, and the agent of this name, if there is one."""
 
-    async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> Standing | None:
+    async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> AgentState | None:
         """The agent, the turn `parent_id` (the agent's head where `at_head`), and `session_at` it; None without
         the agent."""
 
@@ -350,7 +350,7 @@ class Turns(Protocol):
         It survives the end of this process at once; a power cut too where it is `promised`, else a moment later.
         """
 
-    async def begin(self, begun: Begun) -> None:
+    async def begin(self, begun: TurnStart) -> None:
         """Journal: status `running`. Called before the frame is sent; again for each new attempt.
 
         `PathChanged` where the answer of a turn in `left_off` was claimed meanwhile. It survives the

@@ -21,7 +21,7 @@ class GoneError(Exception):
     """The client left, or the upstream stops: nothing more is sent."""
 
 
-class Exchange:
+class ScriptedRequest:
     """One request being answered: sends, and waits that end when the client leaves or the upstream stops."""
 
     def __init__(self, receive: Receive, send: Send, closing: asyncio.Event) -> None:
@@ -78,7 +78,7 @@ class Exchange:
         await self.write(body, more=False)
 
 
-async def before(behaviour: Behaviour, exchange: Exchange) -> None:
+async def before(behaviour: Behaviour, exchange: ScriptedRequest) -> None:
     """What happens before the status line."""
     if isinstance(behaviour, Gate | Stall) and behaviour.after == 0:
         await _hold(behaviour, exchange)
@@ -86,7 +86,7 @@ async def before(behaviour: Behaviour, exchange: Exchange) -> None:
         await exchange.wait(asyncio.sleep(behaviour.delay))
 
 
-async def _hold(behaviour: Gate | Stall, exchange: Exchange) -> None:
+async def _hold(behaviour: Gate | Stall, exchange: ScriptedRequest) -> None:
     behaviour.reached.set()
     if isinstance(behaviour, Gate):
         await exchange.wait(behaviour.event.wait())
@@ -96,7 +96,7 @@ async def _hold(behaviour: Gate | Stall, exchange: Exchange) -> None:
         await exchange.wait(asyncio.sleep(behaviour.seconds))
 
 
-async def stream(message: Block, behaviour: Behaviour, exchange: Exchange) -> Outcome:
+async def stream(message: Block, behaviour: Behaviour, exchange: ScriptedRequest) -> Outcome:
     """Send the message as events, misbehaving where it is asked to; the outcome."""
     await exchange.start(200, "text/event-stream; charset=utf-8")
     deltas = 0

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ..domain.evidence import Evidence
 from ..domain.models import Agent, FileMark, Message, Record, Session, Turn, Usage
-from ..stores.base import Begun, Commit, ImportedTurn, Lease, NewTurn, Proxy, Store
+from ..stores.base import Commit, ImportedTurn, Lease, NewTurn, Proxy, Store, TurnStart
 
 StoreFactory = Callable[[], Store]
 T = TypeVar("T")
@@ -56,13 +56,13 @@ def a_session(agent: Agent, id: str, tip: str | None, at: float = 11.0) -> Sessi
     return Session(id, agent.key, tip, f"/t/{id}.jsonl", "2.1.0", at, FileMark(1, 2, 3, 4, "ab", "leaf"))
 
 
-def a_begin(turn: Turn, session: str = "s1", **more: Any) -> Begun:
+def a_begin(turn: Turn, session: str = "s1", **more: Any) -> TurnStart:
     values: dict[str, Any] = {
         "lease": a_lease(turn.agent_key), "turn_id": turn.id, "parent_id": turn.parent_id, "session_id": session,
         "frame_uuid": f"frame-{turn.id}", "continuity": "warm", "evidence": Evidence(sandbox="/x"), "started_at": 12.0,
         "attempt": {"n": 1},
     }  # fmt: skip
-    return Begun(**{**values, **more})
+    return TurnStart(**{**values, **more})
 
 
 def a_commit(turn: Turn, agent: Agent, session: str = "s1", **more: Any) -> Commit:

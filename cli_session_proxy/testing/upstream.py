@@ -29,7 +29,7 @@ from typing import Any, Self, TypeVar
 import uvicorn
 
 from ..http.listening import Listening
-from .exchange import Exchange, GoneError, Receive, Send, before, stream
+from .exchange import GoneError, Receive, ScriptedRequest, Send, before, stream
 from .rules import BYTES_PER_TOKEN, Rules, refusal, sealed
 from .script import Answer, Behaviour, Block, Cut, ErrorEvent, Fail, Reply, Rule, scripted_answer
 from .seen import Seen, marked_lines
@@ -166,7 +166,7 @@ class Upstream:
             raw=raw,
             body=body if isinstance(body, dict) else {},
         )
-        exchange = Exchange(receive, send, self._closing)
+        exchange = ScriptedRequest(receive, send, self._closing)
         try:
             async with exchange:
                 await self._route(scope["path"], seen, exchange)
@@ -179,7 +179,7 @@ class Upstream:
         finally:
             seen.done.set()
 
-    async def _route(self, path: str, seen: Seen, exchange: Exchange) -> None:
+    async def _route(self, path: str, seen: Seen, exchange: ScriptedRequest) -> None:
         if seen.method == "POST" and path == "/v1/messages":
             async with self._arrival:
                 self._seen.append(seen)
@@ -195,7 +195,7 @@ class Upstream:
             await exchange.json(404, Fail(404, message=f"no such route: {path}").error)
             seen.outcome = "failed"
 
-    async def _model(self, seen: Seen, exchange: Exchange) -> None:
+    async def _model(self, seen: Seen, exchange: ScriptedRequest) -> None:
         refused = None if self.rules is None else refusal(self.rules, seen.raw, seen.body)
         if refused is not None:
             self.refused.append((seen, refused.message))

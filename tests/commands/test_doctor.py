@@ -152,8 +152,8 @@ async def test_12_cli_processes_of_a_dead_proxy(settings: Settings) -> None:
     settings.var.mkdir()
     dead.enter()
     with started("-c", "input()") as stray:
-        dead.born(stray.pid, start_time(stray.pid), settings.var)
-        dead.born(os.getpid(), "another process that had this number", settings.var)
+        dead.on_spawn(stray.pid, start_time(stray.pid), settings.var)
+        dead.on_spawn(os.getpid(), "another process that had this number", settings.var)
         assert (await found(settings))["processes"].level == "ok"
         assert dead._fd is not None
         os.close(dead._fd)  # its proxy dies

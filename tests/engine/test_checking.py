@@ -9,7 +9,7 @@ import pytest
 
 from bench.attacks import NEARLY, reference_bomb
 from cli_session_proxy.aside.pool import Helpers
-from cli_session_proxy.domain.client_tools import Judge, Offers
+from cli_session_proxy.domain.client_tools import Offers, ToolPolicy
 from cli_session_proxy.domain.models import Block, Tool, ToolChoice
 from cli_session_proxy.domain.structured import InvalidOutput
 from cli_session_proxy.engine.checking import Checks
@@ -65,7 +65,7 @@ def called(name: str, arguments: Any, call: str = "c") -> Block:
 
 async def test_only_a_strict_tools_arguments_are_held_against_its_schema(checks: Checks, helpers: Helpers) -> None:
     strict, loose = Tool("strict", schema=SCHEMA, strict=True), Tool("loose", schema=SCHEMA)
-    judge = Judge(Offers.of([strict, loose]), ToolChoice(), checks.arguments)
+    judge = ToolPolicy(Offers.of([strict, loose]), ToolChoice(), checks.arguments)
     await judge.examine([called("loose", {}, "1"), {**called("loose", {}, "2"), "name": "Bash"}])
     assert judge.fault(loose, "1") is None
     assert helpers.processes == 0
@@ -78,7 +78,7 @@ async def test_arguments_that_nest_too_deep_end_the_turn_whatever_the_tool(check
     deep: Any = 1
     for _ in range(600):
         deep = {"a": deep}
-    judge = Judge(Offers.of([Tool("f")]), ToolChoice(), checks.arguments)
+    judge = ToolPolicy(Offers.of([Tool("f")]), ToolChoice(), checks.arguments)
     with pytest.raises(UpstreamError, match="'f' with arguments nested deeper than 128 levels"):
         await judge.examine([called("f", deep)])
     await judge.examine([called("other", deep)])  # a tool of the CLI's own: its business

@@ -11,7 +11,7 @@ import pytest
 
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.process.proc import start_time
-from cli_session_proxy.backends.claude.sessions.exchanges import Exchange, exchanges, invented
+from cli_session_proxy.backends.claude.sessions.exchanges import TranscriptExchange, exchanges, invented
 from cli_session_proxy.backends.claude.sessions.tails import Tails
 from cli_session_proxy.commands import upkeep
 from cli_session_proxy.domain.models import Agent, Message, Turn
@@ -179,7 +179,7 @@ class NoFrames:
         return set()
 
 
-def cut(*lines: dict[str, Any]) -> list[Exchange]:
+def cut(*lines: dict[str, Any]) -> list[TranscriptExchange]:
     return list(exchanges(transcript.parse("\n".join(map(json.dumps, lines)).encode()).entries))
 
 
@@ -199,7 +199,7 @@ GIVEN = {"type": "tool_result", "tool_use_id": "t1", "content": "sunny"}
 
 
 def test_only_results_that_we_brought_answer_a_clients_tool() -> None:
-    def talk(name: str) -> Exchange:
+    def talk(name: str) -> TranscriptExchange:
         [one] = cut(
             record("user", "u", None, said("where")), record("assistant", "c", "u", call(name)),
             record("user", "r", "c", GIVEN), record("assistant", "a", "r", said("It is sunny.")),

@@ -74,7 +74,7 @@ async def test_instances_know_who_lives(tmp_path: Path) -> None:
     two.leave(settled=False)
     assert not one.alive(two.id)
     assert one.others() == [two.id]
-    one.bury(two.id)
+    one.forget(two.id)
     assert one.others() == []
     one.leave(settled=True)
     assert not list((tmp_path / "run").iterdir())
@@ -84,9 +84,9 @@ async def test_children_are_noted_until_they_are_reaped(tmp_path: Path) -> None:
     instances = Instances(tmp_path)
     instances.enter()
     started = start_time(os.getpid())
-    instances.born(os.getpid(), started, tmp_path)
-    instances.born(1, "0", tmp_path)
-    instances.reaped(1)
+    instances.on_spawn(os.getpid(), started, tmp_path)
+    instances.on_spawn(1, "0", tmp_path)
+    instances.on_exit(1)
     assert list(instances.children(instances.id)) == [(os.getpid(), started)]
     instances.leave(settled=True)
 

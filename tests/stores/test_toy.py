@@ -14,8 +14,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import LeaseLost
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import (
-    Arrival,
-    Begun,
+    AgentState,
     Commit,
     Granted,
     Held,
@@ -23,8 +22,9 @@ from cli_session_proxy.stores.base import (
     Lease,
     NewTurn,
     Proxy,
-    Standing,
+    RequestMatch,
     Store,
+    TurnStart,
 )
 
 from ..talking import ask, text
@@ -60,19 +60,19 @@ class DictStore:
 
     # the life of a turn
 
-    async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> Arrival:
+    async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> RequestMatch:
         alike = [turn for turn in self.kept.values() if turn.fingerprint == fingerprint]
-        return Arrival(alike[-1] if alike else None, await self.agent(owner, agent_id or ""))
+        return RequestMatch(alike[-1] if alike else None, await self.agent(owner, agent_id or ""))
 
-    async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> Standing | None:
+    async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> AgentState | None:
         agent = self.agents[agent_key]
         parent = self.kept.get((agent.head if at_head else parent_id) or "")
-        return Standing(agent, parent, self.sessions.get(parent.session_id or "") if parent else None)
+        return AgentState(agent, parent, self.sessions.get(parent.session_id or "") if parent else None)
 
     async def accept(self, new: NewTurn) -> Turn:
         return self._keep(Turn(seq=1 + len(self.kept), status="queued", **_shared(new)))
 
-    async def begin(self, begun: Begun) -> None:
+    async def begin(self, begun: TurnStart) -> None:
         self._check(begun.lease)
         turn = self.kept[begun.turn_id]
         attempts, system = (*turn.attempts, begun.attempt), begun.system or turn.system
@@ -154,7 +154,7 @@ class DictStore:
         return turn
 
 
-def _shared(told: NewTurn | Begun | Commit) -> dict[str, Any]:
+def _shared(told: NewTurn | TurnStart | Commit) -> dict[str, Any]:
     """What a step says about the fields of a turn."""
     return {name: getattr(told, name) for name in told.__slots__ if name in Turn.__slots__}
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 from ... import logs
-from ...domain.client_tools import Judge, as_cli
+from ...domain.client_tools import ToolPolicy, as_cli
 from ...domain.evidence import Evidence
 from ...domain.identifiers import is_model
 from ...domain.lineage import Past
@@ -17,15 +17,15 @@ from ...domain.parameters import Name
 from ...errors import ClaudeNotLoggedIn, ClaudeUnavailable, ContextTooLong, ProxyError
 from ...sandbox import Sandboxes
 from ...settings import Settings
-from ...stores.base import Standing, Store
+from ...stores.base import AgentState, Store
 from .. import base
-from ..base import Adoptable, Answered, Counts, Event, Exchange, Job, Kept, Lost, Remedy, Settled
+from ..base import Adoptable, Answered, Counts, Event, Execution, Job, Kept, Lost, Remedy, Settled
 from .process import events, failures
 from .process.child import end_left
 from .process.pool import Pool
 from .process.restarts import Restarts
 from .sessions import adoption, history, settling
-from .sessions.capture import Ready, Said
+from .sessions.capture import LiveSession, TurnOutcome
 from .sessions.manager import Foreign, Plan, Sessions
 from .sessions.verifying import Verifier, compare
 from .sessions.watcher import Watcher
@@ -34,7 +34,7 @@ log = logs.get(__name__)
 
 
 class ClaudeBackend:
-    """See `base.Backend`. `born` and `reaped` note the processes, so that others can end them after a crash."""
+    """See `base.Backend`. `on_spawn` and `on_exit` note the processes, so that others can end them after a crash."""
 
     name = "claude"
 
@@ -44,13 +44,15 @@ class ClaudeBackend:
         store: Store,
         sandboxes: Sandboxes,
         *,
-        born: Callable[[int, str | None, Path], None] = lambda _pid, _start, _cwd: None,
-        reaped: Callable[[int], None] = lambda _pid: None,
-        started: Callable[[float], None] = lambda _seconds: None,
+        on_spawn: Callable[[int, str | None, Path], None] = lambda _pid, _start, _cwd: None,
+        on_exit: Callable[[int], None] = lambda _pid: None,
+        on_first_output: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         self._settings = settings
         self._store = store
-        self.pool = Pool(settings, ahead=sandboxes.ahead, born=born, reaped=reaped, started=started)
+        self.pool = Pool(
+            settings, ahead=sandboxes.ahead, on_spawn=on_spawn, on_exit=on_exit, on_first_output=on_first_output
+        )
         self.sessions = Sessions(settings, store, self.pool, sandboxes)
         self._restarts = Restarts()
         self._full: set[str] = set()  # turns whose path fills the context: the CLI has to compact, without parameters
@@ -59,7 +61,7 @@ class ClaudeBackend:
 
     # --- a turn
 
-    async def prepare(self, job: Job) -> Exchange | Adoptable:
+    async def prepare(self, job: Job) -> Execution | Adoptable:
         self._restarts.check(job.agent.key)
         plan = Plan(
             job.model,
@@ -72,7 +74,7 @@ class ClaudeBackend:
             job.remedies,
             plain=job.turn.id in self._full,
         )
-        standing = Standing(job.agent, job.parent, job.session)
+        standing = AgentState(job.agent, job.parent, job.session)
         try:
             ready = await self.sessions.ready(standing, plan, job.turn.id, job.frame_uuid, adopt=job.adopt)
         except Foreign as foreign:
@@ -80,7 +82,7 @@ class ClaudeBackend:
             return adoption.adoptable(job.agent, job.parent, foreign)
         except events.ProcessDied as died:
             raise self._lost(job.agent, died) from died
-        return _Exchange(self, job, ready)
+        return _Execution(self, job, ready)
 
     def _lost(self, agent: Agent, died: events.ProcessDied) -> Lost:
         self._restarts.died(agent.key, died)
@@ -135,10 +137,10 @@ class ClaudeBackend:
         return self.pool.counts()
 
 
-class _Exchange:
-    """One turn on one process. `base.Exchange`."""
+class _Execution:
+    """One turn on one process. `base.Execution`."""
 
-    def __init__(self, backend: ClaudeBackend, job: Job, ready: Ready) -> None:
+    def __init__(self, backend: ClaudeBackend, job: Job, ready: LiveSession) -> None:
         self._backend = backend
         self._job = job
         self._ready = ready
@@ -170,7 +172,7 @@ class _Exchange:
 
     async def say(self) -> AsyncGenerator[Event, None]:
         job, process = self._job, self._ready.process
-        judge = Judge(job.wants.offers, job.wants.choice, job.check)
+        judge = ToolPolicy(job.wants.offers, job.wants.choice, job.check)
         if self._ready.results:
             heard = process.go_on(self._ready.results, judge)
         else:
@@ -186,7 +188,7 @@ class _Exchange:
                         case BlockStart() | BlockDelta() | BlockStop():
                             yield event
                         case events.AssistantMessage():
-                            yield base.Said(event.blocks, event.model if is_model(event.model) else None)
+                            yield base.AnswerBlocks(event.blocks, event.model if is_model(event.model) else None)
                         case events.Abandoned():
                             yield base.Abandoned(event.blocks)
                         case events.SessionSeen():
@@ -251,7 +253,7 @@ class _Exchange:
 
     async def keep(self, answered: Answered) -> Kept:
         job = self._job
-        said = Said(
+        said = TurnOutcome(
             job.frame_uuid,
             answered.output,
             self.session_id,

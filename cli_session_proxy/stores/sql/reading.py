@@ -21,8 +21,8 @@ from sqlalchemy import (
     select,
 )
 
-from ...domain.models import ANSWERED, FINISHED, Agent, Chain, ChainSummary, Link, Record, Session, Turn
-from ..base import Arrival, Standing, TurnOutline, TurnPage
+from ...domain.models import ANSWERED, FINISHED, REPAIR_REASONS, Agent, Chain, ChainSummary, Link, Record, Session, Turn
+from ..base import AgentState, RequestMatch, TurnOutline, TurnPage
 from . import rows
 from .images import chunks
 from .prepared import Prepared
@@ -46,9 +46,6 @@ PAGE = 100
 
 # Of turns with one and the same path the newest few are looked at: very many strangers may share an opening.
 CANDIDATES = 8
-
-# Links that stand for a repair: the session had to be made equal to the path again.
-REPAIRS = ("rebuilt", "moved")
 
 # Where a stream of summaries goes on: (last_at, key) of the row before.
 Position = tuple[float, int]
@@ -99,20 +96,20 @@ def agent_by_key(conn: Connection, key: int) -> Agent | None:
 
 def arrival(
     conn: Connection, owner: str, fingerprint: str, agent_id: str | None, *, limit: int | None = None
-) -> Arrival:
+) -> RequestMatch:
     found = None if agent_id is None else agent(conn, owner, agent_id)
-    return Arrival(turn_by_fingerprint(conn, owner, fingerprint, limit=limit), found)
+    return RequestMatch(turn_by_fingerprint(conn, owner, fingerprint, limit=limit), found)
 
 
 def standing(
     conn: Connection, agent_key: int, parent_id: str | None, *, at_head: bool, limit: int | None = None
-) -> Standing | None:
+) -> AgentState | None:
     found = agent_by_key(conn, agent_key)
     if found is None:
         return None
     turn_id = found.head if at_head else parent_id
     parent = turn(conn, turn_id, limit=limit) if turn_id else None
-    return Standing(found, parent, session_at(conn, agent_key, parent.id) if parent else None)
+    return AgentState(found, parent, session_at(conn, agent_key, parent.id) if parent else None)
 
 
 def named_by(conn: Connection, key: int) -> list[str]:
@@ -157,7 +154,9 @@ def _summaries(conn: Connection, found: Sequence[Any]) -> list[ChainSummary]:
     latest = select(turn.agent_key, turn.status).where(turn.seq.in_([last for *_, last in own.values()]))
     state = {row.agent_key: row.status for row in conn.execute(latest)}
     opened = _by_agent(conn, sessions, keys, func.count())
-    repairs = _by_agent(conn, links, keys, func.sum(case((links.c.reason.in_(REPAIRS), 1), else_=0), type_=Integer))
+    repairs = _by_agent(
+        conn, links, keys, func.sum(case((links.c.reason.in_(sorted(REPAIR_REASONS)), 1), else_=0), type_=Integer)
+    )
     drawn = select(images.c.size).where(images.c.sha256 == image_refs.c.sha256).scalar_subquery()
     pictures = _by_agent(conn, image_refs, keys, func.sum(drawn))
     summary = []

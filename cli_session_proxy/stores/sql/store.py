@@ -33,8 +33,7 @@ from ...domain.models import (
 from ...errors import StoreUnavailable
 from ...tasks import uninterrupted
 from ..base import (
-    Arrival,
-    Begun,
+    AgentState,
     ChainPart,
     Commit,
     Granted,
@@ -45,10 +44,11 @@ from ..base import (
     NewChain,
     NewTurn,
     Proxy,
-    Standing,
+    RequestMatch,
     Store,
     TurnOutline,
     TurnPage,
+    TurnStart,
 )
 from . import conversing, importing, leases, migrations, reading, writing
 from .database import Database, Urgency
@@ -131,10 +131,10 @@ class SqlStore(Store):
 
     # a turn's way
 
-    async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> Arrival:
+    async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> RequestMatch:
         return await self._quickly(partial(reading.arrival, owner=owner, fingerprint=fingerprint, agent_id=agent_id))
 
-    async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> Standing | None:
+    async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> AgentState | None:
         return await self._quickly(partial(reading.standing, agent_key=agent_key, parent_id=parent_id, at_head=at_head))
 
     async def _quickly(self, read: Callable[..., T]) -> T:
@@ -191,7 +191,7 @@ class SqlStore(Store):
         except StoreUnavailable as exc:
             log.warning("import_left", agent_key=agent.key, error=exc.message)
 
-    async def begin(self, begun: Begun) -> None:
+    async def begin(self, begun: TurnStart) -> None:
         await self._db.write(lambda conn: writing.begin(conn, begun), Urgency.JOURNAL, quick=True)
 
     async def commit(self, commit: Commit) -> Turn:

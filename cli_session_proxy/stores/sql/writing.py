@@ -23,7 +23,7 @@ from ...domain.models import (
     Turn,
 )
 from ...errors import NotFound, SessionBusy, StoreUnavailable
-from ..base import Begun, Commit, ImportedTurn, KeyTaken, Lease, NewTurn, PathChanged
+from ..base import Commit, ImportedTurn, KeyTaken, Lease, NewTurn, PathChanged, TurnStart
 from . import conversing, images, leases, reading, rows
 from .images import Cutter
 from .prepared import InsertNew, Prepared
@@ -172,7 +172,7 @@ def insert_whole(conn: Connection, turn: Turn, lines: Iterable[Record]) -> None:
     _GROW.run(conn, {"turn_id": turn.id, "grown": grown})
 
 
-def begin(conn: Connection, begun: Begun) -> None:
+def begin(conn: Connection, begun: TurnStart) -> None:
     leases.check(conn, begun.lease)
     row = _need(conn, begun.turn_id, _UNFINISHED, _STATE)
     for turn_id in begun.left_off:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...stores.base import Arrival, Standing
+from ...stores.base import AgentState, RequestMatch
 from ..store_samples import StoreFactory, a_begin, a_lease, a_turn, an_agent, complete, gathered, opened, turn_of
 
 
@@ -81,25 +81,25 @@ async def what_is_open_is_listed(factory: StoreFactory) -> None:
 
 async def one_read_tells_what_a_request_meets(factory: StoreFactory) -> None:
     async with opened(factory) as store:
-        assert await store.arrival("local", "f", "a") == Arrival(None, None)
+        assert await store.arrival("local", "f", "a") == RequestMatch(None, None)
         agent = await an_agent(store, "a")
         first = await store.accept(a_turn(agent, "t1", fingerprint="f"))
         latest = await store.accept(a_turn(agent, "t2", fingerprint="f"))
         assert latest.seq > first.seq
-        assert await store.arrival("local", "f", "a") == Arrival(latest, agent)
-        assert await store.arrival("local", "f", None) == Arrival(latest, None)
-        assert await store.arrival("another", "f", "a") == Arrival(None, None)
+        assert await store.arrival("local", "f", "a") == RequestMatch(latest, agent)
+        assert await store.arrival("local", "f", None) == RequestMatch(latest, None)
+        assert await store.arrival("another", "f", "a") == RequestMatch(None, None)
 
 
 async def one_read_tells_where_an_agent_stands(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store, "a")
-        assert await store.standing(agent.key, None, at_head=True) == Standing(agent, None, None)
+        assert await store.standing(agent.key, None, at_head=True) == AgentState(agent, None, None)
         first = await complete(store, agent, "t1")
         second = await complete(store, agent, "t2", parent="t1")
         at_head = await store.standing(agent.key, "t1", at_head=True)
         assert at_head is not None
-        assert at_head == Standing(at_head.agent, second, await store.session_at(agent.key, second.id))
+        assert at_head == AgentState(at_head.agent, second, await store.session_at(agent.key, second.id))
         assert at_head.agent == await store.agent_by_key(agent.key)
         assert at_head.session is not None
         behind = await store.standing(agent.key, "t1", at_head=False)

@@ -13,7 +13,7 @@ import pytest
 
 from cli_session_proxy.backends.claude.process.parameters import Takes, told
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
-from cli_session_proxy.domain.client_tools import Offers, Wants
+from cli_session_proxy.domain.client_tools import Offers, ToolOptions
 from cli_session_proxy.domain.models import Message, Tool, ToolChoice, Turn
 from cli_session_proxy.domain.parameters import Parameters
 from cli_session_proxy.settings import Profile
@@ -250,7 +250,7 @@ async def test_what_the_operator_set_stays_under_what_the_turn_says(
 
 def rules(model: str, *, choice: ToolChoice | None = None, effort: str | None = None, **wanted: Any) -> Any:
     """(fields of the request, what is not honoured)"""
-    wants = Wants(Offers.of(TOOLS), choice or ToolChoice(), (), Parameters(**wanted))
+    wants = ToolOptions(Offers.of(TOOLS), choice or ToolChoice(), (), Parameters(**wanted))
     _, body, unmet = told(wants, Takes.of(model), effort=effort)
     return body, unmet
 
@@ -303,9 +303,9 @@ def test_a_forced_choice_turns_thinking_off_or_is_not_sent() -> None:
 
 
 def test_too_few_tokens_for_thinking_turn_it_off_unless_it_is_asked_for() -> None:
-    small = Wants(parameters=Parameters(max_tokens=1024))
-    asked = Wants(parameters=Parameters(max_tokens=1024, thinking=True))
-    enough = Wants(parameters=Parameters(max_tokens=1025))
+    small = ToolOptions(parameters=Parameters(max_tokens=1024))
+    asked = ToolOptions(parameters=Parameters(max_tokens=1024, thinking=True))
+    enough = ToolOptions(parameters=Parameters(max_tokens=1025))
     takes = Takes.of(SONNET_4)
     assert ["CLAUDE_CODE_DISABLE_THINKING" in told(one, takes)[0] for one in (small, asked, enough)] == [
         True, False, False,

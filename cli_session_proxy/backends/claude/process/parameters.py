@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ....domain.client_tools import Answers, Wants, cli_name
+from ....domain.client_tools import Answers, ToolOptions, cli_name
 from ....domain.models import JSON, Turn
 from ....domain.parameters import Name, Parameters
 from .events import ProcessDied
@@ -82,7 +82,7 @@ class Takes:
 
 
 def told(
-    wants: Wants, takes: Takes, *, effort: str | None = None, carried: bool = False
+    wants: ToolOptions, takes: Takes, *, effort: str | None = None, carried: bool = False
 ) -> tuple[dict[str, str], JSON, list[Name]]:
     """(environment, fields of the request, what is not honoured). `carried`: calls that were made without thinking are
     answered, and the message that they belong to goes on without.
@@ -135,7 +135,7 @@ def _sampling(wanted: Parameters, takes: Takes, unmet: list[Name], *, thinks: bo
     return {name: value for name, value in given.items()}  # noqa: C416 - the names become fields of JSON
 
 
-def _choice(wants: Wants, *, forced: bool) -> JSON:
+def _choice(wants: ToolOptions, *, forced: bool) -> JSON:
     choice = wants.choice
     if not wants.offers:
         return {}
@@ -151,7 +151,13 @@ def _choice(wants: Wants, *, forced: bool) -> JSON:
 
 
 async def tell(
-    process: ClaudeProcess, wants: Wants, *, effort: str | None, parent: Turn | None, answers: Answers, plain: bool
+    process: ClaudeProcess,
+    wants: ToolOptions,
+    *,
+    effort: str | None,
+    parent: Turn | None,
+    answers: Answers,
+    plain: bool,
 ) -> Sequence[Name]:
     """Have the process run its next turn as the request wants it, and nothing left of an earlier one.
 
@@ -165,7 +171,7 @@ async def tell(
         if wants.choice.mode == "required" and wants.offers:
             asked.append("tool_choice")
         return [name for name in asked if not (name == "thinking" and wants.parameters.thinking)]
-    before = Wants.of(parent.options) if parent is not None and answers.results else Wants()
+    before = ToolOptions.of(parent.options) if parent is not None and answers.results else ToolOptions()
     carried = before.parameters.thinking is False or (before.choice.mode == "required" and bool(before.offers))
     # Only these depend on the model: its id is asked of a process that has not told it yet.
     wanted = wants.parameters

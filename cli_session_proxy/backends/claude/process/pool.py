@@ -19,7 +19,7 @@ from ....settings import Settings
 from ...base import Counts
 from .events import ProcessDied
 from .process import ClaudeProcess, Launch
-from .process_table import START_TIME, Born, ProcessTable
+from .process_table import START_TIME, OnSpawn, ProcessTable
 
 log = logs.get(__name__)
 
@@ -32,9 +32,10 @@ FIRST_TURN = 1.0
 class Pool:
     """The processes of one proxy. Use it on one event loop; `close` ends them all.
 
-    `ahead` names the directory and TMPDIR of spares; without it there are none. `born` is told the pid, start time and
-    working directory of each process before it gets a prompt, and again when a spare gets another directory; `reaped`
-    the pid when it is gone, `started` how many seconds it took to its first word. These three must not fail.
+    `ahead` names the directory and TMPDIR of spares; without it there are none. `on_spawn` is told the pid, start time
+    and working directory of each process before it gets a prompt, and again when a spare gets another directory;
+    `on_exit` the pid when it is gone, `on_first_output` how many seconds it took to its first word. These three must
+    not fail.
     """
 
     def __init__(
@@ -42,13 +43,13 @@ class Pool:
         settings: Settings,
         *,
         ahead: Callable[[], tuple[Path, Path]] | None = None,
-        born: Born = lambda _pid, _start, _cwd: None,
-        reaped: Callable[[int], None] = lambda _pid: None,
-        started: Callable[[float], None] = lambda _seconds: None,
+        on_spawn: OnSpawn = lambda _pid, _start, _cwd: None,
+        on_exit: Callable[[int], None] = lambda _pid: None,
+        on_first_output: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         self._spares = settings.spares
         self._ahead = ahead
-        self.table = ProcessTable(settings, born, reaped, started)
+        self.table = ProcessTable(settings, on_spawn, on_exit, on_first_output)
         self._newest: tuple[Launch, ClaudeProcess] | None = None  # what the last new session asked for, and its process
         self._refused: str | None = None  # the kind of spare that refused its claim
         self._sessions: dict[str, asyncio.Lock] = {}

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .... import logs
-from ....domain.client_tools import Judge, Offers, refused
+from ....domain.client_tools import Offers, ToolPolicy, refused
 from ....domain.models import JSON, Block
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
@@ -152,7 +152,7 @@ class ClaudeProcess:
     # --- a turn -----------------------------------------------------------------------------------------
 
     async def turn(
-        self, frame_uuid: str, content: Sequence[Block], judge: Judge | None = None
+        self, frame_uuid: str, content: Sequence[Block], judge: ToolPolicy | None = None
     ) -> AsyncGenerator[CliEvent, None]:
         """Send one prompt; yield its events, the `Result` or `Called` last. Raises ProcessDied.
 
@@ -168,7 +168,7 @@ class ClaudeProcess:
             async for event in events:
                 yield event
 
-    async def go_on(self, results: Mapping[str, JSON], judge: Judge) -> AsyncGenerator[CliEvent, None]:
+    async def go_on(self, results: Mapping[str, JSON], judge: ToolPolicy) -> AsyncGenerator[CliEvent, None]:
         """Bring the results (MCP's) that it waits for, by call; yield what follows, as `turn` does."""
         if not self.waiting or self._reader is None:
             raise await self._unfit("the process does not wait")
@@ -179,7 +179,9 @@ class ClaudeProcess:
             async for event in events:
                 yield event
 
-    async def _exchange(self, reader: TurnReader, lines: bytes, judge: Judge | None) -> AsyncGenerator[CliEvent, None]:
+    async def _exchange(
+        self, reader: TurnReader, lines: bytes, judge: ToolPolicy | None
+    ) -> AsyncGenerator[CliEvent, None]:
         inbox = self._output.inbox
         assert inbox is not None
         self.busy = True

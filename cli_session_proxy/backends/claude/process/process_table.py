@@ -44,21 +44,21 @@ CALM = 0.5
 # Exit codes of idle processes that ended by themselves, kept until their session is used again.
 REMEMBERED = 1024
 
-Born = Callable[[int, str | None, Path], None]  # pid, start time, working directory
+OnSpawn = Callable[[int, str | None, Path], None]  # pid, start time, working directory
 
 
 class ProcessTable:
     """The processes that there are, by session, and how many more there may be.
 
-    `started` is told how many seconds one took to its first word.
+    `on_first_output` is told how many seconds one took to its first word.
     """
 
     def __init__(
         self,
         settings: Settings,
-        born: Born,
-        reaped: Callable[[int], None],
-        started: Callable[[float], None],
+        on_spawn: OnSpawn,
+        on_exit: Callable[[int], None],
+        on_first_output: Callable[[float], None],
     ) -> None:
         self.processes: dict[str, ClaudeProcess] = {}
         self.spares: dict[
@@ -68,9 +68,9 @@ class ProcessTable:
         self.closed = False
         self._settings = settings
         self._guardian = Guardian()
-        self._born = born
-        self._reaped = reaped
-        self._started = started
+        self._on_spawn = on_spawn
+        self._on_exit = on_exit
+        self._on_first_output = on_first_output
         self._in_use: dict[ClaudeProcess, float] = {}  # processes in use, since when
         self._ending: set[ClaudeProcess] = set()
         self.reserved = 0  # places of processes that are being spawned
@@ -106,7 +106,7 @@ class ProcessTable:
 
     def note(self, process: ClaudeProcess) -> None:
         """Report a process and its directory; again when a session has claimed a spare."""
-        self._born(process.pid, process.start_time, process.cwd)
+        self._on_spawn(process.pid, process.start_time, process.cwd)
 
     def keep_ahead(self, process: ClaudeProcess) -> None:
         """Keep a process that was taken as a spare: it starts up now."""
@@ -279,7 +279,7 @@ class ProcessTable:
             async with asyncio.timeout(START_TIME):
                 await process.started.wait()
             if process.alive:
-                self._started(time.monotonic() - began)
+                self._on_first_output(time.monotonic() - began)
         except TimeoutError:
             return  # no prompt yet, or stuck: it does not cost a core any more
         finally:
@@ -318,7 +318,7 @@ class ProcessTable:
             self._ending.discard(process)
             self.let_go(process)
             if process.returncode is not None:
-                self._reaped(process.pid)
+                self._on_exit(process.pid)
                 if died:
                     self.ended[process.launch.session_id] = process.returncode
                     while len(self.ended) > REMEMBERED:

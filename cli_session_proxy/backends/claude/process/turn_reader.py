@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from ....domain.client_tools import Judge
+from ....domain.client_tools import ToolPolicy
 from ....domain.identifiers import is_session_id
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
 from .events import (
@@ -41,14 +41,14 @@ _RESULT_DETAIL = (
 class CallReader:
     """Decides each call once, when its arguments are known. The judge has examined a call before it is decided here."""
 
-    def __init__(self, judge: Judge | None) -> None:
+    def __init__(self, judge: ToolPolicy | None) -> None:
         self._judge = judge
         self._message: str | None = None
         self._decided: dict[str, Block | Refused | None] = {}
         self.accepted: list[Block] = []  # of the present message
         self.ours: set[str] = set()  # every call that came out
 
-    def judge(self, judge: Judge) -> None:
+    def judge(self, judge: ToolPolicy) -> None:
         """The rules from here on."""
         self._judge = judge
 
@@ -104,7 +104,7 @@ class TurnReader:
     - `garbage` counts what was no frame at all.
     """
 
-    def __init__(self, frame_uuid: str | None = None, judge: Judge | None = None) -> None:
+    def __init__(self, frame_uuid: str | None = None, judge: ToolPolicy | None = None) -> None:
         self._uuid = frame_uuid
         self._calls = CallReader(judge)
         self._used = Usage()  # by the messages that are complete
@@ -122,7 +122,7 @@ class TurnReader:
         self._rate_limit: JSON | None = None
         self.garbage = 0
 
-    def go_on(self, judge: Judge) -> None:
+    def go_on(self, judge: ToolPolicy) -> None:
         """The results are on their way: what follows is another turn of the client's."""
         self._calls.judge(judge)
         self._next = 0

@@ -27,7 +27,7 @@ from ....stores.base import ChainPart, ImportedTurn, NewChain, Store, WholeTurn
 from ...base import Adoptable
 from .. import transcript
 from ..process import environment
-from .exchanges import Exchange, exchanges
+from .exchanges import TranscriptExchange, exchanges
 from .foreign import ForeignFile, Progress, survey
 from .manager import Foreign
 
@@ -42,7 +42,7 @@ class Adopter:
     parent: Turn | None = None
     model: str = "default"
 
-    def turn(self, exchange: Exchange) -> ImportedTurn:
+    def turn(self, exchange: TranscriptExchange) -> ImportedTurn:
         before = self.parent
         self.model = exchange.model if is_model(exchange.model) else self.model
         asked, said = exchange.input, exchange.output
@@ -207,8 +207,8 @@ class _Bringing:
         )  # fmt: skip
 
 
-def _with_last(found: Iterator[Exchange]) -> Iterator[tuple[Exchange, bool]]:
-    held: Exchange | None = None
+def _with_last(found: Iterator[TranscriptExchange]) -> Iterator[tuple[TranscriptExchange, bool]]:
+    held: TranscriptExchange | None = None
     for exchange in found:
         if held is not None:
             yield held, False

@@ -36,7 +36,7 @@ FLUSH_POLL = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TurnOutcome:
     """How the CLI's side of a turn ended, as far as it concerns the session.
 
     `calls` are the client's that wait for results; `stopped`: the answer was cut, by us or at
@@ -59,7 +59,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class LiveSession:
     """A session that is equal to the path, with the process that will continue it.
 
     `leaf` is the uuid of the path's last record; `links` explain how the session came to be what it is. `results` are
@@ -67,7 +67,7 @@ class Ready:
     `marks` are decisions about the path before it (`transcript.mending`). `prompt` is what is said, `head` what stands
     before the messages. `quiet`: the turn has no prompt of its own in the transcript. `fresh`: the process was started
     for this turn. `rewritten`: the session was written anew by such decisions. `spent` is the CLI's own total (USD)
-    before it. `unmet`: see `base.Exchange`.
+    before it. `unmet`: see `base.TranscriptExchange`.
     """
 
     process: ClaudeProcess
@@ -89,7 +89,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class CapturedRecords:
     """What a turn was seen to add to the transcript. `more`: the end of it may not be written yet."""
 
     records: list[Record]
@@ -121,7 +121,7 @@ class Captures:
         while len(self._readers) > READERS:
             self._readers.popitem(last=False)
 
-    async def taken(self, ready: Ready, turn: Turn, path: Path, said: Said) -> Taken:
+    async def taken(self, ready: LiveSession, turn: Turn, path: Path, said: TurnOutcome) -> CapturedRecords:
         """What the turn added. What cannot be read is made from the frames. After a cut, its process is dead.
 
         Raises WrongTranscript where what was written shows that the process went on from another conversation.
@@ -140,7 +140,7 @@ class Captures:
             raise WrongTranscript("conversation")
         return replace(taken, records=_made(ready, turn, said))
 
-    async def _read(self, ready: Ready, path: Path, said: Said, known: Sequence[Entry]) -> Taken:
+    async def _read(self, ready: LiveSession, path: Path, said: TurnOutcome, known: Sequence[Entry]) -> CapturedRecords:
         """It is written in batches: the last one is waited for, bounded."""
         give_up = time.monotonic() + FLUSH_WAIT
         while True:
@@ -154,7 +154,7 @@ class Captures:
                 return taken
             await asyncio.sleep(FLUSH_POLL)
 
-    def _is_small(self, ready: Ready, path: Path) -> bool:
+    def _is_small(self, ready: LiveSession, path: Path) -> bool:
         """So little was added to a transcript that we follow that a thread would cost more than to read it."""
         mark, reader = ready.session.mark, self._readers.get(ready.session.id)
         if mark is None or reader is None or not reader.holds(mark):
@@ -164,7 +164,7 @@ class Captures:
         except OSError:
             return False
 
-    def _take(self, ready: Ready, path: Path, said: Said) -> Taken:
+    def _take(self, ready: LiveSession, path: Path, said: TurnOutcome) -> CapturedRecords:
         """What was appended to the session's own file."""
         session_id, mark = ready.session.id, ready.session.mark
         reader = self._readers.pop(session_id, None)
@@ -184,20 +184,20 @@ class Captures:
         if not records or parsed.broken:
             self.follow(session_id, before)  # to be read again, when more of it is there
             more = parsed.broken > 0 or not is_whole(parsed.path, said)
-            return Taken(records, None, "unlinked", more)
+            return CapturedRecords(records, None, "unlinked", more)
         self.follow(session_id, reader)
-        return Taken(records, now, "transcript")
+        return CapturedRecords(records, now, "transcript")
 
-    def _take_anew(self, ready: Ready, path: Path, said: Said) -> Taken:
+    def _take_anew(self, ready: LiveSession, path: Path, said: TurnOutcome) -> CapturedRecords:
         """What the turn added to a file that is not the one that it began with."""
         got = Reader(path, None).appended()
         if got is None:
             # At calls there is no result yet that the CLI flushes its transcript before.
-            return Taken([], None, "frames", more=bool(said.calls))
+            return CapturedRecords([], None, "frames", more=bool(said.calls))
         records = sound(behind(got[0].entries, ready.leaf), ready.leaf, said, quiet=ready.quiet)
-        return Taken(records, None, "replaced")
+        return CapturedRecords(records, None, "replaced")
 
-    def _take_copy(self, ready: Ready, path: Path, said: Said, known: Sequence[Entry]) -> Taken:
+    def _take_copy(self, ready: LiveSession, path: Path, said: TurnOutcome, known: Sequence[Entry]) -> CapturedRecords:
         """A CLI that answers under a new id has copied the session: the copy shows what it had loaded.
 
         It is taken as the session's file only where it is a copy of the path. CLI 1.0.120 gives new names to records
@@ -206,22 +206,24 @@ class Captures:
         reader = Reader(path, None)
         got = reader.appended()
         if got is None:
-            return Taken([], None, "frames", more=bool(said.calls))
+            return CapturedRecords([], None, "frames", more=bool(said.calls))
         parsed, mark = got
         own = behind_copy(known, parsed, ready.leaf)
         records = sound(own, ready.leaf, said, quiet=ready.quiet)
         if not records or parsed.broken:
             more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], said)
-            return Taken(records, None, "unlinked", more)
+            return CapturedRecords(records, None, "unlinked", more)
         self.follow(said.session_id, reader)
-        return Taken(records, mark, "copy")
+        return CapturedRecords(records, mark, "copy")
 
-    async def _path(self, ready: Ready) -> list[Record]:
+    async def _path(self, ready: LiveSession) -> list[Record]:
         """The records before the turn's own frame."""
         parent = ready.session.tip_turn_id
         return [*await paths.shown(self._store, parent, ready.marks), *ready.lead]
 
-    async def _cut(self, ready: Ready, turn: Turn, path: Path, said: Said, known: Sequence[Entry]) -> Taken:
+    async def _cut(
+        self, ready: LiveSession, turn: Turn, path: Path, said: TurnOutcome, known: Sequence[Entry]
+    ) -> CapturedRecords:
         """The answer was cut: so are its records, and the transcript with them."""
         added = await asyncio.to_thread(_added, path, ready, said, known)
         scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
@@ -231,11 +233,13 @@ class Captures:
         elif await asyncio.to_thread(_goes_on, path, ready, known, said):
             records = _made(ready, turn, said)
         else:
-            return Taken([], None, "unlinked")
+            return CapturedRecords([], None, "unlinked")
         mark = await self._written(ready, path, said.session_id, records)
-        return Taken(records, mark, "cut")
+        return CapturedRecords(records, mark, "cut")
 
-    async def completed(self, ready: Ready, turn: Turn, path: Path, said: Said, taken: Taken) -> Taken:
+    async def completed(
+        self, ready: LiveSession, turn: Turn, path: Path, said: TurnOutcome, taken: CapturedRecords
+    ) -> CapturedRecords:
         """The same with the words that a client was given of a stream that was cut. Its process is dead."""
         missing = partials.words(said.output, said.partial)
         scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
@@ -243,13 +247,13 @@ class Captures:
         mark = await self._written(ready, path, said.session_id, records)
         return replace(taken, records=records, mark=mark, more=False)
 
-    async def _written(self, ready: Ready, path: Path, session_id: str, records: Sequence[Record]) -> FileMark:
+    async def _written(self, ready: LiveSession, path: Path, session_id: str, records: Sequence[Record]) -> FileMark:
         path_records = [*await self._path(ready), *records]
         strict = not ready.process.launch.capability.keeps_session_id
         return await asyncio.to_thread(transcript.write, path, path_records, session_id, strict_order=strict)
 
 
-def _made(ready: Ready, turn: Turn, said: Said) -> list[Record]:
+def _made(ready: LiveSession, turn: Turn, said: TurnOutcome) -> list[Record]:
     scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
     content = ready.prompt or tuple(block for message in turn.input for block in message.content)
     if ready.lead:  # the results are there already
@@ -281,7 +285,7 @@ def behind_copy(known: Sequence[Entry], parsed: Parsed, leaf: str | None) -> lis
     return [] if at is None else [parsed.entries[at].hung_on(leaf), *parsed.entries[at + 1 :]]
 
 
-def _added(path: Path, ready: Ready, said: Said, known: Sequence[Entry]) -> list[Entry]:
+def _added(path: Path, ready: LiveSession, said: TurnOutcome, known: Sequence[Entry]) -> list[Entry]:
     """What the turn added, read from the whole file."""
     try:
         parsed = transcript.parse(contents(path))
@@ -291,7 +295,7 @@ def _added(path: Path, ready: Ready, said: Said, known: Sequence[Entry]) -> list
     return behind_copy(known, parsed, ready.leaf) if copied else behind(parsed.entries, ready.leaf)
 
 
-def _goes_on(path: Path, ready: Ready, known: Sequence[Entry], said: Said) -> bool:
+def _goes_on(path: Path, ready: LiveSession, known: Sequence[Entry], said: TurnOutcome) -> bool:
     """Did the process go on from these records? False only where its file shows that it had another conversation.
 
     A CLI hangs what it writes on the last record that it loaded, or writes a copy of all that it loaded.
@@ -342,7 +346,7 @@ def is_copied(known: Sequence[Entry], copy: Sequence[Entry], *, wholly: bool) ->
     return bool(said) and all(spoken in rest for spoken in said)
 
 
-def sound(entries: Sequence[Entry], leaf: str | None, said: Said, *, quiet: bool) -> list[Record]:
+def sound(entries: Sequence[Entry], leaf: str | None, said: TurnOutcome, *, quiet: bool) -> list[Record]:
     """These lines as records, if they are this turn's whole exchange hanging on the path; else none."""
     path = [entry for entry in entries if entry.on_path]
     ours = [entry for entry in path if entry.kind == "user"]
@@ -354,7 +358,7 @@ def sound(entries: Sequence[Entry], leaf: str | None, said: Said, *, quiet: bool
     return [entry.record() for entry in entries]
 
 
-def is_whole(path: Sequence[Entry], said: Said) -> bool:
+def is_whole(path: Sequence[Entry], said: TurnOutcome) -> bool:
     """Does it hold all that was said: the calls that wait, or an exchange with its end?"""
     if said.calls:
         return said.calls <= set(client_tools.calls_of(block for entry in path for block in entry.content))

@@ -21,10 +21,10 @@ from .. import transcript
 from ..process import failures
 from ..transcript import Head, LeftOut
 from . import own_repairs, paths
-from .capture import Ready
+from .capture import LiveSession
 from .heads import Opening
 from .plan import Plan
-from .repair import Now
+from .repair import TurnContext
 
 # Of how many turns the head of the request is kept in memory; beyond it is read from the chain.
 HEADS = 1024
@@ -87,7 +87,7 @@ class Decisions:
             return None
 
     async def before(
-        self, now: Now, session: Session | None, plan: Plan, opened: Opening, summarise: Summarise
+        self, now: TurnContext, session: Session | None, plan: Plan, opened: Opening, summarise: Summarise
     ) -> Decided:
         """What of the path is not shown to the model from this turn on, beside what was decided before."""
         wanted: set[LeftOut] = {what for what in CODES if what in plan.remedies}
@@ -110,7 +110,7 @@ class Decisions:
         first = await summarise(path) if "summary" in plan.remedies else Decided()
         return await asyncio.to_thread(_left_out, path, wanted, first, refused="thinking" in plan.remedies)
 
-    async def seen(self, ready: Ready, records: Sequence[Record]) -> tuple[Note, ...]:
+    async def seen(self, ready: LiveSession, records: Sequence[Record]) -> tuple[Note, ...]:
         """What the CLI left out or changed by itself, by what it noted in its transcript."""
         found = own_repairs.seen(records, ready.prompt)
         if "cli_left_out_thinking" in found:  # it says that it did, not how much

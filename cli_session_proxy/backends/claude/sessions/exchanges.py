@@ -28,7 +28,7 @@ _NO_MODEL = "<synthetic>"
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class TranscriptExchange:
     """The records of one turn, in the order of the file, with everything of sub-agents and notes in between."""
 
     entries: tuple[Entry, ...]
@@ -104,7 +104,7 @@ class Exchange:
         return [entry for entry in self.path if entry.kind == "assistant" and isinstance(entry.data["message"], dict)]
 
 
-def exchanges(entries: Iterable[Entry]) -> Iterator[Exchange]:
+def exchanges(entries: Iterable[Entry]) -> Iterator[TranscriptExchange]:
     """Cut records, in the order of the file, one exchange at a time: only one is held in memory.
 
     The last one may be open (`complete` is False).
@@ -115,7 +115,7 @@ def exchanges(entries: Iterable[Entry]) -> Iterator[Exchange]:
     for entry in entries:
         answers = entry.on_path and entry.kind == "assistant"
         if answered and (is_prompt(entry) or (answers and command)):
-            yield Exchange(tuple(current))
+            yield TranscriptExchange(tuple(current))
             current, answered = [], False
         waiting.append(entry)
         # after an answer, what is not spoken waits for who speaks next
@@ -126,7 +126,7 @@ def exchanges(entries: Iterable[Entry]) -> Iterator[Exchange]:
         waiting, command = [], False
         answered = answered or answers
     if current or waiting:
-        yield Exchange((*current, *waiting))
+        yield TranscriptExchange((*current, *waiting))
 
 
 def invented(entries: Sequence[Entry], brought: Sequence[Block] = ()) -> bool:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from ....domain import client_tools
-from ....domain.client_tools import Wants
+from ....domain.client_tools import ToolOptions
 from ....domain.evidence import Evidence, RecordsFrom
 from ....domain.identifiers import is_session_id
 from ....domain.models import JSON, Agent, Link, Record, Session, Turn
@@ -30,7 +30,7 @@ from ....domain.parameters import Name
 from ....errors import InvalidRequest, SessionBusy
 from ....sandbox import Sandboxes
 from ....settings import Profile, Settings
-from ....stores.base import Standing, Store
+from ....stores.base import AgentState, Store
 from .. import transcript
 from ..process import capability as cli
 from ..process import confine, environment, failures, frames, parameters
@@ -40,17 +40,17 @@ from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
 from ..transcript import Scribe
 from . import heads, partials, paths, reopening, summaries
-from .capture import Captures, Ready, Said
+from .capture import Captures, LiveSession, TurnOutcome
 from .decisions import Decided, Decisions
 from .plan import Plan
-from .repair import Foreign, Now, Prepared, Repairs
+from .repair import Foreign, PreparedSession, Repairs, TurnContext
 
 # How often a process is started anew because it loaded something else than the transcript that was verified, and what
 # a client is told to wait when even that did not help, in seconds.
 LOADS = 3
 RETRY_AFTER = 1.0
 
-__all__ = ["Captured", "Foreign", "Plan", "Ready", "Said", "Sessions"]
+__all__ = ["Captured", "Foreign", "LiveSession", "Plan", "Sessions", "TurnOutcome"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,9 @@ class Sessions:
 
     # --- before the turn
 
-    async def ready(self, standing: Standing, plan: Plan, turn_id: str, frame_uuid: str, *, adopt: bool) -> Ready:
+    async def ready(
+        self, standing: AgentState, plan: Plan, turn_id: str, frame_uuid: str, *, adopt: bool
+    ) -> LiveSession:
         """A process that is about to continue the parent. Raises `Foreign` when `adopt` and somebody else wrote.
 
         Raises `SessionBusy` where somebody changes the transcript whenever a process loads it.
@@ -103,7 +105,7 @@ class Sessions:
         _refuse_what_it_cannot(capability, plan)
         place = confine.Place(cwd, tmpdir, self._config_dir)
         wrapper = await confine.wrapper(self._settings, plan.profile, capability.path, place, env)
-        now = Now(agent, parent, turn_id, cwd, capability, adopt, wrapper)
+        now = TurnContext(agent, parent, turn_id, cwd, capability, adopt, wrapper)
         # A history that its client brought along: this turn is the first one behind it.
         is_imported = parent is not None and parent.session_id is None
         brought = transcript.mended_at_import(await self._store.records(parent.id)) if parent and is_imported else []
@@ -145,7 +147,7 @@ class Sessions:
 
     async def _checked_out(
         self,
-        now: Now,
+        now: TurnContext,
         plan: Plan,
         env: Mapping[str, str],
         session: Session | None,
@@ -153,7 +155,7 @@ class Sessions:
         decided: Decided,
         *,
         last: bool,
-    ) -> Ready:
+    ) -> LiveSession:
         """A process in step with the path. Raises WrongTranscript where it loaded something else: it is gone then."""
         lead: list[Record] = []
         quiet = False
@@ -195,7 +197,7 @@ class Sessions:
             if prepared.continuity == "branched":
                 await asyncio.to_thread(transcript.remove, Path(session.transcript))
             raise
-        return Ready(
+        return LiveSession(
             process=process,
             session=session,
             continuity="warm" if warm else prepared.continuity,
@@ -209,7 +211,7 @@ class Sessions:
             unmet=unmet,
         )
 
-    async def _told(self, process: ClaudeProcess, now: Now, plan: Plan) -> tuple[Name, ...]:
+    async def _told(self, process: ClaudeProcess, now: TurnContext, plan: Plan) -> tuple[Name, ...]:
         """The process runs this turn as its request wants it; what of that it does not honour."""
         told = parameters.tell(
             process, plan.wants, effort=plan.effort, parent=now.parent, answers=plan.answers, plain=plan.plain
@@ -255,7 +257,7 @@ class Sessions:
         self.captures.follow(session.id, reader)
         return replace(session, mark=mark)
 
-    async def _spent(self, now: Now, session: Session, *, warm: bool) -> float:
+    async def _spent(self, now: TurnContext, session: Session, *, warm: bool) -> float:
         """The CLI's own total before the turn, in USD.
 
         A process that resumes starts from the total in its transcript, which it writes at its end (2.1.329).
@@ -269,8 +271,8 @@ class Sessions:
     # calls of the client's tools
 
     async def _waiting(
-        self, now: Now, plan: Plan, env: Mapping[str, str], parent: Turn, session: Session | None
-    ) -> Ready | None:
+        self, now: TurnContext, plan: Plan, env: Mapping[str, str], parent: Turn, session: Session | None
+    ) -> LiveSession | None:
         """The process that made the calls and waits for just these results; None where there is none (any more)."""
         brought = client_tools.brought(plan.answers)
         if session is None or self._in_step.get(session.id) != parent.id or brought is None:
@@ -287,19 +289,19 @@ class Sessions:
             await self._pool.checkin(process)
             raise
         seen = Evidence(waited=True)
-        return Ready(
+        return LiveSession(
             process, session, "warm", leaf, (), seen, brought, quiet=True, fresh=False, spent=spent, unmet=unmet
         )
 
     async def _reopened(
         self,
-        now: Now,
+        now: TurnContext,
         plan: Plan,
         parent: Turn,
         session: Session | None,
         frame_uuid: str,
         marks: Sequence[Record],
-    ) -> tuple[Prepared, list[Record]]:
+    ) -> tuple[PreparedSession, list[Record]]:
         """The path with the results of its last calls, written for a CLI that goes on from there."""
         session_id = session.id if session else str(uuid.uuid4())
         await self._end(session_id)
@@ -311,13 +313,13 @@ class Sessions:
         prepared = await self._repairs.written(now, session_id, [*known, *lead], session)
         return prepared, lead
 
-    async def _summary(self, now: Now, plan: Plan, env: Mapping[str, str], path: Sequence[Record]) -> Decided:
+    async def _summary(self, now: TurnContext, plan: Plan, env: Mapping[str, str], path: Sequence[Record]) -> Decided:
         """Ask the model for one, in sessions that are removed again."""
         assert now.parent is not None
 
         async def ask(said: str) -> str:
             session_id = str(uuid.uuid4())
-            asking = replace(plan, system=summaries.SYSTEM, effort=None, profile=Profile(), wants=Wants())
+            asking = replace(plan, system=summaries.SYSTEM, effort=None, profile=Profile(), wants=ToolOptions())
             launch = _launch(now, asking, {**env, **environment.NO_COMPACTION}, session_id, resume=False)
             process, _ = await self._pool.checkout(launch)
             answer: list[str] = []
@@ -346,11 +348,11 @@ class Sessions:
         notes += [Note("not_summarised", made.left_out)] if made.left_out else []
         return Decided((transcript.summary(made.text, made.kept_from, plan.model, at),), tuple(notes))
 
-    def _start(self, now: Now, session_id: str | None = None) -> Prepared:
+    def _start(self, now: TurnContext, session_id: str | None = None) -> PreparedSession:
         session = now.session(session_id or str(uuid.uuid4()), self._path(now.cwd), None)
-        return Prepared(session, False, "started", (now.link(None, session.id, "started", {}),))
+        return PreparedSession(session, False, "started", (now.link(None, session.id, "started", {}),))
 
-    async def _verify(self, now: Now, parent: Turn, session: Session) -> Prepared:
+    async def _verify(self, now: TurnContext, parent: Turn, session: Session) -> PreparedSession:
         """Is the transcript what the CLI must load? By all of its content, unless a warm process need not load it."""
         project = self._path(now.cwd)
         path = transcript.in_folder(project, session.id)
@@ -361,11 +363,11 @@ class Sessions:
             await self._pool.discard(session.id)
         elif warm is not None and warm.usable and session.mark and transcript.is_unchanged(path, session.mark):
             # Its memory is the path, whatever the file holds: that is for the next process to load, which is confirmed.
-            return Prepared(session, True, "resumed", (), Evidence(verified="unchanged since the last turn"))
+            return PreparedSession(session, True, "resumed", (), Evidence(verified="unchanged since the last turn"))
         verdict = await self._repairs.check(path, session, parent)
         if verdict.found == "equal":
             session = now.session(session.id, session.transcript, verdict.mark, session)
-            return Prepared(session, True, "resumed", (), Evidence(verified=verdict.note))
+            return PreparedSession(session, True, "resumed", (), Evidence(verified=verdict.note))
         await self._end(session.id)
         return await self._repairs.mend(now, parent, session, path)
 
@@ -381,7 +383,7 @@ class Sessions:
 
     # --- after the turn
 
-    async def capture(self, ready: Ready, turn: Turn, said: Said) -> Captured:
+    async def capture(self, ready: LiveSession, turn: Turn, said: TurnOutcome) -> Captured:
         """Take over what the turn added to the transcript. What cannot be read is made from the frames."""
         before, session_id = ready.session, said.session_id
         forked = session_id != before.id
@@ -428,7 +430,7 @@ class Sessions:
                 del self._in_step[gone]
                 self._totals.pop(gone, None)
 
-    async def spoil(self, ready: Ready, answered: str | None, *, owned: bool) -> None:
+    async def spoil(self, ready: LiveSession, answered: str | None, *, owned: bool) -> None:
         """A turn failed here: the process's memory holds what the path does not, and a new file is of no use.
 
         The files stay where the agent is not ours any more (`owned`): another proxy may go on from them.
@@ -490,7 +492,7 @@ class Sessions:
         return transcript.project_dir(self._config_dir, cwd)
 
 
-def _launch(now: Now, plan: Plan, env: Mapping[str, str], session_id: str, *, resume: bool) -> Launch:
+def _launch(now: TurnContext, plan: Plan, env: Mapping[str, str], session_id: str, *, resume: bool) -> Launch:
     return Launch(
         capability=now.capability,
         cwd=now.cwd,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ....domain.client_tools import Answers, Wants
+from ....domain.client_tools import Answers, ToolOptions
 from ....domain.models import Block
 from ....settings import Profile
 from ...base import Remedy
@@ -22,7 +22,7 @@ class Plan:
     effort: str | None
     profile: Profile
     prompt: tuple[Block, ...]
-    wants: Wants = field(default_factory=Wants)
+    wants: ToolOptions = field(default_factory=ToolOptions)
     answers: Answers = field(default_factory=Answers)
     remedies: frozenset[Remedy] = frozenset()
     plain: bool = False

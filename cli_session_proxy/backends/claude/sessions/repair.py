@@ -48,7 +48,7 @@ class Foreign(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedSession:
     """A session whose transcript is the path (or, with `resume` False, one that is to be created)."""
 
     session: Session
@@ -59,7 +59,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
+class TurnContext:
     """What every step of making a session ready needs to know of the turn."""
 
     agent: Agent
@@ -106,7 +106,7 @@ class Repairs:
         assert verdict is not None
         return verdict
 
-    async def branch(self, now: Now, parent: Turn) -> Prepared:
+    async def branch(self, now: TurnContext, parent: Turn) -> PreparedSession:
         """No session ends at the parent: write its path as a new one, and leave the others alone."""
         session_id = str(uuid.uuid4())
         path = transcript.path_of(self._config_dir, now.cwd, session_id)
@@ -115,12 +115,14 @@ class Repairs:
         if parent.session_id is None:
             done = Repair("client_history", records=count)
             link = now.link(None, session_id, "rebuilt", done.as_json())
-            return Prepared(session, True, "rebuilt", (link,), Evidence(written=done))
+            return PreparedSession(session, True, "rebuilt", (link,), Evidence(written=done))
         done = Repair("left_path", records=count, from_turn=parent.id)
         link = now.link(parent.session_id, session_id, "branched", done.as_json())
-        return Prepared(session, True, "branched", (link,), Evidence(written=done))
+        return PreparedSession(session, True, "branched", (link,), Evidence(written=done))
 
-    async def rewritten(self, now: Now, prepared: Prepared, records: Sequence[Record]) -> Prepared:
+    async def rewritten(
+        self, now: TurnContext, prepared: PreparedSession, records: Sequence[Record]
+    ) -> PreparedSession:
         """The prepared session once more, of these records: without what the model's API would refuse."""
         mark = await self._write_records(now, records, Path(prepared.session.transcript))
         session = replace(prepared.session, mark=mark)
@@ -129,9 +131,11 @@ class Repairs:
         done = Repair("left_out", records=len(records))
         link = now.link(session.id, session.id, "rebuilt", done.as_json())
         links = (*prepared.links, link)
-        return Prepared(session, True, "rebuilt", links, prepared.evidence.plus(Evidence(written=done)))
+        return PreparedSession(session, True, "rebuilt", links, prepared.evidence.plus(Evidence(written=done)))
 
-    async def written(self, now: Now, session_id: str, records: Sequence[Record], was: Session | None) -> Prepared:
+    async def written(
+        self, now: TurnContext, session_id: str, records: Sequence[Record], was: Session | None
+    ) -> PreparedSession:
         """A session of just these records: the path with the results of its last calls."""
         path = transcript.path_of(self._config_dir, now.cwd, session_id)
         done = Repair("open_calls", records=len(records))
@@ -143,9 +147,9 @@ class Repairs:
         session = now.session(session_id, path.parent, mark, was)
         source = was.id if was else now.parent.session_id if now.parent else None
         link = now.link(source, session_id, "rebuilt" if was else "branched", done.as_json())
-        return Prepared(session, True, "rebuilt" if was else "branched", (link,), Evidence(written=done))
+        return PreparedSession(session, True, "rebuilt" if was else "branched", (link,), Evidence(written=done))
 
-    async def mend(self, now: Now, parent: Turn, session: Session, path: Path) -> Prepared:
+    async def mend(self, now: TurnContext, parent: Turn, session: Session, path: Path) -> PreparedSession:
         """The file is not the path, and no process of ours has it: find out why, and make it so.
 
         Raises `Foreign` where somebody else's exchanges are to be adopted first, `SessionBusy` while one is open.
@@ -153,7 +157,7 @@ class Repairs:
         verdict = await self.check(path, session, parent)
         if verdict.found == "equal":  # the process that was just ended had not written all of it yet
             session = now.session(session.id, session.transcript, verdict.mark, session)
-            return Prepared(session, True, "resumed", (), Evidence(verified=verdict.note))
+            return PreparedSession(session, True, "resumed", (), Evidence(verified=verdict.note))
         if verdict.found == "missing":
             moved = await self._move_back(now, parent, session, path)
             if moved is not None:
@@ -178,7 +182,7 @@ class Repairs:
 
     # --- somebody else's words
 
-    async def _settled(self, now: Now, parent: Turn, session: Session, path: Path, verdict: Verdict) -> Verdict:
+    async def _settled(self, now: TurnContext, parent: Turn, session: Session, path: Path, verdict: Verdict) -> Verdict:
         """Wait, bounded, for an exchange of somebody else's that is still open.
 
         One whose CLI is gone will never be complete: it is not waited for.
@@ -211,7 +215,7 @@ class Repairs:
 
     # --- mending
 
-    async def _move_back(self, now: Now, parent: Turn, session: Session, path: Path) -> Prepared | None:
+    async def _move_back(self, now: TurnContext, parent: Turn, session: Session, path: Path) -> PreparedSession | None:
         """The file lies under another folder (moved sandbox, doubled prefix): bring it to where the CLI looks."""
         places = await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path)
         for place in places:
@@ -225,10 +229,12 @@ class Repairs:
                 return None
             session = now.session(session.id, session.transcript, moved.mark, session)
             link = now.link(session.id, session.id, "moved", done.as_json())
-            return Prepared(session, True, "resumed", (link,), Evidence(repaired=done))
+            return PreparedSession(session, True, "resumed", (link,), Evidence(repaired=done))
         return None
 
-    async def _rebuild(self, now: Now, parent: Turn, session: Session, path: Path, verdict: Verdict) -> Prepared:
+    async def _rebuild(
+        self, now: TurnContext, parent: Turn, session: Session, path: Path, verdict: Verdict
+    ) -> PreparedSession:
         """Write the path again under the same id. What the chain does not know is kept aside."""
         behind = await self._tails.behind(now.agent, verdict)
         done = Repair("rewritten", found=verdict.found, note=verdict.note, behind=behind)
@@ -241,7 +247,7 @@ class Repairs:
         done = replace(done, records=count)
         rebuilt = now.session(session.id, session.transcript, mark, session)
         link = now.link(session.id, session.id, "rebuilt", done.as_json())
-        return Prepared(rebuilt, True, "rebuilt", (link,), Evidence(repaired=done))
+        return PreparedSession(rebuilt, True, "rebuilt", (link,), Evidence(repaired=done))
 
     async def _keep_aside(self, path: Path) -> str | None:
         """Where it lies now; None where there was nothing."""
@@ -265,11 +271,11 @@ class Repairs:
         for kept in (self._settings.var / ASIDE).glob(f"{session_id}-*.jsonl"):
             kept.unlink(missing_ok=True)
 
-    async def _write(self, now: Now, parent: Turn, path: Path) -> tuple[FileMark, int]:
+    async def _write(self, now: TurnContext, parent: Turn, path: Path) -> tuple[FileMark, int]:
         records = await paths.shown(self._store, parent.id)
         return await self._write_records(now, records, path), len(records)
 
-    async def _write_records(self, now: Now, records: Sequence[Record], path: Path) -> FileMark:
+    async def _write_records(self, now: TurnContext, records: Sequence[Record], path: Path) -> FileMark:
         strict = not now.capability.keeps_session_id
         try:
             return await asyncio.to_thread(transcript.write, path, records, path.stem, strict_order=strict)

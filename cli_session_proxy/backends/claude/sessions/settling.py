@@ -15,7 +15,7 @@ from .. import transcript
 from ..transcript import Entry, Parsed
 from ..transcript.opening import contents
 from . import paths
-from .exchanges import Exchange, invented
+from .exchanges import TranscriptExchange, invented
 
 
 async def settled(
@@ -57,7 +57,7 @@ class _Found:
 
     def __init__(self, path: Path, entries: list[Entry]) -> None:
         self.path = path
-        self.exchange = Exchange(tuple(entries))
+        self.exchange = TranscriptExchange(tuple(entries))
         last = [entry for entry in self.exchange.path if entry.kind == "assistant"][-1]
         self.stop_reason = last.data["message"].get("stop_reason")
         self.version = str(last.data.get("version", ""))

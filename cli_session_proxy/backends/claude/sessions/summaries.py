@@ -15,7 +15,7 @@ from ....domain.models import Block, Record
 from ....errors import ContextTooLong, RequestTooLarge
 from .. import transcript
 from ..transcript import Entry
-from .exchanges import Exchange, exchanges, is_compaction
+from .exchanges import TranscriptExchange, exchanges, is_compaction
 
 # Asks the model one thing, and gives its answer. Raises `ProxyError`.
 Ask = Callable[[str], Awaitable[str]]
@@ -77,7 +77,7 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> S
         return Summary(text, first, len(said) - kept, left_out)
 
 
-def _read(path: Sequence[Record]) -> tuple[list[Exchange], list[str]]:
+def _read(path: Sequence[Record]) -> tuple[list[TranscriptExchange], list[str]]:
     """The exchanges that the model is shown, and what was said in each."""
     said = list(exchanges(_since_compacted(transcript.parse_records(path).entries)))
     texts = []

@@ -173,7 +173,7 @@ class Stage:
         self.answers: dict[str, bool | None] = {"adapt": True, "boot": True, "claim": True}
         self.living: set[Actor] = set()
         self.ever: list[Actor] = []
-        self.reaped: list[int] = []
+        self.on_exit: list[int] = []
         self.most = 0
         self.doubled = False  # a session had two processes at once
 

@@ -35,7 +35,7 @@ from cli_session_proxy.backends.claude.process.frames import (
     user_frame,
 )
 from cli_session_proxy.backends.claude.process.turn_reader import TurnReader
-from cli_session_proxy.domain.client_tools import Judge, Offers
+from cli_session_proxy.domain.client_tools import Offers, ToolPolicy
 from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, Tool, ToolChoice, Usage
 
 from .helpers import recorded, result, unchecked
@@ -294,7 +294,7 @@ CALL = {"type": "tool_use", "id": "t1", "name": "mcp__client__look", "input": {"
 
 
 def test_a_call_comes_when_its_message_is_complete() -> None:
-    reader = TurnReader(FRAME, Judge(Offers.of([Tool("look")]), ToolChoice(), unchecked))
+    reader = TurnReader(FRAME, ToolPolicy(Offers.of([Tool("look")]), ToolChoice(), unchecked))
 
     def stream(kind: str, **fields: Any) -> list[CliEvent]:
         return blocks(reader.feed({"type": "stream_event", "event": {"type": kind, **fields}}))

@@ -81,7 +81,7 @@ class PoolMachine(RuleBasedStateMachine):
             max_memory=None if memory is None else memory * FIRST_GUESS,
         )
         self.pool = Pool(
-            self.settings, ahead=lambda: (Path("/nowhere"), Path("/nowhere")), reaped=self.stage.reaped.append
+            self.settings, ahead=lambda: (Path("/nowhere"), Path("/nowhere")), on_exit=self.stage.on_exit.append
         )
         self.table = self.pool.table
 
@@ -222,7 +222,7 @@ class PoolMachine(RuleBasedStateMachine):
             for outcome in await asyncio.gather(*asking, *self.ending, return_exceptions=True):
                 assert outcome is None or isinstance(outcome, ClaudeUnavailable | asyncio.CancelledError), outcome
             assert not self.stage.living
-            assert {actor.pid for actor in self.stage.ever if actor.returncode is not None} == set(self.stage.reaped)
+            assert {actor.pid for actor in self.stage.ever if actor.returncode is not None} == set(self.stage.on_exit)
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
         try:

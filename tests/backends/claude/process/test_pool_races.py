@@ -33,7 +33,7 @@ def stage() -> Iterator[Stage]:
 @asynccontextmanager
 async def pooled(stage: Stage, **changes: Any) -> AsyncIterator[Pool]:
     settings = Settings(**{"max_processes": 4, "max_spawns": 4, "max_memory": None, "spares": 0, **changes})
-    pool = Pool(settings, ahead=lambda: (Path("/nowhere"), Path("/nowhere")), reaped=stage.reaped.append)
+    pool = Pool(settings, ahead=lambda: (Path("/nowhere"), Path("/nowhere")), on_exit=stage.on_exit.append)
     try:
         yield pool
     finally:
@@ -168,7 +168,7 @@ async def test_one_that_cannot_be_killed_keeps_no_other_from_being_ended(stage: 
         stuck.unkillable = True
         await pool.close()
         assert not other.alive
-        assert stage.reaped == [other.pid]  # the next proxy looks after the other
+        assert stage.on_exit == [other.pid]  # the next proxy looks after the other
 
 
 async def test_who_needs_its_place_does_not_suffer_for_one_that_cannot_be_killed(stage: Stage) -> None:
@@ -189,7 +189,7 @@ async def test_a_cancelled_end_is_noted_all_the_same(stage: Stage) -> None:
         stage.gates["close"].open()
         await asyncio.wait([ending])
         assert ending.cancelled()
-        assert stage.reaped == [actor.pid]
+        assert stage.on_exit == [actor.pid]
 
 
 async def test_one_that_dies_while_idle_is_reaped_at_once(stage: Stage) -> None:
@@ -197,18 +197,18 @@ async def test_one_that_dies_while_idle_is_reaped_at_once(stage: Stage) -> None:
         actor, other = await idle(pool), await idle(pool)
         await still()  # the reaper has gone to sleep for a quarter of an hour
         actor.die()
-        await until(lambda: stage.reaped == [actor.pid])
+        await until(lambda: stage.on_exit == [actor.pid])
         assert pool.counts()[:3] == (0, 1, 0)
         assert other.alive
 
 
-@pytest.mark.parametrize("reaped", [True, False])
-async def test_how_an_idle_one_ended_is_told_to_the_next_turn_of_its_session_once(stage: Stage, reaped: bool) -> None:
+@pytest.mark.parametrize("on_exit", [True, False])
+async def test_how_an_idle_one_ended_is_told_to_the_next_turn_of_its_session_once(stage: Stage, on_exit: bool) -> None:
     async with pooled(stage) as pool:
         actor = await idle(pool)
         other = await idle(pool)
         actor.die()
-        if reaped:
+        if on_exit:
             await until(lambda: actor not in stage.living)
         for died in (actor, other):
             await given(pool, await taken(pool, died.launch))
@@ -223,7 +223,7 @@ async def test_one_whose_client_left_while_it_was_told_something_is_ended_at_onc
         await stage.gates["adapt"].reached()
         leaving.cancel()
         await asyncio.wait([leaving])
-        await until(lambda: stage.reaped == [actor.pid])
+        await until(lambda: stage.on_exit == [actor.pid])
         assert pool.counts()[:3] == (0, 0, 0)
 
 
@@ -248,10 +248,10 @@ async def test_a_spare_that_is_claimed_while_its_like_is_ended_stays(stage: Stag
         await stage.gates["close"].reached()  # the first of the two is being ended
         claimed = await taken(pool)
         stage.gates["close"].open()
-        await until(lambda: len(stage.reaped) == 1)
+        await until(lambda: len(stage.on_exit) == 1)
         await still()
         assert claimed.alive
-        assert claimed.pid not in stage.reaped
+        assert claimed.pid not in stage.on_exit
 
 
 def test_among_agents_that_talk_at_once_no_spare_is_started_until_they_pause() -> None:
@@ -288,7 +288,7 @@ async def test_spares_that_die_at_once_are_not_started_again_and_again(stage: St
         first = await taken(pool)
         await still()
         await given(pool, first)
-        await until(lambda: len(stage.reaped) == 1)
+        await until(lambda: len(stage.on_exit) == 1)
         await pool.table.services["ahead"]
         assert len(stage.ever) == 2
 
@@ -299,7 +299,7 @@ async def test_a_claim_that_nobody_answered_is_no_refusal(stage: Stage) -> None:
         lost = await spare(pool)
         stage.answers["claim"] = None  # it broke off, and its end is not noticed yet
         await idle(pool)
-        assert lost.pid in stage.reaped
+        assert lost.pid in stage.on_exit
         assert await spare(pool) is not lost
 
 
@@ -312,5 +312,5 @@ async def test_a_client_that_leaves_during_the_claim_leaves_no_process(stage: St
         await stage.gates["claim"].reached()
         leaving.cancel()
         await asyncio.wait([leaving])
-        await until(lambda: half.pid in stage.reaped)
+        await until(lambda: half.pid in stage.on_exit)
         assert pool.counts().busy == 0

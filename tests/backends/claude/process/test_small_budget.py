@@ -27,20 +27,20 @@ class Alive:
         self.now: set[int] = set()
         self.ever: set[int] = set()
         self.most = 0
-        born, reaped = Instances.born, Instances.reaped
+        on_spawn, on_exit = Instances.on_spawn, Instances.on_exit
 
         def on_born(instances: Instances, pid: int, start_time: str | None, cwd: Path) -> None:
             self.now.add(pid)
             self.ever.add(pid)
             self.most = max(self.most, len(self.now))
-            born(instances, pid, start_time, cwd)
+            on_spawn(instances, pid, start_time, cwd)
 
         def on_reaped(instances: Instances, pid: int) -> None:
             self.now.discard(pid)
-            reaped(instances, pid)
+            on_exit(instances, pid)
 
-        monkeypatch.setattr(Instances, "born", on_born)
-        monkeypatch.setattr(Instances, "reaped", on_reaped)
+        monkeypatch.setattr(Instances, "on_spawn", on_born)
+        monkeypatch.setattr(Instances, "on_exit", on_reaped)
 
 
 async def test_beyond_the_queue_limit_a_request_is_refused_and_not_kept(

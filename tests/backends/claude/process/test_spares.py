@@ -39,7 +39,7 @@ def new(fake: Fake) -> New:
 async def pooled(
     settings: Settings,
     tmp_path: Path,
-    born: Callable[[int, str | None, Path], None] = lambda _pid, _start, _cwd: None,
+    on_spawn: Callable[[int, str | None, Path], None] = lambda _pid, _start, _cwd: None,
     **changes: float | None,
 ) -> AsyncIterator[Pool]:
     def ahead() -> tuple[Path, Path]:
@@ -48,7 +48,7 @@ async def pooled(
             folder.mkdir(exist_ok=True)
         return folders
 
-    pool = Pool(settings.model_copy(update={"spares": 1, **changes}), ahead=ahead, born=born)
+    pool = Pool(settings.model_copy(update={"spares": 1, **changes}), ahead=ahead, on_spawn=on_spawn)
     try:
         yield pool
     finally:

@@ -13,7 +13,7 @@ import pytest
 from cli_session_proxy.backends.claude.process.events import Called
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
-from cli_session_proxy.domain.client_tools import Judge, Offers
+from cli_session_proxy.domain.client_tools import Offers, ToolPolicy
 from cli_session_proxy.domain.models import Tool, ToolChoice
 from cli_session_proxy.testing.script import ToolUse
 from cli_session_proxy.testing.upstream import Upstream
@@ -61,7 +61,8 @@ async def test_no_other_request_reaches_the_model(
         process, _ = await pool.checkout(await real(claude_2, offers=OFFERS))
         content = [{"type": "text", "text": "where"}]
         events = [
-            event async for event in process.turn(str(uuid.uuid4()), content, Judge(OFFERS, ToolChoice(), unchecked))
+            event
+            async for event in process.turn(str(uuid.uuid4()), content, ToolPolicy(OFFERS, ToolChoice(), unchecked))
         ]
         assert isinstance(events[-1], Called)
         await pool.checkin(process)
