@@ -22,8 +22,8 @@ import httpx
 
 from ..backends.claude.process import capability, confine, environment
 from ..backends.claude.process.capability import Capability
-from ..backends.claude.process.memory import FIRST_GUESS
-from ..backends.claude.process.proc import start_time
+from ..backends.claude.process.guardian import start_time
+from ..backends.claude.process.process_table import FIRST_GUESS
 from ..engine.ownership import Instances
 from ..errors import ClaudeUnavailable
 from ..http.binding import answers

@@ -35,12 +35,9 @@ from ..settings import Settings
 from ..stores.auto import store_for
 from ..stores.base import KeyTaken, Store
 from ..tasks import Tasks, limited
-from .checking import Checks
-from .delivery import Deliveries
-from .executor import Executor, Observer, adopt, not_run
-from .failing import Ends
+from .executor import Checks, Ends, Executor, Observer, adopt, not_run
 from .lanes import Lanes, Place, Slots
-from .live import Answer, LiveTurn, cancelled, kept, or_left, replay
+from .live import Answer, Deliveries, LiveTurn, cancelled, kept, or_left, replay
 from .ownership import Instances, Ownership
 from .placement import HOUR, Placement
 from .readiness import Readiness, State

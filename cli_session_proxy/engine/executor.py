@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from .. import logs
+from ..aside.pool import Helpers, OutOfBoundsError
 from ..backends.base import (
     Abandoned,
     Adoptable,
@@ -49,11 +50,19 @@ from ..domain.models import (
     Turn,
 )
 from ..domain.stop_sequences import Cutter
-from ..errors import StoreUnavailable, UpstreamError
+from ..errors import (
+    Interrupted,
+    InvalidRequest,
+    LeaseLost,
+    NotFound,
+    ProxyError,
+    StoreUnavailable,
+    TurnCancelled,
+    UpstreamError,
+)
 from ..settings import Settings
 from ..stores.base import AgentState, Commit, Lease, PathChanged, Store, TurnStart
-from ..tasks import limited, limited_by_life, uninterrupted
-from .checking import Checks
+from ..tasks import Tasks, limited, limited_by_life, uninterrupted
 from .live import LiveTurn, cancelled, said
 from .ownership import Instances, Ownership
 
@@ -520,3 +529,120 @@ async def adopt(store: Store, lease: Lease, found: Adoptable, observers: Sequenc
 
 def not_run(exc: StoreUnavailable) -> StoreUnavailable:
     return StoreUnavailable(f"this turn was not run: {exc.message}", retry_after=exc.retry_after, detail=exc.detail)
+
+
+# --- How turns end that are not completed
+
+# How often the end of a turn that could not be stored is tried again. Seconds.
+AGAIN = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    turn_id: str
+    status: Status
+    error: JSON
+    attempts: list[JSON]
+    timings: JSON
+    at: float
+    lease: Lease | None
+
+
+class Ends:
+    """One per engine. Until an end is stored its turn seems to run, and other proxies wait for it."""
+
+    def __init__(self, store: Store, instances: Instances, tasks: Tasks, observers: Sequence[Observer]) -> None:
+        self._store = store
+        self._instances = instances
+        self._tasks = tasks
+        self._observers = observers
+        self._waiting: dict[str, _End] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def all_stored(self) -> bool:
+        return not self._waiting
+
+    async def failed(self, live: LiveTurn, error: ProxyError) -> None:
+        """Store it and tell the clients. Never raises."""
+        status: Status = "cancelled" if isinstance(error, TurnCancelled | Interrupted) else "failed"
+        log.warning("turn_failed", turn_id=live.turn.id, code=error.code)
+        now = time.time()
+        live.attempt_ended({"ended_at": now, "status": status, "code": error.code})
+        self._waiting[live.turn.id] = _End(
+            live.turn.id, status, error.as_dict(), live.attempts, live.timings, now, live.lease
+        )
+        try:
+            await self.store_all()
+        except StoreUnavailable as exc:
+            log.warning("failure_not_noted", turn_id=live.turn.id, error=exc.message)
+            self._instances.failed(live.turn.id)
+            self._tasks.serve(self._keep_trying())
+        live.fail(error)
+
+    async def store_all(self) -> None:
+        """Also those that could not be stored before. Raises `StoreUnavailable`."""
+        if not self._waiting:
+            return
+        async with self._one_at_a_time:
+            for end in list(self._waiting.values()):
+                await self._store_one(end)
+                del self._waiting[end.turn_id]
+
+    async def _store_one(self, end: _End) -> None:
+        try:
+            turn = await self._store.fail(
+                end.turn_id, end.status, end.error, end.attempts, end.timings, end.at, lease=end.lease
+            )
+        except (NotFound, LeaseLost):
+            return  # its agent was deleted; or whoever has the lease now settles the turn
+        except StoreUnavailable as exc:
+            if exc.detail.get("status") not in ANSWERED:
+                raise
+            # The commit was kept after all, and its client was told that it was not.
+            await self._store.set_delivery(end.turn_id, "undelivered")
+            return
+        for observer in self._observers:
+            observer.turn_ended(turn, ())
+
+    async def _keep_trying(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(AGAIN)
+            try:
+                await self.store_all()
+            except StoreUnavailable as exc:
+                log.warning("failure_not_noted", error=exc.message)
+
+
+# --- Answers and arguments against the client's JSON Schemas: strangers' programs, run where they can be ended
+
+
+class Checks:
+    """One per engine."""
+
+    def __init__(self, helpers: Helpers) -> None:
+        self._helpers = helpers
+
+    def expect(self) -> None:
+        """Something will have to be checked: the process for it starts while the model thinks."""
+        self._helpers.expect()
+
+    async def answer(self, format: JSON, output: Sequence[Block]) -> list[Block]:
+        """The answer with one text block that is the JSON. Raises `InvalidOutput`, `InvalidRequest`."""
+        text = "".join(block["text"] for block in output if block.get("type") == "text")
+        try:
+            text = await self._helpers.call(structured.checked, format, text)
+        except OutOfBoundsError as exc:
+            raise _too_much("the answer", exc) from exc
+        return [*(block for block in output if block.get("type") != "text"), {"type": "text", "text": text}]
+
+    async def arguments(self, value: object, schema: JSON) -> str | None:
+        """What is wrong with the arguments of a call (`client_tools.Check`). Raises `InvalidRequest`."""
+        try:
+            return await self._helpers.call(structured.fault_of, value, schema)
+        except OutOfBoundsError as exc:
+            raise _too_much("the arguments of a call", exc) from exc
+
+
+def _too_much(what: str, why: OutOfBoundsError) -> InvalidRequest:
+    return InvalidRequest(f"{what} cannot be held against the JSON Schema: {why}; send a simpler one", param="schema")

@@ -38,7 +38,7 @@ _BEHIND: Mapping[str, str] = {
     "broken_line": "The session's transcript ended with a broken line",
     "notes": "The session's transcript ended with records that belong to no prompt",
 }
-# What was found of a transcript after a CLI had loaded it (`transcript.tailing`).
+# What was found of a transcript after a CLI had loaded it (`transcript.entries`).
 _CHANGED: Mapping[str, str] = {
     "gone": "it was gone",
     "another_file": "another file lay in its place",

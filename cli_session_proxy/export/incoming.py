@@ -25,7 +25,7 @@ from ..domain.models import JSON, Conversation, Item, Link, Message, Placed, Rec
 from ..errors import InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import ChainPart, NewChain, Store, WholeTurn
-from ..stores.sql.images import restore
+from ..stores.sql.rows import restore
 from .portable import FORMER, MAX_LINE, READ, SCHEMA, Moved, Progress, as_text
 from .shapes import FormerTurnShape, TurnShape, check_header, check_line
 

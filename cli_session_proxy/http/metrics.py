@@ -20,7 +20,7 @@ from ..backends.base import Counts
 from ..domain.models import Link, Turn
 from ..engine.engine import Engine
 from ..errors import ProxyError
-from ..wires.addresses import About, add
+from ..wires.asgi import About, add
 
 MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 

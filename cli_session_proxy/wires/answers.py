@@ -22,10 +22,10 @@ from ..domain.parameters import Name
 from ..engine.engine import Answer, Engine
 from ..errors import ProxyError
 from . import parameters
+from .asgi import as_proxy_error, encoded, send_error
 from .base import Writer
 from .common import encoded_agent_id
 from .parameters import Names
-from .sending import as_proxy_error, encoded, send_error
 
 log = logs.get(__name__)
 

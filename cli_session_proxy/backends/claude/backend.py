@@ -22,8 +22,7 @@ from .. import base
 from ..base import Adoptable, Answered, Counts, Event, Execution, Job, Kept, Lost, Remedy, Settled
 from .process import events, failures
 from .process.child import end_left
-from .process.pool import Pool
-from .process.restarts import Restarts
+from .process.pool import Pool, Restarts
 from .sessions import adoption, history, settling
 from .sessions.capture import LiveSession, TurnOutcome
 from .sessions.manager import Foreign, Plan, Sessions

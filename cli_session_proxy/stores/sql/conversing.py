@@ -9,7 +9,7 @@ from sqlalchemy import Connection, and_, or_, select, update
 
 from ...domain.models import ANSWERED, FINISHED, JSON, Conversation, Item
 from . import rows
-from .prepared import InsertNew, Prepared
+from .database import InsertNew, Prepared
 from .tables import conversations, items, turns
 
 _INSERT_CONVERSATION = Prepared(InsertNew(conversations))

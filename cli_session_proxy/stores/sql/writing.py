@@ -24,9 +24,9 @@ from ...domain.models import (
 )
 from ...errors import NotFound, SessionBusy, StoreUnavailable
 from ..base import Commit, ImportedTurn, KeyTaken, Lease, NewTurn, PathChanged, TurnStart
-from . import conversing, images, leases, reading, rows
-from .images import Cutter
-from .prepared import InsertNew, Prepared
+from . import conversing, leases, reading, rows
+from .database import InsertNew, Prepared
+from .rows import Cutter
 from .tables import PROBE, agents, frames, idempotency_keys, links, meta, records, sessions, turns
 
 _INSERT_TURN = Prepared(turns.insert())
@@ -96,7 +96,7 @@ def delete_agent(conn: Connection, key: int) -> None:
     conn.execute(sessions.delete().where(sessions.c.agent_key == key))
     conn.execute(frames.delete().where(frames.c.agent_key == key))
     conversing.forget(conn, key)
-    images.forget(conn, key)
+    rows.forget_images(conn, key)
     conn.execute(turns.delete().where(turns.c.agent_key == key))
     conn.execute(agents.delete().where(agents.c.key == key))
 
@@ -137,7 +137,7 @@ def _insert(conn: Connection, turn: Turn) -> int:
     values = rows.turn_values(cutter, turn)
     _active(conn, turn.agent_key, turn.created_at)
     seq = _INSERT_TURN.key(conn, values)
-    images.save(conn, turn.agent_key, cutter.images)
+    rows.save_images(conn, turn.agent_key, cutter.images)
     return seq
 
 
@@ -223,7 +223,7 @@ def commit(conn: Connection, done: Commit) -> Turn:
     values = rows.answer_values(cutter, turn, row)
     values["bytes"] += _save_records(conn, turn.agent_key, turn.id, done.records)
     _update(conn, turn.id, **values)
-    images.save(conn, turn.agent_key, cutter.images)
+    rows.save_images(conn, turn.agent_key, cutter.images)
     if done.session is not None:
         save_session(conn, done.session, done.links)
     else:
@@ -340,7 +340,7 @@ def _save_records(conn: Connection, agent_key: int, turn_id: str, new: Iterable[
     cutter = Cutter()
     lines = [rows.record_values(cutter, turn_id, n, record) for n, record in enumerate(new)]
     _INSERT_RECORD.run_each(conn, lines)
-    images.save(conn, agent_key, cutter.images)
+    rows.save_images(conn, agent_key, cutter.images)
     return rows.size(*(line["line"] for line in lines))
 
 

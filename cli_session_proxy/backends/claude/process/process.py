@@ -25,11 +25,10 @@ from ....domain.models import JSON, Block
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
 from . import capability, frames
-from .child import Child
+from .child import READ_SIZE, Child, End, Output
 from .events import Called, CliEvent, ProcessDied, Refused, Result
 from .guardian import Guardian
 from .launch import Launch, check_tools, printable
-from .output import READ_SIZE, End, Output
 from .tool_server import ToolServer, offer
 from .turn_reader import TurnReader, calls_in
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from ....domain.models import FileMark, Record
 from .entries import Entry, Parsed, copied_up_to, parse, parse_records, unbroken
-from .opening import mark_of, opened
+from .files import mark_of, opened
 
 Found = Literal["equal", "tail", "missing", "unreadable", "different"]
 State = Literal["equal", "changed", "lost"]
