@@ -166,9 +166,6 @@ class LiveTurn:
         """Milliseconds from the acceptance to the end of each step."""
         return {step: round((at - self._accepted) * 1000, 1) for step, at in self._steps.items()}
 
-    def attempt_ended(self, how: JSON) -> None:
-        self.attempts = with_end(self.attempts, how)
-
     # what its clients do
 
     def attach(self, *, replayed: bool = False, timeout: float | None = None) -> Answer:
@@ -190,7 +187,7 @@ class LiveTurn:
         if not self._done:
             self._timer = asyncio.get_running_loop().call_later(self._grace, self._on_empty)
 
-    async def _follow(self, patience: _Patience) -> AsyncIterator[Sequence[TurnEvent]]:
+    async def _follow(self, wait: Callable[[Awaitable[object]], Awaitable[None]]) -> AsyncIterator[Sequence[TurnEvent]]:
         at = 0
         while True:
             while at < len(self._events):
@@ -203,7 +200,7 @@ class LiveTurn:
                 return
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
-            await patience.wait(waiter)
+            await wait(waiter)
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -217,28 +214,9 @@ def with_end(attempts: Sequence[JSON], how: JSON) -> list[JSON]:
     return [*attempts, how]
 
 
-class _Patience:
-    """How long one client waits in all."""
-
-    def __init__(self, timeout: float | None) -> None:
-        self._timeout = timeout
-        self._until = None if timeout is None else asyncio.get_running_loop().time() + timeout
-
-    async def wait(self, what: Awaitable[object]) -> None:
-        if self._until is None:
-            await what
-            return
-        try:
-            async with asyncio.timeout_at(self._until):
-                await what
-        except TimeoutError as exc:
-            raise TurnTimeout(
-                f"no answer within the {self._timeout:g} s of the request: send the same again to go on waiting"
-            ) from exc
-
-
 class Answer:
-    """One client's view of a running (or replayed) turn. `replayed`: the answer was there before it asked.
+    """One client's view of a running (or replayed) turn. `replayed`: the answer was there before it asked. `timeout` is
+    how long the client waits in all, in seconds.
 
     Whoever holds one calls `leave` in the end (a `finally` is the place), after `acknowledge` where it applies.
     """
@@ -247,7 +225,8 @@ class Answer:
         self._live = live
         self.agent_id = live.agent_id
         self.turn_id = live.turn.id
-        self._patience = _Patience(timeout)
+        self._timeout = timeout
+        self._until = None if timeout is None else asyncio.get_running_loop().time() + timeout
         self._open = True
         self.replayed = replayed
 
@@ -271,13 +250,25 @@ class Answer:
 
     def batches(self) -> AsyncIterator[Sequence[TurnEvent]]:
         """The same events; those that are there at once come together, and none waits for the next one."""
-        return self._live._follow(self._patience)
+        return self._live._follow(self._wait)
 
     async def turn(self) -> Turn:
         """The committed turn. Raises the turn's `ProxyError` when it failed or was cancelled."""
-        await self._patience.wait(self._live._finished.wait())
+        await self._wait(self._live._finished.wait())
         self._live._raise_error()
         return self._live.turn
+
+    async def _wait(self, what: Awaitable[object]) -> None:
+        if self._until is None:
+            await what
+            return
+        try:
+            async with asyncio.timeout_at(self._until):
+                await what
+        except TimeoutError as exc:
+            raise TurnTimeout(
+                f"no answer within the {self._timeout:g} s of the request: send the same again to go on waiting"
+            ) from exc
 
     def acknowledge(self) -> None:
         """The finish event (or the whole body) was handed to the client. Idempotent."""

@@ -15,6 +15,7 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 from urllib.parse import unquote
 
@@ -65,7 +66,7 @@ class Gate:
         self._app = app
         self._wires = wires
         self._origins = origins
-        self._keys = keys
+        self._keys = keys if keys else None
         self._bounds = bounds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,18 +90,20 @@ class Gate:
             if message["type"] == "http.response.start":
                 started = True
                 given = list(message.get("headers", ()))
-                named = {name for name, _ in given}
-                lacking = [pair for pair in _PROTECTION if pair[0] not in named]
-                message["headers"] = [*given, *lacking, *encoded(added)]
+                lacking = dict(_PROTECTION)
+                for name, _ in given:
+                    lacking.pop(name, None)
+                message["headers"] = [*given, *lacking.items(), *encoded(added)]
             if is_socket:
                 message = {**message, "type": f"websocket.{message['type']}"}
             await send(message)
 
         with logs.bound(request_id=request_id):
             try:
+                names = list(map(itemgetter(0), scope["headers"]))
                 for name in (b"host", b"origin"):
                     # Of two equal headers another reader may take the other one (RFC 9112, 3.2).
-                    if sum(given == name for given, _ in scope["headers"]) > 1:
+                    if names.count(name) > 1:
                         shown = name.decode()
                         raise InvalidRequest(f"the {shown} header stands twice: send it once", param=shown.title())
                 self._origins.check_host(headers)
@@ -114,7 +117,7 @@ class Gate:
                     added |= readable_by(reader)
                 check_body(headers)
                 is_open = inner["path"] in OPEN or inner["path"].startswith(OPEN_BELOW)
-                if not is_open:
+                if not is_open and self._keys is not None:
                     query = scope.get("query_string", b"").decode("latin-1")
                     inner["state"]["owner"] = self._keys.owner_of(headers, query if wire.key_in_address else "")
                 if agent is not None:
@@ -156,7 +159,7 @@ class Gate:
             agent, rest = prefixed
             inner.update(raw_path=rest, path=unquote(rest.decode("latin-1")))
         wire = self._wires.of(inner["path"], headers, scope.get("query_string", b"").decode("latin-1"))
-        known = {"request_id": request_id, "agent_id": None, "wire": wire, "owner": LOCAL_OWNER}
+        known = {"request_id": request_id, "agent_id": None, "wire": wire, "owner": LOCAL_OWNER, "headers": headers}
         inner["state"] = {**scope.get("state", {}), **known}
         if raw_path(inner).startswith(CHAINS):
             # Routed as it was sent, so that an agent's encoded slash is not taken for the one before `/turns`.

@@ -27,7 +27,7 @@ from ..aside.pool import Aside, OutOfBoundsError
 from ..domain.models import JSON
 from ..errors import InvalidRequest, ProxyError, RequestTooLarge
 from .base import Wire
-from .common import Naming, naming, read_bytes, retry_headers
+from .common import Naming, naming, parse_body, read_bytes, retry_headers
 
 log = logs.get(__name__)
 
@@ -47,7 +47,7 @@ async def read_call(request: Request, limit: int, read: Callable[[JSON, Naming],
     about = named(request)
     raw = await read_body(request, limit)
     if len(raw) <= SMALL:
-        return read_bytes(raw, about, read)
+        return read(parse_body(raw), about)
     aside: Aside = request.app.state.aside
     if len(raw) <= MIDDLING:
         return await aside.thread(read_bytes, raw, about, read)
@@ -60,8 +60,7 @@ async def read_call(request: Request, limit: int, read: Callable[[JSON, Naming],
 def named(request: Request) -> Naming:
     """What the request says about itself outside its body."""
     state = request.scope["state"]
-    headers = headers_of(request.scope)
-    return naming(headers, path_agent=state["agent_id"], request_id=state["request_id"], owner=state["owner"])
+    return naming(state["headers"], path_agent=state["agent_id"], request_id=state["request_id"], owner=state["owner"])
 
 
 def owner_of(request: Request) -> str:

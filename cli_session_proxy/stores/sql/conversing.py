@@ -58,9 +58,8 @@ def remove_item(conn: Connection, agent_key: int, item_id: str) -> bool:
 
 def take(conn: Connection, agent_key: int, ids: Sequence[str], turn_id: str) -> None:
     """These items belong to the turn that is just accepted."""
-    if ids:
-        own = and_(items.c.agent_key == agent_key, items.c.id.in_(ids))
-        conn.execute(update(items).where(own).values(turn_id=turn_id))
+    own = and_(items.c.agent_key == agent_key, items.c.id.in_(ids))
+    conn.execute(update(items).where(own).values(turn_id=turn_id))
 
 
 def hand_over(conn: Connection, source: int, target: int) -> None:

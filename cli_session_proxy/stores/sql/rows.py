@@ -8,14 +8,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
 from ...domain.evidence import Evidence
 from ...domain.models import (
-    JSON,
     PLAIN,
     Agent,
     FileMark,
@@ -34,11 +33,18 @@ from .tables import image_refs, images, turns
 
 Values = dict[str, Any]
 
+# What a turn's row has as the turn has it, but for `seq`, which the database gives; and what of that its end changes.
 _PLAIN = (
-    "seq", "id", "agent_key", "parent_id", "status", "model", "created_at", "effort", "profile", "stop_reason",
+    "id", "agent_key", "parent_id", "status", "model", "created_at", "effort", "profile", "stop_reason",
     "session_id", "continuity", "cost_usd", "delivery", "origin", "fingerprint", "frame_uuid", "path_hash", "depth",
     "instance", "started_at", "finished_at", "backend", "answered_by",
 )  # fmt: skip
+_plain_of = attrgetter(*_PLAIN)
+_ENDED = (
+    "status", "stop_reason", "cost_usd", "session_id", "path_hash", "depth", "delivery", "finished_at", "backend",
+    "answered_by",
+)  # fmt: skip
+_end_of = attrgetter(*_ENDED)
 
 # Where turns were placed, and the evidence of those that went as turns should, are the same few texts again and again:
 # how many of them are remembered, and up to which length (characters).
@@ -93,19 +99,22 @@ def content(cutter: Cutter, **parts: Any) -> tuple[Values, dict[str, list[Place]
     return values, places
 
 
-def messages(input: Iterable[Message]) -> list[JSON]:
-    return [message.as_json() for message in input]
+@lru_cache(COMMON)
+def _placed_text(placed: Placed) -> str:
+    return dumps(placed.as_json())
 
 
 def turn_values(cutter: Cutter, turn: Turn) -> Values:
     """All columns of a turn but `seq`, which the database gives."""
-    values: Values = {name: getattr(turn, name) for name in _PLAIN if name != "seq"}
-    texts, places = content(cutter, input=messages(turn.input), output=turn.output, tools=turn.tools)
+    values: Values = dict(zip(_PLAIN, _plain_of(turn), strict=True))
+    texts, places = content(
+        cutter, input=[message.as_json() for message in turn.input], output=turn.output, tools=turn.tools
+    )
     texts |= {
         "system": _optional(turn.system),
         "stop_sequence": _optional(turn.stop_sequence),
-        "placed": dumps(turn.placed.as_json()),
-        "options": dumps(turn.options.as_json()),
+        "placed": _placed_text(turn.placed),
+        "options": "{}" if turn.options == PLAIN else dumps(turn.options.as_json()),
         "evidence": dumps(turn.evidence.as_json()),
         "usage": dumps(turn.usage.as_json()),
         "timings": dumps(turn.timings),
@@ -129,11 +138,7 @@ def answer_values(cutter: Cutter, turn: Turn, stored: Row[Any]) -> Values:
         "attempts": dumps(turn.attempts),
         "images": dumps(places) if places else None,
     }
-    names = (
-        "status", "stop_reason", "cost_usd", "session_id", "path_hash", "depth", "delivery", "finished_at",
-        "backend", "answered_by",
-    )  # fmt: skip
-    values = {name: getattr(turn, name) for name in names}
+    values = dict(zip(_ENDED, _end_of(turn), strict=True))
     return values | texts | {"bytes": size(stored.system, stored.input, stored.placed, stored.options, *texts.values())}
 
 
@@ -144,13 +149,16 @@ def loaded_turn(conn: Connection, row: Row[Any]) -> Turn:
 
 def loaded_turns(conn: Connection, rows: Sequence[Row[Any]]) -> list[Turn]:
     """Turns from rows of all columns of `turns`, with their images."""
-    places = [_loaded(row.images) or {} for row in rows]
-    known = load_images(conn, (sha for by_name in places for part in by_name.values() for _, sha in part))
+    known: dict[str, str] | None = None
     found: list[Turn] = []
-    for row, by_name in zip(rows, places, strict=True):
+    for row in rows:
         values = list(_in_order(row))
-        for name, cut in by_name.items():
-            values[_AT[name]] = restore(values[_AT[name]], cut, known)
+        if row.images is not None:
+            if known is None:
+                places = [loads(one.images) for one in rows if one.images is not None]
+                known = load_images(conn, (sha for by_name in places for part in by_name.values() for _, sha in part))
+            for name, cut in loads(row.images).items():
+                values[_AT[name]] = restore(values[_AT[name]], cut, known)
         for at in _JSON:
             if values[at] is not None:
                 values[at] = loads(values[at])

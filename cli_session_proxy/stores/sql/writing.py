@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, case, or_, select, update
@@ -29,6 +30,7 @@ from .database import InsertNew, Prepared
 from .rows import Cutter
 from .tables import PROBE, agents, frames, idempotency_keys, links, meta, records, sessions, turns
 
+_LINE = itemgetter("line")
 _INSERT_TURN = Prepared(turns.insert())
 _INSERT_RECORD = Prepared(records.insert())
 _INSERT_LINK = Prepared(links.insert())
@@ -113,7 +115,8 @@ def accept(conn: Connection, new: NewTurn) -> Turn:
     turn = replace(turn, seq=_insert(conn, turn))
     if new.idempotency_key is not None:
         _take_key(conn, new)
-    conversing.take(conn, new.agent_key, new.takes, new.id)
+    if new.takes:
+        conversing.take(conn, new.agent_key, new.takes, new.id)
     return turn
 
 
@@ -325,7 +328,8 @@ def save_session(conn: Connection, session: Session, new: Sequence[Link]) -> Non
     found = _UPDATE_SESSION.run(conn, {"session_id": session.id, "of_agent": session.agent_key, **changes})
     if not found.rowcount and not _INSERT_SESSION.run(conn, values).rowcount:
         raise StoreUnavailable(f"session {session.id} belongs to another agent for ever: start a new one")
-    save_links(conn, session.agent_key, new)
+    if new:
+        save_links(conn, session.agent_key, new)
 
 
 def save_links(conn: Connection, agent_key: int, new: Sequence[Link]) -> None:
@@ -341,7 +345,7 @@ def _save_records(conn: Connection, agent_key: int, turn_id: str, new: Iterable[
     lines = [rows.record_values(cutter, turn_id, n, record) for n, record in enumerate(new)]
     _INSERT_RECORD.run_each(conn, lines)
     rows.save_images(conn, agent_key, cutter.images)
-    return rows.size(*(line["line"] for line in lines))
+    return sum(map(len, map(_LINE, lines)))
 
 
 def _update(conn: Connection, turn_id: str, **values: Any) -> bool:

@@ -64,6 +64,7 @@ class ClaudeProcess:
         self._tools = ToolServer()
         self._reader: TurnReader | None = None  # of the turn that runs, or that waits for the client
         self._model: str | None = None  # the model's id, as the process itself names it
+        self._checked: object = None  # the tools of its last `init` frame: they may be offered
         self._told: dict[str, str] = {}  # what of its environment is not as it was started (`tell`)
         self._closing: asyncio.Task[None] | None = None
         self._unconfirmed: Callable[[], Awaitable[None]] | None = None
@@ -268,7 +269,10 @@ class ClaudeProcess:
         self._model = str(frame["model"]) if frame.get("model") else None
         known = self.launch.capability
         version = str(frame.get("claude_code_version") or known.version)
-        capability.heard(known, version)
+        if version != known.version:
+            capability.heard(known, version)
+        if self._checked == (offered := frame.get("tools")):
+            return
         try:
             check_tools(self.launch, frame)
         except ClaudeUnavailable as exc:
@@ -277,6 +281,7 @@ class ClaudeProcess:
                 why = f"it is Claude CLI {version}, and was taken for {known.version}"
                 raise ProcessDied(why, returncode=self.returncode, stderr=self.stderr) from exc
             raise
+        self._checked = offered
 
     async def _death(self) -> ProcessDied:
         """The error of a process that ended without a result."""
@@ -320,7 +325,7 @@ class ClaudeProcess:
             fields = {"model": self._model, "system_prompt": launch.system_prompt, "only_if_model_is_current": True}
             if self._model is None or not await self._ask("set_model", **fields):
                 return False
-        if not await self._offer(launch.offers):
+        if launch.offers != self._tools.offers and not await self._offer(launch.offers):
             return False
         self.launch = launch
         return True
@@ -340,6 +345,8 @@ class ClaudeProcess:
         False when it did not take them, or nobody knows: then it may run no turn. Run on 2.1.329 and 2.1.330, also
         before `initialize` and while it waits for results (5 to 25 ms); the environment ends with the process.
         """
+        if not env and not self._told:
+            return True
         began = dict(self.launch.env)
         change = {
             name: env.get(name, began.get(name, ""))

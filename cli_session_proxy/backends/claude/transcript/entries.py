@@ -125,14 +125,18 @@ def unbroken(entries: Sequence[Entry], start: str | None) -> bool:
 
 def is_complete(entries: Sequence[Entry]) -> bool:
     """Do these records end with an answer, and not in the middle of an exchange?"""
-    spoken = [entry for entry in entries if entry.kind in ("user", "assistant")]
-    if not spoken or spoken[-1].kind != "assistant":
-        return False
-    called = {block.get("id") for entry in spoken for block in entry.content if block.get("type") == "tool_use"}
-    answered = {
-        block.get("tool_use_id") for entry in spoken for block in entry.content if block.get("type") == "tool_result"
-    }
-    return called <= answered
+    last = ""
+    called: set[object] = set()
+    answered: set[object] = set()
+    for entry in entries:
+        if entry.kind in ("user", "assistant"):
+            last = entry.kind
+            for block in entry.content:
+                if block.get("type") == "tool_use":
+                    called.add(block.get("id"))
+                elif block.get("type") == "tool_result":
+                    answered.add(block.get("tool_use_id"))
+    return last == "assistant" and called <= answered
 
 
 def has_ended(entries: Sequence[Entry]) -> bool:
