@@ -430,7 +430,7 @@ class Engine:
         agent = await self.store.agent(owner, agent_id)
         if agent is None:
             raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
-        # Own task: whoever leaves in between must not leave it half done.
+        # Own task: a disconnect must not leave it half done.
         return await asyncio.shield(self._tasks.own(rewind(self.store, self._ownership, agent, to)))
 
     async def _adopt_changes(self) -> None:

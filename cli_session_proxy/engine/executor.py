@@ -39,6 +39,7 @@ from ..domain.evidence import OUTPUT_REFUSED, Evidence, Refusal, StreamCut
 from ..domain.models import (
     ANSWERED,
     JSON,
+    REPAIR_REASONS,
     Agent,
     Block,
     BlockDelta,
@@ -445,7 +446,7 @@ class Executor:
         self._finish(live, committed, commit.links)
         await exchange.release()
         for link in commit.links:
-            if link.reason in ("rebuilt", "moved"):
+            if link.reason in REPAIR_REASONS:
                 log.info("repaired", agent=attempt.agent.agent_id, turn_id=turn.id, reason=link.reason)
 
     async def _refused(self, attempt: Attempt, end: Refused) -> None:
@@ -603,7 +604,7 @@ class Ends:
                 end.turn_id, end.status, end.error, end.attempts, end.timings, end.at, lease=end.lease
             )
         except (NotFound, LeaseLost):
-            return  # its agent was deleted; or whoever has the lease now settles the turn
+            return  # its agent was deleted, or the new holder of the lease settles the turn
         except StoreUnavailable as exc:
             if exc.detail.get("status") not in ANSWERED:
                 raise

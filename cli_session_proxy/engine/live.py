@@ -156,8 +156,10 @@ class LiveTurn:
             self._timer = None
 
     def at(self, step: str) -> None:
-        """The turn has come this far: queued, session_ready, first_block, result, committed. The last attempt counts,
-        but it was queued until its first one; `committed` is when the commit begins, as it is a part of it."""
+        """Record when a step was reached: queued, session_ready, first_block, result, committed (the commit begins).
+
+        A retry overwrites all but `queued`.
+        """
         if step not in self._steps or step != "queued":
             self._steps[step] = time.time()
 
@@ -218,7 +220,7 @@ class Answer:
     """One client's view of a running (or replayed) turn. `replayed`: the answer was there before it asked. `timeout` is
     how long the client waits in all, in seconds.
 
-    Whoever holds one calls `leave` in the end (a `finally` is the place), after `acknowledge` where it applies.
+    Its holder calls `leave` in the end, in a `finally`, after `acknowledge` where the answer was delivered.
     """
 
     def __init__(self, live: LiveTurn, *, replayed: bool, timeout: float | None = None) -> None:

@@ -16,7 +16,7 @@ from .words import count
 
 NO_SESSION = "none"
 
-# Links that stand for a repair or for somebody else's doing: what a reader looks for.
+# Links that a reader looks for: repairs, and turns that somebody else had in the session.
 MARKED_REASONS: frozenset[LinkReason] = REPAIR_REASONS | {"adopted"}
 
 # What the verdict on a transcript (`transcript.comparing`) means to a person.

@@ -20,6 +20,7 @@ from ..backends.base import Counts
 from ..domain.models import Link, Turn
 from ..engine.engine import Engine
 from ..errors import ProxyError
+from ..export.explain import MARKED_REASONS
 from ..wires.asgi import About, add
 
 MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -109,7 +110,7 @@ class Metrics:
     def _count_links(self, links: Sequence[Link]) -> None:
         for link in links:
             self._links.labels(link.reason).inc()
-            if link.reason in ("rebuilt", "moved", "adopted"):
+            if link.reason in MARKED_REASONS:
                 found = str(link.detail.get("found", "other"))
                 self._repairs.labels(link.reason, found if found in FOUND else "other").inc()
 

@@ -285,7 +285,7 @@ def kept_reply(
     render: Callable[[Turn], JSON],
     writer: Callable[[Turn], Writer],
 ) -> Response:
-    """The same of a wire whose turns may run in the background: those run to their end, whoever leaves.
+    """The same of a wire whose turns may run in the background: those run to their end without a client, too.
 
     `render` and `writer` take the turn as it was accepted, too.
     """

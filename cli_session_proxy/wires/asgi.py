@@ -33,7 +33,7 @@ log = logs.get(__name__)
 
 T = TypeVar("T")
 
-# A body is sent by a program on this machine: whoever takes longer is stuck. Seconds for the whole of it.
+# Seconds for a whole body: it is sent by a program on this machine, and one that takes longer is stuck.
 BODY_TIMEOUT = 300.0
 # Bytes that are read on the event loop: under 1 ms of text, 10 ms of the worst JSON (2,000 messages of one letter).
 SMALL = 64 * 1024

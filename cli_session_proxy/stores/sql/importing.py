@@ -157,7 +157,7 @@ def _hang(conn: Connection, later: list[tuple[str, str]]) -> None:
 
 
 def _sound(session_id: str | None) -> None:
-    """The last look before it is kept, whoever brought it: paths are made of it later."""
+    """The last check before it is kept, wherever it came from: paths are made of it later."""
     if session_id is not None and not is_session_id(session_id):
         raise _unsound(f"{session_id[:80]!r} is no session id")
 

@@ -178,7 +178,7 @@ class SqlStore(Store):
                 await self._db.write(partial(coming.take, piece=piece), alone=True)
                 # Another program asks for the lock every 100 ms at the latest: half of the time it is free.
                 await asyncio.sleep(min(time.monotonic() - began, importing.PAUSE))
-            # Who leaves now comes too late: it may be there already, with others' turns behind it.
+            # Not cancelled from here on: the chain may be visible already, with new turns behind it.
             finish = self._db.write(lambda conn: coming.finish(conn, new), alone=True)
             return await uninterrupted(asyncio.ensure_future(finish))
         except BaseException:

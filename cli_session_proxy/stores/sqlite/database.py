@@ -9,7 +9,7 @@ Writes that wait while another one runs are committed together: one wait for the
 of such a group fails, the group is rolled back and each runs by itself, as if there had been no group.
 
 An acknowledged turn waits for the disk. What leads up to it (`Urgency.JOURNAL`) survives the end of this process at
-once, and a power cut `SOON` later: whoever asked is not answered yet, and no CLI writes a prompt to its disk sooner.
+once, and a power cut `SOON` later: its client has no answer yet, and no CLI writes a prompt to its disk sooner.
 
 The second half holds all that is SQLite's own: connections, pragmas, the journal file, what its errors mean.
 """
@@ -48,7 +48,7 @@ T = TypeVar("T")
 READERS = 4
 # How many waiting writes are committed together at most; the last of them waits for the work of all.
 GROUP = 64
-# How long a write that nobody waits for is put off, and a journal entry is not yet on the disk, in seconds.
+# Seconds by which a write that nobody waits for is delayed, and after which a journal entry is on the disk.
 SOON = 0.01
 
 # What a write waited for in vain.
@@ -226,7 +226,7 @@ class SqliteDatabase(Database):
             self._timer = asyncio.get_running_loop().call_later(SOON, self._on_timer)
 
     def _hurry(self) -> None:
-        """Nothing is put off any longer."""
+        """Queue the delayed writes now."""
         self._waiting.extend(self._later)
         self._later.clear()
 

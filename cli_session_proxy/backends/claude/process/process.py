@@ -1,6 +1,6 @@
 """One CLI process: started, talked to one turn at a time, always drained, and never left behind.
 
-- What it says is read all the time, whoever listens (see `output`).
+- What it says is read all the time, with or without a listener (see `child.Output`).
 - A turn may stop at calls of the client's tools: then the process is `waiting`, and `go_on` brings the results.
 - A turn that its consumer leaves half-way spoils the process (`usable` is False): what it still says belongs to
   that turn, and must not become the answer to another.
@@ -76,7 +76,7 @@ class ClaudeProcess:
     ) -> ClaudeProcess:
         """Raises ClaudeUnavailable (cannot be started), SandboxError (no such cwd), InvalidRequest (too large).
 
-        `ended` is called when it has said its last word, whoever ended it.
+        `ended` is called at the end of its output, however it ended.
         """
         process = cls(launch, settings, await Child.start(launch, guardian, READ_SIZE), ended)
         try:

@@ -174,7 +174,7 @@ class ProcessTable:
     async def spawn_if_free(self, launch: Callable[[], Coroutine[None, None, Launch]]) -> ClaudeProcess | None:
         """A new process, in use, at the lowest priority. None where there is no place for it.
 
-        While every core has a turn to serve it is put off: those would be later by it. It may take the place of an idle
+        It waits while every core serves a turn, which it would delay. It may take the place of an idle
         process out of many, once that has not been used for `STALE` seconds.
         """
         while True:

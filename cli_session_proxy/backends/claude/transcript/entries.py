@@ -48,7 +48,7 @@ class Entry:
         return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
 
     def says(self) -> tuple[Any, ...]:
-        """What must be equal for two records to be the same to the model, whoever copied the file."""
+        """What must be equal for two records to be the same to the model, also in a copy of the file."""
         what = self.content if "message" in self.data else self.data.get("attachment")
         return (self.uuid, self.parent, self.kind, json.dumps(what, sort_keys=True))
 

@@ -167,7 +167,7 @@ def _write_in(folder: int, name: str, data: bytes) -> bool:
 #
 # The mark of a transcript is what the file looked like when its content was known, taken and compared. A stat proves
 # that nothing was written since only as far as the file system's clock goes: two writes within one tick look like one.
-# So it is never proof of content by itself: whoever loads a file compares its hash as well.
+# So it is never proof of content by itself: before a file is loaded, its hash is compared as well.
 
 # Bytes. A transcript of 20,000 turns has about 60 MB; one is read into memory as a whole.
 MAX_BYTES = 512 * 1024 * 1024
