@@ -1,4 +1,4 @@
-"""What could keep the proxy from working, one line each, with the command that mends it. Only looks.
+"""What could keep the proxy from working, one line each, with the command that fixes it. Only looks.
 
 A check returns its line and never raises: what goes wrong in it is the finding. No credential is read or shown.
 """

@@ -1,4 +1,4 @@
-"""Codes into words: what broke at a turn and how it was mended, in sentences, and what a dump shows of the evidence.
+"""Codes into words: what broke at a turn and how it was repaired, in sentences, and what a dump shows of the evidence.
 
 The one room for it: the engine and the backends keep codes with data (`domain.evidence`), and every form that a person
 reads is told from here. Evidence that an older version left out is not guessed: the sentence is shorter.
@@ -212,7 +212,7 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
     if evidence.settled:
         said.append("The proxy died after the CLI had finished this turn: the answer was read from the transcript.")
     if evidence.compacted:
-        said.append("The CLI compacted the conversation: of what is before, the model knows a summary.")
+        said.append("The CLI compacted the conversation: the model knows a summary of what came before.")
     if evidence.notes:
         for note in evidence.notes:  # of a newer version's export, too
             noun, sentence = _NOTES.get(note.code, ("", "This version does not know what else was left out."))
@@ -290,7 +290,7 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
     "documents_left_out": ("document", "The provider refused the request: {0} of earlier turns left out of it."),
     "summarised": (
         "exchange",
-        "The conversation was longer than one request may be: of its first {0} the model knows a summary.",
+        "The conversation was longer than one request may be: the model knows a summary of its first {0}.",
     ),
     "not_summarised": (
         "exchange",

@@ -74,7 +74,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         if scope["type"] not in ("http", "websocket"):
-            raise RuntimeError(f"no way in for {scope['type']}: the proxy speaks HTTP")
+            raise RuntimeError(f"{scope['type']} is not served: the proxy speaks HTTP")
         is_socket = scope["type"] == "websocket"
         headers = headers_of(scope)
         request_id = headers.get("x-request-id", "")
@@ -105,7 +105,7 @@ class Gate:
                     # Of two equal headers another reader may take the other one (RFC 9112, 3.2).
                     if names.count(name) > 1:
                         shown = name.decode()
-                        raise InvalidRequest(f"the {shown} header stands twice: send it once", param=shown.title())
+                        raise InvalidRequest(f"the {shown} header occurs twice: send it once", param=shown.title())
                 self._origins.check_host(headers)
                 reader = self._origins.check_page(headers, scope["scheme"].replace("ws", "http", 1), inner["path"])
                 if reader is not None:

@@ -55,7 +55,7 @@ class Metrics:
         self._turns = self._counter("turns", "Turns that ended, by status and continuity", "status", "continuity")
         self._errors = self._counter("turn_errors", "Turns that failed or were cancelled, by error", "code")
         self._links = self._counter("links", "Links between sessions, by reason", "reason")
-        self._repairs = self._counter("repairs", "Sessions mended before a turn", "reason", "found")
+        self._repairs = self._counter("repairs", "Sessions repaired before a turn", "reason", "found")
         self._retries = self._counter("attempts_repeated", "Attempts of a turn beyond its first")
         self._tokens = self._counter("tokens", "Tokens, by kind", "kind")
         self._cost = self._counter("cost_dollars", "What the turns cost, as the CLI reports it")

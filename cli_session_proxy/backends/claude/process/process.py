@@ -171,7 +171,7 @@ class ClaudeProcess:
     async def go_on(self, results: Mapping[str, JSON], judge: ToolPolicy) -> AsyncGenerator[CliEvent, None]:
         """Bring the results (MCP's) that it waits for, by call; yield what follows, as `turn` does."""
         if not self.waiting or self._reader is None:
-            raise await self._unfit("the process does not wait")
+            raise await self._unfit("the process waits for no results")
         self._reader.go_on(judge)
         brought = [self._tools.answer(call, result) for call, result in results.items()]
         lines = b"".join(frames.answer(frame) for frame in brought if frame is not None)
