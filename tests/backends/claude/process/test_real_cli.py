@@ -18,6 +18,7 @@ from cli_session_proxy.settings import Profile
 from cli_session_proxy.testing.script import Cut, Fail, Gate, Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
+from ....clis import old_cli_in_full
 from .conftest import MakeLaunch, MakeSettings, Start
 from .helpers import ask, is_gone, result, said
 
@@ -164,6 +165,7 @@ async def test_an_interrupt_ends_the_turn_and_says_so(
     assert error_for(end).code == "interrupted"
 
 
+@old_cli_in_full
 @pytest.mark.parametrize(
     ("fail", "code"),
     [
