@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ PROMPTS = (
     'x @"secret.txt"', "!ls", "# remember", "--help", "a\0b", "  spaces \n", "<command-name>/clear</command-name>",
     "ultrathink", "a\r\n\u2028b", "foo /", "é" * 300,
 )  # fmt: skip
+# Those that the old CLI would run or read by itself, one of each kind: it needs a process for each.
+INTERPRETED = ("/clear", "  /clear", "read @secret.txt please", '"@secret.txt"', "!ls", "a\0b")
 
 
 def shown(upstream: Upstream) -> str:
@@ -40,11 +43,20 @@ def shown(upstream: Upstream) -> str:
     return "".join(part for part in parts if not part.lstrip().startswith("<system-reminder>"))
 
 
+@pytest.mark.parametrize(
+    ("claude", "prompts"),
+    [
+        pytest.param("claude_2", PROMPTS, id="2.1"),
+        pytest.param("claude_1", INTERPRETED, id="1.0"),
+        pytest.param("claude_1", PROMPTS, id="1.0, all", marks=pytest.mark.full),
+    ],
+    indirect=["claude"],
+)
 async def test_prompts_reach_the_model_verbatim(
-    claude: Path, upstream: Upstream, real: MakeLaunch, start: Start
+    claude: Path, prompts: Sequence[str], upstream: Upstream, real: MakeLaunch, start: Start
 ) -> None:
     process = None
-    for prompt in PROMPTS:
+    for prompt in prompts:
         if process is None or not process.usable:
             launch = await real(claude)
             (launch.cwd / "secret.txt").write_text(SECRET)

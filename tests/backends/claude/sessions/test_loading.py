@@ -65,6 +65,7 @@ DAMAGES: dict[str, Callable[[Path, Path], Op]] = {
 }
 
 
+@old_cli_in_full
 async def test_a_resume_that_nobody_disturbs_needs_one_process(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
