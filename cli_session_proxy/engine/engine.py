@@ -230,6 +230,7 @@ class Engine:
                 continue
             place = self._lanes.take(found.agent.key)
             try:
+                await self._ownership.appear()
                 turn = await self.store.accept(replace(found.new, instance=self._instances.id))
             except KeyTaken:  # by the same request, which came in twice at once: it is that turn
                 self._lanes.give_up(place)

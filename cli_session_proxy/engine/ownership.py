@@ -200,6 +200,11 @@ class Ownership:
         self._held.clear()
         await self._store.resign(self._proxy.id)
 
+    async def appear(self) -> None:
+        """Be known to respond, before a turn is accepted here: the other proxies give way to it only then."""
+        if asyncio.get_running_loop().time() - self._renewed >= HEARTBEAT * self._proxy.lease:
+            await self._renew()
+
     @asynccontextmanager
     async def hold(self, agent: Agent, turn: Turn | None = None) -> AsyncIterator[Lease]:
         """Write this agent, in the turn's place in the order of acceptance (None: it has none).
@@ -233,8 +238,7 @@ class Ownership:
     async def verify(self, lease: Lease) -> None:
         """Raise `LeaseLost` unless the lease is still ours. Asked before files are written: a proxy that was paused may
         have been replaced."""
-        if asyncio.get_running_loop().time() - self._renewed >= HEARTBEAT * self._proxy.lease:
-            await self._renew()
+        await self.appear()
         if not self.holds(lease):
             raise LeaseLost("another proxy has taken this agent over: send it again", retry_after=1.0)
 
