@@ -176,15 +176,7 @@ class Connection(HttpToolsProtocol):
             data, self._waiting = self._waiting[:size], self._waiting[size:]
             self._unparsed += len(data)
             try:
-                while data:
-                    try:
-                        self.parser.feed_data(data)
-                        data = b""
-                    except httptools.HttpParserUpgrade as wish:
-                        # A server may go on as if nobody had asked (RFC 9110, 7.8). Java's client asks for HTTP/2 so,
-                        # and httptools then drops the request's body: the head is read once more without the wish.
-                        data = self._wishing + data[wish.args[0] :]
-                        self._wishing = b""
+                self._parse(data)
             except httptools.HttpParserError:
                 self.send_400_response("Invalid HTTP request received.")
                 return
@@ -203,6 +195,17 @@ class Connection(HttpToolsProtocol):
             self._read_on()
             self.flow.resume_reading()
 
+    def _parse(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as wish:
+                # A server may go on as if nobody had asked (RFC 9110, 7.8). Java's client asks for HTTP/2 so, and
+                # httptools then drops the request's body: the head is read once more without the wish.
+                data = self._wishing + data[wish.args[0] :]
+                self._wishing = b""
+
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() and (method := self.parser.get_method()) != b"CONNECT":
             version = self.parser.get_http_version().encode()
@@ -211,11 +214,7 @@ class Connection(HttpToolsProtocol):
             return
         self._no_head_timer()
         self._unparsed = 0
-        self._body_left = 0
-        for name, value in self.headers:
-            if name == b"content-length":
-                self._body_left = int(value)
-                break
+        self._body_left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -90,10 +90,9 @@ class Gate:
             if message["type"] == "http.response.start":
                 started = True
                 given = list(message.get("headers", ()))
-                lacking = dict(_PROTECTION)
-                for name, _ in given:
-                    lacking.pop(name, None)
-                message["headers"] = [*given, *lacking.items(), *encoded(added)]
+                named = {name for name, _ in given}
+                lacking = [pair for pair in _PROTECTION if pair[0] not in named]
+                message["headers"] = [*given, *lacking, *encoded(added)]
             if is_socket:
                 message = {**message, "type": f"websocket.{message['type']}"}
             await send(message)

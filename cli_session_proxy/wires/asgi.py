@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
@@ -27,7 +27,7 @@ from ..aside.pool import Aside, OutOfBoundsError
 from ..domain.models import JSON
 from ..errors import InvalidRequest, ProxyError, RequestTooLarge
 from .base import Wire
-from .common import Naming, naming, parse_body, read_bytes, retry_headers
+from .common import Naming, naming, read_bytes, retry_headers
 
 log = logs.get(__name__)
 
@@ -44,11 +44,13 @@ MIDDLING = 512 * 1024
 
 async def read_call(request: Request, limit: int, read: Callable[[JSON, Naming], T]) -> T:
     """What the wire's `read` makes of the body, at most `limit` bytes of it. Raises `InvalidRequest`."""
-    about = named(request)
-    raw = await read_body(request, limit)
+    return await read_aside(request.app.state.aside, await read_body(request, limit), named(request), read)
+
+
+async def read_aside(aside: Aside, raw: bytes, about: Naming, read: Callable[[JSON, Naming], T]) -> T:
+    """The same of a body that is there: beside the event loop, where it is large."""
     if len(raw) <= SMALL:
-        return read(parse_body(raw), about)
-    aside: Aside = request.app.state.aside
+        return read_bytes(raw, about, read)
     if len(raw) <= MIDDLING:
         return await aside.thread(read_bytes, raw, about, read)
     try:
@@ -57,13 +59,13 @@ async def read_call(request: Request, limit: int, read: Callable[[JSON, Naming],
         raise InvalidRequest(f"the body cannot be read: {exc}; send less, or simpler JSON") from exc
 
 
-def named(request: Request) -> Naming:
+def named(request: HTTPConnection) -> Naming:
     """What the request says about itself outside its body."""
     state = request.scope["state"]
     return naming(state["headers"], path_agent=state["agent_id"], request_id=state["request_id"], owner=state["owner"])
 
 
-def owner_of(request: Request) -> str:
+def owner_of(request: HTTPConnection) -> str:
     """The name of the key that the request came with."""
     owner: str = request.scope["state"]["owner"]
     return owner
