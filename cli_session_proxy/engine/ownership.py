@@ -77,7 +77,7 @@ class Instances:
             self._fd = None
 
     def others(self) -> list[str]:
-        """The ids of all other proxies that have not been buried, alive or dead."""
+        """The ids of all other proxies that are not forgotten yet, alive or dead."""
         with os.scandir(self._run) as entries:
             names = [entry.name for entry in entries if entry.name.endswith(SUFFIX)]
         return [name[: -len(SUFFIX)] for name in names if name != self.id + SUFFIX]
@@ -120,7 +120,7 @@ class Instances:
         note = self._folder(self.id) / str(pid)
         try:
             note.unlink(missing_ok=True)
-        except OSError as exc:  # whoever reads it compares the start time
+        except OSError as exc:  # its readers compare the start time
             log.warning("process_not_noted", pid=pid, error=exc.strerror)
 
     def children(self, instance: str, cwd: Path | None = None) -> Iterator[tuple[int, str]]:

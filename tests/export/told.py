@@ -245,7 +245,7 @@ CASES = (
         fields={"evidence": Evidence(left_off="turn_4")},
     ),
     Case(
-        "a compaction", "The CLI compacted the conversation: of what is before, the model knows a summary.",
+        "a compaction", "The CLI compacted the conversation: the model knows a summary of what came before.",
         fields={"evidence": Evidence(compacted={"trigger": "auto"})},
     ),
     Case(

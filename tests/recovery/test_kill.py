@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from cli_session_proxy.backends.claude.process import guardian_program
-from cli_session_proxy.backends.claude.process.proc import start_time
+from cli_session_proxy.backends.claude.process.guardian import start_time
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
