@@ -70,7 +70,10 @@ async def test_a_proxy_killed_at_a_step_loses_and_doubles_nothing(
     assert kept[-1] == 1.0
 
 
-@pytest.mark.parametrize("step", ["after send", "after result", "before acknowledge"])
+@pytest.mark.parametrize(
+    "step",
+    ["after result", *(pytest.param(step, marks=pytest.mark.full) for step in ("after send", "before acknowledge"))],
+)
 async def test_an_old_cli_loses_and_doubles_nothing_either(
     step: str, claude_1: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -24,7 +24,7 @@ from cli_session_proxy.wires.asgi import MIDDLING, SMALL, read_call
 from cli_session_proxy.wires.common import Naming
 
 MIB = 1024 * 1024
-STATE = {"agent_id": None, "request_id": "r", "owner": "local", "headers": {}}
+STATE: dict[str, Any] = {"agent_id": None, "request_id": "r", "owner": "local", "headers": {}}
 
 
 def where(body: JSON, naming: Naming) -> tuple[int, int, int, str | None]:

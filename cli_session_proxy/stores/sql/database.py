@@ -141,8 +141,7 @@ class Prepared:
         return None if row is None else self._row(row)
 
     def run(self, conn: Connection, values: Values) -> Cursor:
-        made = self._of(conn, values)
-        cursor = _cursor(conn)
+        made, cursor = self._ready(conn, values)
         cursor.execute(made.sql, {**made.constants, **values} if made.constants else values)
         return cursor  # type: ignore[no-any-return]  # PEP 249
 
@@ -157,11 +156,12 @@ class Prepared:
     def run_each(self, conn: Connection, rows: Sequence[Values]) -> None:
         """Once for each of these, which have the same names."""
         if rows:
-            made = self._of(conn, rows[0])
+            made, cursor = self._ready(conn, rows[0])
             each = [{**made.constants, **row} for row in rows] if made.constants else rows
-            _cursor(conn).executemany(made.sql, each)
+            cursor.executemany(made.sql, each)
 
-    def _of(self, conn: Connection, values: Values) -> _Made:
+    def _ready(self, conn: Connection, values: Values) -> tuple[_Made, Any]:
+        """The statement as the connection's dialect writes it, and a cursor of its driver."""
         key = (conn.dialect.name, *values)
         made = self._made.get(key)
         if made is None:
@@ -169,18 +169,14 @@ class Prepared:
             compiled = self.statement.compile(dialect=conn.dialect, column_keys=names)
             constants = {name: value for name, value in compiled.params.items() if name not in values}
             made = self._made[key] = _Made(str(compiled), constants)
-        return made
+        dbapi = conn.connection.dbapi_connection
+        assert dbapi is not None
+        return made, dbapi.cursor()
 
 
 class _Made(NamedTuple):
     sql: str
     constants: Values  # values that stand in the statement itself
-
-
-def _cursor(conn: Connection) -> Any:
-    dbapi = conn.connection.dbapi_connection
-    assert dbapi is not None
-    return dbapi.cursor()
 
 
 class InsertNew(Insert):

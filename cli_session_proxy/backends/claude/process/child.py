@@ -340,9 +340,10 @@ class Output:
 
     async def _put(self, line: bytes) -> None:
         frame = frames.parse(line) if line.strip() else None
-        if frame is not None and frame.get("type") == "control_request":
+        kind = None if frame is None else frame.get("type")
+        if frame is not None and kind == "control_request":
             await self._asked(frame)
-        if frame is not None and (replied := frames.control_response(frame)) is not None:
+        if frame is not None and kind == "control_response" and (replied := frames.control_response(frame)) is not None:
             coming = self._replies.get(str(replied.get("request_id")))
             if coming is not None and not coming.done():
                 coming.set_result(replied)

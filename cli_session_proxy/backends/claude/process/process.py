@@ -168,7 +168,7 @@ class ClaudeProcess:
             async for event in events:
                 yield event
 
-    async def go_on(self, results: Mapping[str, JSON], judge: ToolPolicy) -> AsyncGenerator[CliEvent, None]:
+    async def go_on(self, results: Mapping[str, JSON], judge: ToolPolicy | None) -> AsyncGenerator[CliEvent, None]:
         """Bring the results (MCP's) that it waits for, by call; yield what follows, as `turn` does."""
         if not self.waiting or self._reader is None:
             raise await self._unfit("the process waits for no results")

@@ -48,7 +48,7 @@ class CallReader:
         self.accepted: list[Block] = []  # of the present message
         self.ours: set[str] = set()  # every call that came out
 
-    def judge(self, judge: ToolPolicy) -> None:
+    def judge(self, judge: ToolPolicy | None) -> None:
         """The rules from here on."""
         self._judge = judge
 
@@ -118,7 +118,7 @@ class TurnReader:
         self._rate_limit: JSON | None = None
         self.garbage = 0
 
-    def go_on(self, judge: ToolPolicy) -> None:
+    def go_on(self, judge: ToolPolicy | None) -> None:
         """The results are on their way: what follows is another turn of the client's."""
         self._calls.judge(judge)
         self._next = 0
