@@ -291,6 +291,60 @@ def login(
 
 
 @app.command()
+def commit(
+    agent_id: AgentId,
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="For git commit, such as -- --all --signoff.")
+    ] = None,
+    fix_id: Annotated[
+        str | None, typer.Option(help="Which fix it was an attempt at.", show_default="profile's")
+    ] = None,
+    outcome: Annotated[str | None, typer.Option(help="passed or failed.")] = None,
+    why: Annotated[str | None, typer.Option(help="Why it failed.", show_default="as the model says")] = None,
+    note: Annotated[str | None, typer.Option(metavar="COMMIT", help="Write a git note on this commit instead.")] = None,
+    repo: Annotated[Path | None, typer.Option(help="The repository.", show_default="profile's")] = None,
+    model: Annotated[
+        bool, typer.Option("--model/--no-model", help="Have the agent summarise it, off its chain.")
+    ] = True,
+    config: Config = None,
+    var: Var = None,
+    claude_bin: ClaudeBin = None,
+    claude_config_dir: ConfigDir = None,
+    owner: Owner = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Commit what is staged, with what the agent tried: the next attempt is told (see docs/git-memory.md)."""
+    settings = load(config=config, var=var, claude_bin=claude_bin, claude_config_dir=claude_config_dir)
+    from .commands import attempts
+
+    given = {"fix_id": fix_id, "outcome": outcome, "why": why, "note": note, "model": model}
+    place = None if repo is None else repo.expanduser().absolute()
+    done = asyncio.run(attempts.commit(settings, owner, agent_id, given, place, tuple(options or ())))
+    what = "noted on" if done["note"] else "committed as"
+    said = f"attempt {done['attempt']} at {done['fix_id']} {what} {done['commit']}"
+    _say(json.dumps(done, indent=1) if as_json else said)
+
+
+@app.command()
+def memory(
+    repo: Annotated[Path | None, typer.Option(help="The repository.", show_default="profile's, else here")] = None,
+    fix_id: Annotated[
+        str | None, typer.Option(help="Which fix.", show_default="profile's; none: all are listed")
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="The profile whose git_memory counts.")] = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what an agent would be told of earlier attempts at a fix."""
+    settings = load(config=config, profile=profile)
+    from .commands import attempts
+
+    place = None if repo is None else repo.expanduser().absolute()
+    found = asyncio.run(attempts.memory(settings, place, fix_id))
+    _say(json.dumps(found, indent=1) if as_json else attempts.print_memory(found))
+
+
+@app.command()
 def chat(
     agent_id: Annotated[str, typer.Option(help="Whose conversation it is.")] = "chat",
     model: Annotated[str | None, typer.Option(help="sonnet, opus, haiku, …", show_default="default_model")] = None,

@@ -128,6 +128,22 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class Recalled:
+    """Earlier attempts at a fix that the model was told at the head of the prompt: the commits they were read from,
+    newest attempt first."""
+
+    fix_id: str
+    commits: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"fix_id": self.fix_id, "commits": list(self.commits)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Recalled:
+        return Recalled(data["fix_id"], tuple(data["commits"]))
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What a turn has to show beside its links and attempts.
 
@@ -142,6 +158,7 @@ class Evidence:
     - `output_refused`  what was wrong with the structured output of the attempt before
     - `retries`, `cuts` the provider failed, or its stream broke off
     - `compacted`       the CLI put a summary in the place of what is before
+    - `recalled`        earlier attempts at the same fix that the model was told, from a git repository
     - `refusal`         why there is no more of an answer: the model refused
     - `settled`         the answer was found in the transcript after the proxy had died
     - `notes`           what the model was not shown as it was said
@@ -168,6 +185,7 @@ class Evidence:
     unmet: tuple[Name, ...] = ()
     notes: tuple[Note, ...] = ()
     refusal: Refusal | None = None
+    recalled: Recalled | None = None
 
     def plus(self, other: Evidence) -> Evidence:
         """With what the other one has to show, where both do, the other's."""
@@ -202,12 +220,14 @@ _NONE: dict[str, Any] = {name: getattr(Evidence(), name) for name in Evidence.__
 _NOTHING = tuple(_NONE.values())
 _VALUES = attrgetter(*_NONE)
 _AS_JSON: dict[str, Any] = {
-    "brought": Brought.as_json, "refusal": Refusal.as_json, "written": Repair.as_json, "repaired": Repair.as_json,
+    "brought": Brought.as_json, "refusal": Refusal.as_json, "recalled": Recalled.as_json,
+    "written": Repair.as_json, "repaired": Repair.as_json,
     "other": dict, "reloaded": list, "unmet": list, "retries": list,
     "cuts": lambda cuts: [cut.as_json() for cut in cuts], "notes": lambda notes: [note.as_json() for note in notes],
 }  # fmt: skip
 _FROM_JSON: dict[str, Any] = {
-    "brought": lambda data: Brought(**data), "refusal": Refusal.from_json, "written": Repair.from_json,
+    "brought": lambda data: Brought(**data), "refusal": Refusal.from_json, "recalled": Recalled.from_json,
+    "written": Repair.from_json,
     "repaired": Repair.from_json, "reloaded": tuple, "unmet": tuple, "retries": tuple,
     "cuts": lambda cuts: tuple(StreamCut(**cut) for cut in cuts),
     "notes": lambda notes: tuple(map(Note.from_json, notes)),

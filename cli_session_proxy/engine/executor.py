@@ -61,6 +61,7 @@ from ..errors import (
     TurnCancelled,
     UpstreamError,
 )
+from ..git_memory.recall import Recall, recall
 from ..settings import Settings
 from ..stores.base import AgentState, Commit, Lease, PathChanged, Store, TurnStart
 from ..tasks import Tasks, limited, limited_by_life, uninterrupted
@@ -114,6 +115,7 @@ class Attempt:
     parent: Turn | None = None
     left_off: list[str] = field(default_factory=list)  # turns whose answers never arrived
     kept_system: str | None = None
+    recalled: Recall | None = None  # earlier attempts at the same fix, to be told with the prompt
     uses_tools: bool = False  # of its profile: what they did cannot be done again
     cutter: Cutter | None = None  # where the request says how its answer ends
     exchange: Execution | None = None
@@ -191,7 +193,11 @@ class Executor:
             live.at("queued")
             # What an earlier run left off the path its client may have come for since.
             evidence = replace(
-                live.evidence, left_off=None, output_refused=fault or live.evidence.output_refused, notes=()
+                live.evidence,
+                left_off=None,
+                output_refused=fault or live.evidence.output_refused,
+                notes=(),
+                recalled=None,
             )
             wanted = live.turn.options.format
             frame_uuid = str(uuid.uuid4())
@@ -254,6 +260,13 @@ class Executor:
                 # Continuing past an answer settles its delivery: from now on the same words are said anew.
                 await self.store.set_delivery(parent.id, "delivered")
 
+            memory = self.settings.profile_for(live.turn.profile).git_memory
+            if memory is not None:
+                # An attempt begins where no turn of its path was run here: there is none, or its client brought it.
+                brought = parent is not None and parent.evidence.brought is not None
+                path = await self.store.path(parent.id) if parent is not None and brought else []
+                if parent is None or (brought and all(turn.evidence.brought is not None for turn in path)):
+                    attempt.recalled = await recall(memory, attempt.agent)
             job = self._job(attempt, standing)
             attempt.uses_tools, attempt.model = bool(job.profile.tools), job.model
             tools = job.wants.offers.tools
@@ -331,6 +344,10 @@ class Executor:
                 prompt = (*prompt, structured.instruction(attempt.format, attempt.fault))
             if wants.choice.mode == "required":
                 prompt = (*prompt, instruction(wants.choice, [tool.name for tool in wants.offers.tools]))
+        if attempt.recalled is not None and any(str(block.get("text", "-")).strip() for block in prompt):
+            # Part of the prompt, and of its record: the next request extends it, after a repair too.
+            prompt = (attempt.recalled.block, *prompt)
+            attempt.evidence = replace(attempt.evidence, recalled=attempt.recalled.evidence)
         return Job(
             agent=standing.agent,
             parent=parent,

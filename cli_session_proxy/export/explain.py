@@ -128,6 +128,7 @@ _AS_THEY_ARE = (
     "unmet",
     "notes",
     "refusal",
+    "recalled",
 )
 
 
@@ -187,6 +188,12 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         )
         if not told:
             said.append(_repaired(evidence.repaired.as_json()))
+    if evidence.recalled is not None:
+        commits = evidence.recalled.commits
+        said.append(
+            f"The model was told of {count(len(commits), 'earlier attempt')} at {evidence.recalled.fix_id}, from "
+            f"{', '.join(dict.fromkeys(commit[:12] for commit in commits))}."
+        )
     if evidence.exit_code is not None:
         said.append(
             f"The CLI process that was kept for this session had ended with exit code {evidence.exit_code}: a new one "
