@@ -52,6 +52,7 @@ FAIR = """
   measure. It is an old release because newer ones of the SDK break it.
 - The bare CLI is driven as a script would: `claude -p`, `--resume` of the last id, the same words again after an error.
   Six at once are six programs on one session, which it never promised.
+- A text that must arrive as a whole message counts as lost where it is squeezed into another.
 - "sent again" rows send the same words after an error. A server that took them the first time cannot know that without
   an idempotency key; this proxy knows it by the request.
 - One run each: what depends on timing (killed, cut, six at once) may come out otherwise on another day.

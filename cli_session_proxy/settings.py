@@ -280,9 +280,9 @@ def _read(path: Path, *, must: bool) -> dict[str, Any]:
             raise ConfigError(f"there is no {path}: give --config the file of your settings") from exc
         return {}
     except tomllib.TOMLDecodeError as exc:
-        raise ConfigError(f"{path} is not valid TOML: {exc}; mend that line or move the file away") from exc
+        raise ConfigError(f"{path} is not valid TOML: {exc}; fix that line or move the file away") from exc
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} cannot be read: {exc}; mend it or move the file away") from exc
+        raise ConfigError(f"{path} cannot be read: {exc}; fix it or move the file away") from exc
 
 
 def _refuse_strangers(data: Mapping[str, Any]) -> None:

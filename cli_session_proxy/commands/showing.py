@@ -217,7 +217,7 @@ async def _asked(
             error = None if answer.status_code == 200 else said["error"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as exc:
             raise UpstreamError(
-                f"{served} (from serve.json in --var) does not answer as a server of ours does"
+                f"{served} (from serve.json in --var) does not answer like a cli-session-proxy server"
             ) from exc
     if error is not None:
         raise from_dict(error)

@@ -39,13 +39,10 @@ from ..settings import NO_PROFILE, Settings
 from ..stores.auto import store_for
 from ..stores.base import KeyTaken, Store
 from ..tasks import Tasks, limited
-from .checking import Checks
 from .committing import Committed, Wanted, commit, history
-from .delivery import Deliveries
-from .executor import Executor, Observer, adopt, not_run
-from .failing import Ends
+from .executor import Checks, Ends, Executor, Observer, adopt, not_run
 from .lanes import Lanes, Place, Slots
-from .live import Answer, LiveTurn, cancelled, kept, or_left, replay
+from .live import Answer, Deliveries, LiveTurn, cancelled, kept, or_left, replay
 from .ownership import Instances, Ownership
 from .placement import HOUR, Placement
 from .readiness import Readiness, State
@@ -238,6 +235,7 @@ class Engine:
                 continue
             place = self._lanes.take(found.agent.key)
             try:
+                await self._ownership.appear()
                 turn = await self.store.accept(replace(found.new, instance=self._instances.id))
             except KeyTaken:  # by the same request, which came in twice at once: it is that turn
                 self._lanes.give_up(place)
@@ -438,7 +436,7 @@ class Engine:
         agent = await self.store.agent(owner, agent_id)
         if agent is None:
             raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
-        # Own task: whoever leaves in between must not leave it half done.
+        # Own task: a disconnect must not leave it half done.
         return await asyncio.shield(self._tasks.own(rewind(self.store, self._ownership, agent, to)))
 
     async def commit(self, owner: str, agent_id: str, wanted: Wanted) -> Committed:

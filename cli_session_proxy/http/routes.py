@@ -19,12 +19,21 @@ from ..export import FORMATS, live
 from ..export.summaries import summary_json
 from ..sandbox import Sandboxes
 from ..settings import MODELS, Settings
-from ..wires.addresses import EVENT_STREAM, About, add, methods_of
+from ..wires.asgi import (
+    EVENT_STREAM,
+    About,
+    add,
+    error_body,
+    is_on,
+    methods_of,
+    owner_of,
+    raw_path,
+    read_body,
+    whole_number,
+)
 from ..wires.base import Models
-from ..wires.bodies import is_on, owner_of, read_body, whole_number
 from ..wires.common import decoded_agent_id, model_name, parse_body, required
 from ..wires.schemas import COUNT, SWITCH, TEXT
-from ..wires.sending import error_body, raw_path
 from .gate import CHAINS
 from .large_turns import Teller
 
