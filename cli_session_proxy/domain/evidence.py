@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal
 
-from .notes import Note
+from .notes import Note, header
 from .parameters import Name
 
 # Why a session was written, or put back, before a turn:
@@ -186,6 +186,15 @@ class Evidence:
     notes: tuple[Note, ...] = ()
     refusal: Refusal | None = None
     recalled: Recalled | None = None
+
+    @property
+    def note(self) -> str:
+        """The value of `X-Continuity-Note`: the notes, and what else the CLI did; "" where that is nothing."""
+        asked_again = len(self.retries) + len(self.cuts)
+        said = [header(self.notes)] if self.notes else []
+        said += [] if self.compacted is None else ["cli_compacted=1"]
+        said += [f"cli_asked_again={asked_again}"] if asked_again else []
+        return ", ".join(said)
 
     def plus(self, other: Evidence) -> Evidence:
         """With what the other one has to show, where both do, the other's."""

@@ -82,10 +82,13 @@ class Placement:
         if earlier is not None and (anew is None or earlier.id != anew.id):
             return earlier
         admit()
+        fitting = Fitting(self._aside)
+        if request.messages:
+            await fitting.check(request.messages[-1])
         agent, decision = await self.place(request, known.agent)
         parent = decision.parent
         if decision.imported:
-            parent = await self._bring_in(agent, decision, request.model)
+            parent = await self._bring_in(agent, decision, request.model, fitting)
         now = time.time()
         new = NewTurn(
             id=new_id("turn"),
@@ -187,7 +190,7 @@ class Placement:
         turn = await self._store.deepest(owner, list(known), agent.key if agent else None) if known else None
         return (turn, known[turn.path_hash]) if turn and turn.path_hash else None
 
-    async def _bring_in(self, agent: Agent, decision: Decision, model: str) -> str | None:
+    async def _bring_in(self, agent: Agent, decision: Decision, model: str, fitting: Fitting) -> str | None:
         """Store the exchanges that the chain does not know; the turn that the new one continues.
 
         In pieces, so that others' writes go on. What is stored of a history that is cut off is a path like any other:
@@ -196,7 +199,6 @@ class Placement:
         above = await self._store.turn(decision.parent) if decision.parent else None
         known = await self._store.records(above.id) if above else []
         found = await self._aside.thread(lambda: lineage.past(decision.imported))
-        fitting = Fitting(self._aside)
         shown = [await fitting.fit(one) for one in found]
         made = self._backend.imported(agent, above, known, shown, model)
         coming = _imported(zip(found, made, strict=True), agent.key, above, decision.placed.rule, model)

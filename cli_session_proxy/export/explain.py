@@ -293,6 +293,11 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
         "{0} of earlier answers would have been refused, because what stood before had changed: left out of the "
         "request, kept in the chain.",
     ),
+    "cut_thinking_left_out": (
+        "thought",
+        "{0} of this answer would be refused from the next turn on, because the provider's stream was cut there: left "
+        "out of later requests, kept in the chain.",
+    ),
     "images_left_out": ("image", "The provider refused the request: {0} of earlier turns left out of it."),
     "documents_left_out": ("document", "The provider refused the request: {0} of earlier turns left out of it."),
     "summarised": (
@@ -307,6 +312,10 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
         "thought",
         "The provider refused the request, and the CLI asked again without {0} of earlier answers: they are kept in "
         "the chain, and the model is not shown them any more.",
+    ),
+    "other_models_thinking": (
+        "thought",
+        "The model had changed: {0} of another one, which the CLI shows to no other, stayed out of the request.",
     ),
     "cli_left_out_images": ("image", "The provider refused the request, and the CLI asked again without {0}."),
     "cli_left_out_documents": ("document", "The provider refused the request, and the CLI asked again without {0}."),
@@ -324,15 +333,15 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
     "arguments_kept_as_text": ("call", "The arguments of {0} in the client's history were no JSON: kept as text."),
     "images_made_smaller": (
         "image",
-        "{0} in the client's history would have been too large: shown to the model smaller, kept as it came.",
+        "{0} in the history that came in would have been too large: shown to the model smaller, kept as it came.",
     ),
     "unreadable_images_left_out": (
         "image",
-        "{0} in the client's history could not be read: a line in its place says why, and the chain keeps it.",
+        "{0} in the history that came in could not be read: a line in its place says why, and the chain keeps it.",
     ),
     "unreadable_documents_left_out": (
         "document",
-        "{0} in the client's history was no PDF: a line in its place says so, and the chain keeps it.",
+        "{0} in the history that came in could not be read: a line in its place says why, and the chain keeps it.",
     ),
 }
 

@@ -12,7 +12,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol, TypeVar
@@ -37,13 +37,16 @@ _PREVIOUS = ("previous_response_id", "previous_interaction_id")
 
 
 class Kept(Protocol):
-    """What the backend keeps outside the store. Both are called on a thread."""
+    """What the backend knows of records and keeps outside the store. Called on a thread."""
 
     def has_session(self, session_id: str) -> bool:
         """Whether there is a session of this id on this machine, anybody's."""
 
     def is_sound(self, record: Record) -> bool:
         """Whether it is a record that the backend could have kept itself."""
+
+    def taken_in(self, turn_id: str, parent_id: str | None, records: Sequence[Record]) -> tuple[Record, ...]:
+        """A turn's records as the backend keeps them. Parents come before their children."""
 
 
 async def bring_in(store: Store, kept: Kept, owner: str, path: Path, agent_id: str | None, progress: Progress) -> Moved:
@@ -62,7 +65,7 @@ async def bring_in(store: Store, kept: Kept, owner: str, path: Path, agent_id: s
     new = NewChain(owner, agent_id, directory, named, created, now, lambda: head)
     try:
         await store.import_chain(new, reading.parts())
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as exc:
         raise InvalidRequest(f"{path} does not follow {SCHEMA} ({type(exc).__name__}: {exc}): export it again") from exc
     return Moved(agent_id, path, checked.turns, checked.records, renamed)
 
@@ -218,7 +221,7 @@ class _Reading:
                     records.append(record)
                     continue
                 if turn is not None and kind != "image":
-                    yield WholeTurn(turn, tuple(records))
+                    yield WholeTurn(turn, self.kept.taken_in(turn.id, turn.parent_id, records))
                     turn, records = None, []
                     self.progress(file.tell(), self.checked.size)
                 match kind:
@@ -244,7 +247,7 @@ class _Reading:
                         item_id = str(self.wire_id(row["id"]))
                         yield Item(item_id, row["data"] | {"id": item_id}, self.turn_id(row["turn_id"]))
         if turn is not None:
-            yield WholeTurn(turn, tuple(records))
+            yield WholeTurn(turn, self.kept.taken_in(turn.id, turn.parent_id, records))
         self.progress(self.checked.size, self.checked.size)
 
     def _restored(self, line: JSON, text: str, aside: IO[bytes]) -> str:

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from .. import logs
 from ..domain.models import JSON, Finished, Started, Turn, TurnEvent
-from ..domain.notes import Note, header
+from ..domain.notes import header
 from ..domain.parameters import Name
 from ..engine.engine import Answer, Engine
 from ..errors import ProxyError
@@ -160,17 +160,15 @@ class TurnResponse(Response):
     async def _deliver(self, client: Client) -> None:
         raise NotImplementedError
 
-    def _in_session(
-        self, session_id: str | None, continuity: str | None, unmet: Sequence[Name], notes: Sequence[Note]
-    ) -> None:
+    def _in_session(self, session_id: str | None, continuity: str | None, unmet: Sequence[Name], note: str) -> None:
         if (call := self._call) is not None and unmet:
             self._head_fields |= ignored_header([*call.ignored, *parameters.told(call.parameters, unmet)])
         if session_id is not None:
             self._head_fields["X-Session-Id"] = session_id
         if continuity is not None:
             self._head_fields["X-Continuity"] = continuity
-        if notes:
-            self._head_fields["X-Continuity-Note"] = header(notes)
+        if note:
+            self._head_fields["X-Continuity-Note"] = note
 
 
 class JsonAnswer(TurnResponse):
@@ -182,7 +180,7 @@ class JsonAnswer(TurnResponse):
 
     async def _deliver(self, client: Client) -> None:
         turn = await self._answer.turn()
-        self._in_session(turn.session_id, turn.continuity, turn.evidence.unmet, turn.evidence.notes)
+        self._in_session(turn.session_id, turn.continuity, turn.evidence.unmet, turn.evidence.note)
         if turn.status == "refused":
             self._head_fields |= NO_RETRY
         body = json.dumps(self._render(turn), separators=(",", ":")).encode()
@@ -234,10 +232,10 @@ class StreamAnswer(TurnResponse):
 
     def _said(self, event: TurnEvent) -> Iterable[bytes]:
         if isinstance(event, Started):
-            self._in_session(event.session_id, event.continuity, event.unmet, event.notes)
+            self._in_session(event.session_id, event.continuity, event.unmet, header(event.notes))
         if isinstance(event, Finished):
             turn = event.turn
-            self._in_session(turn.session_id, turn.continuity, turn.evidence.unmet, turn.evidence.notes)
+            self._in_session(turn.session_id, turn.continuity, turn.evidence.unmet, turn.evidence.note)
             if turn.status == "refused":  # seen where nothing was streamed before the end
                 self._head_fields |= NO_RETRY
         return self._writer.feed(event)

@@ -58,7 +58,7 @@ class Staged:
 
 async def stage(settings: Settings, store: Store, folder: Path) -> Staged:
     source = write_lines(folder / "s.jsonl", TALK)
-    done = await adopt_session(settings, store, "local", "a", str(source), lambda _done, _whole: None)
+    done = await adopt_session(settings, store, "local", "a", str(source), lambda _: None, lambda _done, _whole: None)
     agent = await store.agent("local", "a")
     assert agent is not None
     assert agent.head is not None
@@ -125,7 +125,7 @@ async def test_many_differences_of_one_kind_are_counted(settings: Settings, tmp_
     )]  # fmt: skip
     long = write_lines(tmp_path / "long.jsonl", lines)
     async with store_of(settings) as store:
-        await adopt_session(settings, store, "local", "b", str(long), lambda _done, _whole: None)
+        await adopt_session(settings, store, "local", "b", str(long), lambda _: None, lambda _done, _whole: None)
         staged = await stage(settings, store, tmp_path)
         agent = await store.agent("local", "b")
         assert agent is not None

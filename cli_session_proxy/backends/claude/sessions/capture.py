@@ -237,6 +237,13 @@ class Captures:
         mark = await self._written(ready, path, said.session_id, records)
         return CapturedRecords(records, mark, "cut")
 
+    async def marked(
+        self, ready: LiveSession, path: Path, said: TurnOutcome, taken: CapturedRecords, records: Sequence[Record]
+    ) -> CapturedRecords:
+        """The same with the marks among these records, and the transcript as they have it. Its process is dead."""
+        mark = await self._written(ready, path, said.session_id, records)
+        return replace(taken, records=list(records), mark=mark, more=False)
+
     async def completed(
         self, ready: LiveSession, turn: Turn, path: Path, said: TurnOutcome, taken: CapturedRecords
     ) -> CapturedRecords:
@@ -248,7 +255,7 @@ class Captures:
         return replace(taken, records=records, mark=mark, more=False)
 
     async def _written(self, ready: LiveSession, path: Path, session_id: str, records: Sequence[Record]) -> FileMark:
-        path_records = [*await self._path(ready), *records]
+        path_records = transcript.shown([*await self._path(ready), *records])
         strict = not ready.process.launch.capability.keeps_session_id
         return await asyncio.to_thread(transcript.write, path, path_records, session_id, strict_order=strict)
 
