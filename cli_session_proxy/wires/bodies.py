@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from ..aside.pool import Aside, OutOfBoundsError
 from ..domain.models import JSON
@@ -31,11 +31,13 @@ MIDDLING = 512 * 1024
 
 async def read_call(request: Request, limit: int, read: Callable[[JSON, Naming], T]) -> T:
     """What the wire's `read` makes of the body, at most `limit` bytes of it. Raises `InvalidRequest`."""
-    about = named(request)
-    raw = await read_body(request, limit)
+    return await read_aside(request.app.state.aside, await read_body(request, limit), named(request), read)
+
+
+async def read_aside(aside: Aside, raw: bytes, about: Naming, read: Callable[[JSON, Naming], T]) -> T:
+    """The same of a body that is there: beside the event loop, where it is large."""
     if len(raw) <= SMALL:
         return read_bytes(raw, about, read)
-    aside: Aside = request.app.state.aside
     if len(raw) <= MIDDLING:
         return await aside.thread(read_bytes, raw, about, read)
     try:
@@ -44,14 +46,14 @@ async def read_call(request: Request, limit: int, read: Callable[[JSON, Naming],
         raise InvalidRequest(f"the body cannot be read: {exc}; send less, or simpler JSON") from exc
 
 
-def named(request: Request) -> Naming:
+def named(request: HTTPConnection) -> Naming:
     """What the request says about itself outside its body."""
     state = request.scope["state"]
     headers = headers_of(request.scope)
     return naming(headers, path_agent=state["agent_id"], request_id=state["request_id"], owner=state["owner"])
 
 
-def owner_of(request: Request) -> str:
+def owner_of(request: HTTPConnection) -> str:
     """The name of the key that the request came with."""
     owner: str = request.scope["state"]["owner"]
     return owner

@@ -132,7 +132,8 @@ def _effort(body: Mapping[str, Any]) -> str | None:
 
 
 def _thinking(body: Mapping[str, Any]) -> bool | None:
-    kind = optional(body.get("thinking") or {}, "type", str, "a string", where="thinking.")
+    thinking = optional(body, "thinking", dict, "an object") or {}
+    kind = optional(thinking, "type", str, "a string", where="thinking.")
     asked = kind is not None or (body.get("output_config") or {}).get("effort") is not None
     return kind not in ("disabled", "between_tools") if asked else None
 

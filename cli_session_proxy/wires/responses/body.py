@@ -153,8 +153,7 @@ def _call(body: JSON, format: JSON, system: tuple[str, ...], conversation: str |
         "conversation": conversation,
         "system_sent": list(system),
         "echo": echo,
-        "tools": offered.shown,
-        **({"shapes": dict(offered.shapes.of)} if offered.shapes.of else {}),
+        **offered.kept,
         "format": format,
         "reasoning": {
             "effort": reasoning.get("effort"),
