@@ -111,7 +111,8 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
 def count(body: JSON, naming: Naming) -> JSON:  # noqa: ARG001 - every `read` of a body takes both
     """The answer of countTokens: an estimate of what was sent (`blocks.estimated_tokens`)."""
     inner = either(body, "generateContentRequest", dict, "an object") or body
-    return {"totalTokens": estimated_tokens(*generate_content.read(inner, answered=False))}
+    tools, _ = read_tools(inner)
+    return {"totalTokens": estimated_tokens(*generate_content.read(inner, answered=False), tools)}
 
 
 def _effort(thinking: Mapping[str, Any]) -> str | None:

@@ -48,7 +48,8 @@ class Dialogues:
         """End the turn. Raises `InvalidRequest` when it has ended in another way."""
         turn = await self.kept.cancel(owner, given)
         if turn.status in FINISHED and turn.status != "cancelled":
-            raise InvalidRequest(f"a {responses.status_of(turn)} response cannot be cancelled", param="response_id")
+            kind = responses.status_of(turn) if (turn.call or {}).get("background") else "synchronous"
+            raise InvalidRequest(f"Cannot cancel a {kind} response.", param="response_id")  # OpenAI's own words
         return turn
 
     async def submit(self, call: ResponsesCall, *, own: Collection[str] = ()) -> Answer:

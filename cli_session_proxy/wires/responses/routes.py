@@ -68,7 +68,7 @@ class ResponsesRoutes:
         call = await read_call(request, self._settings.max_body, responses.read)
         parent = await self._dialogues.parent(call)
         system = "\n\n".join(text for text in (call.instructions, *call.system) if text)
-        tokens = estimated_tokens(system or None, call.messages)
+        tokens = estimated_tokens(system or None, call.messages, call.tools)
         if parent is not None:
             tokens += parent.usage.prompt_tokens + parent.usage.output_tokens
         body = {"object": "response.input_tokens", "input_tokens": tokens}

@@ -130,7 +130,8 @@ class _Connection:
                         answering.cancel()
                     await asyncio.gather(answering, return_exceptions=True)
                     held.close()
-                if reading.done() or answering.cancelled():
+                if reading.done():
+                    reading.result()
                     return
                 answering.result()
                 if server is not None:
