@@ -157,8 +157,8 @@ class Placed:
 
     Of the `messages` that were sent, `matched` are on the path already and `imported` were new before the turn's own.
     `diverged_at`: the conversation left the agent's path behind this many messages. `delta`: only what is new was
-    sent, so that the system prompt and the tools of the turn that it continues hold on. All but the rule are None for
-    a turn that no request placed.
+    sent, so that the system prompt and the tools of the turn that it continues hold on. `side`: it is suspected to be a
+    side call (`side_calls`). All but the rule are None for a turn that no request placed.
     """
 
     rule: Rule | None = None
@@ -167,6 +167,7 @@ class Placed:
     imported: int | None = None
     diverged_at: int | None = None
     delta: bool = False
+    side: bool = False
 
     @property
     def at_head(self) -> bool:
@@ -287,6 +288,10 @@ class Agent:
     named: bool
     head: str | None
     created_at: float
+
+    def moves_head_to(self, turn: Turn) -> bool:
+        """Once it is answered. A side call leaves the head alone, where clients say what they go on from."""
+        return not turn.placed.side or self.named or self.head is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,7 +434,8 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class ChainSummary:
-    """One row of `chains`. `bytes` is the size of what the store keeps for it."""
+    """One row of `chains`. `bytes` is the size of what the store keeps for it. `side`: there is nothing in it but what
+    is suspected to be side calls."""
 
     agent: Agent
     turns: int
@@ -439,6 +445,7 @@ class ChainSummary:
     cost_usd: float
     bytes: int
     last_at: float
+    side: bool = False
 
 
 # --- what a running turn tells its client ---------------------------------------------------------------

@@ -351,7 +351,8 @@ class Executor:
         return Job(
             agent=standing.agent,
             parent=parent,
-            session=standing.session,
+            # A side call leaves the conversation's own session and its process alone: it runs in a branch.
+            session=None if turn.placed.side else standing.session,
             turn=turn,
             frame_uuid=attempt.frame_uuid,
             model=self.settings.model_for(turn.model, profile),
@@ -452,6 +453,7 @@ class Executor:
                 notes=(*attempt.evidence.notes, *kept.notes),
                 records=kept.source,
             ),
+            move_head=attempt.agent.moves_head_to(turn),
         )
         committed = await self._stored(commit)
         attempt.committed = True

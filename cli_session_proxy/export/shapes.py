@@ -92,6 +92,7 @@ class PlacedShape(_Shape):
     imported: Count | None = None
     diverged_at: Count | None = None
     delta: bool = False
+    side: bool = False
 
 
 class ToolShape(_Shape):

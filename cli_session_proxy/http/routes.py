@@ -90,7 +90,7 @@ class Routes:
         add(app, "GET", "/v1/models/{model:path}", self.model)
         add(app, "GET", "/v1beta/models", self.models)
         add(app, "GET", "/v1beta/models/{model:path}", self.model)
-        add(app, "GET", "/v1/chains", self.chains, About(query={"search": TEXT, "limit": COUNT}))
+        add(app, "GET", "/v1/chains", self.chains, About(query={"search": TEXT, "limit": COUNT, "side": SWITCH}))
         add(app, "GET", "/v1/chains/{agent_id}/events", self.events, About(media=(EVENT_STREAM,)))
         shown = About(query={"format": {"enum": list(FORMATS)}, "redact": SWITCH}, media=dumps)
         add(app, "GET", "/v1/chains/{agent_id:path}", self.dump, shown)
@@ -128,12 +128,13 @@ class Routes:
         return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 
     async def chains(self, request: Request) -> JSON:
-        """Last active first; `?search=` for a part of the name, `?limit=N`."""
+        """Last active first; `?search=` for a part of the name, `?limit=N`, `?side=1` with those of side calls only."""
         words = request.query_params.get("search", "").casefold()
         limit = whole_number(request, "limit", None)
+        all_of_them = is_on(request, "side", default=False)
         data: list[JSON] = []
         async for row in self._engine.store.summaries(owner_of(request)):
-            if words in row.agent.agent_id.casefold():
+            if words in row.agent.agent_id.casefold() and (all_of_them or not row.side):
                 data.append(summary_json(row))
             if len(data) == limit:
                 break

@@ -100,6 +100,7 @@ class Wire:
     """`bases` are what an agent's own base URL goes on with: `/agents/{agent_id}/v1/…`.
 
     `key_in_address`: its clients know no other way than `?key=`. An address ends up in logs and histories.
+    `sockets`: paths that speak WebSocket too.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Wire:
     models: Models | None = None
     bases: tuple[str, ...] = ("/v1/",)
     key_in_address: bool = False
+    sockets: frozenset[str] = frozenset()
 
 
 class Table:

@@ -258,7 +258,7 @@ class _Execution:
     async def release(self) -> None:
         self._backend._full.discard(self._job.turn.id)
         try:
-            await self._backend.pool.checkin(self._ready.process)
+            await self._backend.pool.checkin(self._ready.process, again=not self._job.turn.placed.side)
         except ClaudeUnavailable as exc:  # it cannot be killed; the turn is committed all the same
             log.warning("process_left", pid=self._ready.process.pid, error=exc.message)
 

@@ -186,7 +186,6 @@ def completion(turn: Turn) -> JSON:
         "model": turn.model,
         "choices": [choice],
         "usage": usage(turn),
-        "system_fingerprint": None,
     }
 
 
@@ -230,7 +229,6 @@ class ChunkWriter(EventStream):
             "object": "chat.completion.chunk",
             "created": int(time.time()),
             "model": model,
-            "system_fingerprint": None,
         }
         head = b"data: " + json.dumps(self._base, separators=(",", ":")).encode()[:-1]
         self._prefix = {

@@ -67,7 +67,8 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
     agent_id = naming.agent_id(body)
     system, messages = generate_content.read(body)
     thinking = either(config, "thinkingConfig", dict, "an object", where=f"{_CONFIG}.") or {}
-    budget = either(thinking, "thinkingBudget")  # 0 turns it off; -1 lets the model decide
+    # 0 turns it off; -1 lets the model decide
+    budget = either(thinking, "thinkingBudget", int, "a whole number", where="thinkingConfig.")
     thinks = None if budget is None or budget < 0 else budget > 0
     if either(thinking, "thinkingLevel") is not None:
         thinks = True
@@ -110,7 +111,8 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
 def count(body: JSON, naming: Naming) -> JSON:  # noqa: ARG001 - every `read` of a body takes both
     """The answer of countTokens: an estimate of what was sent (`blocks.estimated_tokens`)."""
     inner = either(body, "generateContentRequest", dict, "an object") or body
-    return {"totalTokens": estimated_tokens(*generate_content.read(inner, answered=False))}
+    tools, _ = read_tools(inner)
+    return {"totalTokens": estimated_tokens(*generate_content.read(inner, answered=False), tools)}
 
 
 def _effort(thinking: Mapping[str, Any]) -> str | None:

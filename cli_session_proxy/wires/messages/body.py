@@ -14,7 +14,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Turn, TurnEvent, TurnRequest
+from ...domain.models import (
+    JSON,
+    Block,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    Finished,
+    Turn,
+    TurnEvent,
+    TurnRequest,
+    Usage,
+)
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, NotFound, ProxyError
 from .. import parameters
@@ -132,7 +143,8 @@ def _effort(body: Mapping[str, Any]) -> str | None:
 
 
 def _thinking(body: Mapping[str, Any]) -> bool | None:
-    kind = optional(body.get("thinking") or {}, "type", str, "a string", where="thinking.")
+    thinking = optional(body, "thinking", dict, "an object") or {}
+    kind = optional(thinking, "type", str, "a string", where="thinking.")
     asked = kind is not None or (body.get("output_config") or {}).get("effort") is not None
     return kind not in ("disabled", "between_tools") if asked else None
 
@@ -165,8 +177,8 @@ def message(turn: Turn) -> JSON:
         "content": _content(turn),
         "stop_reason": stop_reason(turn),
         "stop_sequence": turn.stop_sequence,
-        **_stop_details(turn),
-        "usage": usage(turn),
+        "stop_details": _stop_details(turn),
+        "usage": usage(turn.usage),
     }
 
 
@@ -177,17 +189,16 @@ def stop_reason(turn: Turn) -> str:
     return turn.stop_reason if turn.stop_reason in _STOP_REASONS else "end_turn"
 
 
-def _stop_details(turn: Turn) -> JSON:
+def _stop_details(turn: Turn) -> JSON | None:
     """Of a refusal, in Anthropic's words."""
     words, refusal = refusal_words(turn), turn.evidence.refusal
     if words is None or refusal is None:
-        return {}
-    return {"stop_details": {"type": "refusal", "category": refusal.category, "explanation": words}}
+        return None
+    return {"type": "refusal", "category": refusal.category, "explanation": words}
 
 
-def usage(turn: Turn) -> JSON:
+def usage(used: Usage) -> JSON:
     """Anthropic's usage, the chain's own units; `input_tokens` excludes the cache."""
-    used = turn.usage
     return {
         "input_tokens": used.input_tokens,
         "cache_creation_input_tokens": used.cache_write_tokens,
@@ -220,7 +231,7 @@ def model_list(models: list[JSON]) -> JSON:
 def _head(turn_id: str, model: str) -> JSON:
     return {
         "id": message_id(turn_id), "type": "message", "role": "assistant", "model": model, "content": [],
-        "stop_reason": None, "stop_sequence": None,
+        "stop_reason": None, "stop_sequence": None, "stop_details": None,
     }  # fmt: skip
 
 
@@ -274,8 +285,7 @@ class EventWriter(EventStream):
             return []
         self._begun = True
         # The CLI tells what was read only with the result: the true numbers come in message_delta.
-        unknown = {"input_tokens": 0, "output_tokens": 0}
-        return [_event("message_start", message={**_head(self._turn_id, self._model), "usage": unknown})]
+        return [_event("message_start", message={**_head(self._turn_id, self._model), "usage": usage(Usage())})]
 
     def _end(self, turn: Turn) -> list[bytes]:
         events = self._begin()
@@ -285,8 +295,9 @@ class EventWriter(EventStream):
         if turn.status == "requires_action":
             calls = [block for block in turn.output if block.get("type") == "tool_use"]
             events += [piece for block in calls if block["id"] not in self._calls for piece in self._block(block)]
-        delta = {"stop_reason": stop_reason(turn), "stop_sequence": turn.stop_sequence, **_stop_details(turn)}
-        return [*events, _event("message_delta", delta=delta, usage=usage(turn)), _event("message_stop")]
+        delta: JSON = {"stop_reason": stop_reason(turn), "stop_sequence": turn.stop_sequence}
+        delta["stop_details"] = _stop_details(turn)
+        return [*events, _event("message_delta", delta=delta, usage=usage(turn.usage)), _event("message_stop")]
 
     def _block(self, block: Block) -> list[bytes]:
         """A whole block as its three or four events."""
