@@ -50,6 +50,10 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
         "tools": blocks(row.tools, verbatim=verbatim),
         "delivery": row.delivery,
         "origin": row.origin,
+        "backend": row.backend,
+        "answered_by": row.answered_by,
+        "fallback": None if row.fallback is None else row.fallback.as_json(),
+        "metadata": _redacted(row.options.metadata),
         "says": says(row, links),
     }
     return shown
@@ -69,7 +73,8 @@ async def here(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False)
 def says(row: Turn, links: Sequence[Link] = ()) -> list[str]:
     """What happened to a turn beside its links, in sentences (`TurnDump.says`)."""
     own = [link for link in links if link.turn_id == row.id]
-    return explain.turn(Evidence.from_json(_redacted(row.evidence.as_json())), _redacted(row.attempts), own)
+    told = explain.turn(Evidence.from_json(_redacted(row.evidence.as_json())), _redacted(row.attempts), own)
+    return [*([explain.fallback(row.fallback)] if row.fallback is not None and row.fallback.here else []), *told]
 
 
 def message(row: Message, *, verbatim: bool = False) -> MessageDump:

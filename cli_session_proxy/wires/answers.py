@@ -163,16 +163,23 @@ class TurnResponse(Response):
         raise NotImplementedError
 
     def _in_session(
-        self, session_id: str | None, continuity: str | None, unmet: Iterable[Name], notes: Sequence[Note]
-    ) -> None:
+        self, session_id: str | None, continuity: str | None, unmet: Iterable[Name], notes: Sequence[Note],
+        backend: str | None, model: str | None,
+    ) -> None:  # fmt: skip
         if (call := self._call) is not None:
             self._head_fields |= ignored_header([*call.ignored, *parameters.told(call.parameters, unmet)])
         if session_id is not None:
             self._head_fields["X-Session-Id"] = session_id
         if continuity is not None:
             self._head_fields["X-Continuity"] = continuity
+        if backend is not None and model is not None:
+            self._head_fields |= {"X-Backend": backend, "X-Model": model}
         if notes:
             self._head_fields["X-Continuity-Note"] = header(notes)
+
+    def _ended(self, turn: Turn) -> None:
+        told = turn.evidence.unmet, turn.evidence.notes, turn.backend, turn.told_model
+        self._in_session(turn.session_id, turn.continuity, *told)
 
 
 class JsonAnswer(TurnResponse):
@@ -184,7 +191,7 @@ class JsonAnswer(TurnResponse):
 
     async def _deliver(self, client: Client) -> None:
         turn = await self._answer.turn()
-        self._in_session(turn.session_id, turn.continuity, turn.evidence.unmet, turn.evidence.notes)
+        self._ended(turn)
         if turn.status == "refused":
             self._head_fields |= NO_RETRY
         body = json.dumps(self._render(turn), separators=(",", ":")).encode()
@@ -236,10 +243,11 @@ class StreamAnswer(TurnResponse):
 
     def _said(self, event: TurnEvent) -> Iterable[bytes]:
         if isinstance(event, Started):
-            self._in_session(event.session_id, event.continuity, event.unmet, event.notes)
+            told = event.unmet, event.notes, event.backend, event.model
+            self._in_session(event.session_id, event.continuity, *told)
         if isinstance(event, Finished):
             turn = event.turn
-            self._in_session(turn.session_id, turn.continuity, turn.evidence.unmet, turn.evidence.notes)
+            self._ended(turn)
             if turn.status == "refused":  # seen where nothing was streamed before the end
                 self._head_fields |= NO_RETRY
         return self._writer.feed(event)

@@ -14,7 +14,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Turn, TurnEvent, TurnRequest
+from ...domain.models import (
+    JSON,
+    Block,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    Finished,
+    Started,
+    Turn,
+    TurnEvent,
+    TurnRequest,
+)
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, NotFound, ProxyError
 from .. import parameters
@@ -161,7 +172,7 @@ def message_id(turn_id: str) -> str:
 def message(turn: Turn) -> JSON:
     """The `message` object of a committed turn."""
     return {
-        **_head(turn.id, turn.model),
+        **_head(turn.id, turn.told_model),
         "content": _content(turn),
         "stop_reason": stop_reason(turn),
         "stop_sequence": turn.stop_sequence,
@@ -202,7 +213,7 @@ def usage(turn: Turn) -> JSON:
     }  # fmt: skip
 
 
-def model_info(name: str, since: int) -> JSON:
+def model_info(name: str, since: int, by: str = "anthropic") -> JSON:  # noqa: ARG001 - every wire's entry takes all three
     """One entry of the models list. The CLI's names stand for whatever it maps them to, so `since` is our start."""
     created = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
@@ -251,6 +262,8 @@ class EventWriter(EventStream):
 
     def feed(self, event: TurnEvent) -> list[bytes]:
         """What this event adds to the stream; nothing for events that the wire has no words for."""
+        if isinstance(event, Started):
+            self._model = event.model or self._model
         if isinstance(event, BlockStart) and event.block.get("type") in (*_SPOKEN, "tool_use"):
             self._calls.add(str(event.block.get("id")))
             index = self._indices[event.index] = self._next

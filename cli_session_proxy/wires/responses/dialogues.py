@@ -310,4 +310,6 @@ def _request(
         parameters=call.wanted,
         call={**call.call, "system_sent": list(sent), "system_items": list(items)},
         takes=takes,
+        window=call.naming.window,
+        metadata=call.call["echo"].get("metadata") or {},
     )

@@ -23,6 +23,8 @@ from .mending import (
     summary,
     was_refused,
     weight,
+    window,
+    window_of,
 )
 from .opening import is_unchanged
 from .places import beside, copy_beside, find_elsewhere, in_folder, path_of, project_dir, remove, remove_project
@@ -77,6 +79,8 @@ __all__ = [
     "unbroken",
     "was_refused",
     "weight",
+    "window",
+    "window_of",
     "with_session_id",
     "write",
 ]
