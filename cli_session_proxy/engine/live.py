@@ -318,7 +318,7 @@ def replay(live: LiveTurn) -> None:
     turn = live.turn
     at = turn.session_id or "", turn.continuity or "started"
     told = turn.evidence.unmet, turn.evidence.notes
-    live.publish(Started(live.agent_id, turn.id, *at, *told, turn.backend, turn.told_model))
+    live.publish(Started(live.agent_id, turn.id, *at, *told, turn.backend, turn.told_model if turn.backend else None))
     for event in said(turn.output):
         live.publish(event)
     live.finish(turn)

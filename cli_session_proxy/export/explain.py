@@ -192,8 +192,6 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         )
         if not told:
             said.append(_repaired(evidence.repaired.as_json()))
-    if evidence.written is not None and evidence.written.code == "other_model":
-        said.append("Another model had answered since the session was last used: its turns were written into it.")
     if evidence.exit_code is not None:
         said.append(
             f"The CLI process that was kept for this session had ended with exit code {evidence.exit_code}: a new one "
@@ -211,7 +209,7 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         named = [str(part) for part in (last.get("error_status"), last.get("error")) if part and part != "unknown"]
         what = " ".join(named) or "no whole answer"
         times = "" if len(evidence.retries) == 1 else f" {len(evidence.retries)} times"
-        said.append(f"The provider failed{times} ({what}): the CLI asked it again.")
+        said.append(f"The provider failed{times} ({what}): it was asked again.")
     if evidence.cuts:
         said.append(_cuts(evidence.cuts))
     if evidence.refusal is not None:
@@ -222,6 +220,8 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         said.append("The CLI compacted the conversation: of what is before, the model knows a summary.")
     if evidence.notes:
         for note in evidence.notes:  # of a newer version's export, too
+            if note.code == "outside_window":  # as it was asked for: see `beside`
+                continue
             noun, sentence = _NOTES.get(note.code, ("", "This version does not know what else was left out."))
             said.append(sentence.format(count(note.count, noun)))
     if evidence.records is not None and evidence.records in _NOT_READ:
@@ -349,11 +349,20 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
 }
 
 
-def fallback(found: Fallback) -> str:
-    """One sentence on who answered a turn in whose place."""
-    why = _UNABLE.get(found.why, found.why)
-    until = datetime.fromtimestamp(found.until, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    return f"{found.asked} could not answer ({why}): {found.model} did. It is asked again from {until} UTC on."
+def beside(evidence: Evidence, fallback: Fallback | None) -> Iterator[str]:
+    """What is to be known of a turn that went as turns should: who answered in whose place, and what was not shown."""
+    if fallback is not None and fallback.here:
+        why = _UNABLE.get(fallback.why, fallback.why)
+        until = datetime.fromtimestamp(fallback.until, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        yield (
+            f"{fallback.asked} could not answer ({why}): {fallback.model} did. It is asked again from {until} UTC on."
+        )
+    if evidence.written is not None and evidence.written.code == "other_model":
+        yield "Another model had answered since the session was last used: its turns were written into it."
+    for note in evidence.notes:
+        if note.code == "outside_window":
+            noun, sentence = _NOTES[note.code]
+            yield sentence.format(count(note.count, noun))
 
 
 _UNABLE: Mapping[str, str] = {

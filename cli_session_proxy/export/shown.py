@@ -74,7 +74,7 @@ def says(row: Turn, links: Sequence[Link] = ()) -> list[str]:
     """What happened to a turn beside its links, in sentences (`TurnDump.says`)."""
     own = [link for link in links if link.turn_id == row.id]
     told = explain.turn(Evidence.from_json(_redacted(row.evidence.as_json())), _redacted(row.attempts), own)
-    return [*([explain.fallback(row.fallback)] if row.fallback is not None and row.fallback.here else []), *told]
+    return [*explain.beside(row.evidence, row.fallback), *told]
 
 
 def message(row: Message, *, verbatim: bool = False) -> MessageDump:

@@ -224,7 +224,8 @@ def model_info(name: str, since: int, by: str = "anthropic") -> JSON:  # noqa: A
 
 def model_list(models: list[JSON]) -> JSON:
     """Claude Code keeps only ids that hold `claude` or `anthropic`: each model is listed under such a one too."""
-    models = [*models, *({**model, "id": f"{MODEL_PREFIXES[0]}{model['id']}"} for model in models)]
+    unseen = [model for model in models if "claude" not in model["id"]]
+    models = [*models, *({**model, "id": f"{MODEL_PREFIXES[0]}{model['id']}"} for model in unseen)]
     return {"data": models, "has_more": False, "first_id": models[0]["id"], "last_id": models[-1]["id"]}
 
 
