@@ -18,7 +18,7 @@ from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
 from ..export import FORMATS, live
 from ..export.summaries import summary_json
 from ..sandbox import Sandboxes
-from ..settings import MODELS, Settings
+from ..settings import ALIASES, MODELS, Settings
 from ..wires.asgi import (
     EVENT_STREAM,
     About,
@@ -105,10 +105,15 @@ class Routes:
 
     async def models(self, request: Request) -> JSON:
         models = _models_of(request)
-        return models.listed([models.info(name, self._since) for name in MODELS])
+        names = (*MODELS, *ALIASES, *self._settings.models)
+        return models.listed([self._info(models, name) for name in names])
 
     async def model(self, request: Request, model: str) -> JSON:
-        return _models_of(request).info(model_name(model), self._since)
+        return self._info(_models_of(request), model_name(model))
+
+    def _info(self, models: Models, name: str) -> JSON:
+        known = self._settings.models.get(name)
+        return models.info(name, self._since, "anthropic" if known is None else known.litellm.partition("/")[0])
 
     async def root(self, request: Request) -> Response:
         """What there is here; a browser is led to the page."""

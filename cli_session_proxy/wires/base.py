@@ -61,9 +61,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The list of models at an address that wires share. `info` takes a name and the time of our start."""
+    """The list of models at an address that wires share. `info` takes a name, the time of our start, and
+    whose it is."""
 
-    info: Callable[[str, int], JSON]
+    info: Callable[[str, int, str], JSON]
     listed: Callable[[list[JSON]], JSON]
 
 

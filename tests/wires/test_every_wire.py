@@ -230,7 +230,7 @@ async def test_what_has_no_effect_is_named_in_a_header(door: tuple[FakeEngine, h
     _, client = door
     for path, extra, named in (
         (MESSAGES, {"speed": "fast"}, "speed"),
-        (GENERATE, {"generationConfig": {"seed": 1}}, "generationConfig.seed"),
+        (GENERATE, {"generationConfig": {"mediaResolution": "x"}}, "generationConfig.mediaResolution"),
         (INTERACTIONS, {"service_tier": "flex"}, "service_tier"),
         (OLLAMA_CHAT, {"options": {"num_ctx": 9}, "keep_alive": "5m"}, "options.num_ctx, keep_alive"),
     ):

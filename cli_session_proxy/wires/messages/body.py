@@ -21,6 +21,7 @@ from ...domain.models import (
     BlockStart,
     BlockStop,
     Finished,
+    Started,
     Turn,
     TurnEvent,
     TurnRequest,
@@ -173,7 +174,7 @@ def message_id(turn_id: str) -> str:
 def message(turn: Turn) -> JSON:
     """The `message` object of a committed turn."""
     return {
-        **_head(turn.id, turn.model),
+        **_head(turn.id, turn.told_model),
         "content": _content(turn),
         "stop_reason": stop_reason(turn),
         "stop_sequence": turn.stop_sequence,
@@ -213,7 +214,7 @@ def usage(used: Usage) -> JSON:
     }  # fmt: skip
 
 
-def model_info(name: str, since: int) -> JSON:
+def model_info(name: str, since: int, by: str = "anthropic") -> JSON:  # noqa: ARG001 - every wire's entry takes all three
     """One entry of the models list. The CLI's names stand for whatever it maps them to, so `since` is our start."""
     created = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
@@ -224,7 +225,8 @@ def model_info(name: str, since: int) -> JSON:
 
 def model_list(models: list[JSON]) -> JSON:
     """Claude Code keeps only ids that hold `claude` or `anthropic`: each model is listed under such a one too."""
-    models = [*models, *({**model, "id": f"{MODEL_PREFIXES[0]}{model['id']}"} for model in models)]
+    unseen = [model for model in models if "claude" not in model["id"]]
+    models = [*models, *({**model, "id": f"{MODEL_PREFIXES[0]}{model['id']}"} for model in unseen)]
     return {"data": models, "has_more": False, "first_id": models[0]["id"], "last_id": models[-1]["id"]}
 
 
@@ -262,6 +264,8 @@ class EventWriter(EventStream):
 
     def feed(self, event: TurnEvent) -> list[bytes]:
         """What this event adds to the stream; nothing for events that the wire has no words for."""
+        if isinstance(event, Started):
+            self._model = event.model or self._model
         if isinstance(event, BlockStart) and event.block.get("type") in (*_SPOKEN, "tool_use"):
             self._calls.add(str(event.block.get("id")))
             index = self._indices[event.index] = self._next

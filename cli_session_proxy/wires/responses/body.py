@@ -256,7 +256,7 @@ def response(turn: Turn, status: str | None = None) -> JSON:
         "background": call.get("background", False),
         "error": failure if status == "failed" else None,
         "incomplete_details": incomplete,
-        "model": turn.model,
+        "model": turn.told_model,
         "output": [entry.item for entry in responses_items.output_entries(turn)] if ended else [],
         "previous_response_id": call.get("previous_response_id"),
         "conversation": None if conversation is None else {"id": conversation},

@@ -317,4 +317,6 @@ def _request(
         parameters=call.wanted,
         call={**kept, "system_sent": list(sent), "system_items": list(items)},
         takes=takes,
+        window=call.naming.window,
+        metadata=call.call["echo"].get("metadata") or {},
     )
