@@ -9,6 +9,7 @@ from .comparing import Found, Pair, Verdict, check
 from .entries import Entry, Parsed, copied_up_to, has_ended, is_complete, parse, parse_records, unbroken
 from .files import gather, is_file, is_sound
 from .mending import (
+    SUMMARY,
     Head,
     LeftOut,
     count,
@@ -32,6 +33,7 @@ from .writing import NO_CONTENT, OPENED_BY_ASSISTANT, Scribe, in_strict_order, t
 __all__ = [
     "NO_CONTENT",
     "OPENED_BY_ASSISTANT",
+    "SUMMARY",
     "Changed",
     "Entry",
     "Found",
