@@ -129,8 +129,8 @@ def print_chains(rows: list[JSON], limit: int | None = None) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("agent", *(("owner",) if owned else ()), "state", "turns", "repairs", "cost", "size", "active"):
         numeric = name in {"turns", "repairs", "cost", "size"}
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=True, overflow="ellipsis",
-                         min_width=12 if name == "agent" else None)  # fmt: skip
+        # Where there is not enough room it is the names that are cut.
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=name != "agent")
     for row in rows[:limit]:
         state = f"{row['state'] or '-'}".replace("_", " ")
         cells = [
@@ -139,7 +139,7 @@ def print_chains(rows: list[JSON], limit: int | None = None) -> None:
             else datetime.fromtimestamp(row["last_at"], UTC).strftime("%Y-%m-%d %H:%M UTC"),
         ]  # fmt: skip
         # Text as it is: an agent's name is no markup, and its control characters stay out of the terminal.
-        table.add_row(*(Text(printable(str(cell))) for cell in cells))
+        table.add_row(*(Text(printable(str(cell)), no_wrap=True, overflow="ellipsis") for cell in cells))
     console.print(table)
     shown = f"{limit} of " if limit is not None and limit < len(rows) else ""
     turns, repairs, cost, size = (sum(row[name] for row in rows) for name in ("turns", "repairs", "cost_usd", "bytes"))

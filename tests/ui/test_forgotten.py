@@ -28,15 +28,16 @@ async def test_four_clicks_lead_to_what_the_model_saw(
         clicks.append(place)
         await place.click()
 
-    async with running(settings) as engine, serving(engine, settings) as url:
+    async with running(settings) as engine:
         for number in range(24):
             await imported(engine, await an_agent(engine, f"agent-{number}"), [("hello", "hi")])
         first = await ask(engine, "remember: the colour is teal", agent="edited")
         session = await engine.store.session(first.session_id or "")
         assert session is not None
-        file = Path(session.transcript)
-        said = await asyncio.to_thread(file.read_text)
-        await asyncio.to_thread(file.write_text, said.replace("teal", "rust"))
+    file = Path(session.transcript)
+    said = await asyncio.to_thread(file.read_text)
+    await asyncio.to_thread(file.write_text, said.replace("teal", "rust"))
+    async with running(settings) as engine, serving(engine, settings) as url:
         await ask(engine, "what is the colour?", agent="edited")
         await ask(engine, "thank you", agent="edited")
         async with page_of(browser, url) as page:
@@ -56,6 +57,6 @@ async def test_four_clicks_lead_to_what_the_model_saw(
             command = page.locator("#turn .by-hand code")
             await expect(command).to_contain_text(f"--resume {session.id}")
             await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-            await page.locator("#turn .copy").click()
-            await expect(page.locator("#turn .copy")).to_have_text("copied")
+            await page.locator("#turn .by-hand .copy").click()
+            await expect(page.locator("#turn .by-hand .copy")).to_have_text("copied")
             assert await page.evaluate("navigator.clipboard.readText()") == await command.text_content()

@@ -254,10 +254,14 @@ def _by_words(conn: sqlite3.Connection, wanted: Search, limit: int) -> Iterator[
         WHERE words MATCH ? AND {where} ORDER BY words.rank, turn.seq DESC LIMIT ?
     """
     cut = ", ".join(f"snippet(words, {n}, '{OPENS}', '{CLOSES}', '…', {SNIPPET})" for n in range(len(PARTS)))
-    shown = f"SELECT {cut} FROM words WHERE words MATCH ? AND rowid = ?"
-    # The ids first: a snippet of every turn that fits would be made before they are sorted.
-    for row in conn.execute(ranked, (match, *values, limit)).fetchall():
-        parts = conn.execute(shown, (match, row[-1])).fetchone() or ()
+    # The turns first: a snippet of every turn that fits would be made before they are sorted.
+    best = conn.execute(ranked, (match, *values, limit)).fetchall()
+    # In one pass over what fits, thus the `+`: for each rowid a prefix would be looked up anew.
+    those = ", ".join("?" * len(best))
+    shown = f"SELECT rowid, {cut} FROM words WHERE words MATCH ? AND +rowid IN ({those})"
+    snippets = {seq: parts for seq, *parts in conn.execute(shown, (match, *(row[-1] for row in best)))}
+    for row in best:
+        parts = snippets.get(row[-1], ())
         part, text = max(zip(PARTS, parts, strict=False), key=lambda one: one[1].count(OPENS), default=(None, ""))
         pieces = tuple(piece for marked in text.split(OPENS) for piece in marked.split(CLOSES))
         yield _hit(conn, "words", row, part=part, snippet=pieces)
