@@ -6,6 +6,7 @@ CLAUDE_1 := .tools/claude-1.0.120
 MERMAID := .tools/mermaid
 AI_SDK := .tools/ai-sdk
 AGENTS := .tools/agents
+AXE := .tools/axe
 CCPROXY := .tools/ccproxy
 CLAUDE_MAX := .tools/claude-max
 UV := .tools/uv
@@ -84,7 +85,7 @@ check: $(VENV)/.test  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(AGENTS)/.programs chromium bubblewrap  ## the old CLI and the npm packages that the tests use
+tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(AGENTS)/.programs $(AXE)/.installed chromium bubblewrap  ## the old CLI and the npm packages that the tests use
 
 # The tests of the page drive Debian's own chromium; nothing is downloaded past apt.
 chromium:
@@ -156,6 +157,14 @@ $(MERMAID)/.installed:
 	npm install --prefix $(MERMAID) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
 		mermaid@11
 	@test -f $(MERMAID)/node_modules/mermaid/dist/mermaid.min.js
+	@touch $@
+
+# What finds barriers on the page.
+$(AXE)/.installed:
+	@mkdir -p $(AXE)
+	npm install --prefix $(AXE) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+		axe-core@4.10
+	@test -f $(AXE)/node_modules/axe-core/axe.min.js
 	@touch $@
 
 $(AI_SDK)/.installed:

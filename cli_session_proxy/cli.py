@@ -22,7 +22,8 @@ app = typer.Typer(
     help="A local proxy that gives the Claude CLI a memory you can rely on.",
     epilog="Every option can also be set as CLI_SESSION_PROXY_<NAME> or in cli_session_proxy.toml.",
     no_args_is_help=True,
-    add_completion=False,
+    # As it is written: Rich takes `[keys]` for markup and leaves it out.
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
@@ -39,6 +40,11 @@ Config = Annotated[
 AgentId = Annotated[str, typer.Argument(metavar="AGENT_ID")]
 Owner = Annotated[str, typer.Option(help="Whose agent it is: the name of its client's key.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def _examples(*lines: str) -> str:
+    """The last part of a command's help; each line as it is."""
+    return "\b\nExamples:\n" + "\n".join(f"  cli-session-proxy {line}" for line in lines)
 
 
 def _print_version(wanted: bool) -> None:
@@ -58,7 +64,7 @@ def program(
     """Options of the program itself; the commands follow."""
 
 
-@app.command()
+@app.command(epilog=_examples("serve", "serve --port 9000 --make-key"))
 def serve(
     host: Annotated[
         str | None, typer.Option(help="Any other host than loopback needs keys.", show_default="127.0.0.1")
@@ -100,7 +106,7 @@ def serve(
     uvloop.run(run(settings, _say_at_once, report, watchdog))
 
 
-@app.command()
+@app.command(epilog=_examples("chains", "chains --since 24h --status failed", "chains --watch --limit 20"))
 def chains(
     search: Annotated[str | None, typer.Option(help="Only names that contain this text, in any case.")] = None,
     since: Annotated[str | None, typer.Option(help="Only active since: 30m, 12h, 7d, or a date (UTC).")] = None,
@@ -108,25 +114,93 @@ def chains(
     side: Annotated[
         bool, typer.Option("--side", help="Also those with nothing but side calls: titles, pings, …")
     ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many, those last active.")] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it anew every other second, until Ctrl-C.")
+    ] = False,
     config: Config = None,
     var: Var = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the agents: turns, sessions, repairs, cost, size."""
+    """List the agents: turns, repairs, cost, size, and the totals."""
     from .commands import showing as commands
 
     wanted = commands.Wanted.parse(search, since, status, side=side)
-    rows = asyncio.run(commands.chains(load(config=config, var=var), wanted))
+    settings = load(config=config, var=var)
+    if watch:
+        asyncio.run(commands.watch_chains(settings, wanted, limit))
+        return
+    rows = asyncio.run(commands.chains(settings, wanted))
     if as_json:
-        _say(json.dumps(rows, indent=1))
+        _say(json.dumps(rows[:limit], indent=1))
     else:
-        commands.print_chains(rows)
+        commands.print_chains(rows, limit)
 
 
-@app.command()
+@app.command(epilog=_examples("show ada", "show turn_0a1b", "show 5e551011 --json"))
+def show(
+    wanted: Annotated[str, typer.Argument(metavar="AGENT|SESSION|TURN", help="Its name or id, or a part of it.")],
+    config: Config = None,
+    var: Var = None,
+    claude_bin: ClaudeBin = None,
+    claude_config_dir: ConfigDir = None,
+    owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one agent, session or turn: last words, repairs, failures, cost, and the command to go on by hand."""
+    from .commands import inspecting
+
+    settings = load(config=config, var=var, claude_bin=claude_bin, claude_config_dir=claude_config_dir)
+    told = asyncio.run(inspecting.show(settings, owner, wanted))
+    if as_json:
+        _say(json.dumps(told, indent=1))
+    else:
+        inspecting.print_shown(told)
+
+
+@app.command(epilog=_examples("find teal", 'find "in Lisbon" --since 7d', "find --repaired --json"))
+def find(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Words that a turn has, or a part of a name or an id.")
+    ] = None,
+    since: Annotated[str | None, typer.Option(help="Only turns since: 30m, 12h, 7d, or a date (UTC).")] = None,
+    until: Annotated[str | None, typer.Option(help="Only turns before: the same.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only turns of this model.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only turns that are so: completed, failed, …")] = None,
+    repaired: Annotated[bool, typer.Option("--repaired", help="Only turns whose session was repaired.")] = False,
+    min_cost: Annotated[float | None, typer.Option(min=0, help="Only turns that cost so many dollars or more.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many are shown.")] = 20,
+    config: Config = None,
+    var: Var = None,
+    owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look for words in all that was asked, answered and done; for agents, sessions and turns by a part of their id."""
+    from .commands import finding
+
+    settings = load(config=config, var=var)
+    more = {"model": model, "repaired": repaired, "min_cost": min_cost, "limit": limit}
+    wanted = finding.parse(words or (), owner, since, until, status, **more)
+    found, indexed = asyncio.run(finding.find(settings, wanted))
+    if as_json:
+        from .export.found import as_json as told
+
+        _say(json.dumps(told(wanted, found, indexed), indent=1))
+    else:
+        finding.print_found(wanted, found)
+
+
+@app.command(
+    epilog=_examples("dump ada", "dump ada --last 3", "dump ada --format json > ada.json", "dump ada --follow")
+)
 def dump(
     agent_id: AgentId,
-    format: Annotated[str, typer.Option(help="json, markdown, mermaid or html.")] = "json",
+    format: Annotated[
+        str | None,
+        typer.Option(help="json, markdown, mermaid or html.", show_default="markdown in a terminal, json elsewhere"),
+    ] = None,
+    last: Annotated[int | None, typer.Option(min=1, max=1000, help="Only so many of the newest turns.")] = None,
+    turn: Annotated[str | None, typer.Option(help="Only the turn of this id.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print what happens from now on, until Ctrl-C.")
     ] = False,
@@ -138,12 +212,20 @@ def dump(
     """Print an agent's chain: every turn, session and link."""
     from .commands import showing as commands
 
-    chosen = commands.Shown(format, verbatim=not redact)
-    work = commands.follow if follow else commands.dump
-    asyncio.run(work(load(config=config, var=var), owner, agent_id, chosen, _write))
+    in_terminal = sys.stdout.isatty()
+    chosen = commands.Shown(format or ("markdown" if in_terminal else "json"), not redact, last, turn)
+    settings = load(config=config, var=var)
+    if follow:
+        asyncio.run(commands.follow(settings, owner, agent_id, chosen, _write))
+    elif in_terminal and chosen.format == "markdown":
+        paged = commands.Paged()
+        asyncio.run(commands.dump(settings, owner, agent_id, chosen, paged))
+        paged.show()
+    else:
+        asyncio.run(commands.dump(settings, owner, agent_id, chosen, _write))
 
 
-@app.command()
+@app.command(epilog=_examples("delete ada", "delete ada --yes"))
 def delete(
     agent_id: AgentId,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -162,7 +244,7 @@ def delete(
     _say(f"deleted {agent_id}")
 
 
-@app.command()
+@app.command(epilog=_examples("rewind ada --to -1", "rewind ada --to turn_0a1b2c"))
 def rewind(
     agent_id: AgentId,
     to: Annotated[str, typer.Option("--to", metavar="TURN|-N", help="A turn of the path, or how many turns back.")],
@@ -181,7 +263,7 @@ def rewind(
     _say(json.dumps(done, indent=1) if as_json else f"{done['turns']} turns off the path: the next turn {where}")
 
 
-@app.command()
+@app.command(epilog=_examples("verify", "verify ada --json"))
 def verify(
     agent_id: Annotated[str | None, typer.Argument(metavar="[AGENT_ID]")] = None,
     config: Config = None,
@@ -204,7 +286,7 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(epilog=_examples("adopt 5e551011-0000-4000-8000-000000000001 --agent-id ada"))
 def adopt(
     session: Annotated[str, typer.Argument(metavar="SESSION_ID|FILE")],
     agent_id: Annotated[str | None, typer.Option(help="The new agent.", show_default="the session's id")] = None,
@@ -222,7 +304,7 @@ def adopt(
     _say(_json_of(done) if as_json else "\n".join(upkeep.print_adopted(done)))
 
 
-@app.command()
+@app.command(epilog=_examples("export ada --output ada.jsonl"))
 def export(
     agent_id: AgentId,
     output: Annotated[
@@ -240,7 +322,7 @@ def export(
     _say(_json_of(done) if as_json else f"wrote {done.turns} turns ({done.records} records) to {done.path}")
 
 
-@app.command("import")
+@app.command("import", epilog=_examples("import ada.jsonl --agent-id ada-again"))
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE")],
     agent_id: Annotated[str | None, typer.Option(help="Another name for it.", show_default="as exported")] = None,
@@ -258,7 +340,7 @@ def import_(
     _say(_json_of(done) if as_json else f"imported agent {done.agent_id}: {done.turns} turns ({done.records} records)")
 
 
-@app.command()
+@app.command(epilog=_examples("doctor", "doctor --json"))
 def doctor(
     host: Annotated[str | None, typer.Option(help="Where `serve` would listen.", show_default="127.0.0.1")] = None,
     port: Annotated[int | None, typer.Option(help="Where `serve` would listen.", show_default="8787")] = None,
@@ -276,7 +358,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(epilog=_examples("login", "login -- --console"))
 def login(
     options: Annotated[
         list[str] | None,
@@ -380,7 +462,7 @@ def bench_continuity(
     asyncio.run(benching.bench(wanted, load(claude_bin=claude_bin).claude_bin, _say))
 
 
-@app.command()
+@app.command(epilog=_examples("chat", "chat --agent-id ada --model opus"))
 def chat(
     agent_id: Annotated[str, typer.Option(help="Whose conversation it is.")] = "chat",
     model: Annotated[str | None, typer.Option(help="sonnet, opus, haiku, …", show_default="default_model")] = None,
@@ -398,7 +480,7 @@ def chat(
     asyncio.run(chatting.chat(settings, owner, agent_id, model, _write))
 
 
-@app.command()
+@app.command(epilog=_examples("demo"))
 def demo(config: Config = None, claude_bin: ClaudeBin = None) -> None:
     """Show a repair, offline: a scripted model, the real CLI, and a session file that is deleted half-way."""
     from .commands.demo import demo as run

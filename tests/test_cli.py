@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +22,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import ImportedTurn
 
+from .conftest import ROOT
 from .fakes import TURN
 
 SOON = 30
@@ -218,3 +221,56 @@ def test_serve_loads_no_client_library() -> None:
     code = f"import sys, cli_session_proxy.http.server; print({loaded})"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SOON, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "command", sorted(info.name or info.callback.__name__ for info in cli.app.registered_commands if info.callback)
+)
+def test_every_help_has_examples_and_loses_no_brackets(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    done(command.rstrip("_"), "--help")
+    said = capsys.readouterr().out
+    assert "Examples:" in said
+    assert f"  cli-session-proxy {command.rstrip('_')}" in said
+    if command == "serve":
+        assert "scheme://host[:port]" in said
+
+
+def test_a_part_of_a_chain_can_be_dumped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path, "a", "b")
+    done("dump", "b", "--turn", "turn_1", "--var", tmp_path)
+    assert [turn["id"] for turn in json.loads(capsys.readouterr().out)["turns"]] == ["turn_1"]
+    done("dump", "b", "--last", "5", "--format", "markdown", "--var", tmp_path)
+    assert "## Turn 1" in capsys.readouterr().out
+    assert "has no turn 'turn_0'" in error_of(capsys, 1, "dump", "b", "--turn", "turn_0", "--var", tmp_path)
+    assert "take --format json or markdown" in error_of(
+        capsys, 2, "dump", "b", "--last", "1", "--format", "html", "--var", tmp_path
+    )
+
+
+def test_chains_fit_a_terminal_and_tell_the_totals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path, *(f"agent-{n}-{'x' * 100}" for n in range(3)))
+    done("chains", "--limit", "2", "--var", tmp_path)
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1].startswith("2 of 3 agents, 3 turns, 0 repairs, $0.0")
+    assert len(said) == 4
+    assert "owner" not in said[0]
+    width = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    code = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    shown = [sys.executable, "-m", "cli_session_proxy", "chains", "--var", str(tmp_path)]
+    out = subprocess.run([sys.executable, "-c", code, *shown], capture_output=True, text=True, check=True, env=width)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in out.stdout.splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert any(line.rstrip().endswith(("just now", " ago")) for line in lines)
+
+
+def test_a_dump_is_read_in_a_terminal_and_json_in_a_pipe(tmp_path: Path) -> None:
+    fill(tmp_path, "ada")
+    env = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "PAGER": "cat", "PYTHONPATH": str(ROOT)}
+    code = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    shown = [sys.executable, "-m", "cli_session_proxy", "dump", "ada", "--var", str(tmp_path)]
+    out = subprocess.run([sys.executable, "-c", code, *shown], capture_output=True, text=True, check=True, env=env)
+    assert "Turn 1" in out.stdout
+    assert "Hello there." in out.stdout
+    assert '"schema"' not in out.stdout
+    piped = subprocess.run(shown, capture_output=True, text=True, check=True, env=env)
+    assert json.loads(piped.stdout)["agent_id"] == "ada"

@@ -307,7 +307,7 @@ class Comparison:
     """What the backend keeps outside the store, compared with the chain at one turn.
 
     `found`: `equal`, `busy` (a turn is just writing it), `different`, or `none` where no session holds this turn.
-    `differences` are kinds and sentences.
+    `differences` are kinds and sentences. `by_hand`: the command with which a person goes on in that session.
     """
 
     found: Literal["none", "equal", "busy", "different"]
@@ -316,6 +316,23 @@ class Comparison:
     session_id: str | None = None
     transcript: str | None = None
     tip_turn_id: str | None = None
+    by_hand: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A turn's last request by the backend's records of it, beside the chain.
+
+    Of the `turns` of the path, `summarised` (the first ones) stood in a summary, and `missing` (ids) were not sent.
+    `messages`: its blocks, each with its role. `extends`: it begins with the request of the turn before, so that the
+    provider's cache can hold; None for a first turn.
+    """
+
+    turns: int
+    missing: tuple[str, ...]
+    summarised: int
+    messages: tuple[tuple[str, Block], ...]
+    extends: bool | None
 
 
 class Counts(NamedTuple):
@@ -347,6 +364,10 @@ class Backend(Protocol):
 
     async def compare(self, agent: Agent, turn: Turn) -> Comparison:
         """How the turn's session differs from the chain. Only looks; costs as much as the path is long."""
+
+    async def request_of(self, turn: Turn) -> Seen | None:
+        """What the model was sent in this turn; None where the backend keeps no records of it. Costs as much as the
+        path is long."""
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
         """End these processes of other proxies, by pid and start time, and wait for it. False where one lives on."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from ..domain.lineage import Past
 from ..domain.models import Agent, Record, Turn
-from .base import Adoptable, Backend, Comparison, Counts, Execution, Job, Settled
+from .base import Adoptable, Backend, Comparison, Counts, Execution, Job, Seen, Settled
 from .litellm.backend import NAME, LiteLLMBackend
 
 
@@ -39,6 +39,9 @@ class Backends:
     async def compare(self, agent: Agent, turn: Turn) -> Comparison:
         """A turn of another model is in no session yet: the next one that the CLI answers writes it there."""
         return Comparison("none") if turn.backend == NAME else await self.own.compare(agent, turn)
+
+    async def request_of(self, turn: Turn) -> Seen | None:
+        return None if turn.backend == NAME else await self.own.request_of(turn)
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
         return await self.own.end_strays(strays)

@@ -45,6 +45,7 @@ from .base import (
     Job,
     Kept,
     Refused,
+    Seen,
     Settled,
 )
 
@@ -90,6 +91,9 @@ class MemoryBackend:
 
     async def compare(self, agent: Agent, turn: Turn) -> Comparison:
         return Comparison("none")
+
+    async def request_of(self, turn: Turn) -> Seen | None:
+        return None
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
         return not strays

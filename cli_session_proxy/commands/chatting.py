@@ -1,6 +1,7 @@
 """`chat`: a conversation in the terminal, over the engine itself or the server that runs on the same `var`.
 
     Enter   says the line          Ctrl-C   cancels the turn that runs          Ctrl-D   leaves
+    /help   tells the commands     a backslash at the end of a line: it goes on with the next one
 
 The chain is an agent's like any other: `chat` again goes on where it stopped.
 """
@@ -37,10 +38,24 @@ Write = Callable[[str], None]
 TOLD_LINKS = frozenset({"rebuilt", "moved", "adopted"})
 READ = 4096
 PROMPT = "› "
+MORE = "… "
+HELP = """\
+/help          this
+/rewind [N]    take the last N turns (1) off the path: the next one branches before them
+/show          the newest turn: how it was had, and what was repaired
+/model [NAME]  what answers from now on
+A line that ends with a backslash goes on with the next one. Ctrl-C cancels a turn, Ctrl-D leaves.
+Any other line is said as it is.
+"""
 
 
 class Talk(Protocol):
-    """The way to the agent."""
+    """The way to the agent. `model` answers the next line."""
+
+    model: str
+
+    async def rewind(self, to: str) -> JSON:
+        """Move the head back, as the route does. Raises `ProxyError`."""
 
     def say(self, text: str) -> AsyncGenerator[str, None]:
         """The answer, piece by piece. Closed before its end, the turn is cancelled. Raises `ProxyError`."""
@@ -62,11 +77,39 @@ async def chat(settings: Settings, owner: str, agent_id: str, model: str | None,
                     write(PROMPT)
                 interrupts.at_prompt(lambda: write(f"\n{PROMPT}"))
                 line = await lines.next()
+                while line is not None and line.endswith("\\"):
+                    if terminal:
+                        write(MORE)
+                    more = await lines.next()
+                    line = f"{line[:-1]}\n{more or ''}"
                 if line is None:
                     write("\n" if terminal else "")
                     return
-                if line.strip():
+                if line.split(" ")[0].strip() in COMMANDS:
+                    await _command(talk, line, write)
+                elif line.strip():
                     await _turn(talk, line, write, interrupts)
+
+
+COMMANDS = frozenset({"/help", "/rewind", "/show", "/model"})
+
+
+async def _command(talk: Talk, line: str, write: Write) -> None:
+    name, _, rest = line.strip().partition(" ")
+    try:
+        if name == "/help":
+            write(HELP)
+        elif name == "/show":
+            turn = await talk.last()
+            write("nothing was said yet\n" if turn is None else f"turn {turn['number']} {turn['id']}\n{_told(turn)}")
+        elif name == "/model":
+            talk.model = rest.strip() or talk.model
+            write(f"model {printable(talk.model)}\n")
+        else:
+            done = await talk.rewind(f"-{rest.strip() or 1}")
+            write(f"{done['turns']} off the path: the next line goes on from before\n")
+    except ProxyError as exc:
+        write(f"error: {printable(exc.message)}\n")
 
 
 async def _turn(talk: Talk, line: str, write: Write, interrupts: Interrupts) -> None:
@@ -137,13 +180,13 @@ class Here:
         self._engine = engine
         self._owner = owner
         self._agent_id = agent_id
-        self._model = model
+        self.model = model
         self._turn_id = ""
 
     async def say(self, text: str) -> AsyncGenerator[str, None]:
         # Every line is said anew: typed twice, it is meant twice.
         unique = hashlib.sha256(uuid.uuid4().bytes).hexdigest()
-        request = TurnRequest(self._model, (Message.user(text),), unique, self._owner, self._agent_id)
+        request = TurnRequest(self.model, (Message.user(text),), unique, self._owner, self._agent_id)
         answer = await self._engine.submit(request)
         self._turn_id = answer.turn_id
         done = False
@@ -157,6 +200,9 @@ class Here:
             if not done:
                 answer.cancel()
             answer.leave()
+
+    async def rewind(self, to: str) -> JSON:
+        return (await self._engine.rewind(self._owner, self._agent_id, to)).as_json()
 
     async def last(self) -> JSON | None:
         agent = await self._engine.store.agent(self._owner, self._agent_id)
@@ -172,10 +218,10 @@ class There:
     def __init__(self, http: httpx.AsyncClient, agent_id: str, model: str) -> None:
         self._http = http
         self._agent = encoded_agent_id(agent_id)
-        self._model = model
+        self.model = model
 
     async def say(self, text: str) -> AsyncGenerator[str, None]:
-        body = {"model": self._model, "stream": True, "messages": [{"role": "user", "content": text}]}
+        body = {"model": self.model, "stream": True, "messages": [{"role": "user", "content": text}]}
         headers = {"X-Agent-Id": self._agent}
         try:
             async with self._http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
@@ -189,6 +235,16 @@ class There:
                         yield "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
         except httpx.HTTPError as exc:
             raise UpstreamError("the server went away in the middle: say it again") from exc
+
+    async def rewind(self, to: str) -> JSON:
+        try:
+            answer = await self._http.post(f"/v1/chains/{self._agent}/rewind", json={"to": to})
+        except httpx.HTTPError as exc:
+            raise UpstreamError("the server went away") from exc
+        if answer.status_code != 200:
+            raise _error(answer.content)
+        done: JSON = answer.json()
+        return done
 
     async def last(self) -> JSON | None:
         try:

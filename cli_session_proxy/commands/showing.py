@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import re
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import get_args
+from typing import cast, get_args
 
+import click
 import httpx
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
 from ..domain.models import JSON, Agent, ChainSummary, Status
+from ..domain.searching import moment
 from ..engine.engine import Engine
 from ..engine.subscription import Follower
 from ..errors import ConfigError, NotFound, UpstreamError, did_you_mean, from_dict
 from ..export import FORMATS, live
+from ..export.chain_json import chain_json
+from ..export.markdown import markdown
 from ..export.summaries import summary_json
-from ..export.words import printable
+from ..export.words import count, printable
 from ..http.keys import Keys
 from ..http.served import Served, served_at
 from ..sandbox import LOCAL_OWNER, Sandboxes
 from ..settings import Settings
 from ..stores.auto import store_for
-from ..stores.base import Store
+from ..stores.base import Store, TurnPage
 from ..stores.sqlite.store import FILE
 from ..wires.common import encoded_agent_id
 
@@ -38,6 +43,10 @@ ANSWER_TIMEOUT = 60.0
 HEALTH_TIMEOUT = 2.0
 # Columns of a table that goes into a file or a pipe: nothing is cut there.
 WIDE = 1000
+# Seconds until `--watch` looks again.
+AGAIN = 2.0
+# The forms of which a part can be written.
+PARTS = {"json": chain_json, "markdown": markdown}
 
 
 @asynccontextmanager
@@ -75,7 +84,7 @@ class Wanted:
 
     search: str = ""
     since: float = 0.0
-    status: str | None = None
+    status: Status | None = None
     side: bool = False
 
     @staticmethod
@@ -84,58 +93,88 @@ class Wanted:
         known = get_args(Status)
         if status is not None and status not in known:
             raise ConfigError(f"--status must be one of {', '.join(known)}{did_you_mean(status, known)}")
-        return Wanted((search or "").casefold(), _since(since), status, side)
+        at = 0.0 if since is None else moment_of("--since", since)
+        return Wanted((search or "").casefold(), at, cast(Status | None, status), side)
 
     def holds(self, row: ChainSummary) -> bool:
         named = self.search in row.agent.agent_id.casefold() and (self.side or not row.side)
         return named and row.last_at >= self.since and self.status in (None, row.state)
 
 
-def _since(text: str | None) -> float:
-    if text is None:
-        return 0.0
-    ago = re.fullmatch(r"(\d{1,9})([smhd])", text)
-    if ago is not None:
-        return time.time() - int(ago[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[ago[2]]
+def moment_of(option: str, text: str) -> float:
+    """UTC seconds. Raises `ConfigError`."""
     try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(f"--since {text!r}: use 30m, 12h, 7d, or a date such as 2026-11-20") from None
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        return moment(text, time.time())
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{option} {text!r}: use 30m, 12h, 7d, or a date such as 2026-11-20") from None
 
 
-def print_chains(rows: list[JSON]) -> None:
+async def watch_chains(settings: Settings, wanted: Wanted, limit: int | None) -> None:
+    """The list as it changes. Never ends by itself."""
+    while True:
+        rows = await chains(settings, wanted)
+        click.clear()
+        print_chains(rows, limit)
+        await asyncio.sleep(AGAIN)
+
+
+def print_chains(rows: list[JSON], limit: int | None = None) -> None:
+    """A table that fits a terminal of 80 columns: the names are cut there, in a file nothing is. A line of totals."""
     if not rows:
         print("no chains yet")
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("agent", "owner", "turns", "sessions", "repairs", "state", "cost", "size", "last activity"):
-        table.add_column(name, justify="right" if name in {"turns", "sessions", "repairs", "cost", "size"} else "left")
-    for row in rows:
-        size, unit = float(row["bytes"]), "B"
-        for larger in ("KB", "MB", "GB"):
-            if size < 1024:
-                break
-            size, unit = size / 1024, larger
-        cells = [
-            row["agent_id"], row["owner"], row["turns"], row["sessions"], row["repairs"], row["state"] or "-",
-            f"${row['cost_usd']:.4f}", f"{size:.{1 if unit == 'GB' else 0}f} {unit}",
-            datetime.fromtimestamp(row["last_at"], UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        ]  # fmt: skip
-        # Text as it is: an agent's name is no markup, and its control characters stay out of the terminal.
-        table.add_row(*(Text(printable(str(cell))) for cell in cells))
-    console = Console()
+    console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDE
+    owned = any(row["owner"] != LOCAL_OWNER for row in rows)
+    table = Table(box=None, pad_edge=False)
+    for name in ("agent", *(("owner",) if owned else ()), "state", "turns", "repairs", "cost", "size", "active"):
+        numeric = name in {"turns", "repairs", "cost", "size"}
+        # Where there is not enough room it is the names that are cut.
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=name != "agent")
+    for row in rows[:limit]:
+        state = f"{row['state'] or '-'}".replace("_", " ")
+        cells = [
+            row["agent_id"], *([row["owner"]] if owned else []), state, row["turns"], row["repairs"],
+            f"${row['cost_usd']:.4f}", _size(row["bytes"]), _ago(row["last_at"]) if console.is_terminal
+            else datetime.fromtimestamp(row["last_at"], UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        ]  # fmt: skip
+        # Text as it is: an agent's name is no markup, and its control characters stay out of the terminal.
+        table.add_row(*(Text(printable(str(cell)), no_wrap=True, overflow="ellipsis") for cell in cells))
     console.print(table)
+    shown = f"{limit} of " if limit is not None and limit < len(rows) else ""
+    turns, repairs, cost, size = (sum(row[name] for row in rows) for name in ("turns", "repairs", "cost_usd", "bytes"))
+    total = f"{shown}{count(len(rows), 'agent')}, {count(turns, 'turn')}, {count(repairs, 'repair')}"
+    console.print(Text(f"{total}, ${cost:.4f}, {_size(size)}", style="dim"))
+
+
+def _size(number: float) -> str:
+    unit = "B"
+    for larger in ("KB", "MB", "GB"):
+        if number < 1024:
+            break
+        number, unit = number / 1024, larger
+    return f"{number:.{1 if unit == 'GB' else 0}f} {unit}"
+
+
+def _ago(at: float) -> str:
+    """How long ago, for a person."""
+    seconds = max(0.0, time.time() - at)
+    for length, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {name} ago"
+    return "just now"
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How a chain is printed. `verbatim`: secrets in what was said are left as they are."""
+    """How a chain is printed. `verbatim`: secrets in what was said are left as they are. `last`: so many of the newest
+    turns; `turn`: this one alone."""
 
     format: str = "json"
     verbatim: bool = False
+    last: int | None = None
+    turn: str | None = None
 
 
 async def dump(settings: Settings, owner: str, agent_id: str, shown: Shown, write: Write) -> None:
@@ -145,8 +184,41 @@ async def dump(settings: Settings, owner: str, agent_id: str, shown: Shown, writ
     async with opened(settings) as there:
         store, agent = await agent_in(settings, there, owner, agent_id)
         sandbox = str(Sandboxes(settings).path(agent.dir))
-        async for text in FORMATS[shown.format].write(store, agent, sandbox=sandbox, verbatim=shown.verbatim):
+        if shown.last is None and shown.turn is None:
+            written = FORMATS[shown.format].write(store, agent, sandbox=sandbox, verbatim=shown.verbatim)
+        elif shown.format in PARTS:
+            part = await _part(store, agent, shown)
+            written = PARTS[shown.format](store, agent, sandbox=sandbox, verbatim=shown.verbatim, part=part)
+        else:
+            raise ConfigError(f"--last and --turn take --format {' or '.join(PARTS)}")
+        async for text in written:
             write(text)
+
+
+async def _part(store: Store, agent: Agent, shown: Shown) -> TurnPage:
+    """Raises `NotFound` for a turn that the agent does not have."""
+    if shown.turn is None:
+        return await store.page(agent.key, before_seq=None, limit=shown.last or 1)
+    turn = await store.turn(shown.turn)
+    if turn is None or turn.agent_key != agent.key:
+        raise NotFound(f"agent {agent.agent_id!r} has no turn {shown.turn!r}: see `find`")
+    return await store.page(agent.key, before_seq=turn.seq + 1, limit=1)
+
+
+class Paged:
+    """Takes what is written and shows it in the terminal: Markdown with colours, by the page."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def __call__(self, text: str) -> None:
+        self._pieces.append(text)
+
+    def show(self) -> None:
+        console = Console()
+        with console.capture() as drawn:
+            console.print(Markdown("".join(self._pieces), hyperlinks=False))
+        click.echo_via_pager(drawn.get(), color=True)
 
 
 async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, write: Write) -> None:

@@ -657,7 +657,7 @@ class Ends:
     async def failed(self, live: LiveTurn, error: ProxyError) -> None:
         """Store it and tell the clients. Never raises."""
         status: Status = "cancelled" if isinstance(error, TurnCancelled | Interrupted) else "failed"
-        log.warning("turn_failed", turn_id=live.turn.id, code=error.code)
+        log.warning("turn_failed", agent=live.agent_id, turn_id=live.turn.id, code=error.code, message=error.message)
         now = time.time()
         live.attempts = with_end(live.attempts, {"ended_at": now, "status": status, "code": error.code})
         self._waiting[live.turn.id] = _End(

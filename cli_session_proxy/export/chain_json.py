@@ -6,22 +6,28 @@ import json
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from ..domain.models import Agent
+from ..domain.models import Agent, Turn
 from ..domain.ordering import by_turn, parents_first
 from ..errors import NotFound
-from ..stores.base import Store
+from ..stores.base import Store, TurnPage
 from . import shown
 from .schema import SCHEMA
 from .shown import Tell, here
 
 
 async def chain_json(
-    store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False, tell: Tell = here
+    store: Store,
+    agent: Agent,
+    *,
+    sandbox: str,
+    verbatim: bool = False,
+    tell: Tell = here,
+    part: TurnPage | None = None,
 ) -> AsyncIterator[str]:
     """One valid JSON document in pieces, a newline at its end. Raises `NotFound` before the first piece.
 
     Sessions and links are read first: a turn committed meanwhile may be listed without its links, never a link
-    without its turn.
+    without its turn. Of a part of the chain only the turns are a part.
     """
     chain = await store.chain(agent.key)
     if chain is None:
@@ -36,11 +42,21 @@ async def chain_json(
     yield _line(head)[:-1] + ',\n"turns":['
     separator = "\n"
     links = by_turn(chain.links)
-    async for turn in parents_first(store.turns(agent.key)):
+    async for turn in turns_of(store, agent, part):
         yield separator + _line(await tell(turn, links.get(turn.id, ()), verbatim=verbatim))
         separator = ",\n"
     yield '],\n"sessions":' + _list(shown.session(session) for session in chain.sessions)
     yield ',\n"links":' + _list(shown.link(link) for link in chain.links) + "}\n"
+
+
+async def turns_of(store: Store, agent: Agent, part: TurnPage | None) -> AsyncIterator[Turn]:
+    """All turns, parents first, or those of a page in the order of acceptance."""
+    if part is None:
+        async for turn in parents_first(store.turns(agent.key)):
+            yield turn
+    else:
+        for turn in reversed(part.turns):
+            yield turn
 
 
 def _list(rows: Iterable[Any]) -> str:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..domain.evidence import OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
-from ..domain.models import JSON, REPAIR_REASONS, Fallback, Link, LinkReason, Turn
+from ..domain.models import JSON, REPAIR_REASONS, Fallback, Link, LinkReason, Turn, Usage
 from ..domain.notes import Code
 from .words import count
 
@@ -233,6 +233,20 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
             said.append(sentence.format(count(note.count, noun)))
     if evidence.records is not None and evidence.records in _NOT_READ:
         said.append(_NOT_READ[evidence.records])
+    return said
+
+
+def context(turns: int, missing: int, summarised: int, usage: Usage, *, extends: bool | None) -> str:
+    """What a turn's request held of its path, in one line: `turns` of it, of which some are `missing`."""
+    sent = f"{turns - missing - summarised} of {turns} turns were sent"
+    if summarised:
+        sent += f", {summarised} as a summary"
+    said = f"nothing forgotten: {sent}" if not missing else f"forgotten: {missing} of {turns} turns were not sent"
+    whole = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+    if whole:
+        said += f"; {100 * usage.cache_read_tokens // whole} % of it was read from the cache"
+    if extends is False:
+        said += "; it does not begin with the request before it"
     return said
 
 

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from ..domain.models import ON_PATH, Agent, Link, Turn
-from ..domain.ordering import by_turn, parents_first
+from ..domain.ordering import by_turn
 from ..errors import NotFound
-from ..stores.base import Store
+from ..stores.base import Store, TurnPage
 from . import shown
+from .chain_json import turns_of
 from .explain import MARKED_REASONS
 from .schema import TurnDump
 from .shown import Tell, here
@@ -19,9 +20,15 @@ from .words import UNSURE, time, visible
 
 
 async def markdown(
-    store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False, tell: Tell = here
+    store: Store,
+    agent: Agent,
+    *,
+    sandbox: str,
+    verbatim: bool = False,
+    tell: Tell = here,
+    part: TurnPage | None = None,
 ) -> AsyncIterator[str]:
-    """The conversation in pieces, a turn each. Raises `NotFound` before the first one."""
+    """The conversation, or a part of it, in pieces, a turn each. Raises `NotFound` before the first one."""
     chain = await store.chain(agent.key)
     if chain is None:
         raise NotFound(f"there is no agent {agent.agent_id!r}", param="agent_id")
@@ -35,7 +42,9 @@ async def markdown(
     ]
     yield visible("\n".join(title))
     number, before = 0, None
-    async for turn in parents_first(store.turns(agent.key)):
+    if part is not None and part.turns:
+        number, before = part.newest - len(part.turns), part.turns[-1].parent_id
+    async for turn in turns_of(store, agent, part):
         number += 1
         own = links.get(turn.id, ())
         told = await tell(turn, own, verbatim=verbatim)

@@ -27,6 +27,7 @@ from .metrics import MetricsRoute
 from .openapi import OpenApiRoute
 from .repair_lines import RepairLines
 from .routes import Routes
+from .search import SearchRoute
 from .served import Served, announced, place_of
 from .systemd import Systemd
 from .ui.routes import Ui
@@ -54,6 +55,7 @@ def create_app(engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES
     table = Table(wires)
     OpenApiRoute(table).add_to(app)
     MetricsRoute(engine).add_to(app)
+    SearchRoute(engine).add_to(app)
     Ui(engine).add_to(app)
     Routes(engine, settings).add_to(app)
     for wire in table.wires:

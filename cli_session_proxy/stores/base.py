@@ -39,6 +39,7 @@ from ..domain.models import (
     TurnOptions,
     Usage,
 )
+from ..domain.searching import Found, Indexed, Search
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,7 +511,21 @@ class Conversations(Protocol):
         """False when there is none of this id."""
 
 
-class Store(Agents, Turns, Answers, Paths, Transfers, Conversations, Leases, Protocol):
+class Searches(Protocol):
+    """All that was said, found by its words; agents, sessions and turns by a part of what they are called.
+
+    The index follows the chains when somebody asks for it, beside every turn: none waits for it. It holds no secret,
+    and nothing of an agent that was deleted.
+    """
+
+    async def index(self, seconds: float) -> Indexed:
+        """Take in turns that are new or have changed, the newest first, for about so long."""
+
+    async def search(self, wanted: Search) -> Found:
+        """What the index holds of it by now."""
+
+
+class Store(Agents, Turns, Answers, Paths, Transfers, Conversations, Leases, Searches, Protocol):
     """All of it on one database. See the module docstring for the contract. Times are UTC seconds since the epoch."""
 
     async def open(self) -> None:

@@ -198,11 +198,15 @@ class JsonAnswer(TurnResponse):
         self._answer.acknowledge()
 
 
+# Seconds until a client of a stream knows at the latest that its turn runs. An error that comes later is an event.
+FIRST_SIGN = 5.0
+
+
 class StreamAnswer(TurnResponse):
     """Server-sent events as they come.
 
     The head waits for the first bytes of the wire, so that an error until then has its real status, but no
-    longer than `keepalive` seconds; after that, every `keepalive` seconds of silence bring a comment.
+    longer than `FIRST_SIGN` seconds; after that, every `keepalive` seconds of silence bring a comment.
     """
 
     def __init__(self, answer: Answer, call: Call | None, writer: Writer, keepalive: float) -> None:
@@ -270,8 +274,9 @@ class StreamAnswer(TurnResponse):
         clock = asyncio.get_running_loop().time
         while True:
             silence = clock() - client.last_sent
-            if silence < self._keepalive:
-                await asyncio.sleep(self._keepalive - silence)
+            patience = self._keepalive if client.started else min(self._keepalive, FIRST_SIGN)
+            if silence < patience:
+                await asyncio.sleep(patience - silence)
             else:
                 await client.write(self._writer.keep_alive(), self._head())
 

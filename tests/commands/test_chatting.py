@@ -23,7 +23,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Fail, Gate, Reply
 from cli_session_proxy.testing.upstream import Upstream
 
-from ..conftest import MakeSettings
+from ..conftest import ROOT, MakeSettings
 from ..talking import ask, heard, running
 
 SOON = 30.0
@@ -71,6 +71,7 @@ async def chatting(settings: Settings, *more: str) -> AsyncIterator[Terminal]:
     env = {
         "PATH": os.environ["PATH"],
         "HOME": os.environ["HOME"],
+        "PYTHONPATH": str(ROOT),
         "CLI_SESSION_PROXY_CLAUDE_ENV": json.dumps(settings.claude_env),
         "CLI_SESSION_PROXY_STOP_GRACE": "2",
     }
@@ -150,6 +151,15 @@ async def test_ctrl_c_cancels_the_turn_and_the_chat_goes_on(
         terminal.type("are you there?\n")
         await terminal.see("You said: are you there? (1)")
         await terminal.see("› ")
+        terminal.type("/show\n")
+        await terminal.see("[started, session")
+        await terminal.see("› ")
+        terminal.type("/rewind\n")
+        await terminal.see("1 off the path")
+        await terminal.see("› ")
+        terminal.type("/rewind 7\n")
+        await terminal.see("error: ")
+        await terminal.see("› ")
         terminal.type("\x04")
         assert await left(terminal) == 0
     assert heard(upstream) == ["are you there?"]
@@ -171,8 +181,24 @@ async def test_it_talks_to_the_server_that_runs_on_the_same_var(
                 terminal.type("what is the number?\n")
                 await terminal.see("number is seven.")
                 await terminal.see("[warm, session")
+                await terminal.see("› ")
+                terminal.type("/help\n")
+                await terminal.see("/rewind [N]")
+                await terminal.see("› ")
+                terminal.type("/rewind 1\n")
+                await terminal.see("1 off the path")
+                terminal.type("/model opus\n")
+                await terminal.see("model opus")
+                await terminal.see("› ")
+                terminal.type("one \\\n")
+                await terminal.see("… ")
+                terminal.type("two\n")
+                await terminal.see("You said: one")
+                await terminal.see("[branched, session")
                 terminal.type("\x04")
                 assert await left(terminal) == 0
+            assert heard(upstream) == ["remember: the number is seven", "one \ntwo"]
+            assert upstream.requests[-1].body["model"].startswith("claude-opus")
             server.should_exit = True
             await task
 

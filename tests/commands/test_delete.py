@@ -56,6 +56,8 @@ async def test_nothing_on_the_disk_holds_a_word_of_a_deleted_agent(
             log.info("about_another", agent=OTHER)
             copy_aside(settings.var / FILE, settings.var / f"{FILE}.v1.bak")
             (settings.var / "logs" / "proxy.log.1").write_text(f'{{"event": "old", "session": "{turn.session_id}"}}\n')
+            await engine.store.index(60.0)  # somebody has searched
+            assert b"marmalade" in (settings.var / f"{FILE}.search").read_bytes()
             for trace in (WORDS, AGENT, turn.id, turn.session_id):
                 assert holders(settings.var, config, of=trace)
             assert any("salvage" in place for place in holders(settings.var, of=WORDS))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Fail, Gate
 from cli_session_proxy.testing.upstream import Upstream
 
-from ..conftest import MakeSettings
+from ..conftest import ROOT, MakeSettings
 from ..fakes import TURN
 from ..serving import serving
 from ..talking import ask, request, running
@@ -140,3 +142,18 @@ async def test_the_numbers_need_the_key_as_the_api_does(tmp_path: Path) -> None:
         told = await http.get("/metrics", headers={"Authorization": f"Bearer {KEY}"})
     assert told.status_code == 200
     assert told.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_the_dashboard_asks_for_nothing_that_is_not_counted() -> None:
+    dashboard = json.loads((ROOT / "deploy" / "grafana.json").read_text())
+    asked = {name for panel in dashboard["panels"] for target in panel["targets"]
+             for name in re.findall(rf"{NAMESPACE}_\w+", target["expr"])}  # fmt: skip
+    every = text_string_to_metric_families(Metrics(Going()).text().decode())
+    families = [family for family in every if not family.name.endswith("_created")]
+    ends = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+    counted = {family.name + end for family in families for end in ends[family.type]}
+    assert len(dashboard["panels"]) == len({panel["title"] for panel in dashboard["panels"]})
+    assert asked <= counted
+    assert {family.name for family in families} - {f"{NAMESPACE}_links"} <= {
+        re.sub("_(total|bucket|sum|count)$", "", name) for name in asked
+    }

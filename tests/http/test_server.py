@@ -21,6 +21,7 @@ from cli_session_proxy.domain.models import Finished
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.server import Server, create_app
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.wires import answers
 
 from ..fakes import AGENT, SESSION, TURN, FakeEngine, Step, hello, started, text, turn
 from ..until import until
@@ -418,6 +419,22 @@ async def test_silence_is_filled_with_comments_that_clients_skip(serving: Servin
             await asyncio.wait_for(reader.readuntil(b": keep-alive\n\n"), SOON)
         gate.set()
         await asyncio.wait_for(reader.readuntil(b"data: [DONE]\n\n"), SOON)
+        assert (await finished(door)).acknowledged
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_the_first_comment_does_not_wait_for_the_others(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "FIRST_SIGN", 0.05)
+    gate = asyncio.Event()
+    async with serving(lambda _: [started(), gate, *hello()[1:]], keepalive=3600) as door:
+        reader, writer = await door.ask({**HELLO, "stream": True})
+        await asyncio.wait_for(reader.readuntil(b": keep-alive\n\n"), SOON)
+        gate.set()
+        rest = await asyncio.wait_for(reader.readuntil(b"data: [DONE]\n\n"), SOON)
+        assert b"keep-alive" not in rest
         assert (await finished(door)).acknowledged
         writer.close()
         await writer.wait_closed()

@@ -6,9 +6,11 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
 from cli_session_proxy.domain.models import Agent, Message, Record
@@ -16,7 +18,9 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ImportedTurn
 
-from ..conftest import required
+from ..conftest import ROOT, required
+from ..serving import serving
+from ..talking import running
 
 CHROMIUM = "/usr/bin/chromium"
 # No sandbox: CI runs as root in a container. The rest keeps it from talking to anybody but the page's server.
@@ -33,12 +37,12 @@ def chromium() -> Path:
     return required(Path(found), "apt-get install chromium (make tools does it for root)", what="chromium")
 
 
-@pytest.fixture
-async def browser(chromium: Path, tmp_path: Path) -> AsyncIterator[Browser]:
+@asynccontextmanager
+async def _launched(chromium: Path, home: Path) -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
         # Playwright gives every browser a fresh user-data-dir under TMPDIR and removes it.
         browser = await playwright.chromium.launch(
-            executable_path=chromium, args=list(FLAGS), env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+            executable_path=chromium, args=list(FLAGS), env={"HOME": str(home), "PATH": "/usr/bin:/bin"}
         )
         try:
             yield browser
@@ -46,11 +50,67 @@ async def browser(chromium: Path, tmp_path: Path) -> AsyncIterator[Browser]:
             await browser.close()
 
 
+@pytest.fixture
+async def browser(chromium: Path, tmp_path: Path) -> AsyncIterator[Browser]:
+    async with _launched(chromium, tmp_path) as browser:
+        yield browser
+
+
+@dataclass(frozen=True)
+class World:
+    """A server whose store the tests of one module fill and share, and one browser on it."""
+
+    engine: Engine
+    url: str
+    browser: Browser
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(chromium: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    """Tests that use it are marked `asyncio(loop_scope="module")`, and take agents of their own names."""
+    folder = tmp_path_factory.mktemp("world")
+    settings = store_only(folder)
+    async with (
+        _launched(chromium, folder) as browser,
+        running(settings) as engine,
+        serving(engine, settings) as url,
+    ):
+        yield World(engine, url, browser)
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The source of axe-core, which finds what somebody with a screen reader, or without a mouse, cannot use."""
+    file = ROOT / ".tools" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
+    return required(file, "make tools", what="axe-core").read_text()
+
+
+async def barriers(page: Page, axe: str) -> list[str]:
+    """What axe finds serious on the page as it is: the rule, and where."""
+    await page.evaluate(axe)
+    found = await page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    return [
+        f"{one['id']} ({one['impact']}): {node['target']} {node.get('failureSummary', '')}"
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+    ]
+
+
 @asynccontextmanager
-async def page_of(browser: Browser, url: str, *, scheme: str = "light", refused: bool = False) -> AsyncIterator[Page]:
-    """The page at `/ui`; whatever it reports as an error fails the test (a 401 does not where it is `refused`)."""
+async def page_of(
+    browser: Browser,
+    url: str,
+    *,
+    scheme: str = "light",
+    failing: str = "",
+    width: int = WIDE["width"],
+    at: str = "",
+) -> AsyncIterator[Page]:
+    """The page at `/ui`, at this hash; whatever it reports as an error fails the test, but answers with the status
+    that is `failing`."""
     context: BrowserContext = await browser.new_context(
-        viewport=WIDE,  # type: ignore[arg-type]
+        viewport={**WIDE, "width": width},  # type: ignore[arg-type]
         color_scheme=scheme,  # type: ignore[arg-type]
         reduced_motion="reduce",
     )
@@ -60,9 +120,9 @@ async def page_of(browser: Browser, url: str, *, scheme: str = "light", refused:
     page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
     page.on("dialog", lambda dialog: faults.append(f"dialog: {dialog.message}"))
     try:
-        await page.goto(f"{url.removesuffix('/v1')}/ui")
+        await page.goto(f"{url.removesuffix('/v1')}/ui{at}")
         yield page
-        assert [fault for fault in faults if not (refused and "401" in fault)] == []
+        assert [fault for fault in faults if not (failing and f"status of {failing}" in fault)] == []
     finally:
         await context.close()
 

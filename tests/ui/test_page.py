@@ -200,13 +200,13 @@ async def test_it_asks_for_the_key_and_shows_only_that_owners_chains(browser: Br
         for owner in keys:
             agent = await engine.store.ensure_agent(owner, f"{owner}s agent", owner, named=True, now=1.0)
             await imported(engine, agent, [("hello", "hi")])
-        async with page_of(browser, url, refused=True) as page:
+        async with page_of(browser, url, failing="401") as page:
             await expect(page.locator("#key")).to_be_focused()
             await page.keyboard.type("wrong-but-long-enough")
-            # The field is focused all along: only the refusal tells that the page asks anew.
-            async with page.expect_response(lambda answer: answer.status == 401):
-                await page.keyboard.press("Enter")
-            await expect(page.locator("#key")).to_have_value("")
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#key-refused")).to_have_text("The proxy refused this key.")
+            # It is marked: what is typed now takes its place.
+            await expect(page.locator("#key")).to_have_value("wrong-but-long-enough")
             await expect(page.locator("#key")).to_be_focused()
             await page.keyboard.type(keys["alice"])
             await page.keyboard.press("Enter")

@@ -10,6 +10,7 @@ from playwright.async_api import Browser, Page, expect
 
 from cli_session_proxy.domain.models import Message, Record, Session
 from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.export import shown
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
@@ -39,14 +40,14 @@ async def test_every_repair_is_told_at_its_turn_and_on_the_timeline(browser: Bro
             await page.locator("#chains .row").click()
             await expect(page.locator("#chain .row")).to_have_count(len(CASES))
             for number, case in enumerate(CASES, 1):
+                made = [link for link in links if link.turn_id == f"turn_{number}"]
+                sentences = [*(shown.link(link)["says"] for link in made), *shown.says(rows[number - 1], made)]
+                assert " ".join(sentences) == case.says
                 row = page.locator(f"#chain .row[data-turn=turn_{number}]")
-                await expect(row.locator(".link")).to_have_count(1)
-                await expect(row.locator(".link")).to_contain_text(case.says)
+                await expect(row.locator(".link")).to_contain_text(sentences)
                 await row.click()
                 await expect(page.locator("#turn h2")).to_contain_text(f"Turn {number} ")
-                told = page.locator("#turn > .link")
-                await expect(told).to_have_count(1)
-                await expect(told).to_contain_text(case.says)
+                await expect(page.locator("#turn > .link")).to_contain_text(sentences)
             linked = [(n, case) for n, case in enumerate(CASES, 1) if case.reason not in (None, "started")]
             await page.locator(".timeline summary").click()
             items = page.locator(".timeline li")

@@ -23,7 +23,7 @@ from ..base import Adoptable, Answered, Counts, Event, Execution, Job, Kept, Los
 from .process import events, failures
 from .process.child import end_left
 from .process.pool import Pool, Restarts
-from .sessions import adoption, history, paths, settling
+from .sessions import adoption, history, paths, seeing, settling
 from .sessions.capture import LiveSession, TurnOutcome
 from .sessions.manager import Foreign, Plan, Sessions
 from .sessions.verifying import Verifier, compare
@@ -114,6 +114,9 @@ class ClaudeBackend:
 
     async def compare(self, agent: Agent, turn: Turn) -> base.Comparison:
         return await compare(self._verifier, self._store, agent, turn)
+
+    async def request_of(self, turn: Turn) -> base.Seen | None:
+        return await seeing.seen(self._store, turn)
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
         ended = await asyncio.gather(*(asyncio.to_thread(end_left, pid, started) for pid, started in strays))

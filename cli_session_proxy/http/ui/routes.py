@@ -31,6 +31,8 @@ FILES: Mapping[str, str] = {
     "chains.js": "text/javascript; charset=utf-8",
     "chain.js": "text/javascript; charset=utf-8",
     "graph.js": "text/javascript; charset=utf-8",
+    "markdown.js": "text/javascript; charset=utf-8",
+    "search.js": "text/javascript; charset=utf-8",
     "turn.js": "text/javascript; charset=utf-8",
 }
 # Nothing but our own files is loaded or run, nothing is sent elsewhere, and no page may frame this one.
@@ -67,6 +69,7 @@ class Ui:
             (f"{chain}/turns", self.turns, About(query={"before": COUNT, "limit": COUNT})),
             (f"{chain}/turns/{{turn_id}}", self.turn, About(query={"redact": SWITCH})),
             (f"{chain}/turns/{{turn_id}}/transcript", self.transcript, None),
+            (f"{chain}/turns/{{turn_id}}/seen", self.seen, None),
             (f"{chain}/repairs", self.repairs, None),
         ):
             add(app, "GET", path, handler, about)
@@ -113,6 +116,14 @@ class Ui:
         agent = await self._agent(request)
         compared = await self._engine.backend.compare(agent, await self._turn(request, agent))
         return JSONResponse(await asyncio.to_thread(views.comparison, compared))
+
+    async def seen(self, request: Request) -> Response:
+        """What the model was sent in this turn, beside the chain."""
+        turn = await self._turn(request, await self._agent(request))
+        found = await self._engine.backend.request_of(turn)
+        if found is None:
+            raise NotFound(f"turn {turn.id!r} has no records of what was sent", param="turn_id")
+        return JSONResponse(await asyncio.to_thread(views.seen, turn, found))
 
     async def repairs(self, request: Request) -> Response:
         """The newest links that are not a plain start, newest first."""

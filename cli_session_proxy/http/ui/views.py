@@ -8,14 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ... import redact
-from ...backends.base import Comparison
+from ...backends.base import Comparison, Seen
 from ...domain.models import JSON, Agent, Block, Link, Turn
-from ...export import shown
+from ...export import explain, shown
 from ...export.words import shallow
 from ...stores.base import TurnPage
 
 # A row is two lines on a screen; the whole text is shown when the turn is opened.
 PREVIEW = 240
+# Blocks of a request that are shown: what stands before them is the chain's, turn by turn.
+NEWEST_SENT = 200
 # A record is compared whole and shown this far (characters).
 SHOWN = 2000
 
@@ -105,7 +107,20 @@ def comparison(found: Comparison) -> JSON:
         return told
     return told | {
         "session_id": found.session_id, "transcript": found.transcript, "tip_turn_id": found.tip_turn_id,
+        "by_hand": found.by_hand,
     }  # fmt: skip
+
+
+def seen(turn: Turn, found: Seen) -> JSON:
+    """The verdict, and the newest messages of the request, without secrets."""
+    missing, summarised = len(found.missing), found.summarised
+    return {
+        "verdict": explain.context(found.turns, missing, summarised, turn.usage, extends=found.extends),
+        "forgotten": bool(missing),
+        "missing": list(found.missing),
+        "total": len(found.messages),
+        "messages": [{"role": role, "text": _record_text([block])} for role, block in found.messages[-NEWEST_SENT:]],
+    }
 
 
 def _record_text(blocks: Sequence[Any] | None) -> str | None:

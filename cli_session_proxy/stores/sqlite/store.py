@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ...domain.searching import Found, Indexed, Search
 from ..sql.migrations import MIGRATIONS, Migration
 from ..sql.store import SqlStore
 from .database import SqliteDatabase
+from .search import SearchIndex
 
 # The store of a `var/` directory.
 FILE = "chains.sqlite3"
@@ -33,4 +36,15 @@ class SqliteStore(SqlStore):
         migrations: Sequence[Migration] = MIGRATIONS,
     ) -> None:
         self.database = SqliteDatabase(url_or_path, busy_timeout=busy_timeout, clock=clock)
+        self._index = SearchIndex(self.database.path, busy_timeout)
         super().__init__(self.database, migrations)
+
+    async def delete_agent(self, key: int) -> None:
+        await super().delete_agent(key)
+        await asyncio.to_thread(self._index.forget, key)
+
+    async def index(self, seconds: float) -> Indexed:
+        return await asyncio.to_thread(self._index.index, seconds)
+
+    async def search(self, wanted: Search) -> Found:
+        return await asyncio.to_thread(self._index.search, wanted)

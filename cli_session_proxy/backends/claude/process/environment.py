@@ -107,6 +107,14 @@ def interactive(settings: Settings, *, tmpdir: Path) -> dict[str, str]:
     return there | build(settings, tmpdir=tmpdir, config_dir=config_dir(settings))
 
 
+def resume_command(settings: Settings, sandbox: Path, session_id: str) -> str:
+    """What a person types to go on in a session."""
+    directory = config_dir(settings)
+    named = [] if directory == _default_config_dir(settings) else [f"{CONFIG_DIR}={shlex.quote(str(directory))}"]
+    program = shlex.quote(str(settings.claude_bin or "claude"))
+    return " ".join(["cd", shlex.quote(str(sandbox)), "&&", *named, program, "--resume", shlex.quote(session_id)])
+
+
 def login_command(settings: Settings) -> str:
     """The command that logs in the CLI of these settings, with this program named as it was started."""
     started = sys.argv[0]

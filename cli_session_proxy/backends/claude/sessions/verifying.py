@@ -88,6 +88,7 @@ class Verifier:
     """Compares agents' chains with their transcripts. Only reads."""
 
     def __init__(self, settings: Settings, store: Store) -> None:
+        self._settings = settings
         self._store = store
         self._sandboxes = Sandboxes(settings)
         self._config_dir = environment.config_dir(settings)
@@ -112,6 +113,10 @@ class Verifier:
             notes += looked.notes
         every = (tuple(busy), tuple(unwritten), tuple(found), tuple(notes))
         return Verified(agent.agent_id, agent.owner, len(sessions), records, *every)
+
+    def by_hand(self, agent: Agent, session_id: str) -> str:
+        """The command with which a person goes on in this session; the chain takes in what they say there."""
+        return environment.resume_command(self._settings, self._sandboxes.path(agent.dir), session_id)
 
     async def _faults(self, agent: Agent, sessions: Sequence[Session]) -> AsyncIterator[Difference]:
         """Is the head there, and on a path that can be written again?"""
@@ -194,6 +199,7 @@ async def compare(verifier: Verifier, store: Store, agent: Agent, turn: Turn) ->
         session.id,
         told[0].transcript if told else session.transcript,
         session.tip_turn_id,
+        verifier.by_hand(agent, session.id),
     )
 
 

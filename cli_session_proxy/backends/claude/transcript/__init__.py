@@ -35,6 +35,7 @@ from .files import (
     remove_project,
 )
 from .mending import (
+    SUMMARY,
     Head,
     LeftOut,
     count,
@@ -59,6 +60,7 @@ from .writing import NO_CONTENT, OPENED_BY_ASSISTANT, Scribe, in_strict_order, t
 __all__ = [
     "NO_CONTENT",
     "OPENED_BY_ASSISTANT",
+    "SUMMARY",
     "Changed",
     "Entry",
     "Found",

@@ -14,7 +14,12 @@ export function onKeyNeeded(ask) {
   askForKey = ask;
 }
 
-export function useKey(key) {
+/** Keep this key for the tab if the proxy takes it. Raises a `Fault` with status 401 where it does not. */
+export async function useKey(key) {
+  const answer = await fetch("/v1/chains?limit=1", { headers: { Authorization: `Bearer ${key}` }, cache: "no-store" }).catch(() => {
+    throw new Fault("The proxy does not answer. Is it running?", 0);
+  });
+  if (!answer.ok) throw new Fault(await wordsOf(answer), answer.status);
   sessionStorage.setItem(KEY, key);
 }
 
@@ -33,13 +38,15 @@ async function request(path, options) {
   }
   if (answer.ok) return answer;
   if (answer.status === 401) askForKey();
-  let message = `${answer.status} for ${path}`;
+  throw new Fault(await wordsOf(answer), answer.status);
+}
+
+async function wordsOf(answer) {
   try {
-    message = (await answer.json()).error.message;
+    return (await answer.json()).error.message;
   } catch {
-    // not an error of ours: the status has to do
+    return `${answer.status} ${answer.statusText}`; // not an error of ours: the status has to do
   }
-  throw new Fault(message, answer.status);
 }
 
 export async function get(path, signal) {

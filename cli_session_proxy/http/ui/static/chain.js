@@ -14,6 +14,7 @@ export class ChainView {
     this.summary = section.querySelector(".summary");
     this.list = section.querySelector(".list");
     this.more = section.querySelector(".more");
+    this.empty = section.querySelector(".empty");
     Object.assign(this, { onFault, onLive, onTurn });
     this.agentId = null;
     this.more.addEventListener("click", () => this.older());
@@ -33,6 +34,7 @@ export class ChainView {
     this.loading = null;
     this.about = null;
     this.opened = null;
+    this.empty.hidden = true;
     fill(this.list);
     this.timeline = h("details.timeline", { hidden: true }, h("summary", null, "Links and repairs"), h("ol"));
     this.timeline.addEventListener("toggle", () => this.showTimeline());
@@ -40,8 +42,7 @@ export class ChainView {
     fill(this.summary, h("h1", { title: agentId }, agentId), h("p"), this.timeline);
     this.stop = new AbortController();
     const { signal } = this.stop;
-    await this.load(PAGE, signal);
-    if (!signal.aborted) this.tail(signal);
+    if ((await this.load(PAGE, signal)) && !signal.aborted) this.tail(signal);
   }
 
   close() {
@@ -54,6 +55,7 @@ export class ChainView {
 
   // what there is
 
+  /** False where there is no such agent. */
   async load(limit, signal) {
     const before = this.next ? `&before=${this.next}` : "";
     try {
@@ -65,8 +67,15 @@ export class ChainView {
       this.render();
       this.onFault(null);
     } catch (fault) {
-      if (!signal.aborted) this.onFault(fault);
+      if (signal.aborted) return true;
+      if (fault.status !== 404) this.onFault(fault);
+      else {
+        this.empty.hidden = false;
+        fill(this.empty, "There is no agent of this name. ", h("a", { href: "#/" }, "All agents"));
+        return false;
+      }
     }
+    return true;
   }
 
   take(page) {
@@ -90,7 +99,7 @@ export class ChainView {
       Object.assign(known.turn, turn);
       return false;
     }
-    this.known.set(turn.id, { turn, element: null, drawn: null });
+    this.known.set(turn.id, { turn, element: null, item: null, drawn: null });
     this.turns.push(turn);
     return true;
   }
@@ -135,7 +144,7 @@ export class ChainView {
       this.take(page);
       for (const turn of page.data) this.learn(turn);
       if (this.turns.length === page.data.length) this.next = page.next;
-        this.render(before);
+      this.render(before);
       if (this.opened && page.data.some((turn) => turn.id === this.opened)) this.onTurn(this.opened);
     } catch (fault) {
       if (!signal.aborted) this.onFault(fault);
@@ -162,16 +171,19 @@ export class ChainView {
       const known = this.known.get(turn.id);
       const drawn = JSON.stringify([turn, graph[n], this.about.head === turn.id]);
       if (known.drawn !== drawn) {
-        if (!known.element) known.element = h("a.row", { role: "listitem", tabindex: "-1" });
+        if (!known.element) {
+          known.element = h("a.row", { tabindex: "-1" });
+          known.item = h("li", null, known.element);
+        }
         this.drawRow(known.element, turn, graph[n]);
         if (before && known.drawn !== null) known.element.classList.add("fresh");
         known.drawn = drawn;
       }
       if (before && !before.has(turn.id)) known.element.classList.add("fresh");
-      if (known.element !== at) this.list.insertBefore(known.element, at);
+      if (known.item !== at) this.list.insertBefore(known.item, at);
       else at = at.nextSibling;
     });
-    if (this.turns.length && !this.list.querySelector('[tabindex="0"]')) this.list.firstChild.tabIndex = 0;
+    if (this.turns.length && !this.list.querySelector('[tabindex="0"]')) this.list.firstChild.firstChild.tabIndex = 0;
     this.more.hidden = !this.next;
   }
 
@@ -218,7 +230,7 @@ export class ChainView {
     row.dataset.turn = turn.id;
     row.classList.toggle("open", turn.id === this.opened);
     row.classList.toggle("repaired", turn.says.length > 0 || turn.links.some((link) => REPAIRS.has(link.reason)));
-    row.classList.toggle("off", ["refused", "failed", "cancelled"].includes(turn.status) || isLost(turn));
+    row.classList.toggle("off", ["refused", "failed", "cancelled"].includes(turn.status) || isLost(turn)); // on no path
     coloured(row, turn.session_id);
     const head = this.about.head === turn.id;
     fill(

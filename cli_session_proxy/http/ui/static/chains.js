@@ -16,7 +16,6 @@ export class Chains {
     this.drawn = new Map();
     this.open = null;
     this.asked = 0;
-    search.addEventListener("input", () => this.refresh());
   }
 
   start() {
@@ -49,17 +48,20 @@ export class Chains {
     for (const row of shown) {
       const state = JSON.stringify(row) + (row.agent_id === this.open);
       let entry = this.drawn.get(row.agent_id);
-      if (!entry) entry = { state: null, element: h("a.row", { role: "listitem", tabindex: "-1" }) };
+      if (!entry) {
+        const element = h("a.row", { tabindex: "-1" });
+        entry = { state: null, element, item: h("li", null, element) };
+      }
       if (entry.state !== state) {
         drawRow(entry.element, row, row.agent_id === this.open);
         entry.state = state;
       }
       kept.set(row.agent_id, entry);
-      wanted.push(entry.element);
+      wanted.push(entry.item);
     }
     this.drawn = kept;
     place(this.list, wanted);
-    if (!this.list.querySelector('[tabindex="0"]') && wanted.length) wanted[0].tabIndex = 0;
+    if (!this.list.querySelector('[tabindex="0"]') && wanted.length) wanted[0].firstChild.tabIndex = 0;
     this.empty.hidden = wanted.length > 0;
     fill(this.empty, words ? `No agent matches “${words}”.` : "No chains yet: send a request, or try cli-session-proxy chat.");
   }
@@ -76,9 +78,9 @@ function place(list, wanted) {
   for (const child of [...list.children]) if (!keep.has(child)) child.remove();
   wanted.forEach((element, at) => {
     if (list.children[at] !== element) {
-      const focused = document.activeElement === element;
+      const focused = element.contains(document.activeElement) && document.activeElement;
       list.insertBefore(element, list.children[at] || null);
-      if (focused) element.focus();
+      if (focused) focused.focus();
     }
   });
 }

@@ -46,6 +46,17 @@ export function session(id) {
   return coloured(h("span.session", { title: id }, id.slice(0, 8)), id);
 }
 
+/** A button that copies this text, and says so. */
+export function copier(text, words) {
+  const button = h("button.copy", { type: "button", title: text }, words);
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(text);
+    fill(button, "copied");
+    setTimeout(() => fill(button, words), 1500);
+  });
+  return button;
+}
+
 export function money(dollars) {
   if (dollars === null || dollars === undefined) return "–";
   return `$${dollars.toFixed(dollars < 0.1 ? 4 : 2)}`;

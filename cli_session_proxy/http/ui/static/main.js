@@ -3,7 +3,8 @@
 import { onKeyNeeded, useKey } from "./api.js";
 import { ChainView } from "./chain.js";
 import { Chains } from "./chains.js";
-import { fill } from "./dom.js";
+import { fill, h } from "./dom.js";
+import { SearchView } from "./search.js";
 import { TurnView } from "./turn.js";
 
 const at = (id) => document.getElementById(id);
@@ -11,10 +12,17 @@ const search = at("search");
 const help = at("help");
 const askKey = at("ask-key");
 
-function onFault(fault) {
-  const place = at("fault");
-  place.hidden = !fault || fault.status === 401;
-  fill(place, fault ? fault.message : "");
+// What each view could not do, until it can: one that works does not hide what another one says.
+const faults = new Map();
+
+function faultOf(view) {
+  return (fault) => {
+    if (fault && fault.status !== 401) faults.set(view, fault.message);
+    else faults.delete(view);
+    const words = [...new Set(faults.values())].join(" ");
+    at("fault").hidden = !words;
+    if (at("fault").textContent !== words) fill(at("fault"), words);
+  };
 }
 
 function onLive(state) {
@@ -23,55 +31,82 @@ function onLive(state) {
 }
 
 const turn = new TurnView(at("turn"), {
-  numberOf: (id) => chain.numberOf(id), onFault,
+  numberOf: (id) => chain.numberOf(id), onFault: faultOf("turn"),
   onRewound: (agentId, id) => {
     chain.changed(chain.stop.signal);
     turn.open(agentId, id);
   },
 });
-const chains = new Chains(at("chains"), search, { onFault });
-const chain = new ChainView(at("chain"), { onFault, onLive, onTurn: (id) => turn.open(chain.agentId, id) });
+const chains = new Chains(at("chains"), search, { onFault: faultOf("chains") });
+const chain = new ChainView(at("chain"), { onFault: faultOf("chain"), onLive, onTurn: (id) => turn.open(chain.agentId, id) });
 
-// --- where we are: #/AGENT/TURN
+const found = new SearchView(at("found"), search, {
+  onFault: faultOf("search"),
+  onAsk: (query) => {
+    const wanted = String(query) ? `#/?${query}` : before;
+    if (here.query) location.replace(wanted); // one step back leads to where the search began
+    else if (String(query)) location.hash = wanted;
+  },
+});
 
-let here = { agent: null, turn: null };
+// --- where we are: #/AGENT/TURN, or #/?q=WORDS&status=…
+
+let here = { agent: null, turn: null, query: null };
+let before = "#/"; // where somebody was when they began to search
 
 function parts() {
-  const [agent, turnId] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
-  return { agent: agent || null, turn: turnId || null };
+  const where = location.hash.replace(/^#\/?/, "");
+  if (where.startsWith("?")) return { agent: null, turn: null, query: new URLSearchParams(where) };
+  const [agent, turnId] = where.split("/").map(decodeURIComponent);
+  return { agent: agent || null, turn: turnId || null, query: null };
 }
 
 async function go() {
-  const before = here;
+  const last = here;
   here = parts();
-  document.body.dataset.view = here.turn ? "turn" : here.agent ? "chain" : "chains";
-  document.title = `${here.agent || "chains"} · cli_session_proxy`;
+  if (!here.query) before = location.hash || "#/";
+  document.body.dataset.view = here.query ? "search" : here.turn ? "turn" : here.agent ? "chain" : "chains";
+  document.title = `${here.query ? "search" : here.agent || "chains"} · cli_session_proxy`;
+  drawCrumbs();
+  if (here.query) found.open(here.query);
+  else if (last.query || !at("found").hidden) found.close();
+  if (here.query || last.query) chains.refresh();
   chains.mark(here.agent);
   if (here.turn) turn.open(here.agent, here.turn);
   else turn.close();
   if (here.agent) await chain.open(here.agent);
   else chain.close();
   if (here.agent) chain.mark(here.turn);
-  if (!here.agent && before.agent) focusRow(rowOf("agent", before.agent));
-  else if (here.agent && !here.turn) focusRow(rowOf("turn", before.turn) || rows()[0]);
+  if (here.query) return;
+  if (!here.agent && last.agent) focusRow(rowOf("agent", last.agent));
+  else if (here.agent && !here.turn) focusRow(rowOf("turn", last.turn) || rows()[0]);
+}
+
+/** The way back, where one view fills the screen. */
+function drawCrumbs() {
+  const of = (href, words, last) => h("a", { href, "aria-current": last && "page" }, words);
+  fill(at("crumbs"), of("#/", "Agents", !here.agent),
+    here.agent && [" › ", of(`#/${encodeURIComponent(here.agent)}`, here.agent, !here.turn)], here.turn && " › turn");
 }
 
 const rowOf = (name, value) => rows().find((row) => row.dataset[name] === value);
 
 function back() {
-  if (here.turn) location.hash = `#/${encodeURIComponent(here.agent)}`;
+  if (here.query) location.hash = before;
+  else if (here.turn) location.hash = `#/${encodeURIComponent(here.agent)}`;
   else if (here.agent) location.hash = "#/";
 }
 
 // --- keys
 
 function rows() {
-  return [...at(here.agent ? "chain" : "chains").querySelectorAll(".list > .row")];
+  const lists = here.query ? "#chains, #found" : here.agent ? "#chain" : "#chains";
+  return [...document.querySelectorAll(lists)].flatMap((one) => [...one.querySelectorAll(".list .row")]);
 }
 
 function focusRow(row) {
   if (!row) return;
-  const old = row.parentElement.querySelector('[tabindex="0"]');
+  const old = row.closest(".list").querySelector('[tabindex="0"]');
   if (old) old.tabIndex = -1;
   row.tabIndex = 0;
   row.focus();
@@ -114,10 +149,13 @@ const KEYS = {
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
-  if (event.target.matches("input")) {
-    if (event.target === search && (event.key === "Escape" || event.key === "Enter")) {
-      if (here.agent) location.hash = "#/";
-      focusRow(document.querySelector("#chains .list > .row"));
+  if (event.target.matches("input, select")) {
+    if (event.key === "Escape" && (here.query || event.target === search)) {
+      event.target.blur();
+      if (here.query) location.hash = before;
+      event.preventDefault();
+    } else if (event.key === "Enter" && event.target === search) {
+      focusRow(rows()[0]);
       event.preventDefault();
     }
     return;
@@ -132,7 +170,6 @@ document.addEventListener("keydown", (event) => {
 });
 
 at("help-button").addEventListener("click", () => help.showModal());
-search.addEventListener("focus", () => here.agent && (location.hash = "#/"));
 
 // --- the key
 
@@ -142,10 +179,21 @@ onKeyNeeded(() => {
     at("key").focus();
   }
 });
-askKey.addEventListener("submit", (event) => {
+askKey.addEventListener("submit", async (event) => {
   event.preventDefault();
-  useKey(at("key").value.trim());
-  at("key").value = "";
+  const field = at("key");
+  const refused = at("key-refused");
+  refused.hidden = true;
+  try {
+    await useKey(field.value.trim());
+  } catch (fault) {
+    refused.hidden = false;
+    fill(refused, fault.status === 401 ? "The proxy refused this key." : fault.message);
+    field.select();
+    field.focus();
+    return;
+  }
+  field.value = "";
   askKey.hidden = true;
   chains.refresh();
   chain.close();

@@ -2,7 +2,8 @@
 
 import { chainPath, get, post } from "./api.js";
 import { drawSaid } from "./chain.js";
-import { coloured, count, fill, h, millis, money, session, short, time } from "./dom.js";
+import { markdown } from "./markdown.js";
+import { coloured, copier, count, fill, h, millis, money, session, short, time } from "./dom.js";
 
 // The way of a turn, in order; each part of the bar ends at its step.
 const STEPS = ["queued", "session_ready", "first_block", "result", "committed"];
@@ -16,9 +17,14 @@ const FOUND = {
   different: "the next turn mends it from the chain",
   none: "no session holds this turn: it was imported, or it failed",
 };
+// How a turn came to the chain, where it was not simply asked for.
+const ORIGIN = {
+  imported: "the history that a client sent", adopted: "somebody who talked to the session by hand",
+};
 const STATE_OF = { equal: "completed", busy: "running", different: "failed", none: "" };
 const HIDDEN = "[redacted]"; // as redact.py puts it
 const LONG = 4000; // characters of one text that are shown at once
+const LONGEST_FORMATTED = 50000; // characters of an answer that are shown as Markdown
 
 export class TurnView {
   constructor(section, { numberOf, onFault, onRewound }) {
@@ -30,12 +36,16 @@ export class TurnView {
   close() {
     this.asked += 1;
     this.shown = null;
+    this.agentId = null;
+    this.onFault(null);
     this.section.hidden = true;
   }
 
   /** `bare`: with the secrets that were said, for this once. A turn that changes while it is open keeps how it is. */
   async open(agentId, turnId, bare = this.shown === turnId && this.bare) {
     const asked = ++this.asked;
+    if (this.agentId !== agentId) fill(this.section); // nothing of one agent stays under the name of another
+    this.agentId = agentId;
     const path = `${chainPath(agentId)}/turns/${encodeURIComponent(turnId)}`;
     try {
       const found = await get(bare ? `${path}?redact=0` : path);
@@ -53,12 +63,23 @@ export class TurnView {
         if (asked === this.asked) this.drawTranscript(compared);
       }
     } catch (fault) {
-      if (asked === this.asked) this.onFault(fault);
+      if (asked !== this.asked) return;
+      if (fault.status === 404) this.drawMissing(agentId, fault);
+      else this.onFault(fault);
     }
+  }
+
+  drawMissing(agentId, fault) {
+    this.shown = null;
+    this.section.hidden = false;
+    fill(this.section, h("h2", null, "No such turn"), h("p", null, fault.message), h("p", null,
+      h("a", { href: `#/${encodeURIComponent(agentId)}` }, "The turns of this agent"), " · ", h("a", { href: "#/" }, "All agents")));
   }
 
   draw(agentId, { turn, links, number, children, is_head: isHead }) {
     const to = (id) => h("a", { href: `#/${encodeURIComponent(agentId)}/${encodeURIComponent(id)}`, title: id }, id.slice(0, 13));
+    const place = (id) => this.numberOf(id);
+    const parent = (id) => (place(id) ? h("a", { href: `#/${encodeURIComponent(agentId)}/${encodeURIComponent(id)}`, title: id }, `#${place(id)}`) : to(id));
     const others = children.length > 1 ? ` (${children.length} branches)` : "";
     fill(
       this.section,
@@ -72,9 +93,9 @@ export class TurnView {
         ...Object.entries(turn.metadata || {}).map(([name, value]) => [name, short(value)]),
         ["session", turn.session_id ? coloured(h("code.session", null, turn.session_id), turn.session_id) : session(null)],
         ["accepted", time(turn.created_at)],
-        ["continues", turn.parent_id ? to(turn.parent_id) : neverBegan(turn) ? "undecided: it never began" : "nothing: a new start"],
+        ["continues", turn.parent_id ? parent(turn.parent_id) : neverBegan(turn) ? "undecided: it never began" : "nothing: a new start"],
         ["continued by", children.length ? [...children.flatMap((id) => [to(id), " "]), others] : "nothing yet"],
-        ["came by", turn.origin],
+        ["came from", ORIGIN[turn.origin] || `a request (${turn.origin})`],
         ["answer", turn.output.length || !turn.error ? turn.delivery : "none"],
       ]),
       ...links.map((link) => h("div.link.card", { "data-reason": link.reason },
@@ -93,6 +114,7 @@ export class TurnView {
       part("Tokens and cost", tokens(turn)),
       part("Why it ran so", facts(Object.entries(turn.reason).map(([name, value]) => [name.replaceAll("_", " "), reason(value)]))),
       turn.attempts.length > 1 && part("Attempts", ...turn.attempts.map((one) => h("pre", null, JSON.stringify(one)))),
+      ["completed", "requires_action"].includes(turn.status) && this.seenBy(agentId, turn),
       h("section.transcript", { "aria-label": "Chain and transcript" }),
       h("details", null, h("summary", null, "JSON"), h("pre", null, JSON.stringify(turn, null, 1))),
     );
@@ -131,6 +153,32 @@ export class TurnView {
     return place;
   }
 
+  /** What the model was sent: asked for when somebody wants to know, as it reads the whole path. */
+  seenBy(agentId, turn) {
+    const place = h("section.seen", { "aria-label": "What the model saw" });
+    const ask = h("button", { type: "button" }, "What did the model see?");
+    ask.addEventListener("click", async () => {
+      ask.disabled = true;
+      try {
+        const seen = await get(`${chainPath(agentId)}/turns/${encodeURIComponent(turn.id)}/seen`);
+        const to = (id) => h("a", { href: `#/${encodeURIComponent(agentId)}/${encodeURIComponent(id)}` }, id);
+        const left = seen.total - seen.messages.length;
+        fill(place, h("h3", null, "What the model saw"),
+          h("p.verdict", { "data-forgotten": seen.forgotten }, seen.verdict),
+          seen.missing.length > 0 && h("p", null, "not sent: ", ...seen.missing.slice(0, 20).flatMap((id) => [to(id), " "])),
+          h("details", { open: true }, h("summary", null, `the request, ${count(seen.total, "block")}`),
+            left > 0 && h("p.quiet", null, `${count(left, "earlier block")} not shown here`),
+            ...seen.messages.map((one) => h("div.said", { "data-role": one.role }, h("span.role", null, one.role), text(one.text)))));
+      } catch (fault) {
+        ask.disabled = false;
+        if (fault.status === 404) fill(place, h("p.quiet", null, fault.message));
+        else this.onFault(fault);
+      }
+    });
+    fill(place, ask);
+    return place;
+  }
+
   drawTranscript(compared) {
     const { found } = compared;
     const rows = compared.records.map((row) => h("tr", { "data-state": row.state },
@@ -144,6 +192,7 @@ export class TurnView {
       h("p", null, h("span.badge", { "data-state": STATE_OF[found] }, found), " ", FOUND[found]),
       ...compared.differences.map((one) => h("p.link", { "data-reason": "rebuilt" }, h("strong", null, one.kind), " ", one.text)),
       compared.transcript && h("p.quiet", null, h("code", null, compared.transcript)),
+      compared.by_hand && h("p.by-hand", null, h("code", null, compared.by_hand), " ", copier(compared.by_hand, "Copy")),
       rows.length > 0 && h("details", found === "different" ? { open: true } : null,
         h("summary", null, `${count(rows.length, "record")} of this turn`), h("table.records", null, h("tbody", null, ...rows))),
     );
@@ -168,8 +217,23 @@ function reason(value) {
   return facts(Object.entries(value).map(([name, inner]) => [name.replaceAll("_", " "), short(inner)]));
 }
 
+/** A message with a button that copies its words; what a model wrote is shown as it means it, or as it is written. */
 function said(role, blocks) {
-  return h("div.said", { "data-role": role }, h("span.role", null, role), ...blocks.map(block));
+  const words = blocks.filter((one) => one.type === "text").map((one) => one.text).join("\n\n");
+  const formatted = role === "assistant" && words && words.length <= LONGEST_FORMATTED;
+  const body = h("div", null);
+  const show = (plain) => fill(body, ...blocks.map((one) => (formatted && !plain && one.type === "text"
+    ? h("div.text.markdown", null, ...markdown(one.text)) : block(one))));
+  const asWritten = formatted && h("button.copy", { type: "button", "aria-pressed": "false" }, "As written");
+  if (asWritten) {
+    asWritten.addEventListener("click", () => {
+      const plain = asWritten.getAttribute("aria-pressed") === "false";
+      asWritten.setAttribute("aria-pressed", String(plain));
+      show(plain);
+    });
+  }
+  show(false);
+  return h("div.said", { "data-role": role }, h("p.head", null, h("span.role", null, role), " ", words && copier(words, "Copy"), " ", asWritten), body);
 }
 
 function block(one) {

@@ -1,0 +1,179 @@
+"""`show`: one agent, session or turn on one screen, beside a running server or without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from operator import attrgetter
+
+from rich.console import Console
+from rich.text import Text
+
+from ..backends.claude.process import environment
+from ..backends.claude.sessions import seeing
+from ..domain.models import JSON, Agent, Block, Link, Session, Turn
+from ..domain.searching import Search
+from ..errors import NotFound
+from ..export import explain, shown
+from ..export.words import count, printable
+from ..sandbox import Sandboxes
+from ..settings import Settings
+from ..stores.base import Store
+from .showing import opened
+
+# Newest turns of an agent in which repairs and failures are looked for.
+NEWEST = 200
+# Lines of each of those, and characters of what was said.
+LINES = 5
+WORDS = 300
+
+
+async def show(settings: Settings, owner: str | None, wanted: str) -> JSON:
+    """What there is to see of it. Raises `NotFound` for a name that fits nothing, or too much."""
+    async with opened(settings) as store:
+        if store is None:
+            raise NotFound(f"nothing is kept in {settings.var} yet: see `chains`")
+        found = await _named(store, owner, wanted)
+        if isinstance(found, Agent):
+            return await _agent(settings, store, found)
+        agent = await store.agent_by_key(found.agent_key)
+        assert agent is not None
+        if isinstance(found, Turn):
+            return await _turn(settings, store, agent, found)
+        return await _session(settings, store, agent, found)
+
+
+async def _named(store: Store, owner: str | None, wanted: str) -> Agent | Session | Turn:
+    """By its whole name, else by a part that fits nothing else."""
+    every = [row.agent async for row in store.summaries(owner)]
+    keys = {agent.key for agent in every}
+    if named := [agent for agent in every if agent.agent_id == wanted]:
+        return named[0]
+    for whole in (await store.session(wanted), await store.turn(wanted)):
+        if whole is not None and whole.agent_key in keys:
+            return whole
+    hits = [hit for hit in (await store.search(Search(f'"{wanted}"', owner))).hits if hit.kind != "words"]
+    if len(hits) == 1:
+        (hit,) = hits
+        if hit.kind == "session":
+            return await store.session(hit.session_id or "") or hit.agent
+        return (await store.turn(hit.turn_id or "") if hit.kind == "turn" else None) or hit.agent
+    if not hits:
+        raise NotFound(f"no agent, session or turn is called {wanted!r}: `find` looks for words, too")
+    names = {"agent": "agent.agent_id", "session": "session_id", "turn": "turn_id"}
+    several = ", ".join(str(attrgetter(names[hit.kind])(hit)) for hit in hits[:LINES])
+    raise NotFound(f"{wanted!r} fits {several}: say more of it")
+
+
+async def _agent(settings: Settings, store: Store, agent: Agent) -> JSON:
+    (row,) = [one async for one in store.summaries(agent.owner) if one.agent.key == agent.key]
+    newest = (await store.page(agent.key, before_seq=None, limit=NEWEST)).turns
+    head = await store.turn(agent.head) if agent.head is not None else None
+    failed = [turn for turn in newest if turn.status in ("failed", "cancelled", "refused")]
+    return {
+        "kind": "agent", "agent_id": agent.agent_id, "owner": agent.owner,
+        "turns": row.turns, "sessions": row.sessions, "repairs": row.repairs, "cost_usd": row.cost_usd,
+        "head": await _told(store, head),
+        "last_repairs": [_link(link) for link in await store.repairs(agent.key, limit=LINES)],
+        "last_failures": [await _told(store, turn) for turn in failed[:LINES]],
+        "waiting": [turn.id for turn in newest if turn.status in ("queued", "running")],
+        **_place(settings, agent, head.session_id if head is not None else None),
+    }  # fmt: skip
+
+
+async def _session(settings: Settings, store: Store, agent: Agent, session: Session) -> JSON:
+    tip = await store.turn(session.tip_turn_id) if session.tip_turn_id else None
+    chain = await store.chain(agent.key)
+    links = [link for link in (chain.links if chain else ()) if session.id in (link.from_session, link.to_session)]
+    return {
+        "kind": "session", "agent_id": agent.agent_id, "owner": agent.owner,
+        "at_head": session.tip_turn_id == agent.head, "tip": await _told(store, tip),
+        "transcript": session.transcript, "cli_version": session.cli_version,
+        "links": [_link(link) for link in links[-LINES:]],
+        **_place(settings, agent, session.id),
+    }  # fmt: skip
+
+
+async def _turn(settings: Settings, store: Store, agent: Agent, turn: Turn) -> JSON:
+    links = (await store.page(agent.key, before_seq=turn.seq + 1, limit=1)).links
+    found = await seeing.seen(store, turn)
+    saw = None
+    if found is not None:
+        saw = explain.context(found.turns, len(found.missing), found.summarised, turn.usage, extends=found.extends)
+    return {
+        "kind": "turn", "agent_id": agent.agent_id, "owner": agent.owner, "turn": await _told(store, turn),
+        "at_head": turn.id == agent.head, "parent_id": turn.parent_id,
+        "says": [*(shown.link(link)["says"] for link in links), *shown.says(turn, links)],
+        "saw": saw, **_place(settings, agent, turn.session_id),
+    }  # fmt: skip
+
+
+async def _told(store: Store, turn: Turn | None) -> JSON | None:
+    if turn is None:
+        return None
+    said = shown.turn(turn)
+    asked = [block for message in said["input"] for block in message["content"]]
+    return {
+        "id": turn.id, "number": (await store.page(turn.agent_key, before_seq=turn.seq + 1, limit=1)).newest,
+        "status": turn.status, "continuity": turn.continuity, "model": turn.model, "cost_usd": turn.cost_usd,
+        "at": turn.created_at, "asked": _words(asked), "answered": _words(said["output"]), "error": said["error"],
+    }  # fmt: skip
+
+
+def _words(blocks: Sequence[Block]) -> str:
+    return " ".join(" ".join(str(block.get("text", "")) for block in blocks).split())[:WORDS]
+
+
+def _link(link: Link) -> JSON:
+    return {"at": link.at, "turn_id": link.turn_id, "says": shown.link(link)["says"]}
+
+
+def _place(settings: Settings, agent: Agent, session_id: str | None) -> JSON:
+    sandbox = Sandboxes(settings).path(agent.dir)
+    by_hand = None if session_id is None else environment.resume_command(settings, sandbox, session_id)
+    return {"session_id": session_id, "sandbox": str(sandbox), "by_hand": by_hand}
+
+
+def print_shown(told: JSON) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(Text(f"{told['kind']} of agent " if told["kind"] != "agent" else "agent ", style="dim"), end="")
+    console.print(Text(printable(told["agent_id"]), style="bold"))
+    for name, value in _lines(told):
+        console.print(Text(f"{name:10}", style="dim").append(printable(value), style="default not dim"))
+
+
+def _lines(told: JSON) -> Iterator[tuple[str, str]]:
+    if told["kind"] == "agent":
+        counts = [count(told[many], many.removesuffix("s")) for many in ("turns", "sessions", "repairs")]
+        yield "chain", ", ".join([*counts, f"${told['cost_usd']:.4f}"])
+    place = {"agent": "head", "session": "tip", "turn": "turn"}[told["kind"]]
+    if (turn := told[place]) is not None:
+        yield place, _line(turn)
+        yield "asked", turn["asked"] or "(no text)"
+        yield "answered", turn["answered"] or "(no text)"
+        if turn["error"]:
+            yield "error", f"{turn['error'].get('code')}: {turn['error'].get('message')}"
+    yield from (("told", says) for says in told.get("says", ()))
+    if told.get("saw"):
+        yield "model saw", told["saw"]
+    yield from (("waits", turn_id) for turn_id in told.get("waiting", ()))
+    for name in ("last_repairs", "links"):
+        for one in told.get(name, ()):
+            yield "repair" if name == "last_repairs" else "link", f"{_when(one['at'])}  {one['turn_id']}  {one['says']}"
+    for one in told.get("last_failures", ()):
+        yield one["status"], f"{_line(one)}  {(one['error'] or {}).get('code', '')}"
+    yield "session", told["session_id"] or "none"
+    if told.get("transcript"):
+        yield "file", told["transcript"]
+    yield "sandbox", told["sandbox"]
+    if told["by_hand"]:
+        yield "by hand", told["by_hand"]
+
+
+def _line(turn: JSON) -> str:
+    about = [turn["status"], turn["continuity"] or "", turn["model"], _when(turn["at"])]
+    return f"#{turn['number']} {turn['id']}  " + "  ".join(part for part in about if part)
+
+
+def _when(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,87 @@
+"""`GET /v1/search`: all that the owner's agents were asked, answered and did, by words; agents and turns by a part of
+an id."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import cast, get_args
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+
+from ..domain.models import JSON, Status
+from ..domain.searching import MAX_TEXT, Search, moment
+from ..engine.engine import Engine
+from ..errors import InvalidRequest
+from ..export import found as shown
+from ..wires.addresses import About, add
+from ..wires.bodies import is_on, owner_of, whole_number
+from ..wires.schemas import COUNT, SWITCH, TEXT
+
+# Seconds in which a search takes in what is new; the answer says how far that came.
+INDEXING = 1.0
+HITS = 20
+MAX_HITS = 100
+AMOUNT: JSON = {"type": "number", "minimum": 0}
+QUERY: dict[str, JSON] = {
+    "q": TEXT, "since": TEXT, "until": TEXT, "model": TEXT, "status": {"enum": list(get_args(Status))},
+    "repaired": SWITCH, "min_cost": AMOUNT, "limit": COUNT,
+}  # fmt: skip
+
+
+class SearchRoute:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def add_to(self, app: Starlette) -> None:
+        add(app, "GET", "/v1/search", self.search, About(query=QUERY))
+
+    async def search(self, request: Request) -> JSON:
+        """`?q=` words, all of which a turn has, or a part of an agent's name or of a session's or turn's id; with
+        `since`, `until` (30m, 12h, 7d or a date), `model`, `status`, `repaired=1`, `min_cost`, `limit`."""
+        wanted = _search_of(request)
+        indexed = await self._engine.store.index(INDEXING)
+        return shown.as_json(wanted, await self._engine.store.search(wanted), indexed)
+
+
+def _search_of(request: Request) -> Search:
+    given = request.query_params
+    text = given.get("q", "")
+    if len(text) > MAX_TEXT:
+        raise InvalidRequest(f"q has {len(text)} characters: at most {MAX_TEXT}", param="q")
+    status = given.get("status")
+    if status is not None and status not in get_args(Status):
+        raise InvalidRequest(f"status must be one of {', '.join(get_args(Status))}", param="status")
+    return Search(
+        text,
+        owner_of(request),
+        since=_time(request, "since"),
+        until=_time(request, "until"),
+        model=given.get("model"),
+        status=cast(Status | None, status),
+        repaired=is_on(request, "repaired", default=False),
+        min_cost=_amount(request, "min_cost"),
+        limit=min(whole_number(request, "limit", HITS) or HITS, MAX_HITS),
+    )
+
+
+def _time(request: Request, name: str) -> float | None:
+    given = request.query_params.get(name)
+    try:
+        return None if given is None else moment(given, time.time())
+    except (ValueError, OverflowError):
+        raise InvalidRequest(f"{name} must be 30m, 12h, 7d, or a date such as 2026-11-20", param=name) from None
+
+
+def _amount(request: Request, name: str) -> float | None:
+    given = request.query_params.get(name)
+    if given is None:
+        return None
+    try:
+        amount = float(given)
+    except ValueError:
+        amount = math.nan
+    if not 0 <= amount < math.inf:
+        raise InvalidRequest(f"{name} must be an amount in dollars, from 0", param=name)
+    return amount
