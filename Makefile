@@ -7,6 +7,7 @@ MERMAID := .tools/mermaid
 AI_SDK := .tools/ai-sdk
 AGENTS := .tools/agents
 CCPROXY := .tools/ccproxy
+CLAUDE_MAX := .tools/claude-max
 UV := .tools/uv
 # the first one that is new enough; another: make PYTHON=/path/to/python serve
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -22,7 +23,8 @@ MINUTES ?= 15
 SEED ?=
 CHAOS := $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-.PHONY: serve login demo test bench bench-quick trace check continuity chaos dist image lock tools chromium bubblewrap clean
+.PHONY: serve login demo test bench bench-quick peers trace check continuity full chaos agents dist image lock tools chromium bubblewrap \
+	clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
 	@$(BIN)/cli-session-proxy serve
@@ -39,15 +41,24 @@ test: check tools  ## all that CI runs
 continuity: $(VENV)/.test tools  ## every breakage on both CLIs and on the bare one; writes docs/continuity.md
 	$(BIN)/python -m pytest tests/continuity -m 'full or not full' --table docs/continuity.md
 
+full: $(VENV)/.test tools  ## the cases of large matrices that `make test` leaves out, but for those of `make continuity`
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m full --ignore tests/continuity
+
 chaos: $(VENV)/.test tools  ## random histories of breakages, one proxy and three, with and without tools; an hour in all
 	@$(CHAOS) --proxies 1; one=$$?; $(CHAOS) --proxies 1 --tools; two=$$?; \
 	$(CHAOS) --proxies 3; three=$$?; $(CHAOS) --proxies 3 --tools --wrapper; exit $$((one + two + three + $$?))
+
+agents: $(VENV)/.test tools  ## long conversations of agent programs; about ten minutes
+	$(BIN)/python -m pytest tests/agents -n 2 -m 'agents or not agents'
 
 bench: $(VENV)/.bench $(CCPROXY)/.installed  ## the proxy beside the bare CLI and ccproxy, a quarter of an hour; writes docs/bench.md
 	$(BIN)/python -m bench --json var/bench.json --docs docs
 
 bench-quick: $(VENV)/.bench $(CCPROXY)/.installed  ## the same in about two minutes; prints only
 	$(BIN)/python -m bench --quick --json var/bench-quick.json
+
+peers: $(VENV)/.bench $(CCPROXY)/.installed $(CLAUDE_MAX)/.installed  ## the continuity benchmark on the peers, half an hour; writes docs/peers.md
+	$(BIN)/python -m bench.peers --docs docs
 
 trace: $(VENV)/.bench  ## the functions that one warm chat turn runs through, from the socket to the acknowledgement
 	@$(BIN)/python -m bench.trace
@@ -73,7 +84,7 @@ check: $(VENV)/.test  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(AGENTS)/.installed chromium bubblewrap  ## the old CLI and the npm packages that the tests use
+tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(AGENTS)/.programs chromium bubblewrap  ## the old CLI and the npm packages that the tests use
 
 # The tests of the page drive Debian's own chromium; nothing is downloaded past apt.
 chromium:
@@ -118,6 +129,14 @@ $(CCPROXY)/.installed: $(VENV)/.made
 	$(CCPROXY)/bin/python -m pip install --quiet --disable-pip-version-check ccproxy-api==0.2.10 claude-agent-sdk==0.1.4
 	@touch $@
 
+# The peer that npm has; it finds `claude` on PATH. Nothing of its own runs at the installation.
+$(CLAUDE_MAX)/.installed:
+	@mkdir -p $(CLAUDE_MAX)
+	npm install --prefix $(CLAUDE_MAX) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+		claude-max-api-proxy@1.0.0
+	@test -d $(CLAUDE_MAX)/node_modules/claude-max-api-proxy
+	@touch $@
+
 $(UV)/.installed: $(VENV)/.made
 	$(BIN)/python -m venv $(UV)
 	$(UV)/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.13'
@@ -146,10 +165,10 @@ $(AI_SDK)/.installed:
 	@test -d $(AI_SDK)/node_modules/ai
 	@touch $@
 
-# Agent programs as they come; nothing of theirs runs at the installation.
-$(AGENTS)/.installed:
+# Agent programs as they come; nothing of theirs runs at the installation. Claude Code is the one of the venv.
+$(AGENTS)/.programs:
 	@mkdir -p $(AGENTS)
 	npm install --prefix $(AGENTS) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
-		@openai/codex@0.169
-	@test -x $(AGENTS)/node_modules/.bin/codex
+		@openai/codex@0.169.0 @google/gemini-cli@0.61.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.24.4
+	@for name in codex gemini opencode qwen; do test -e $(AGENTS)/node_modules/.bin/$$name || exit 1; done
 	@touch $@

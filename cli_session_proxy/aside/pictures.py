@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from PIL import Image
 
-# The Messages API refuses an image of more than 5 MB in base64, and, where a request has many, one of more than 2,000
-# pixels a side. The CLI makes what it takes live about as large.
-MAX_BASE64 = 5_000_000
-MAX_SIDE = 1950
+# The Messages API refuses an image of more than 5 MiB in base64, and, where a request has many, one of more than 2,000
+# pixels a side. What is within that stays as it is: the CLI itself leaves its images just below.
+MAX_BASE64 = 5 * 1024**2
+MAX_SIDE = 2000
+# What an image that is larger is made to, about as the CLI does it.
+FIT_BASE64 = 5_000_000
+FIT_SIDE = 1950
 # More are not decoded: 100 megapixels are 400 MB in memory.
 MAX_PIXELS = 100_000_000
 FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
@@ -48,11 +51,11 @@ def fitted(data: str) -> Fitted | None:
             if was[0] * was[1] > MAX_PIXELS:
                 raise Unreadable(f"it has {was[0]} x {was[1]} pixels, more than {MAX_PIXELS:,}")
             if max(was) > MAX_SIDE:
-                image.draft("RGB", (MAX_SIDE, MAX_SIDE))  # a JPEG is decoded smaller at once
+                image.draft("RGB", (FIT_SIDE, FIT_SIDE))  # a JPEG is decoded smaller at once
             image.load()
             if max(was) <= MAX_SIDE and len(data) <= MAX_BASE64:
                 return None
-            image.thumbnail((MAX_SIDE, MAX_SIDE))
+            image.thumbnail((FIT_SIDE, FIT_SIDE))
             return _written(image, kind, was)
     except Unreadable:
         raise
@@ -63,7 +66,7 @@ def fitted(data: str) -> Fitted | None:
 def _written(image: Image.Image, kind: str, was: tuple[int, int]) -> Fitted:
     if kind != "JPEG":  # without loss where that is small enough
         out = _saved(image.convert("RGBA"), "PNG")
-        if len(out) <= MAX_BASE64:
+        if len(out) <= FIT_BASE64:
             return Fitted("image/png", out, was, image.size)
     from PIL import Image  # noqa: PLC0415 - as above
 
@@ -73,7 +76,7 @@ def _written(image: Image.Image, kind: str, was: tuple[int, int]) -> Fitted:
         size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
         smaller = plain if scale == 1.0 else plain.resize(size)
         out = _saved(smaller, "JPEG", quality=quality)
-        if len(out) <= MAX_BASE64:
+        if len(out) <= FIT_BASE64:
             return Fitted("image/jpeg", out, was, smaller.size)
     raise Unreadable("it cannot be made small enough")
 

@@ -1,4 +1,4 @@
-"""What could keep the proxy from working, one line each, with the command that mends it. Only looks.
+"""What could keep the proxy from working, one line each, with the command that fixes it. Only looks.
 
 A check returns its line and never raises: what goes wrong in it is the finding. No credential is read or shown.
 """
@@ -22,8 +22,8 @@ import httpx
 
 from ..backends.claude.process import capability, confine, environment
 from ..backends.claude.process.capability import Capability
-from ..backends.claude.process.memory import FIRST_GUESS
-from ..backends.claude.process.proc import start_time
+from ..backends.claude.process.guardian import start_time
+from ..backends.claude.process.process_table import FIRST_WEIGHT
 from ..engine.ownership import Instances
 from ..errors import ClaudeUnavailable
 from ..http.binding import answers
@@ -182,11 +182,11 @@ def _disk(var: Path) -> Finding:
 def _memory(settings: Settings) -> Finding:
     if settings.max_memory is None:
         return Finding("memory", "ok", f"not measured here: at most {settings.max_processes} CLI processes")
-    fit = min(settings.max_processes, settings.max_memory // FIRST_GUESS)
+    fit = min(settings.max_processes, settings.max_memory // FIRST_WEIGHT)
     says = f"{settings.max_memory // MB} MB for CLI processes: about {fit} of at most {settings.max_processes}"
     if fit:
         return Finding("memory", "ok", says)
-    return Finding("memory", "warning", f"{says}, so that one runs at a time", f"max_memory = {4 * FIRST_GUESS}")
+    return Finding("memory", "warning", f"{says}, so that one runs at a time", f"max_memory = {4 * FIRST_WEIGHT}")
 
 
 # --- the store

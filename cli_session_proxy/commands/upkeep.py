@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -12,11 +12,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
 
+from ..aside.media import Media
+from ..aside.pool import Aside
 from ..backends.claude import transcript
 from ..backends.claude.process import environment
 from ..backends.claude.sessions.adoption import Adopted, adopt_session
+from ..backends.claude.sessions.fitting import Fitting, Look
 from ..backends.claude.sessions.verifying import Verified, Verifier
-from ..domain.models import Record
+from ..domain.models import Block, Record
+from ..domain.notes import Code
 from ..errors import NotFound
 from ..export import incoming, portable
 from ..export.portable import Moved
@@ -72,9 +76,9 @@ def print_verified(found: list[Verified]) -> Iterator[str]:
 
 async def adopt(settings: Settings, owner: str, wanted: str, agent_id: str | None) -> Adopted:
     """Bring in a session that the CLI has somewhere. Raises `NotFound`, `InvalidRequest`."""
-    async with _ready(settings) as store:
+    async with _ready(settings) as store, _looking() as look:
         with _bytes_bar("adopting") as told:
-            return await adopt_session(settings, store, owner, agent_id, wanted, told)
+            return await adopt_session(settings, store, owner, agent_id, wanted, look, told)
 
 
 def print_adopted(done: Adopted) -> Iterator[str]:
@@ -100,8 +104,9 @@ async def export(settings: Settings, owner: str, agent_id: str, path: Path | Non
 class _KeptByClaude:
     """`incoming.Kept`: sessions of any working directory, and files that lay beside a transcript."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, look: Look) -> None:
         self._projects = environment.config_dir(settings) / "projects"
+        self._fitting = Fitting(look)
 
     def has_session(self, session_id: str) -> bool:
         return any(self._projects.glob(f"*/{session_id}.jsonl"))
@@ -111,12 +116,15 @@ class _KeptByClaude:
             return transcript.is_sound_mark(record)
         return not transcript.is_file(record) or transcript.is_sound(record)
 
+    def taken_in(self, turn_id: str, parent_id: str | None, records: Sequence[Record]) -> tuple[Record, ...]:
+        return self._fitting.records(turn_id, parent_id, records)
+
 
 async def import_(settings: Settings, owner: str, path: Path, agent_id: str | None) -> Moved:
     """Take a file of `export` in. Raises `NotFound`, `InvalidRequest`."""
-    async with _ready(settings) as store:
+    async with _ready(settings) as store, _looking() as look:
         with _bytes_bar("importing") as told:
-            return await incoming.bring_in(store, _KeptByClaude(settings), owner, path, agent_id, told)
+            return await incoming.bring_in(store, _KeptByClaude(settings, look), owner, path, agent_id, told)
 
 
 async def doctor(settings: Settings, say: Say, *, as_json: bool) -> bool:
@@ -139,6 +147,22 @@ async def _ready(settings: Settings) -> AsyncIterator[Store]:
     await asyncio.to_thread(make_private, settings.var)
     async with made(settings) as store:
         yield store
+
+
+@asynccontextmanager
+async def _looking() -> AsyncIterator[Look]:
+    """Looks at images and documents in a helper process. To be called on another thread than this one."""
+    aside, loop = Aside(), asyncio.get_running_loop()
+    media = Media(aside)
+
+    def look(block: Block) -> tuple[Code, Block] | None:
+        found = asyncio.run_coroutine_threadsafe(media.changed(block), loop).result()
+        return None if found is None else (found.code, found.block)
+
+    try:
+        yield look
+    finally:
+        await aside.close()
 
 
 @contextmanager

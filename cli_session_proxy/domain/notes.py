@@ -10,6 +10,7 @@ Code = Literal[
     "system_prompt_in_newest_turn",  # its new values, or the whole of it, went out with the prompt
     "system_prompt_replaced",
     "thinking_left_out",  # its seal held for another head of the request
+    "cut_thinking_left_out",  # it was finished before the provider cut its stream off
     "images_left_out",
     "documents_left_out",
     "summarised",  # the oldest exchanges: the model knows a summary
@@ -19,6 +20,7 @@ Code = Literal[
     "not_summarised",  # of them, those of which there is no summary either
     # the CLI's own doing
     "cli_left_out_thinking",
+    "other_models_thinking",
     "cli_left_out_tool_results",
     "cli_left_out_images",
     "cli_left_out_documents",

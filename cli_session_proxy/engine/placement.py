@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from ..aside.pool import Aside
 from ..backends.base import Backend
@@ -31,6 +32,9 @@ SHORT = 500
 SHORT_TEXT = 512 * 1024
 # Turns of a client's history that are made and stored at once: 20 ms of a thread, and of the store.
 PIECE = 100
+
+
+_ROLE = attrgetter("role")
 
 
 def new_id(kind: str) -> str:
@@ -78,10 +82,13 @@ class Placement:
         if earlier is not None and (anew is None or earlier.id != anew.id):
             return earlier
         admit()
+        fitting = Fitting(self._aside)
+        if request.messages:
+            await fitting.check(request.messages[-1])
         agent, decision = await self.place(request, known.agent)
         parent = decision.parent
         if decision.imported:
-            parent = await self._bring_in(agent, decision, request.model)
+            parent = await self._bring_in(agent, decision, request.model, fitting)
         now = time.time()
         new = NewTurn(
             id=new_id("turn"),
@@ -102,6 +109,7 @@ class Placement:
             call=request.call,
             takes=request.takes,
             replaces=None if earlier is None else earlier.id,
+            promised=bool((request.call or {}).get("background")),
         )
         return Resolved(agent, new)
 
@@ -116,7 +124,8 @@ class Placement:
         else:
             if request.agent_id is not None and agent is None:
                 agent = await self._ensure(request.owner, request.agent_id, named=True)
-            if not request.fresh:
+            # Where there is no answer yet, there is none of ours to go on from.
+            if not request.fresh and "assistant" in map(_ROLE, messages):
                 match, messages, refused = await self._matched(request, agent)
                 known = match[0] if match is not None else refused
                 if agent is None and known is not None:
@@ -181,7 +190,7 @@ class Placement:
         turn = await self._store.deepest(owner, list(known), agent.key if agent else None) if known else None
         return (turn, known[turn.path_hash]) if turn and turn.path_hash else None
 
-    async def _bring_in(self, agent: Agent, decision: Decision, model: str) -> str | None:
+    async def _bring_in(self, agent: Agent, decision: Decision, model: str, fitting: Fitting) -> str | None:
         """Store the exchanges that the chain does not know; the turn that the new one continues.
 
         In pieces, so that others' writes go on. What is stored of a history that is cut off is a path like any other:
@@ -190,7 +199,6 @@ class Placement:
         above = await self._store.turn(decision.parent) if decision.parent else None
         known = await self._store.records(above.id) if above else []
         found = await self._aside.thread(lambda: lineage.past(decision.imported))
-        fitting = Fitting(self._aside)
         shown = [await fitting.fit(one) for one in found]
         made = self._backend.imported(agent, above, known, shown, model)
         coming = _imported(zip(found, made, strict=True), agent.key, above, decision.placed.rule, model)

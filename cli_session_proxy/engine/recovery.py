@@ -1,6 +1,6 @@
 """What a proxy that ended, or that was replaced, left of an agent: its CLIs are ended, its turns settled.
 
-Whoever does it holds the agent's lease. A turn that was running is looked for in its transcript. Its whole exchange is
+It is done under the agent's lease. A turn that was running is looked for in its transcript. Its whole exchange is
 there: it is committed like any other, and whether the client has the answer is `uncertain`. Anything less: it is
 cancelled as `interrupted`, and its session verified before use, so that the prompt does not reach the model again.
 Queued turns were never sent: those of a proxy that ended are cancelled, those of a living one stay its own.
@@ -55,7 +55,7 @@ class Recovery:
         self._observers = observers
 
     async def settle(self, agent: Agent, lease: Lease) -> None:
-        """End what other proxies left of this agent. Raises `StoreUnavailable`; what is not settled then is later."""
+        """End what other proxies left of this agent. Raises `StoreUnavailable`; the rest is settled later."""
         cwd = self._sandboxes.path(agent.dir)
         # First of all: nobody may write a transcript while it is read.
         strays = [stray for other in self._instances.others() for stray in self._instances.children(other, cwd)]
@@ -76,7 +76,7 @@ class Recovery:
         await self._uncertain(agent.key)
 
     async def _uncertain(self, agent_key: int | None = None) -> None:
-        """Nobody knows whether answers that an ended proxy was about to deliver have arrived."""
+        """Mark answers that an ended proxy was about to deliver: whether they arrived is unknown."""
         for turn in await self._store.pending_deliveries():
             if agent_key in (None, turn.agent_key) and not self._instances.alive(turn.instance):
                 await self._store.set_delivery(turn.id, "uncertain")
@@ -105,7 +105,7 @@ class Recovery:
                 continue
             async with hold_if_free(agent) as lease:
                 if lease is None:
-                    in_use = True  # whoever holds it settles this agent; the dead are forgotten another time
+                    in_use = True  # its holder settles this agent; the dead proxy is forgotten later
                 else:
                     await self.settle(agent, lease)
         await self._uncertain()

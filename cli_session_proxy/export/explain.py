@@ -1,4 +1,4 @@
-"""Codes into words: what broke at a turn and how it was mended, in sentences, and what a dump shows of the evidence.
+"""Codes into words: what broke at a turn and how it was repaired, in sentences, and what a dump shows of the evidence.
 
 The one room for it: the engine and the backends keep codes with data (`domain.evidence`), and every form that a person
 reads is told from here. Evidence that an older version left out is not guessed: the sentence is shorter.
@@ -17,7 +17,7 @@ from .words import count
 
 NO_SESSION = "none"
 
-# Links that stand for a repair or for somebody else's doing: what a reader looks for.
+# Links that a reader looks for: repairs, and turns that somebody else had in the session.
 MARKED_REASONS: frozenset[LinkReason] = REPAIR_REASONS | {"adopted"}
 
 # What the verdict on a transcript (`transcript.comparing`) means to a person.
@@ -39,7 +39,7 @@ _BEHIND: Mapping[str, str] = {
     "broken_line": "The session's transcript ended with a broken line",
     "notes": "The session's transcript ended with records that belong to no prompt",
 }
-# What was found of a transcript after a CLI had loaded it (`transcript.tailing`).
+# What was found of a transcript after a CLI had loaded it (`transcript.entries`).
 _CHANGED: Mapping[str, str] = {
     "gone": "it was gone",
     "another_file": "another file lay in its place",
@@ -133,6 +133,7 @@ _AS_THEY_ARE = (
     "unmet",
     "notes",
     "refusal",
+    "recalled",
 )
 
 
@@ -192,6 +193,12 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         )
         if not told:
             said.append(_repaired(evidence.repaired.as_json()))
+    if evidence.recalled is not None:
+        commits = evidence.recalled.commits
+        said.append(
+            f"The model was told of {count(len(commits), 'earlier attempt')} at {evidence.recalled.fix_id}, from "
+            f"{', '.join(dict.fromkeys(commit[:12] for commit in commits))}."
+        )
     if evidence.exit_code is not None:
         said.append(
             f"The CLI process that was kept for this session had ended with exit code {evidence.exit_code}: a new one "
@@ -217,7 +224,7 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
     if evidence.settled:
         said.append("The proxy died after the CLI had finished this turn: the answer was read from the transcript.")
     if evidence.compacted:
-        said.append("The CLI compacted the conversation: of what is before, the model knows a summary.")
+        said.append("The CLI compacted the conversation: the model knows a summary of what came before.")
     if evidence.notes:
         for note in evidence.notes:  # of a newer version's export, too
             if note.code == "outside_window":  # as it was asked for: see `beside`
@@ -293,11 +300,16 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
         "{0} of earlier answers would have been refused, because what stood before had changed: left out of the "
         "request, kept in the chain.",
     ),
+    "cut_thinking_left_out": (
+        "thought",
+        "{0} of this answer would be refused from the next turn on, because the provider's stream was cut there: left "
+        "out of later requests, kept in the chain.",
+    ),
     "images_left_out": ("image", "The provider refused the request: {0} of earlier turns left out of it."),
     "documents_left_out": ("document", "The provider refused the request: {0} of earlier turns left out of it."),
     "summarised": (
         "exchange",
-        "The conversation was longer than one request may be: of its first {0} the model knows a summary.",
+        "The conversation was longer than one request may be: the model knows a summary of its first {0}.",
     ),
     "not_summarised": (
         "exchange",
@@ -307,6 +319,10 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
         "thought",
         "The provider refused the request, and the CLI asked again without {0} of earlier answers: they are kept in "
         "the chain, and the model is not shown them any more.",
+    ),
+    "other_models_thinking": (
+        "thought",
+        "The model had changed: {0} of another one, which the CLI shows to no other, stayed out of the request.",
     ),
     "cli_left_out_images": ("image", "The provider refused the request, and the CLI asked again without {0}."),
     "cli_left_out_documents": ("document", "The provider refused the request, and the CLI asked again without {0}."),
@@ -324,11 +340,11 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
     "arguments_kept_as_text": ("call", "The arguments of {0} in the client's history were no JSON: kept as text."),
     "images_made_smaller": (
         "image",
-        "{0} in the client's history would have been too large: shown to the model smaller, kept as it came.",
+        "{0} in the history that came in would have been too large: shown to the model smaller, kept as it came.",
     ),
     "unreadable_images_left_out": (
         "image",
-        "{0} in the client's history could not be read: a line in its place says why, and the chain keeps it.",
+        "{0} in the history that came in could not be read: a line in its place says why, and the chain keeps it.",
     ),
     "model_takes_no_images": (
         "image",
@@ -344,7 +360,7 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
     ),
     "unreadable_documents_left_out": (
         "document",
-        "{0} in the client's history was no PDF: a line in its place says so, and the chain keeps it.",
+        "{0} in the history that came in could not be read: a line in its place says why, and the chain keeps it.",
     ),
 }
 

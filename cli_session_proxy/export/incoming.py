@@ -12,7 +12,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol, TypeVar
@@ -38,7 +38,7 @@ from ..domain.models import (
 from ..errors import InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import ChainPart, NewChain, Store, WholeTurn
-from ..stores.sql.images import restore
+from ..stores.sql.rows import restore
 from .portable import FORMER, MAX_LINE, READ, SCHEMA, Moved, Progress, as_text
 from .shapes import FormerTurnShape, TurnShape, check_header, check_line
 
@@ -50,13 +50,16 @@ _PREVIOUS = ("previous_response_id", "previous_interaction_id")
 
 
 class Kept(Protocol):
-    """What the backend keeps outside the store. Both are called on a thread."""
+    """What the backend knows of records and keeps outside the store. Called on a thread."""
 
     def has_session(self, session_id: str) -> bool:
         """Whether there is a session of this id on this machine, anybody's."""
 
     def is_sound(self, record: Record) -> bool:
         """Whether it is a record that the backend could have kept itself."""
+
+    def taken_in(self, turn_id: str, parent_id: str | None, records: Sequence[Record]) -> tuple[Record, ...]:
+        """A turn's records as the backend keeps them. Parents come before their children."""
 
 
 async def bring_in(store: Store, kept: Kept, owner: str, path: Path, agent_id: str | None, progress: Progress) -> Moved:
@@ -75,14 +78,14 @@ async def bring_in(store: Store, kept: Kept, owner: str, path: Path, agent_id: s
     new = NewChain(owner, agent_id, directory, named, created, now, lambda: head)
     try:
         await store.import_chain(new, reading.parts())
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as exc:
         raise InvalidRequest(f"{path} does not follow {SCHEMA} ({type(exc).__name__}: {exc}): export it again") from exc
     return Moved(agent_id, path, checked.turns, checked.records, renamed)
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A file whose sum is right. `images` says where in the file each image's line begins."""
+    """A file whose checksum is right. `images` says where in the file each image's line begins."""
 
     path: Path
     size: int
@@ -122,7 +125,7 @@ def _checked(path: Path, file: IO[bytes]) -> _Checked:
         if raw.startswith(b'{"end":') and raw.endswith(b"\n"):
             counted = {"lines": lines, "turns": turns, "records": records, "sha256": digest.hexdigest()}
             if _parsed(path, lines + 1, raw)["end"] != counted or file.read(1):
-                raise InvalidRequest(f"{path} was changed since its export: its sum is another; copy it again")
+                raise InvalidRequest(f"{path} was changed since its export: its checksum differs; copy it again")
             return _Checked(path, at, head, turns, records, first, tuple(sessions), images)
         digest.update(raw)
         lines += 1
@@ -227,11 +230,11 @@ class _Reading:
                     if "\n" in record.line or "\r" in record.line:
                         raise InvalidRequest(f"{where}: record: it is more than one line")
                     if not self.kept.is_sound(record):
-                        raise InvalidRequest(f"{where}: record: a file or a mark that is none of this program's own")
+                        raise InvalidRequest(f"{where}: record: a file or a mark that this program did not make")
                     records.append(record)
                     continue
                 if turn is not None and kind != "image":
-                    yield WholeTurn(turn, tuple(records))
+                    yield WholeTurn(turn, self.kept.taken_in(turn.id, turn.parent_id, records))
                     turn, records = None, []
                     self.progress(file.tell(), self.checked.size)
                 match kind:
@@ -257,7 +260,7 @@ class _Reading:
                         item_id = str(self.wire_id(row["id"]))
                         yield Item(item_id, row["data"] | {"id": item_id}, self.turn_id(row["turn_id"]))
         if turn is not None:
-            yield WholeTurn(turn, tuple(records))
+            yield WholeTurn(turn, self.kept.taken_in(turn.id, turn.parent_id, records))
         self.progress(self.checked.size, self.checked.size)
 
     def _restored(self, line: JSON, text: str, aside: IO[bytes]) -> str:

@@ -105,11 +105,7 @@ class NewTurn:
     call: JSON | None = None
     takes: tuple[str, ...] = ()  # hand-written items that its input begins with
     replaces: str | None = None  # the turn that gives its idempotency key up to this one
-
-    @property
-    def promised(self) -> bool:
-        """Its client is told of it before it ends, so it has to be on the disk by then."""
-        return bool((self.call or {}).get("background"))
+    promised: bool = False  # its client is told of it before it ends, so it has to be on the disk by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +234,7 @@ class RequestMatch:
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """Where an agent stands when a turn's time has come: the turn to continue, and the session that ends there."""
+    """An agent when its turn begins: the turn to continue, and the session that ends there."""
 
     agent: Agent
     parent: Turn | None

@@ -17,15 +17,15 @@ from starlette.types import Receive, Scope, Send
 
 from .. import logs
 from ..domain.models import JSON, Finished, Started, Turn, TurnEvent
-from ..domain.notes import Note, header
+from ..domain.notes import header
 from ..domain.parameters import Name
 from ..engine.engine import Answer, Engine
 from ..errors import ProxyError
 from . import parameters
+from .asgi import as_proxy_error, encoded, send_error
 from .base import Writer
 from .common import encoded_agent_id
 from .parameters import Names
-from .sending import as_proxy_error, encoded, send_error
 
 log = logs.get(__name__)
 
@@ -38,7 +38,7 @@ NO_RETRY = {"x-should-retry": "false"}
 
 
 class Call(Protocol):
-    """What a wire has read of a body, as far as it says how to answer."""
+    """The part of a read body that says how to answer."""
 
     @property
     def stream(self) -> bool: ...
@@ -62,7 +62,7 @@ class ClientGoneError(Exception):
 
 
 class Client:
-    """One connection's side of a request: sends in order, and knows whether anybody is there."""
+    """One connection's side of a request: sends in order, and knows whether the client is still connected."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -105,7 +105,8 @@ class Client:
                 # uvicorn drops what is sent after a disconnect without a word. One turn of the loop lets the watcher
                 # run if the disconnect is already known, so that a dropped end is not taken for a delivered one.
                 await asyncio.sleep(0)
-            self._raise_if_gone()
+            if self._gone:
+                raise ClientGoneError
             if not self.started:
                 # Head and body in one turn of the loop: they leave as one piece.
                 self.started = True
@@ -114,7 +115,8 @@ class Client:
                 await self._send({"type": "http.response.body", "body": data, "more_body": not last})
             except OSError as exc:  # how ASGI servers other than uvicorn report it (ASGI spec 2.4)
                 raise ClientGoneError from exc
-            self._raise_if_gone()
+            if self._gone:
+                raise ClientGoneError
             self.finished = last
             self.last_sent = asyncio.get_running_loop().time()
 
@@ -123,10 +125,6 @@ class Client:
         async with self._one_at_a_time:
             self.started = self.finished = True
             await send_error(self._send, scope, error, headers)
-
-    def _raise_if_gone(self) -> None:
-        if self._gone:
-            raise ClientGoneError
 
 
 def named_by(answer: Answer) -> dict[str, str]:
@@ -163,10 +161,15 @@ class TurnResponse(Response):
         raise NotImplementedError
 
     def _in_session(
-        self, session_id: str | None, continuity: str | None, unmet: Iterable[Name], notes: Sequence[Note],
-        backend: str | None, model: str | None,
-    ) -> None:  # fmt: skip
-        if (call := self._call) is not None:
+        self,
+        session_id: str | None,
+        continuity: str | None,
+        unmet: Sequence[Name],
+        note: str,
+        backend: str | None,
+        model: str | None,
+    ) -> None:
+        if (call := self._call) is not None and unmet:
             self._head_fields |= ignored_header([*call.ignored, *parameters.told(call.parameters, unmet)])
         if session_id is not None:
             self._head_fields["X-Session-Id"] = session_id
@@ -174,11 +177,11 @@ class TurnResponse(Response):
             self._head_fields["X-Continuity"] = continuity
         if backend is not None and model is not None:
             self._head_fields |= {"X-Backend": backend, "X-Model": model}
-        if notes:
-            self._head_fields["X-Continuity-Note"] = header(notes)
+        if note:
+            self._head_fields["X-Continuity-Note"] = note
 
     def _ended(self, turn: Turn) -> None:
-        told = turn.evidence.unmet, turn.evidence.notes, turn.backend, turn.told_model
+        told = turn.evidence.unmet, turn.evidence.note, turn.backend, turn.told_model
         self._in_session(turn.session_id, turn.continuity, *told)
 
 
@@ -243,7 +246,7 @@ class StreamAnswer(TurnResponse):
 
     def _said(self, event: TurnEvent) -> Iterable[bytes]:
         if isinstance(event, Started):
-            told = event.unmet, event.notes, event.backend, event.model
+            told = event.unmet, header(event.notes), event.backend, event.model
             self._in_session(event.session_id, event.continuity, *told)
         if isinstance(event, Finished):
             turn = event.turn
@@ -295,7 +298,7 @@ def kept_reply(
     render: Callable[[Turn], JSON],
     writer: Callable[[Turn], Writer],
 ) -> Response:
-    """The same of a wire whose turns may run in the background: those run to their end, whoever leaves.
+    """The same of a wire whose turns may run in the background: those run to their end without a client, too.
 
     `render` and `writer` take the turn as it was accepted, too.
     """

@@ -35,7 +35,7 @@ class ErrorShape:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request as far as a wire is known by it: the path without an agent's prefix, lower-case header names."""
+    """The parts of a request that identify its wire: the path without an agent's prefix, lower-case header names."""
 
     path: str
     headers: Mapping[str, str]
@@ -143,7 +143,7 @@ class Table:
         raise AssertionError(f"{ANY} is claimed without a condition")
 
     def all_of(self, path: str) -> tuple[Wire, ...]:
-        """The wires that this path can belong to, whoever asks."""
+        """The wires that this path can belong to, for any client."""
         found: list[Wire] = []
         for root in _roots(path):
             for claim, wire in self._claims.get(root, ()):

@@ -159,7 +159,8 @@ def parse_body(raw: bytes) -> JSON:
         raise InvalidRequest(f"the body is not valid JSON: {exc}") from exc
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
-    if limits.holds_more(body, limits.VALUES):
+    # Each value takes two bytes at least: a small body is not counted.
+    if len(raw) > 2 * limits.VALUES and limits.holds_more(body, limits.VALUES):
         raise InvalidRequest(f"the body has more than {limits.VALUES:,} JSON values: send less")
     return body
 
@@ -169,7 +170,7 @@ def _no_constant(name: str) -> float:
 
 
 def fingerprint(owner: str, agent_id: str | None, wire: str, body: Mapping[str, Any], *, fresh: bool = False) -> str:
-    """Equal for equal requests: sha256 over who asks whom by which wire, and the body in canonical JSON."""
+    """Equal for equal requests: sha256 over owner, agent, wire, and the body in canonical JSON."""
     return hashlib.sha256(canonical([owner, agent_id, wire, fresh, body])).hexdigest()
 
 
@@ -199,7 +200,7 @@ def model_name(value: object) -> str:
 
 
 class Fields(dict[str, Any]):
-    """An object of a body that notes which of its fields are asked for: one that nobody asks for has no effect."""
+    """An object of a body that records which of its fields are read: the others have no effect."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         super().__init__(data)
@@ -264,7 +265,7 @@ def refusal_words(turn: Turn) -> str | None:
 
 
 def retry_headers(error: ProxyError) -> dict[str, str]:
-    """Retry-After in whole seconds, rounded up so that nobody comes too early; and, for the SDKs of OpenAI and
+    """Retry-After in whole seconds, rounded up so that no client comes too early; and, for the SDKs of OpenAI and
     Anthropic, that a retry of theirs cannot help."""
     after = {} if error.retry_after is None else {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
     return after if error.retry else {**after, "x-should-retry": "false"}

@@ -15,12 +15,17 @@ from cli_session_proxy.backends.claude.sessions.exchanges import exchanges
 from cli_session_proxy.backends.claude.sessions.foreign import survey
 from cli_session_proxy.backends.claude.transcript import Entry
 from cli_session_proxy.commands import upkeep
+from cli_session_proxy.commands.showing import made
+from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import InvalidRequest, NotFound
+from cli_session_proxy.sandbox import make_private
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
+from ..media import document, image, picture
 from ..talking import ask, running
 
 SESSION = "11111111-1111-4111-8111-111111111111"
@@ -225,6 +230,7 @@ async def by_hand(claude: Path, env: dict[str, str], cwd: Path, config: Path, *p
     return adoption.find_source(config, session)
 
 
+@old_cli_in_full
 async def test_the_next_turn_remembers_what_a_person_did_with_the_cli(
     claude: Path, make_settings: MakeSettings, upstream: Upstream, claude_env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -268,6 +274,58 @@ async def test_the_next_turn_remembers_what_a_person_did_with_the_cli(
 
 def heard_before(seen: Any) -> list[str]:
     return [text for role, text in seen.texts() if role == "user"]
+
+
+@pytest.mark.parametrize("way", ["adopted", "imported"])
+async def test_what_is_too_large_is_shown_smaller_and_kept_as_it_came(
+    way: str, claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    """The thought behind it is void then; the one before it stays."""
+    large, broken = picture(4000, 1000), document(b"no PDF" * 20)
+    seen = [{"type": "tool_result", "tool_use_id": "t1", "content": [image(large)]}]
+    thought = {"type": "thinking", "thinking": "hm", "signature": "c2VhbGVk"}
+    lines = [
+        line("u1", None, "user", "one"),
+        line("a1", "u1", "assistant", said("first")),
+        line("u2", "a1", "user", [image(large), broken, *said("look")]),
+        line("c2", "u2", "assistant", [{"type": "tool_use", "id": "t1", "name": "Read", "input": {}}]),
+        line("r2", "c2", "user", seen),
+        line("a2", "r2", "assistant", [thought, *said("second")]),
+        line("u3", "a2", "user", "three"),
+        line("a3", "u3", "assistant", [thought, *said("third")]),
+    ]  # fmt: skip
+    settings, source = make_settings(claude_bin=claude), write(tmp_path / "s.jsonl", lines)
+    agent = "a"
+    if way == "adopted":
+        await adopted(settings, source)
+    else:
+        await asyncio.to_thread(make_private, settings.var)
+        async with made(settings) as store:  # as an older version would have taken it in
+            await adoption.adopt_session(
+                settings, store, "local", "a", str(source), lambda _: None, lambda _done, _whole: None
+            )
+        await upkeep.export(settings, "local", "a", tmp_path / "a.export")
+        await upkeep.import_(settings, "local", tmp_path / "a.export", "b")
+        agent = "b"
+    async with running(settings) as engine:
+        first = await ask(engine, "and now?", agent=agent)
+        assert {note.code: note.count for note in first.evidence.notes} == {
+            "images_made_smaller": 1, "unreadable_documents_left_out": 1, "thinking_left_out": 2,
+        }  # fmt: skip
+        sent = upstream.requests[-1].raw.decode()
+        assert large not in sent
+        assert sent.count('"image"') == 2
+        assert "[A document was left out here: it is no PDF.]" in sent
+        second = await ask(engine, "and then?", agent=agent)
+        assert (second.evidence.notes, second.continuity in ("warm", "resumed")) == ((), True)
+        assert second.parent_id == first.id
+        assert upstream.requests[-1].prefix_kept(upstream.requests[-2]) > 0.97
+        assert not upstream.refused
+        look = Message("user", (image(large), broken, {"type": "text", "text": "look"}))
+        again = await ask(engine, "one", "first", look, "second", "three", "third", "and?", agent=agent)
+        assert again.placed.imported == 0  # known by what it was
+    found = await upkeep.verify(settings, None, None)
+    assert [one.differences for one in found] == [()] * len(found)
 
 
 async def test_a_compacted_session_goes_on_from_its_summary_and_files_come_along(

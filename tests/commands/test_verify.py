@@ -22,6 +22,7 @@ from cli_session_proxy.stores.base import NewTurn, Store
 from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..recovery.others import other_proxy
 from ..talking import ask, heard, running
@@ -57,7 +58,7 @@ class Staged:
 
 async def stage(settings: Settings, store: Store, folder: Path) -> Staged:
     source = write_lines(folder / "s.jsonl", TALK)
-    done = await adopt_session(settings, store, "local", "a", str(source), lambda _done, _whole: None)
+    done = await adopt_session(settings, store, "local", "a", str(source), lambda _: None, lambda _done, _whole: None)
     agent = await store.agent("local", "a")
     assert agent is not None
     assert agent.head is not None
@@ -124,7 +125,7 @@ async def test_many_differences_of_one_kind_are_counted(settings: Settings, tmp_
     )]  # fmt: skip
     long = write_lines(tmp_path / "long.jsonl", lines)
     async with store_of(settings) as store:
-        await adopt_session(settings, store, "local", "b", str(long), lambda _done, _whole: None)
+        await adopt_session(settings, store, "local", "b", str(long), lambda _: None, lambda _done, _whole: None)
         staged = await stage(settings, store, tmp_path)
         agent = await store.agent("local", "b")
         assert agent is not None
@@ -179,6 +180,7 @@ def test_the_command_exits_1_on_a_difference(tmp_path: Path, capsys: pytest.Capt
     assert "turns already" in out.err
 
 
+@old_cli_in_full
 async def test_on_the_real_cli_beside_a_running_engine(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -18,6 +18,7 @@ from cli_session_proxy.testing.rules import Rules
 from cli_session_proxy.testing.script import Fail
 from cli_session_proxy.testing.seen import Seen, parts
 
+from ..media import document, paper
 from .row import BOTH, NEW, Breaks, Row, Says
 from .talk import EngineTalk, Refused, Talk
 
@@ -178,18 +179,16 @@ async def more_than_a_request(talk: Talk) -> None:
     await brings_images([image(260, 260, noise=True)])(talk)
 
 
-def live(*blocks: Block) -> Breaks:
-    """A prompt that the model cannot read. CLI 2.1 asks again without it, by itself."""
-
-    async def run(talk: Talk) -> None:
-        talk = engine(talk)
-        talk.beside = blocks
-        with suppress(Refused):
-            await talk.tell()
-        assert talk.refusals in ([], ["invalid_request"])
-        talk.beside = ()
-
-    return run
+async def an_unreadable_pdf(talk: Talk) -> None:
+    """It is refused in words before anything is sent to the model."""
+    talk = engine(talk)
+    talk.beside = (document(paper(password="secret")),)
+    asked = len(talk.upstream.requests)
+    with suppress(Refused):
+        await talk.tell()
+    assert talk.refusals == ["invalid_request"]
+    assert len(talk.upstream.requests) == asked
+    talk.beside = ()
 
 
 # --- limits and login -------------------------------------------------------------------------------------
@@ -226,14 +225,14 @@ ROWS = (
     Row(POISON, "sealed thinking, rebuilt", rebuild, bare=False, quick=BOTH, after=keeps(3), says={4: "repaired"}),
     Row(POISON, "sealed thinking, restarted", restart, bare=False, after=keeps(3)),
     Row(POISON, "a brought history: an image over 5 MB", a_huge_image, bare=False, quick=BOTH,
-        says=_notes(5, "1 image in the client's history would have been too large")),
+        says=_notes(5, "1 image in the history that came in would have been too large")),
     Row(POISON, "a brought history: more than 20 images over 2,000 px", many_large_images, bare=False,
-        says=_notes(5, "21 images in the client's history would have been too large")),
+        says=_notes(5, "21 images in the history that came in would have been too large")),
     Row(POISON, "a brought history: images that fill the request (413)", more_than_a_request, bare=False, clis=("1.0",),
         says=_notes(5, "1 image of earlier turns left out")),
     Row(POISON, "a brought history: a PDF that cannot be read", brings(_user(_words("read"), pdf(b"no PDF")),
         _assistant(_words("I cannot."))), bare=False,
-        says=_notes(5, "1 document in the client's history was no PDF")),
+        says=_notes(5, "1 document in the history that came in could not be read")),
     Row(POISON, "a brought history: another's sealed thinking", brings(_user(_words("why?")), _assistant(ANOTHERS,
         _words("So."))), bare=False, quick=NEW,
         says=_notes(5, "1 thought in the client's history: left out")),
@@ -250,8 +249,7 @@ ROWS = (
         says=_notes(5, "1 message in the client's history was empty")),
     Row(POISON, "a brought history: half a character", brings(_user(_words(SURROGATE)), _assistant(_words("Hm."))),
         bare=False, quick=NEW, says=_notes(5, "1 half character")),
-    Row(POISON, "a PDF that cannot be read, sent live", live(pdf(b"no PDF")), bare=False, quick=NEW, prefix=False,
-        says=({4: "asked again without 1 document", 5: "without 4 thoughts"}, {4: r"\*\*failed\*\* "})),
+    Row(POISON, "a PDF that cannot be read, sent live", an_unreadable_pdf, bare=False, quick=NEW, after=keeps(3)),
     Row(POISON, "a login that was renewed under a warm process", renewed_login, clis=NEW, quick=NEW, bare=False,
         settings={"cli_retries": 0}, says={4: r"\*\*repaired\*\*: Attempt 1 failed \(.*401"}),
 )  # fmt: skip

@@ -8,12 +8,12 @@ from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.testing.script import Fail, Refusal
 
+from ..media import document, paper
 from ..talking import request
 from .row import BOTH, NEW, Row
 from .talk import EngineTalk, Talk
 
 POISON = "poison"
-PDF = "JVBERi0xLjQK" * 20
 
 
 async def refused(talk: Talk) -> None:
@@ -40,8 +40,7 @@ async def refused_until_rewound(talk: Talk) -> None:
 async def a_pdf_that_cannot_be_read(talk: Talk) -> None:
     assert isinstance(talk, EngineTalk)
     talk.upstream.when("unreadable", Fail(400, message="Could not process PDF"), times=None)
-    source = {"type": "base64", "media_type": "application/pdf", "data": PDF}
-    blocks: tuple[Block, ...] = ({"type": "document", "source": source}, {"type": "text", "text": "unreadable"})
+    blocks: tuple[Block, ...] = (document(paper()), {"type": "text", "text": "unreadable"})
     answer = await talk.engine.submit(request(Message("user", blocks), agent=talk.agent))
     with pytest.raises(ProxyError) as failed:
         await answer.turn()
@@ -62,7 +61,7 @@ ROWS = (
     ),
     Row(
         POISON,
-        "a PDF that cannot be read",
+        "a PDF that only the provider cannot read",
         a_pdf_that_cannot_be_read,
         bare=False,
         says=({4: "invalid_request", 5: "rebuilt"}, {4: "invalid_request"}),

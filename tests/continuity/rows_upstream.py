@@ -246,6 +246,7 @@ MODEL = "model"
 # CLI 1.0.120 sends sealed thoughts of other models along, and, from the fifth turn on, changes what they were sealed
 # over: the proxy leaves them out.
 VOID = "thoughts? of earlier answers"
+OTHERS = "thoughts? of another"
 MODEL_ROWS = (
     Row(
         MODEL,
@@ -254,7 +255,13 @@ MODEL_ROWS = (
         quick=NEW,
         thinks=False,
     ),
-    Row(MODEL, "thoughts of several models", think_then_switch, prefix=False, says=({}, dict.fromkeys((5, 6), VOID))),
+    Row(
+        MODEL,
+        "thoughts of several models",
+        think_then_switch,
+        prefix=False,
+        says=(dict.fromkeys((5, 6), OTHERS), dict.fromkeys((5, 6), VOID)),
+    ),
     Row(
         MODEL,
         "system prompt changed",

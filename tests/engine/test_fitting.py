@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import struct
 import zlib
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
-from cli_session_proxy.aside.pictures import MAX_BASE64, MAX_SIDE, Unreadable, fitted
+from cli_session_proxy.aside.documents import MAX_PAGES, fault
+from cli_session_proxy.aside.pictures import FIT_BASE64, FIT_SIDE, MAX_BASE64, Unreadable, fitted
 from cli_session_proxy.backends.memory import MemoryBackend
-from cli_session_proxy.domain.models import Block, Message
+from cli_session_proxy.domain.models import Message
 from cli_session_proxy.domain.notes import Note
 from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.export.explain import turn as told
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
+from ..media import document, image, paper, picture
 from ..talking import ask, running
 from .test_core import settings
 
 __all__ = ["settings"]
-
-
-def picture(width: int, height: int, kind: str = "PNG", *, noise: bool = False) -> str:
-    image = Image.effect_noise((width, height), 90.0).convert("RGB") if noise else Image.new("RGB", (width, height))
-    out = io.BytesIO()
-    image.save(out, kind, **({"quality": 100} if kind == "JPEG" else {}))
-    return base64.b64encode(out.getvalue()).decode()
-
-
-def image(data: str, kind: str = "image/png") -> Block:
-    return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
 
 
 def bomb() -> str:
@@ -55,7 +46,7 @@ def test_what_is_too_wide_is_made_smaller_and_the_rest_is_left_as_it_is(kind: st
     assert fitted(small) is None
     found = fitted(large)
     assert found is not None
-    assert (found.was, found.now[0]) == ((4000, 1000), MAX_SIDE)
+    assert (found.was, found.now[0]) == ((4000, 1000), FIT_SIDE)
     assert fitted(found.data) is None
 
 
@@ -64,7 +55,7 @@ def test_what_is_too_many_bytes_is_made_smaller() -> None:
     assert len(data) > MAX_BASE64
     found = fitted(data)
     assert found is not None
-    assert len(found.data) <= MAX_BASE64
+    assert len(found.data) <= FIT_BASE64
 
 
 @pytest.mark.parametrize(
@@ -73,6 +64,49 @@ def test_what_is_too_many_bytes_is_made_smaller() -> None:
 def test_what_cannot_be_decoded_or_is_a_bomb_is_unreadable(data: str) -> None:
     with pytest.raises(Unreadable):
         fitted(data)
+
+
+def test_a_pdf_that_can_be_read_has_no_fault() -> None:
+    assert fault(base64.b64encode(paper()).decode()) is None
+    assert fault(base64.b64encode(paper(MAX_PAGES)).decode()) is None
+    assert fault(base64.b64encode(paper(password="")).decode()) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"no PDF", "it is no PDF"),
+        (b"%PDF-1.4 nothing follows", "it is damaged"),
+        (paper()[:300], "it is damaged"),
+        (paper(0), "it has no pages"),
+        (paper(password="secret"), "it is protected by a password"),
+        (paper(MAX_PAGES + 1), f"it has {MAX_PAGES + 1} pages"),
+    ],
+    ids=["no PDF", "only its head", "cut", "empty", "encrypted", "too long"],
+)
+def test_a_pdf_that_no_model_can_read_says_why(data: bytes, why: str) -> None:
+    assert str(fault(base64.b64encode(data).decode())).startswith(why)
+    assert fault("?") == "it is not base64"
+
+
+async def test_an_unreadable_pdf_fails_its_turn_in_words_and_no_later_one(settings: Settings) -> None:
+    """Nothing is sent to the model; a client that keeps the message in its history is answered without the PDF."""
+    engine = Engine(settings, backend=MemoryBackend())
+    await engine.start()
+    try:
+        broken = Message("user", (document(paper(password="secret")), {"type": "text", "text": "read"}))
+        one = await ask(engine, "one")
+        with pytest.raises(InvalidRequest, match=r"cannot be read: it is protected by a password") as refused:
+            await ask(engine, broken)
+        assert refused.value.param == "messages"
+        assert (await ask(engine, "two")).parent_id == one.id
+        kept = await ask(engine, broken, "I cannot.", "three", agent="b")
+        assert kept.parent_id is not None
+        before = await engine.store.turn(kept.parent_id)
+        assert before is not None
+        assert before.input == (broken,)
+    finally:
+        await engine.stop()
 
 
 async def test_an_image_of_a_history_is_kept_as_it_came_and_shown_as_the_model_takes_it(settings: Settings) -> None:
@@ -99,20 +133,19 @@ async def test_an_image_of_a_history_is_kept_as_it_came_and_shown_as_the_model_t
         await engine.stop()
 
 
+@old_cli_in_full
 async def test_an_oversized_image_of_a_history_does_not_poison_the_agent(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     large = picture(4000, 1000)
-    broken: Block = {
-        "type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "bm8gcGRm" * 20},
-    }  # fmt: skip
+    broken = document(b"no pdf" * 20)
     async with running(make_settings(claude_bin=claude)) as engine:
         said = Message("user", (image(large), broken, {"type": "text", "text": "look"}))
         first = await ask(engine, said, "I see", "and now?")
         assert first.evidence.notes == (Note("images_made_smaller", 1), Note("unreadable_documents_left_out", 1))
-        [sentence] = told(first.evidence, ())
-        assert "1 image in the client's history would have been too large" in sentence
-        assert "1 document in the client's history was no PDF" in sentence
+        smaller, unreadable = told(first.evidence, ())
+        assert "1 image in the history that came in would have been too large" in smaller
+        assert "1 document in the history that came in could not be read" in unreadable
         sent = upstream.requests[-1].raw.decode()
         assert large not in sent
         assert "bm8gcGRm" not in sent

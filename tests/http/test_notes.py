@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cli_session_proxy import errors
-from cli_session_proxy.domain.evidence import Evidence
+from cli_session_proxy.domain.evidence import Evidence, StreamCut
 from cli_session_proxy.domain.models import Finished, Started
 from cli_session_proxy.domain.notes import Note
 
@@ -27,6 +27,14 @@ async def test_what_was_left_out_of_the_request_is_in_the_headers(serving: Servi
         answer = await door.post({**HELLO, "stream": stream})
         assert answer.status_code == 200
         assert answer.headers["x-continuity-note"] == SAID
+
+
+async def test_what_the_cli_did_by_itself_is_in_the_headers(serving: Serving) -> None:
+    seen = Evidence(notes=NOTES, compacted={}, retries=({"error_status": 529},), cuts=(StreamCut(),))
+    steps = [Started("a", "turn_1", SESSION, "warm"), *text("Hello."), Finished(replace(TURN, evidence=seen))]
+    async with serving(lambda _: steps) as door:
+        answer = await door.post(HELLO)
+        assert answer.headers["x-continuity-note"] == f"{SAID}, cli_compacted=1, cli_asked_again=2"
 
 
 async def test_a_turn_that_was_shown_as_it_was_said_has_no_note(serving: Serving) -> None:

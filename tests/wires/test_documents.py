@@ -12,6 +12,7 @@ import pytest
 
 from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.errors import InvalidRequest
+from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Fail
 from cli_session_proxy.testing.upstream import Upstream
 from cli_session_proxy.wires.chat import messages as chat
@@ -20,11 +21,13 @@ from cli_session_proxy.wires.interactions import steps as interactions
 from cli_session_proxy.wires.messages import content as messages
 from cli_session_proxy.wires.responses import items as responses
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..every_wire import proxied
+from ..media import paper
 from ..talking import ask, heard
 
-PDF = base64.b64encode(b"%PDF-1.4 /Type /Page " + b"x" * 90 + b" %%EOF").decode()
+PDF = base64.b64encode(paper()).decode()
 TEXT = base64.b64encode("naïve words".encode()).decode()
 PDF_BLOCK: Block = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": PDF}}
 TEXT_BLOCK: Block = {
@@ -63,6 +66,18 @@ TAKEN: list[tuple[Read, Any, Any]] = [
      {"inlineData": {"mimeType": "application/json", "data": TEXT}}),
     (lambda part: interactions.read([part]), {"type": "document", "mime_type": "application/pdf", "data": PDF},
      {"type": "document", "mime_type": "text/plain", "data": TEXT}),
+]  # fmt: skip
+DAMAGED = base64.b64encode(paper(password="secret")).decode()
+ASKED: list[tuple[str, Any]] = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [
+        {"type": "file", "file": {"file_data": _data("application/pdf", DAMAGED)}}]}]}),
+    ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": [
+        {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": DAMAGED}}]}]}),
+    ("/v1/responses", {"input": [{"role": "user", "content": [
+        {"type": "input_file", "file_data": _data("application/pdf", DAMAGED)}]}]}),
+    ("/v1beta/models/sonnet:generateContent", {"contents": [{"parts": [
+        {"inlineData": {"mimeType": "application/pdf", "data": DAMAGED}}]}]}),
+    ("/v1beta/interactions", {"input": [{"type": "document", "mime_type": "application/pdf", "data": DAMAGED}]}),
 ]  # fmt: skip
 REFUSED: list[tuple[Read, Any]] = [
     (_chat, {"type": "file", "file": {"file_id": "file-1"}}),
@@ -118,6 +133,7 @@ async def test_documents_reach_the_model_and_are_known_again(
         assert row.turns == 2
 
 
+@old_cli_in_full
 async def test_a_pdf_that_the_model_cannot_read_fails_its_turn_and_no_later_one(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
@@ -129,3 +145,12 @@ async def test_a_pdf_that_the_model_cannot_read_fails_its_turn_and_no_later_one(
         await ask(engine, "two")
         assert heard(upstream) == ["one", "two"]
         assert PDF not in upstream.requests[-1].raw.decode()
+
+
+async def test_a_pdf_that_no_model_can_read_is_refused_in_words_on_every_wire(tmp_path: Path) -> None:
+    settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config", claude_bin=tmp_path / "none")
+    async with proxied(settings) as (_, root), httpx.AsyncClient(base_url=root, trust_env=False, timeout=60) as http:
+        for path, body in ASKED:
+            answer = await http.post(path, json={"model": "sonnet", **body})
+            assert answer.status_code == 400, answer.text
+            assert "it is protected by a password" in answer.text

@@ -3,7 +3,7 @@
     adopt           the tail that a person added to a session of ours (`claude --resume` in the sandbox)
     adopt_session   a session that the proxy has never seen, with its whole history, into a new agent's chain
 
-Records are kept verbatim; the file they came from is only read.
+Records are kept verbatim, with marks for images that the model would not take; the file they came from is only read.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ...base import Adoptable
 from .. import transcript
 from ..process import environment
 from .exchanges import TranscriptExchange, exchanges
+from .fitting import Fitting, Look
 from .foreign import ForeignFile, Progress, survey
 from .manager import Foreign
 
@@ -94,7 +95,13 @@ class Adopted:
 
 
 async def adopt_session(
-    settings: Settings, store: Store, owner: str, agent_id: str | None, wanted: str, progress: Progress
+    settings: Settings,
+    store: Store,
+    owner: str,
+    agent_id: str | None,
+    wanted: str,
+    look: Look,
+    progress: Progress,
 ) -> Adopted:
     """Bring a session in as a new agent (named after the session where `agent_id` is None).
 
@@ -110,7 +117,7 @@ async def adopt_session(
     session_id = str(uuid.uuid4())
     place = transcript.path_of(config_dir, Sandboxes(settings).path(directory), session_id)
     files = await asyncio.to_thread(transcript.copy_beside, source, place)
-    bringing = _Bringing(history, session_id, files, progress)
+    bringing = _Bringing(history, session_id, files, Fitting(look), progress)
     created = history.started or time.time()
     new = NewChain(owner, agent_id, directory, True, created, time.time(), lambda: bringing.head)
     try:
@@ -166,6 +173,7 @@ class _Bringing:
     history: ForeignFile
     session_id: str
     files: int
+    fitting: Fitting
     progress: Progress
     head: str | None = None
     turns: int = 0
@@ -184,7 +192,7 @@ class _Bringing:
             self.turns += 1
             self.records += len(turn.records)
             self.compactions += exchange.compacted is not None
-            yield WholeTurn(turn.as_turn(), turn.records)
+            yield WholeTurn(turn.as_turn(), self.fitting.records(turn.id, turn.parent_id, turn.records))
         if self.head is None:
             raise InvalidRequest(f"{self.history.path} holds no finished exchange: there is nothing to adopt yet")
         now = time.time()

@@ -149,10 +149,15 @@ class Decisions:
         """What the CLI left out or changed by itself, by what it noted in its transcript."""
         found = own_repairs.seen(records, ready.prompt)
         if "cli_left_out_thinking" in found:  # it says that it did, not how much
-            before = ready.session.tip_turn_id
-            path = own_repairs.since_stripped(await paths.shown(self._store, before))
+            path = own_repairs.since_stripped(await self._path(ready))
             found["cli_left_out_thinking"] = await asyncio.to_thread(transcript.count, path, "thinking")
+        elif ready.fresh and ready.session.tip_turn_id is not None:  # each model has a process of its own
+            path = own_repairs.since_stripped(await self._path(ready))
+            found["other_models_thinking"] = await asyncio.to_thread(own_repairs.of_other_models, path, records)
         return tuple(Note(code, number) for code, number in found.items() if number)
+
+    async def _path(self, ready: LiveSession) -> Sequence[Record]:
+        return await paths.shown(self._store, ready.session.tip_turn_id, ready.marks)
 
     async def remedy(self, parent: Turn | None, error: ProxyError, *, tried: Collection[Remedy]) -> Remedy | None:
         """What of the path may be left out so that the provider takes the request after all, the least loss first."""

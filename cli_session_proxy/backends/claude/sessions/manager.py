@@ -103,12 +103,14 @@ class Sessions:
         env = self._env | {environment.TMPDIR: str(tmpdir)}
         capability = await cli.probe(cli.find(self._settings), env, cwd)
         _refuse_what_it_cannot(capability, plan)
-        place = confine.Place(cwd, tmpdir, self._config_dir)
-        wrapper = await confine.wrapper(self._settings, plan.profile, capability.path, place, env)
+        wrapper: tuple[str, ...] = ()
+        if plan.profile.confined:
+            place = confine.Place(cwd, tmpdir, self._config_dir)
+            wrapper = await confine.wrapper(self._settings, plan.profile, capability.path, place, env)
         now = TurnContext(agent, parent, turn_id, cwd, capability, adopt, wrapper)
-        # A history that its client brought along: this turn is the first one behind it.
-        is_imported = parent is not None and parent.session_id is None
-        brought = transcript.mended_at_import(await self._store.records(parent.id)) if parent and is_imported else []
+        # A history that came from elsewhere: this turn is the first one behind it, no session was ever written of it.
+        is_new_here = session is None or session.mark is None
+        brought = transcript.mended_at_import(await self._store.records(parent.id)) if parent and is_new_here else []
         before = await self.decisions.head_at(parent)
         opened = heads.opening(
             before, plan.system, plan.wants.offers, self._settings.system_prompt_changes,
@@ -392,6 +394,14 @@ class Sessions:
             for ended in {before.id, session_id}:
                 await self._end(ended)
         taken = await self.captures.taken(ready, turn, path, said)
+        void = 0
+        thinks = any('"thinking"' in record.line for record in taken.records)
+        if thinks and not ready.process.launch.capability.heals_thinking:
+            marked, void = await asyncio.to_thread(partials.without_void, taken.records)
+            if void:
+                for ended in {before.id, session_id}:
+                    await self._end(ended)
+                taken = await self.captures.marked(ready, path, said, taken, marked)
         if said.partial and partials.words(said.output, said.partial):
             if said.calls:
                 ready.process.kill()  # asked to end, it would answer the calls by itself
@@ -400,6 +410,7 @@ class Sessions:
             taken = await self.captures.completed(ready, turn, path, said, taken)
         records = [*ready.marks, *ready.lead, *taken.records]
         notes = await self.decisions.seen(ready, taken.records)
+        notes = (*notes, Note("cut_thinking_left_out", void)) if void else notes
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
         if transcript.beside(path).is_dir():
             records += await asyncio.to_thread(transcript.gather, path, since)

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ....domain.models import Block, Record
 from ....domain.notes import Code
+from .. import transcript
+from .reopening import SYNTHETIC_MODEL
 
 # Types of the attachments by which it remembers what it leaves out from then on.
 _ATTACHMENTS: Mapping[str, Code] = {
@@ -44,6 +46,24 @@ def seen(records: Iterable[Record], prompt: Sequence[Block]) -> dict[Code, int]:
             if block.get("type") == "image" and _data(block) not in given:
                 found["cli_changed_images"] = found.get("cli_changed_images", 0) + 1
     return found
+
+
+def of_other_models(path: Sequence[Record], records: Iterable[Record]) -> int:
+    """How many thoughts of this path the CLI does not send, where these records are the first of another model."""
+    now = {model for record in records if (model := _model(record)) is not None}
+    before = next((model for record in reversed(path) if (model := _model(record)) is not None), None)
+    if not now or before is None or before in now:
+        return 0
+    return transcript.count((record for record in path if _model(record) not in now), "thinking")
+
+
+def _model(record: Record) -> str | None:
+    """Which model this answer is of; None where it is none, or the CLI's own words in the model's place."""
+    if record.uuid is None or '"assistant"' not in record.line:
+        return None
+    said = json.loads(record.line).get("message")
+    model = said.get("model") if isinstance(said, dict) and said.get("role") == "assistant" else None
+    return model if isinstance(model, str) and model != SYNTHETIC_MODEL else None
 
 
 def since_stripped(path: Sequence[Record]) -> Sequence[Record]:

@@ -1,9 +1,12 @@
-"""Words of an answer that the provider cut off and that a client was given: put into the turn's records. Pure.
+"""What the provider cut off, and the turn's records. Pure.
+
+Words of an answer that a client was given are put into them.
 
 The CLI asks again after a cut and keeps nothing of a block that was not finished. The client has its words, so the
 model is shown them too, from the next turn on: where they were said among the texts of the answer, but behind the
 thinking that the next text began with. A seal of thinking covers what came before it, and these words did not.
-Thinking that was cut off has no seal: the records never hold it.
+Thinking that was cut off has no seal: the records never hold it. A thought that was finished before the cut stays in
+the chain; where a CLI would show it to the model in front of the next attempt's, one of them is void and is marked so.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from ....domain.models import Block, Message, Record
+from ....domain.models import THINKING, Block, Message, Record
+from .. import transcript
 from ..transcript import Entry, Scribe
 from .reopening import SYNTHETIC_MODEL
 
@@ -28,6 +32,42 @@ def words(output: Sequence[Block], partial: frozenset[int]) -> list[tuple[int, B
         else:
             finished += 1
     return out
+
+
+def without_void(records: Sequence[Record]) -> tuple[list[Record], int]:
+    """The records of a turn with marks for the thoughts that are void because an attempt was cut off, and how many.
+
+    CLI 1.0.120 asks again with the request as it was, and keeps what the attempt had finished in front of the answer.
+    A seal covers what stood before it: the answer's does not cover that. Where it is nothing but thoughts, they are
+    left out; where a text is among them, which a client may have, the answer's thoughts are.
+    """
+    entries = [Entry(record.line, json.loads(record.line)) for record in records]
+    out: list[Record] = []
+    left_out = 0
+    attempt: list[int] = []  # of records that the attempt, or the answer, consists of
+    void_since: str | None = None  # the first record of an answer whose thoughts are void
+    message: object = None
+    for at, entry in enumerate(entries):
+        if entry.on_path and entry.kind in ("user", "assistant") and not records[at].synthetic:  # the CLI's own
+            said = entry.data.get("message")
+            now = said.get("id") if entry.kind == "assistant" and isinstance(said, dict) else None
+            if attempt and now is not None and now != message:
+                cut_off = [records[one] for one in attempt]
+                if all(block.get("type") in THINKING for one in attempt for block in entries[one].content):
+                    out.append(transcript.leave_out("thinking", cut_off[0].uuid))
+                    left_out += transcript.count(cut_off, "thinking")
+                else:
+                    void_since = entry.uuid
+            attempt = [] if now != message else attempt
+            attempt += [at] if now is not None else []
+            message = now
+        out.append(records[at])
+    if void_since is not None:
+        behind = next(at for at, record in enumerate(records) if record.uuid == void_since)
+        if thoughts := transcript.count(records[behind:], "thinking"):
+            out.append(transcript.leave_out("thinking", void_since))
+            left_out += thoughts
+    return out, left_out
 
 
 def placed(

@@ -6,17 +6,45 @@ belong to sub-agents. Source: facts measured on 1.0.120 and 2.1.329, section "Tr
 """
 
 from .comparing import Found, Pair, Verdict, check
-from .entries import Entry, Parsed, copied_up_to, has_ended, is_complete, parse, parse_records, unbroken
-from .files import gather, is_file, is_sound
+from .entries import (
+    Changed,
+    Entry,
+    Parsed,
+    Reader,
+    copied_up_to,
+    has_ended,
+    is_complete,
+    parse,
+    parse_records,
+    reread,
+    total_cost,
+    unbroken,
+)
+from .files import (
+    beside,
+    copy_beside,
+    find_elsewhere,
+    gather,
+    in_folder,
+    is_file,
+    is_sound,
+    is_unchanged,
+    path_of,
+    project_dir,
+    remove,
+    remove_project,
+)
 from .mending import (
     Head,
     LeftOut,
     count,
+    fitted,
     head_of,
     imported,
     is_mark,
     is_sound_mark,
     leave_out,
+    media_of,
     mended_at_import,
     shown,
     since_first,
@@ -26,9 +54,6 @@ from .mending import (
     window,
     window_of,
 )
-from .opening import is_unchanged
-from .places import beside, copy_beside, find_elsewhere, in_folder, path_of, project_dir, remove, remove_project
-from .tailing import Changed, Reader, reread, total_cost
 from .writing import NO_CONTENT, OPENED_BY_ASSISTANT, Scribe, in_strict_order, timestamp, with_session_id, write
 
 __all__ = [
@@ -50,6 +75,7 @@ __all__ = [
     "copy_beside",
     "count",
     "find_elsewhere",
+    "fitted",
     "gather",
     "has_ended",
     "head_of",
@@ -63,6 +89,7 @@ __all__ = [
     "is_sound_mark",
     "is_unchanged",
     "leave_out",
+    "media_of",
     "mended_at_import",
     "parse",
     "parse_records",

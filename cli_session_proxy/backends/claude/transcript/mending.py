@@ -8,10 +8,11 @@ ever: the transcript is compared with these (`comparing`), and the next request 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -90,13 +91,37 @@ def window_of(records: Sequence[Record]) -> str | None:
     return None
 
 
+def fitted(instead: Mapping[str, Block]) -> Record:
+    """A mark: in what stands before it, the model is shown these blocks instead of images and documents, which are
+    named by the sha256 of their base64."""
+    return _mark("fitted", instead=dict(instead))
+
+
+def media_of(records: Iterable[Record]) -> Iterator[tuple[str, str, Block]]:
+    """Each image and document of these records that the model is shown as it is: the uuid of its record, the sha256 of
+    its base64, the block."""
+    records = list(records)
+    known: dict[str, Block] = {}
+    for record in records:
+        if is_mark(record) and (mark := json.loads(record.line))["mark"] == "fitted":
+            known |= mark["instead"]
+    for record in records:
+        if record.uuid is not None and (_may_hold(record, "images") or _may_hold(record, "documents")):
+            data = json.loads(record.line)
+            if not data.get("isSidechain"):
+                for block in _media(_content(data)):
+                    sha256 = _sha256(block)
+                    if sha256 is not None and sha256 not in known:
+                        yield record.uuid, sha256, block
+
+
 def imported(notes: Iterable[Note]) -> Record:
-    """A mark: what was mended of a client's history when its records were made."""
+    """A mark: what was mended of a history from elsewhere when its records were made or taken in."""
     return _mark("imported", notes=[note.as_json() for note in notes])
 
 
 def mended_at_import(records: Iterable[Record]) -> list[Note]:
-    """What was mended of the client's history at the end of this path."""
+    """What was mended of the history from elsewhere at the end of this path."""
     found: Counter[Code] = Counter()
     for record in records:
         if record.uuid is not None and not record.synthetic:
@@ -125,6 +150,8 @@ def is_sound_mark(record: Record) -> bool:
             case "leave_out":
                 known = mark["what"] in _TYPES and isinstance(mark["since"], str | None)
                 return known and isinstance(mark["refused"], bool)
+            case "fitted":
+                return all(_is_in_place(block) for block in mark["instead"].values())
             case "imported":
                 return all(isinstance(Note.from_json(note).count, int) for note in mark["notes"])
             case "window":
@@ -133,7 +160,7 @@ def is_sound_mark(record: Record) -> bool:
                 texts = [*(mark[name] for name in ("text", "at", "model")), *mark["uuids"]]
                 whole = len(mark["uuids"]) == 2 and isinstance(mark["kept_from"], str | None)
                 return whole and all(isinstance(one, str) for one in texts)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
     return False
 
@@ -151,6 +178,11 @@ def shown(records: Sequence[Record]) -> list[Record]:
     marks = [(at, json.loads(record.line)) for at, record in enumerate(records) if is_mark(record)]
     if not marks:
         return list(records)
+    instead: dict[str, Block] = {}
+    fitted_before = 0  # records before this one may hold what other blocks are shown for
+    for at, mark in marks:
+        if mark["mark"] == "fitted":
+            instead, fitted_before = instead | mark["instead"], at
     ranges = [(mark["what"], _at(records, mark["since"]), at) for at, mark in marks if mark["mark"] == "leave_out"]
     out: list[Record] = []
     start = _at(records, window_of(records))
@@ -173,11 +205,14 @@ def shown(records: Sequence[Record]) -> list[Record]:
         if is_mark(record):
             continue
         kinds = {what for what, since, end in ranges if since <= at < end and _may_hold(record, what)}
-        if record.uuid is None or not (kinds or gone or hangs):
+        fits = at < fitted_before and (_may_hold(record, "images") or _may_hold(record, "documents"))
+        if record.uuid is None or not (kinds or gone or hangs or fits):
             out.append(record)
             continue
         was: JSON = json.loads(record.line)
         data = dict(was)
+        if fits and not data.get("isSidechain") and (content := _content(data)):
+            data["message"] = {**data["message"], "content": _fitted(content, instead)}
         if hangs:
             data["parentUuid"], hangs = first, False
         for name in ("parentUuid", "logicalParentUuid", "sourceToolAssistantUUID"):
@@ -252,6 +287,39 @@ def _without(content: Iterable[Block], kinds: set[LeftOut]) -> list[Block]:
         else:
             out.append(block)
     return out
+
+
+def _fitted(content: Iterable[Block], instead: Mapping[str, Block]) -> list[Block]:
+    out: list[Block] = []
+    for block in content:
+        if block.get("type") == "tool_result" and isinstance(block.get("content"), list):
+            out.append({**block, "content": _fitted(block["content"], instead)})
+        else:
+            out.append(instead.get(_sha256(block) or "", block))
+    return out
+
+
+def _media(content: Iterable[Block]) -> Iterator[Block]:
+    for block in content:
+        if block.get("type") == "tool_result" and isinstance(block.get("content"), list):
+            yield from _media(one for one in block["content"] if isinstance(one, dict))
+        else:
+            yield block
+
+
+def _sha256(block: Block) -> str | None:
+    """Of the base64 of an image or a document; None where it is none."""
+    source = block.get("source")
+    if block.get("type") not in ("image", "document") or not isinstance(source, dict) or source.get("type") != "base64":
+        return None
+    return hashlib.sha256(str(source.get("data", "")).encode()).hexdigest()
+
+
+def _is_in_place(block: Block) -> bool:
+    """Whether a block is one that we show instead of another: a smaller image, or a line of text."""
+    if block["type"] == "text":
+        return isinstance(block["text"], str)
+    return block["type"] == "image" and all(isinstance(block["source"][name], str) for name in ("media_type", "data"))
 
 
 def _content(data: JSON) -> list[Block]:

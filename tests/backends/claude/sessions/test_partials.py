@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cli_session_proxy.backends.claude.sessions import partials
-from cli_session_proxy.backends.claude.transcript import Scribe, parse_records, unbroken
+from cli_session_proxy.backends.claude.transcript import Scribe, parse_records, shown, unbroken
 from cli_session_proxy.domain.models import Block, Message, Record
 
 CUT = {"type": "text", "text": "The ans"}
@@ -81,3 +81,32 @@ def test_blank_words_and_errors_of_the_cli_do_not_count() -> None:
     error = json.loads(records[1].line) | {"isApiErrorMessage": True}
     records[1] = Record(json.dumps(error), records[1].uuid)
     assert placed(records, [BLANK, CUT, BLANK, WHOLE], {0, 1}) == [[FIRST], [CUT, WHOLE]]
+
+
+def _answered(message: str, *blocks: Block) -> Record:
+    """As CLI 1.0.120 writes it: one record, with the id of the provider's message."""
+    record = written(("assistant", list(blocks)))[0]
+    data = json.loads(record.line)
+    return Record(json.dumps({**data, "message": {**data["message"], "id": message}}), record.uuid)
+
+
+def _shown(records: list[Record]) -> list[Any]:
+    out, left_out = partials.without_void(records)
+    return [left_out, *(entry.content for entry in parse_records(shown(out)).entries if entry.kind == "assistant")]
+
+
+def test_a_thought_of_an_attempt_that_was_cut_is_not_shown_before_the_answers_own() -> None:
+    records = [*written(ASKED), _answered("m1", THOUGHT), _answered("m2", THOUGHT, WHOLE)]
+    assert _shown(records) == [1, [THOUGHT, WHOLE]]
+
+
+def test_behind_a_text_of_an_attempt_that_was_cut_the_answers_thoughts_are_void() -> None:
+    records = [*written(ASKED), _answered("m1", THOUGHT, FIRST), _answered("m2", THOUGHT), _answered("m2", WHOLE)]
+    assert _shown(records) == [1, [THOUGHT, FIRST], [WHOLE]]
+
+
+def test_thoughts_between_calls_and_in_records_of_one_message_are_not_void() -> None:
+    result: Block = {"type": "tool_result", "tool_use_id": "t2", "content": "x"}
+    used = [_answered("m1", THOUGHT, OWN), Record(written(("user", [result]))[0].line, "r"), _answered("m2", THOUGHT)]
+    records = [*written(ASKED), *used, _answered("m2", WHOLE)]
+    assert partials.without_void(records) == (records, 0)

@@ -77,6 +77,20 @@ def test_an_image_in_the_result_of_a_tool_is_left_out_too_and_words_stand_in_its
     assert "left out" in content[1]["text"]
 
 
+def test_a_smaller_image_stands_in_the_place_of_one_before_the_mark_and_of_no_other() -> None:
+    smaller: Block = {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": "c21hbGw="}}
+    result: Block = {"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}
+    records = path([words("a"), IMAGE], [words("answer")], [result])
+    [(uuid, sha256, block), (_, again, _)] = transcript.media_of(records)
+    assert (uuid, block, again) == (records[0].uuid, IMAGE, sha256)
+    mark = transcript.fitted({sha256: smaller})
+    shown = transcript.parse_records(transcript.shown([*records, mark, *path([IMAGE])])).entries
+    assert [entry.content for entry in shown] == [
+        [words("a"), smaller], [words("answer")], [{**result, "content": [smaller]}], [IMAGE],
+    ]  # fmt: skip
+    assert list(transcript.media_of([*records, mark])) == []
+
+
 def test_the_same_decisions_come_to_the_same_bytes() -> None:
     records = path([words("a"), IMAGE], [THOUGHT], [words("answer 1")], [words("b")], [words("answer 2")])
     marks = [
@@ -124,6 +138,7 @@ def test_what_was_mended_at_an_import_is_told_until_a_turn_of_ours_follows() -> 
 
 
 GOOD = [
+    transcript.fitted({"x": words("[An image was left out here.]"), "y": IMAGE}),
     transcript.leave_out("thinking"),
     Head("A", None).as_record(),
     transcript.summary("text", None, "sonnet", "2026-11-21T10:00:00.000Z"),
@@ -137,6 +152,8 @@ BAD = [
     {"mark": "head", "system": "A", "tools": [{"nam": "f"}]},
     {"mark": "summary", "text": "t", "kept_from": None, "model": "m", "at": "t", "uuids": []},
     {"mark": "imported", "notes": [{"code": "x"}]},
+    {"mark": "fitted", "instead": []},
+    {"mark": "fitted", "instead": {"x": {"type": "image", "source": {}}}},
     {"mark": "other"},
     {},
 ]

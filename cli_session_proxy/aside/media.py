@@ -1,0 +1,73 @@
+"""Images and documents as the model takes them: one that it cannot read would fail every later request."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..domain.models import Block
+from ..domain.notes import Code
+from . import documents, pictures
+from .pictures import Fitted, Unreadable
+from .pool import Aside, OutOfBoundsError
+
+# Looks that are kept, each with up to 5 MB of a smaller image.
+KNOWN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What stands in the place of a block, and why."""
+
+    code: Code
+    block: Block
+
+
+class Media:
+    """One for each history: the same data is looked at once in a while. Each look is taken in a helper process."""
+
+    def __init__(self, aside: Aside) -> None:
+        self._aside = aside
+        self._known: OrderedDict[str, Fitted | str | None] = OrderedDict()
+
+    async def changed(self, block: Block) -> Changed | None:
+        """What the model is shown instead of an image or a document; None where it may stay as it is."""
+        source = block.get("source")
+        kind = block.get("type")
+        if kind not in ("image", "document") or not isinstance(source, dict) or source.get("type") != "base64":
+            return None
+        if kind == "document":
+            why = await self.fault(source)
+            return None if why is None else Changed("unreadable_documents_left_out", _left_out("A document", why))
+        found = await self._looked(pictures.fitted, source)
+        if found is None:
+            return None
+        if isinstance(found, str):
+            return Changed("unreadable_images_left_out", _left_out("An image", found))
+        smaller = {"type": "base64", "media_type": found.media_type, "data": found.data}
+        return Changed("images_made_smaller", {**block, "source": smaller})
+
+    async def fault(self, source: Block) -> str | None:
+        """Why a PDF cannot be read; None where it can."""
+        found = await self._looked(documents.fault, source)
+        assert not isinstance(found, Fitted)
+        return found
+
+    async def _looked(self, look: Callable[[str], Fitted | str | None], source: Block) -> Fitted | str | None:
+        data = str(source.get("data", ""))
+        key = hashlib.sha256(data.encode()).hexdigest()
+        if key not in self._known:
+            try:
+                self._known[key] = await self._aside.reading.call(look, data)
+            except (Unreadable, OutOfBoundsError) as exc:
+                self._known[key] = str(exc)
+        found = self._known[key]
+        while len(self._known) > KNOWN:
+            self._known.popitem(last=False)
+        return found
+
+
+def _left_out(what: str, why: str) -> Block:
+    return {"type": "text", "text": f"[{what} was left out here: {why}.]"}

@@ -1,0 +1,49 @@
+"""Turns that were made elsewhere: the model is shown their images as small as it takes them.
+
+The records stay as they are; marks say what is shown instead, and what is void because of it. `adopt` and `import` go
+through their turns with this, parents before children.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from ....domain.models import Block, Record
+from ....domain.notes import Code, Note
+from .. import transcript
+
+# What stands in the place of an image or a document, with the code of its note; None: it may stay. Called on a thread.
+Look = Callable[[Block], tuple[Code, Block] | None]
+
+
+class Fitting:
+    """One for each chain that comes in."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        # By turn, from the first change of its path on: how often what was changed on it.
+        self._changed: dict[str, Counter[Code]] = {}
+
+    def records(self, turn_id: str, parent_id: str | None, records: Sequence[Record]) -> tuple[Record, ...]:
+        """The turn's records, with the marks that its images call for."""
+        changed = Counter(self._changed.get(parent_id or ""))
+        instead: dict[str, Block] = {}
+        since = next((record.uuid for record in records if record.uuid is not None), None) if changed else None
+        for uuid, sha256, block in transcript.media_of(records):
+            if sha256 not in instead and (found := self._look(block)) is not None:
+                instead[sha256] = found[1]
+                changed[found[0]] += 1
+                since = since or uuid
+        if not changed:
+            return tuple(records)
+        self._changed[turn_id] = changed
+        marks = [transcript.fitted(instead)] if instead else []
+        # What was thought behind an image holds for the image as it was.
+        behind = [record.uuid for record in records]
+        void = records[behind.index(since) :] if since is not None else ()
+        if thoughts := transcript.count(void, "thinking"):
+            changed["thinking_left_out"] += thoughts
+            marks.append(transcript.leave_out("thinking", since))
+        marks.append(transcript.imported(Note(code, number) for code, number in changed.items()))
+        return (*records, *marks)
