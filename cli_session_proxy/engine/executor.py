@@ -184,8 +184,6 @@ class Executor:
         self._observers = observers
         self._checks = checks
         self.too_long = f"the turn took longer than {settings.turn_timeout:g} s; send it again, or raise turn_timeout"
-        idle = f"{settings.idle_timeout:g} s"
-        self._silent = f"nothing came from the CLI for {idle}; send it again, or raise idle_timeout"
 
     async def execute(self, live: LiveTurn, standing: AgentState, *, at_head: bool, deadline: float) -> None:
         """Run the turn and tell its clients. `deadline` is the loop's time. Raises `ProxyError`."""

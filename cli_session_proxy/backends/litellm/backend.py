@@ -134,7 +134,8 @@ class LiteLLMBackend:
     async def prepare(self, job: Job) -> Execution:
         target, path = self.targets[job.model], await self._path(job)
         rendering = Rendering(target.images, target.documents, target.told.thinking_as_text)
-        added = job.prompt[len(job.answers.rest) :]  # what the core asks for beside the client's own words
+        # What the core tells beside the client's own words stands behind them, in this request alone.
+        added = [block for block in job.prompt if not any(block is own for own in job.answers.rest)]
         turns = ((turn.input, turn.output) for turn in path.turns)
         asked = await asyncio.to_thread(rendering.path, turns, job.turn.input, added)
         if job.system:

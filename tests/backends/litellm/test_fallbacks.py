@@ -35,10 +35,7 @@ from .servers import Provider, Reply, texts
 def limited(seconds: float) -> Fail:
     """Claude's usage limit, with the time of its reset. The CLI itself is told to come again in a second."""
     at = str(int(time.time() + seconds))
-    return Fail(429, {
-        "retry-after": "1", "anthropic-ratelimit-unified-status": "rejected",
-        "anthropic-ratelimit-unified-reset": at,
-    })  # fmt: skip
+    return Fail(429, {"retry-after": "1"}, message=f"Claude AI usage limit reached|{at}")
 
 
 class Clock:
