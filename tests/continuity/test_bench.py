@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import get_args
 from xml.etree import ElementTree
 
 import pytest
@@ -19,11 +20,14 @@ from cli_session_proxy.continuity import report, rows
 from cli_session_proxy.continuity.running import Result, provider, run
 from cli_session_proxy.continuity.score import Fact, Score, score
 from cli_session_proxy.continuity.talk import Talk
-from cli_session_proxy.continuity.targets import Server
+from cli_session_proxy.continuity.targets import Server, WireName
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..conftest import MakeSettings
+from ..serving import serving
+from ..talking import running
 from . import score as scores_of_the_matrix
 from . import talk as talks_of_the_matrix
 
@@ -110,6 +114,23 @@ async def test_another_agents_words_are_foreign(tmp_path: Path) -> None:
     assert result.score is not None
     assert (result.score.foreign, result.score.whole, result.score.remembered) == (2, False, 5)
     assert result.calls == 8
+
+
+async def test_this_proxy_keeps_them_on_every_wire(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    chosen = [row for row in rows.ROWS if row.name == "one more turn"]
+    async with running(settings) as engine, serving(engine, settings) as url:
+        for wire in get_args(WireName):
+            at = url.replace("/v1", "/v1beta") if wire == "generate" else url
+            header = None if wire == "responses" else "X-Agent-Id"
+            server = Server(at, wire, upstream, tmp_path, agent_header=header)
+            await server.up()
+            by_id, by_history = await run(server, upstream, lambda _result: None, chosen)
+            assert (str(by_id.score), str(by_history.score)) == ("3/3", "3/3"), wire
+            assert by_id.score is not None
+            assert by_id.score.prefix == 1.0
 
 
 def test_the_command_prints_the_table_and_writes_json_a_badge_and_a_picture(
