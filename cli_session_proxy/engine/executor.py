@@ -176,9 +176,10 @@ class Executor:
         self._own = own
         self._observers = observers
         self._checks = checks
-        self.too_long = f"the turn took longer than {settings.turn_timeout:g} s; send it again, or raise turn_timeout"
-        idle = f"{settings.idle_timeout:g} s"
-        self._silent = f"nothing came from the CLI for {idle}; send it again, or raise idle_timeout"
+
+    @property
+    def too_long(self) -> str:
+        return f"the turn took longer than {self.settings.turn_timeout:g} s; send it again, or raise turn_timeout"
 
     async def execute(self, live: LiveTurn, standing: AgentState, *, at_head: bool, deadline: float) -> None:
         """Run the turn and tell its clients. `deadline` is the loop's time. Raises `ProxyError`."""
@@ -372,8 +373,9 @@ class Executor:
         """Pass the events on. A silent backend is abandoned after `idle_timeout`; a running tool is not silent."""
         clock_of = asyncio.get_running_loop().time
         idle = self.settings.idle_timeout
+        silent = f"nothing came from the CLI for {idle:g} s; send it again, or raise idle_timeout"
         cutter, cut = attempt.cutter, False
-        async with aclosing(exchange.say()) as heard, limited_by_life(clock_of() + idle, self._silent) as limit:
+        async with aclosing(exchange.say()) as heard, limited_by_life(clock_of() + idle, silent) as limit:
             async for event in heard:
                 limit.move(deadline if isinstance(event, ToolActivity) else clock_of() + idle)
                 match event:
