@@ -22,7 +22,8 @@ MINUTES ?= 15
 SEED ?=
 CHAOS := $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-.PHONY: serve login demo test bench bench-quick trace check continuity chaos dist image lock tools chromium bubblewrap clean
+.PHONY: serve login demo test bench bench-quick trace check continuity full chaos agents dist image lock tools chromium bubblewrap \
+	clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
 	@$(BIN)/cli-session-proxy serve
@@ -39,9 +40,15 @@ test: check tools  ## all that CI runs
 continuity: $(VENV)/.test tools  ## every breakage on both CLIs and on the bare one; writes docs/continuity.md
 	$(BIN)/python -m pytest tests/continuity -m 'full or not full' --table docs/continuity.md
 
+full: $(VENV)/.test tools  ## the cases of large matrices that `make test` leaves out, but for those of `make continuity`
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m full --ignore tests/continuity
+
 chaos: $(VENV)/.test tools  ## random histories of breakages, one proxy and three, with and without tools; an hour in all
 	@$(CHAOS) --proxies 1; one=$$?; $(CHAOS) --proxies 1 --tools; two=$$?; \
 	$(CHAOS) --proxies 3; three=$$?; $(CHAOS) --proxies 3 --tools --wrapper; exit $$((one + two + three + $$?))
+
+agents: $(VENV)/.test tools  ## long conversations of agent programs; about ten minutes
+	$(BIN)/python -m pytest tests/agents -n 2 -m 'agents or not agents'
 
 bench: $(VENV)/.bench $(CCPROXY)/.installed  ## the proxy beside the bare CLI and ccproxy, a quarter of an hour; writes docs/bench.md
 	$(BIN)/python -m bench --json var/bench.json --docs docs
@@ -73,7 +80,7 @@ check: $(VENV)/.test  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(AGENTS)/.installed chromium bubblewrap  ## the old CLI and the npm packages that the tests use
+tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(AGENTS)/.programs chromium bubblewrap  ## the old CLI and the npm packages that the tests use
 
 # The tests of the page drive Debian's own chromium; nothing is downloaded past apt.
 chromium:
@@ -146,10 +153,10 @@ $(AI_SDK)/.installed:
 	@test -d $(AI_SDK)/node_modules/ai
 	@touch $@
 
-# Agent programs as they come; nothing of theirs runs at the installation.
-$(AGENTS)/.installed:
+# Agent programs as they come; nothing of theirs runs at the installation. Claude Code is the one of the venv.
+$(AGENTS)/.programs:
 	@mkdir -p $(AGENTS)
 	npm install --prefix $(AGENTS) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
-		@openai/codex@0.169
-	@test -x $(AGENTS)/node_modules/.bin/codex
+		@openai/codex@0.169.0 @google/gemini-cli@0.61.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.24.4
+	@for name in codex gemini opencode qwen; do test -e $(AGENTS)/node_modules/.bin/$$name || exit 1; done
 	@touch $@

@@ -37,7 +37,7 @@ Config = Annotated[
     Path | None, typer.Option("--config", help="Your file of settings.", show_default="cli_session_proxy.toml here")
 ]
 AgentId = Annotated[str, typer.Argument(metavar="AGENT_ID")]
-Owner = Annotated[str, typer.Option(help="The name of the key that the agent's client came with.")]
+Owner = Annotated[str, typer.Option(help="Whose agent it is: the name of its client's key.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -60,16 +60,18 @@ def program(
 
 @app.command()
 def serve(
-    host: Annotated[str | None, typer.Option(help="Others than loopback need keys.", show_default="127.0.0.1")] = None,
-    port: Annotated[int | None, typer.Option(help="0 takes a free one.", show_default="8787")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Any other host than loopback needs keys.", show_default="127.0.0.1")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="0: any free port.", show_default="8787")] = None,
     uds: Annotated[
         Path | None, typer.Option(help="A unix socket (0600) instead of host and port: for this user alone.")
     ] = None,
     make_key: Annotated[
-        bool | None, typer.Option("--make-key", help="Ask for a key, made at the first start: <var>/key (0600).")
+        bool | None, typer.Option("--make-key", help="Require a key, made at the first start: <var>/key (0600).")
     ] = None,
     allowed_origins: Annotated[
-        list[str] | None, typer.Option("--allowed-origin", help="Another page that may ask: scheme://host[:port].")
+        list[str] | None, typer.Option("--allowed-origin", help="A page that may send requests: scheme://host[:port].")
     ] = None,
     config: Config = None,
     var: Var = None,
@@ -81,7 +83,7 @@ def serve(
     profile: Annotated[str | None, typer.Option(help="The profile of agents that name none.")] = None,
     turn_timeout: Annotated[float | None, typer.Option(help="Seconds for a whole turn.", show_default="1800")] = None,
     idle_timeout: Annotated[float | None, typer.Option(help="Seconds without a sign.", show_default="300")] = None,
-    retention_days: Annotated[float | None, typer.Option(help="Forget agents idle for longer.")] = None,
+    retention_days: Annotated[float | None, typer.Option(help="Delete agents that were idle for so many days.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error.", show_default="info")] = None,
 ) -> None:
     """Serve every wire on this machine: OpenAI, Anthropic, Google, and the page at /ui."""
@@ -100,9 +102,9 @@ def serve(
 
 @app.command()
 def chains(
-    search: Annotated[str | None, typer.Option(help="Only names that hold this text, case aside.")] = None,
+    search: Annotated[str | None, typer.Option(help="Only names that contain this text, in any case.")] = None,
     since: Annotated[str | None, typer.Option(help="Only active since: 30m, 12h, 7d, or a date (UTC).")] = None,
-    status: Annotated[str | None, typer.Option(help="Only where the last turn is so: completed, failed, …")] = None,
+    status: Annotated[str | None, typer.Option(help="Only by the last turn's status: completed, failed, …")] = None,
     config: Config = None,
     var: Var = None,
     as_json: AsJson = False,
@@ -263,7 +265,7 @@ def doctor(
     claude_config_dir: ConfigDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look for what could keep the proxy from working, and say what mends it; exit 1 on an error."""
+    """Look for what could keep the proxy from working, and say how to fix it; exit 1 on an error."""
     flags = {name: value for name, value in locals().items() if name != "as_json"}
     from .commands import upkeep
 
@@ -286,6 +288,60 @@ def login(
 
     if not asyncio.run(run(settings, options or (), _say)):
         raise typer.Exit(1)
+
+
+@app.command()
+def commit(
+    agent_id: AgentId,
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="For git commit, such as -- --all --signoff.")
+    ] = None,
+    fix_id: Annotated[
+        str | None, typer.Option(help="Which fix it was an attempt at.", show_default="profile's")
+    ] = None,
+    outcome: Annotated[str | None, typer.Option(help="passed or failed.")] = None,
+    why: Annotated[str | None, typer.Option(help="Why it failed.", show_default="as the model says")] = None,
+    note: Annotated[str | None, typer.Option(metavar="COMMIT", help="Write a git note on this commit instead.")] = None,
+    repo: Annotated[Path | None, typer.Option(help="The repository.", show_default="profile's")] = None,
+    model: Annotated[
+        bool, typer.Option("--model/--no-model", help="Have the agent summarise it, off its chain.")
+    ] = True,
+    config: Config = None,
+    var: Var = None,
+    claude_bin: ClaudeBin = None,
+    claude_config_dir: ConfigDir = None,
+    owner: Owner = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Commit what is staged, with what the agent tried: the next attempt is told (see docs/git-memory.md)."""
+    settings = load(config=config, var=var, claude_bin=claude_bin, claude_config_dir=claude_config_dir)
+    from .commands import attempts
+
+    given = {"fix_id": fix_id, "outcome": outcome, "why": why, "note": note, "model": model}
+    place = None if repo is None else repo.expanduser().absolute()
+    done = asyncio.run(attempts.commit(settings, owner, agent_id, given, place, tuple(options or ())))
+    what = "noted on" if done["note"] else "committed as"
+    said = f"attempt {done['attempt']} at {done['fix_id']} {what} {done['commit']}"
+    _say(json.dumps(done, indent=1) if as_json else said)
+
+
+@app.command()
+def memory(
+    repo: Annotated[Path | None, typer.Option(help="The repository.", show_default="profile's, else here")] = None,
+    fix_id: Annotated[
+        str | None, typer.Option(help="Which fix.", show_default="profile's; none: all are listed")
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="The profile whose git_memory counts.")] = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what an agent would be told of earlier attempts at a fix."""
+    settings = load(config=config, profile=profile)
+    from .commands import attempts
+
+    place = None if repo is None else repo.expanduser().absolute()
+    found = asyncio.run(attempts.memory(settings, place, fix_id))
+    _say(json.dumps(found, indent=1) if as_json else attempts.print_memory(found))
 
 
 @app.command()

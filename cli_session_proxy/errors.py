@@ -21,7 +21,7 @@
     ├── TurnTimeout           504 turn_timeout
     ├── Overloaded            529 overloaded
     ├── SandboxError          500 sandbox_error
-    └── ConfigError           500 config_error             only at start-up: exit code 2
+    └── ConfigError           500 config_error             at start-up: exit code 2; or git memory
 
 An error carries data (status, code, param, retry_after, detail), and its text says what to do next.
 No error text ever holds a key, an environment or a prompt.

@@ -45,7 +45,7 @@ class FileLock:
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as exc:
-            raise StoreUnavailable(f"cannot open {self._path} ({exc.strerror}): mend that, then try again") from exc
+            raise StoreUnavailable(f"cannot open {self._path} ({exc.strerror}): fix that, then try again") from exc
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _is_file(fd, self._path):  # its last holder removed it: a lock on that file excludes no one

@@ -185,7 +185,7 @@ def _link(sandbox: Path, name: str, target: Path) -> None:
     place = sandbox.joinpath(*relative.parts)
     wanted = os.path.abspath(target.expanduser())
     if not os.path.exists(wanted):
-        raise SandboxError(f"[sandbox.links] {name}: its target {wanted} does not exist; make it or mend the setting")
+        raise SandboxError(f"[sandbox.links] {name}: its target {wanted} does not exist; make it or fix the setting")
     if _points_at(place, wanted):
         return
     folder = sandbox

@@ -34,6 +34,9 @@ CONFIG_FILE = "cli_session_proxy.toml"
 PREFIX = "CLI_SESSION_PROXY_"
 DELIMITER = "__"
 
+# A turn of this profile has none, whatever the default is.
+NO_PROFILE = "-"
+
 # Names that the CLI maps to its newest models; `default` is `default_model`. It takes any other name too.
 MODELS = ("sonnet", "opus", "haiku", "default")
 
@@ -51,6 +54,7 @@ _TRUSTED = {
 }  # fmt: skip
 _TRUSTED_OF_PROFILES = {
     "mcp_config": "programs", "tools": "programs", "setting_sources": "programs", "add_dirs": "other directories",
+    "git_memory": "a repository to read from and write to",
 }  # fmt: skip
 
 # What a client without a system prompt gets when no tools are on; one sentence, so that it costs next to nothing.
@@ -71,6 +75,40 @@ ENVIRONMENT_OF_PROVIDERS = {
 }  # fmt: skip
 
 
+# Characters. It has to fit into one line of a commit's trailers.
+FIX_ID_LIMIT = 300
+
+
+class GitMemory(BaseModel):
+    """`[profiles.<name>.git_memory]`: its agents are told what earlier attempts tried (see `git_memory`).
+
+    `fix_id` None: each agent is a fix of its own, named as the agent.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    repo: Path
+    attempts: int = Field(default=10, ge=1, le=100)
+    fix_id: str | None = None
+
+    @field_validator("repo", mode="after")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return Path(os.path.abspath(value.expanduser()))
+
+    @field_validator("fix_id", mode="after")
+    @classmethod
+    def _one_line(cls, value: str | None) -> str | None:
+        return value if value is None else fix_id_of(value)
+
+
+def fix_id_of(text: str) -> str:
+    """The text, where it can stand in one line of a commit. Raises `ValueError`."""
+    if not 0 < len(text) <= FIX_ID_LIMIT or not text.isprintable() or text != " ".join(text.split()):
+        raise ValueError(f"fix_id must be one line of 1 to {FIX_ID_LIMIT} printable characters, without double spaces")
+    return text
+
+
 class Profile(BaseModel):
     """What an agent's CLI may do beyond talking. `[profiles.<name>]`; without one, the CLI's tools are off."""
 
@@ -84,6 +122,7 @@ class Profile(BaseModel):
     mcp_config: Path | None = None
     setting_sources: tuple[Literal["user", "project", "local"], ...] = ()
     confined: bool = False  # the CLI runs under bubblewrap: see `backends.claude.process.confine`
+    git_memory: GitMemory | None = None
 
 
 class SandboxSettings(BaseModel):
@@ -184,7 +223,7 @@ class Settings(BaseSettings):
     def profile_for(self, name: str | None) -> Profile:
         """The named profile, the default one, or one without tools. Unknown: `ConfigError`."""
         name = name or self.profile
-        if name is None:
+        if name is None or name == NO_PROFILE:
             return Profile()
         if name not in self.profiles:
             known = ", ".join(sorted(self.profiles)) or "none"
@@ -241,9 +280,9 @@ def _read(path: Path, *, must: bool) -> dict[str, Any]:
             raise ConfigError(f"there is no {path}: give --config the file of your settings") from exc
         return {}
     except tomllib.TOMLDecodeError as exc:
-        raise ConfigError(f"{path} is not valid TOML: {exc}; mend that line or move the file away") from exc
+        raise ConfigError(f"{path} is not valid TOML: {exc}; fix that line or move the file away") from exc
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} cannot be read: {exc}; mend it or move the file away") from exc
+        raise ConfigError(f"{path} cannot be read: {exc}; fix it or move the file away") from exc
 
 
 def _refuse_strangers(data: Mapping[str, Any]) -> None:

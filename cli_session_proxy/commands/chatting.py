@@ -203,7 +203,7 @@ def _error(body: bytes) -> ProxyError:
     try:
         return from_dict(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
-        return UpstreamError("what answers at this address is no server of ours: see serve.json in --var")
+        return UpstreamError("the program at this address is not a cli-session-proxy server: see serve.json in --var")
 
 
 # --- the terminal

@@ -1,4 +1,4 @@
-"""What could keep the proxy from working, one line each, with the command that mends it. Only looks.
+"""What could keep the proxy from working, one line each, with the command that fixes it. Only looks.
 
 A check returns its line and never raises: what goes wrong in it is the finding. No credential is read or shown.
 """
@@ -22,8 +22,8 @@ import httpx
 
 from ..backends.claude.process import capability, confine, environment
 from ..backends.claude.process.capability import Capability
-from ..backends.claude.process.memory import FIRST_GUESS
-from ..backends.claude.process.proc import start_time
+from ..backends.claude.process.guardian import start_time
+from ..backends.claude.process.process_table import FIRST_GUESS
 from ..engine.ownership import Instances
 from ..errors import ClaudeUnavailable
 from ..http.binding import answers

@@ -142,7 +142,7 @@ async def dump(settings: Settings, owner: str, agent_id: str, shown: Shown, writ
     if shown.format not in FORMATS:
         raise ConfigError(f"--format must be one of {', '.join(FORMATS)}{did_you_mean(shown.format, FORMATS)}")
     async with opened(settings) as there:
-        store, agent = await _agent(settings, there, owner, agent_id)
+        store, agent = await agent_in(settings, there, owner, agent_id)
         sandbox = str(Sandboxes(settings).path(agent.dir))
         async for text in FORMATS[shown.format].write(store, agent, sandbox=sandbox, verbatim=shown.verbatim):
             write(text)
@@ -154,13 +154,13 @@ async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, wr
     if shown.format not in forms:
         raise ConfigError(f"--follow takes --format {' or '.join(forms)}")
     async with opened(settings) as there:
-        store, agent = await _agent(settings, there, owner, agent_id)
+        store, agent = await agent_in(settings, there, owner, agent_id)
         async for happened in Follower(store, agent).follow():
             for one in happened:
                 write(forms[shown.format](one, verbatim=shown.verbatim))
 
 
-async def _agent(settings: Settings, store: Store | None, owner: str, agent_id: str) -> tuple[Store, Agent]:
+async def agent_in(settings: Settings, store: Store | None, owner: str, agent_id: str) -> tuple[Store, Agent]:
     agent = None if store is None else await store.agent(owner, agent_id)
     if store is None or agent is None:
         raise NotFound(f"there is no agent {agent_id!r} of {owner!r} in {settings.var}: see `chains`")
@@ -217,7 +217,7 @@ async def _asked(
             error = None if answer.status_code == 200 else said["error"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as exc:
             raise UpstreamError(
-                f"{served} (from serve.json in --var) does not answer as a server of ours does"
+                f"{served} (from serve.json in --var) does not answer like a cli-session-proxy server"
             ) from exc
     if error is not None:
         raise from_dict(error)
@@ -230,7 +230,7 @@ async def rewind(settings: Settings, owner: str, agent_id: str, to: str) -> JSON
     if served is not None and await alive(served):
         return await _asked(served, "POST", agent_id, key_of(settings, owner), after="/rewind", body={"to": to})
     async with opened(settings) as there:
-        await _agent(settings, there, owner, agent_id)
+        await agent_in(settings, there, owner, agent_id)
     engine = Engine(settings)
     try:
         await engine.start()

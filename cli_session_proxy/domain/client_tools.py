@@ -152,10 +152,8 @@ class ToolOptions:
         return ToolOptions(Offers.of(tools), options.tool_choice, options.stop, options.parameters)
 
 
-def instruction(choice: ToolChoice, names: Collection[str]) -> Block | None:
+def instruction(choice: ToolChoice, names: Collection[str]) -> Block:
     """The words that ask for a call: the CLI has no option for it, so the model may still answer without one."""
-    if choice.mode != "required":
-        return None
     which = " or ".join(sorted(choice.allowed or names))
     return {"type": "text", "text": f"Answer this message with a call of a tool, not with words. Call: {which}."}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Literal
 
 from .notes import Note, header
@@ -127,6 +128,22 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class Recalled:
+    """Earlier attempts at a fix that the model was told at the head of the prompt: the commits they were read from,
+    newest attempt first."""
+
+    fix_id: str
+    commits: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"fix_id": self.fix_id, "commits": list(self.commits)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Recalled:
+        return Recalled(data["fix_id"], tuple(data["commits"]))
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What a turn has to show beside its links and attempts.
 
@@ -141,6 +158,7 @@ class Evidence:
     - `output_refused`  what was wrong with the structured output of the attempt before
     - `retries`, `cuts` the provider failed, or its stream broke off
     - `compacted`       the CLI put a summary in the place of what is before
+    - `recalled`        earlier attempts at the same fix that the model was told, from a git repository
     - `refusal`         why there is no more of an answer: the model refused
     - `settled`         the answer was found in the transcript after the proxy had died
     - `notes`           what the model was not shown as it was said
@@ -167,6 +185,7 @@ class Evidence:
     unmet: tuple[Name, ...] = ()
     notes: tuple[Note, ...] = ()
     refusal: Refusal | None = None
+    recalled: Recalled | None = None
 
     @property
     def note(self) -> str:
@@ -188,8 +207,10 @@ class Evidence:
 
     def as_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {}
-        for name, nothing in _NONE.items():
-            value = getattr(self, name)
+        values = _VALUES(self)
+        if values == _NOTHING:  # nearly all turns of a long chain
+            return out
+        for (name, nothing), value in zip(_NONE.items(), values, strict=True):
             if value == nothing:
                 continue
             made = _AS_JSON.get(name)
@@ -205,13 +226,17 @@ class Evidence:
 
 
 _NONE: dict[str, Any] = {name: getattr(Evidence(), name) for name in Evidence.__slots__}
+_NOTHING = tuple(_NONE.values())
+_VALUES = attrgetter(*_NONE)
 _AS_JSON: dict[str, Any] = {
-    "brought": Brought.as_json, "refusal": Refusal.as_json, "written": Repair.as_json, "repaired": Repair.as_json,
+    "brought": Brought.as_json, "refusal": Refusal.as_json, "recalled": Recalled.as_json,
+    "written": Repair.as_json, "repaired": Repair.as_json,
     "other": dict, "reloaded": list, "unmet": list, "retries": list,
     "cuts": lambda cuts: [cut.as_json() for cut in cuts], "notes": lambda notes: [note.as_json() for note in notes],
 }  # fmt: skip
 _FROM_JSON: dict[str, Any] = {
-    "brought": lambda data: Brought(**data), "refusal": Refusal.from_json, "written": Repair.from_json,
+    "brought": lambda data: Brought(**data), "refusal": Refusal.from_json, "recalled": Recalled.from_json,
+    "written": Repair.from_json,
     "repaired": Repair.from_json, "reloaded": tuple, "unmet": tuple, "retries": tuple,
     "cuts": lambda cuts: tuple(StreamCut(**cut) for cut in cuts),
     "notes": lambda notes: tuple(map(Note.from_json, notes)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 from typing import TypeGuard
 
 # A session's id is the UUID that the CLI handed out.
@@ -37,9 +38,12 @@ def is_version(value: object) -> TypeGuard[str]:
 _NAME = r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::(?P<port>[0-9]{1,5}))?"
 _HOST = re.compile(_NAME)
 _ORIGIN = re.compile(rf"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://{_NAME}")
+# A server is called by the same few names again and again.
+SAME_NAMES = 16
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
+@lru_cache(SAME_NAMES)
 def host_and_port(netloc: str) -> tuple[str, int | None] | None:
     """What a Host header names, in lower case and without an address's brackets; None where it is not well-formed."""
     found = _HOST.fullmatch(netloc)

@@ -75,12 +75,14 @@ class TextJoin:
 
 def answer_text(blocks: Iterable[Block]) -> str:
     """The text of an answer as one string, as clients see it (streamed or not) and send it back."""
+    texts = [str(block.get("text", "")) for block in blocks if block.get("type") == "text"]
+    if len(texts) < 2:  # nearly every answer
+        return "".join(texts)
     join = TextJoin()
     said: list[str] = []
-    for block in blocks:
-        if block.get("type") == "text":
-            join.next_text()
-            said.append(join.feed(str(block.get("text", ""))))
+    for text in texts:
+        join.next_text()
+        said.append(join.feed(text))
     return "".join([*said, join.end()])
 
 

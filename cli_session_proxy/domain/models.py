@@ -274,7 +274,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """Whoever a conversation belongs to. `key` is the store's own id; (`owner`, `agent_id`) is unique.
+    """The owner of a conversation. `key` is the store's own id; (`owner`, `agent_id`) is unique.
 
     `named` is False where the history named it: only such agents are found by history from outside.
     `dir` is the name of its directory under the sandbox prefix.

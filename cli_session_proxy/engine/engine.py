@@ -11,15 +11,19 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+import uuid
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from .. import errors, logs
 from ..aside.pool import Aside
 from ..backends.auto import backend_for
 from ..backends.base import Backend, Counts
-from ..domain.models import ANSWERED, FINISHED, ON_PATH, Agent, Turn, TurnRequest
+from ..domain.lineage import answer_text
+from ..domain.models import ANSWERED, FINISHED, JSON, ON_PATH, Agent, Message, Turn, TurnRequest
 from ..errors import (
     ClaudeUnavailable,
     ConfigError,
@@ -31,16 +35,14 @@ from ..errors import (
     UpstreamError,
 )
 from ..sandbox import Sandboxes
-from ..settings import Settings
+from ..settings import NO_PROFILE, Settings
 from ..stores.auto import store_for
 from ..stores.base import KeyTaken, Store
 from ..tasks import Tasks, limited
-from .checking import Checks
-from .delivery import Deliveries
-from .executor import Executor, Observer, adopt, not_run
-from .failing import Ends
+from .committing import Committed, Wanted, commit, history
+from .executor import Checks, Ends, Executor, Observer, adopt, not_run
 from .lanes import Lanes, Place, Slots
-from .live import Answer, LiveTurn, cancelled, kept, or_left, replay
+from .live import Answer, Deliveries, LiveTurn, cancelled, kept, or_left, replay
 from .ownership import Instances, Ownership
 from .placement import HOUR, Placement
 from .readiness import Readiness, State
@@ -233,6 +235,7 @@ class Engine:
                 continue
             place = self._lanes.take(found.agent.key)
             try:
+                await self._ownership.appear()
                 turn = await self.store.accept(replace(found.new, instance=self._instances.id))
             except KeyTaken:  # by the same request, which came in twice at once: it is that turn
                 self._lanes.give_up(place)
@@ -433,8 +436,45 @@ class Engine:
         agent = await self.store.agent(owner, agent_id)
         if agent is None:
             raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
-        # Own task: whoever leaves in between must not leave it half done.
+        # Own task: a disconnect must not leave it half done.
         return await asyncio.shield(self._tasks.own(rewind(self.store, self._ownership, agent, to)))
+
+    async def commit(self, owner: str, agent_id: str, wanted: Wanted) -> Committed:
+        """Write the agent's attempt into its repository; see `committing.commit`. Raises `NotFound` too."""
+        agent = await self.store.agent(owner, agent_id)
+        if agent is None:
+            raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
+        work = commit(self.settings, self.store, agent, wanted, partial(self._ask_beside, owner))
+        return await asyncio.shield(self._tasks.own(work))
+
+    async def _ask_beside(self, owner: str, path: Sequence[Turn], said: str, schema: JSON) -> str:
+        """The model's answer to one more prompt behind this path, as JSON, in a chain that is removed again."""
+        last = path[-1]
+        profile = self.settings.profile_for(last.profile)
+        name = f"beside-{uuid.uuid4()}"
+        request = TurnRequest(
+            self.settings.model_for(last.model, profile),
+            (*history(path), Message.user(said)),
+            name,
+            owner,
+            name,
+            system=self.settings.system_prompt_for(profile, last.system),
+            profile=NO_PROFILE,
+            format={"schema": schema},
+            wire="git_memory",
+        )
+        try:
+            answer = await self.submit(request)
+            try:
+                turn = await answer.turn()
+                answer.acknowledge()
+            finally:
+                answer.leave()
+        finally:
+            await self.delete(owner, name)
+        if turn.status == "refused":
+            raise UpstreamError("the model refused to summarise the conversation: commit it without the model")
+        return answer_text(turn.output)
 
     async def _adopt_changes(self) -> None:
         """Take in what a person said in a session of ours, as soon as it is whole, while nobody uses the agent."""

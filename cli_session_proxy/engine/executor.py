@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from .. import logs
+from ..aside.pool import Helpers, OutOfBoundsError
 from ..backends.base import (
     Abandoned,
     Adoptable,
@@ -38,6 +39,7 @@ from ..domain.evidence import OUTPUT_REFUSED, Evidence, Refusal, StreamCut
 from ..domain.models import (
     ANSWERED,
     JSON,
+    REPAIR_REASONS,
     Agent,
     Block,
     BlockDelta,
@@ -49,12 +51,21 @@ from ..domain.models import (
     Turn,
 )
 from ..domain.stop_sequences import Cutter
-from ..errors import StoreUnavailable, UpstreamError
+from ..errors import (
+    Interrupted,
+    InvalidRequest,
+    LeaseLost,
+    NotFound,
+    ProxyError,
+    StoreUnavailable,
+    TurnCancelled,
+    UpstreamError,
+)
+from ..git_memory.recall import Recall, recall
 from ..settings import Settings
 from ..stores.base import AgentState, Commit, Lease, PathChanged, Store, TurnStart
-from ..tasks import limited, limited_by_life, uninterrupted
-from .checking import Checks
-from .live import LiveTurn, cancelled, said
+from ..tasks import Tasks, limited, limited_by_life, uninterrupted
+from .live import LiveTurn, cancelled, said, with_end
 from .ownership import Instances, Ownership
 
 log = logs.get(__name__)
@@ -100,12 +111,13 @@ class Attempt:
     remedies: frozenset[Remedy]
     format: JSON | None
     evidence: Evidence
-    frame_uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
+    frame_uuid: str
     parent: Turn | None = None
     left_off: list[str] = field(default_factory=list)  # turns whose answers never arrived
     kept_system: str | None = None
+    recalled: Recall | None = None  # earlier attempts at the same fix, to be told with the prompt
     uses_tools: bool = False  # of its profile: what they did cannot be done again
-    cutter: Cutter = field(default_factory=lambda: Cutter(()))
+    cutter: Cutter | None = None  # where the request says how its answer ends
     exchange: Execution | None = None
     output: list[Block] = field(default_factory=list)
     partial: set[int] = field(default_factory=set)  # which of these were abandoned after a client was given words
@@ -138,7 +150,7 @@ class Attempt:
         """All attempts of the turn, this one with its end."""
         if not self.asked:
             how = {"n": self.number, "asked": False, **how}
-        self.live.attempt_ended({"ended_at": time.time(), "status": status, **how})
+        self.live.attempts = with_end(self.live.attempts, {"ended_at": time.time(), "status": status, **how})
         return tuple(self.live.attempts)
 
 
@@ -164,10 +176,9 @@ class Executor:
         self._own = own
         self._observers = observers
         self._checks = checks
-
-    @property
-    def too_long(self) -> str:
-        return f"the turn took longer than {self.settings.turn_timeout:g} s; send it again, or raise turn_timeout"
+        self.too_long = f"the turn took longer than {settings.turn_timeout:g} s; send it again, or raise turn_timeout"
+        idle = f"{settings.idle_timeout:g} s"
+        self._silent = f"nothing came from the CLI for {idle}; send it again, or raise idle_timeout"
 
     async def execute(self, live: LiveTurn, standing: AgentState, *, at_head: bool, deadline: float) -> None:
         """Run the turn and tell its clients. `deadline` is the loop's time. Raises `ProxyError`."""
@@ -182,10 +193,17 @@ class Executor:
             live.at("queued")
             # What an earlier run left off the path its client may have come for since.
             evidence = replace(
-                live.evidence, left_off=None, output_refused=fault or live.evidence.output_refused, notes=()
+                live.evidence,
+                left_off=None,
+                output_refused=fault or live.evidence.output_refused,
+                notes=(),
+                recalled=None,
             )
             wanted = live.turn.options.format
-            attempt = Attempt(live, lease, standing.agent, number, at_head, fault, remedies, wanted, evidence)
+            frame_uuid = str(uuid.uuid4())
+            attempt = Attempt(
+                live, lease, standing.agent, number, at_head, fault, remedies, wanted, evidence, frame_uuid
+            )
             try:
                 async with limited(deadline, self.too_long):
                     if again:  # what the attempt before left of the session is read anew
@@ -242,9 +260,17 @@ class Executor:
                 # Continuing past an answer settles its delivery: from now on the same words are said anew.
                 await self.store.set_delivery(parent.id, "delivered")
 
+            memory = self.settings.profile_for(live.turn.profile).git_memory
+            if memory is not None:
+                # An attempt begins where no turn of its path was run here: there is none, or its client brought it.
+                brought = parent is not None and parent.evidence.brought is not None
+                path = await self.store.path(parent.id) if parent is not None and brought else []
+                if parent is None or (brought and all(turn.evidence.brought is not None for turn in path)):
+                    attempt.recalled = await recall(memory, attempt.agent)
             job = self._job(attempt, standing)
             attempt.uses_tools, attempt.model = bool(job.profile.tools), job.model
-            if attempt.format is not None or any(tool.strict for tool in job.wants.offers.tools):
+            tools = job.wants.offers.tools
+            if attempt.format is not None or (tools and any(tool.strict for tool in tools)):
                 self._checks.expect()  # the process that checks starts while the model thinks
             ready = await self._backend.prepare(job)
             if isinstance(ready, Adoptable):
@@ -253,12 +279,15 @@ class Executor:
                 ready = await self._backend.prepare(replace(job, parent=parent, session=session, adopt=False))
                 assert not isinstance(ready, Adoptable)
             exchange = attempt.exchange = ready
-            tokens = job.wants.parameters.max_tokens if "max_tokens" in ready.unmet else None
-            attempt.cutter = Cutter(job.wants.stop, tokens)
-            attempt.evidence = live.evidence = attempt.evidence.plus(exchange.evidence)
+            unmet = list(exchange.unmet)
+            tokens: int | None = None
+            if "max_tokens" in unmet:  # then the core honours it
+                unmet.remove("max_tokens")
+                tokens = job.wants.parameters.max_tokens
+            if job.wants.stop or tokens is not None:
+                attempt.cutter = Cutter(job.wants.stop, tokens)
+            attempt.evidence = live.evidence = replace(attempt.evidence.plus(exchange.evidence), unmet=tuple(unmet))
             live.at("session_ready")
-            unmet = tuple(name for name in exchange.unmet if name != "max_tokens")
-            attempt.evidence = live.evidence = replace(attempt.evidence, unmet=unmet)
             now = time.time()
             entry: JSON = {
                 "n": attempt.number,
@@ -310,9 +339,15 @@ class Executor:
         wants = ToolOptions.of(turn.options, of_parent)
         prompt: tuple[Block, ...] = ()
         if not brought.alone or attempt.fault is not None:  # to results alone nothing is added
-            asked = instruction(wants.choice, [tool.name for tool in wants.offers.tools])
-            wanted = structured.instruction(attempt.format, attempt.fault) if attempt.format is not None else None
-            prompt = (*brought.rest, *(block for block in (wanted, asked) if block is not None))
+            prompt = brought.rest
+            if attempt.format is not None:
+                prompt = (*prompt, structured.instruction(attempt.format, attempt.fault))
+            if wants.choice.mode == "required":
+                prompt = (*prompt, instruction(wants.choice, [tool.name for tool in wants.offers.tools]))
+        if attempt.recalled is not None and any(str(block.get("text", "-")).strip() for block in prompt):
+            # Part of the prompt, and of its record: the next request extends it, after a repair too.
+            prompt = (attempt.recalled.block, *prompt)
+            attempt.evidence = replace(attempt.evidence, recalled=attempt.recalled.evidence)
         return Job(
             agent=standing.agent,
             parent=parent,
@@ -337,27 +372,27 @@ class Executor:
         """Pass on what comes; a silent backend is given up, a running tool is not silent."""
         clock_of = asyncio.get_running_loop().time
         idle = self.settings.idle_timeout
-        cutter = attempt.cutter
-        silent = f"nothing came from the CLI for {idle:g} s; send it again, or raise idle_timeout"
-        async with aclosing(exchange.say()) as heard, limited_by_life(clock_of() + idle, silent) as limit:
+        cutter, cut = attempt.cutter, False
+        async with aclosing(exchange.say()) as heard, limited_by_life(clock_of() + idle, self._silent) as limit:
             async for event in heard:
                 limit.move(deadline if isinstance(event, ToolActivity) else clock_of() + idle)
                 match event:
                     case Completed() | Called() | Refused():
                         attempt.live.at("result")
                         return event
-                    case BlockStart() | BlockDelta() | BlockStop() if cutter.ended is None:
-                        for told in cutter.feed(event):
+                    case BlockStart() | BlockDelta() | BlockStop() if not cut:
+                        for told in [event] if cutter is None else cutter.feed(event):
                             if attempt.format is None:  # else told when it is known to be valid
                                 attempt.start()
                                 attempt.live.publish(told)
-                        if cutter.ended is not None:
+                        if cutter is not None and cutter.ended is not None:
+                            cut = True
                             attempt.output.append(cutter.last)
                             await exchange.interrupt()
-                    case AnswerBlocks() if cutter.ended is None:
+                    case AnswerBlocks() if not cut:
                         attempt.output.extend(event.blocks)
                         attempt.answered_by = event.model or attempt.answered_by
-                    case Abandoned() if cutter.ended is None:
+                    case Abandoned() if not cut:
                         attempt.abandoned(event.blocks)
                     case ToolActivity():
                         attempt.tools.append(event.entry)
@@ -374,8 +409,8 @@ class Executor:
     async def _commit(self, attempt: Attempt, end: Completed | Called) -> None:
         live, turn, exchange = attempt.live, attempt.live.turn, attempt.exchange
         assert exchange is not None
-        cutter = attempt.cutter
-        stopped = cutter.ended is not None
+        ended_by, hit = (None, None) if attempt.cutter is None else (attempt.cutter.ended, attempt.cutter.hit)
+        stopped = ended_by is not None
         called = isinstance(end, Called) and not stopped
         calls = frozenset(calls_of(end.calls)) if isinstance(end, Called) and called else frozenset()
         # A message that the provider cut, and that was asked for again, may have left calls that were never made.
@@ -386,8 +421,8 @@ class Executor:
         partial = frozenset(number for number, at in enumerate(made) if at in attempt.partial)
         kept = await exchange.keep(Answered(output, calls, stopped, partial))
         status: Status = "requires_action" if called else "completed"
-        stop_reason = cutter.ended or (end.stop_reason if isinstance(end, Completed) else "tool_use")
-        sequence = cutter.hit or (end.stop_sequence if isinstance(end, Completed) else None)
+        stop_reason = ended_by or (end.stop_reason if isinstance(end, Completed) else "tool_use")
+        sequence = hit or (end.stop_sequence if isinstance(end, Completed) else None)
         before = attempt.parent
         live.at("committed")
         commit = Commit(
@@ -428,7 +463,7 @@ class Executor:
         self._finish(live, committed, commit.links)
         await exchange.release()
         for link in commit.links:
-            if link.reason in ("rebuilt", "moved"):
+            if link.reason in REPAIR_REASONS:
                 log.info("repaired", agent=attempt.agent.agent_id, turn_id=turn.id, reason=link.reason)
 
     async def _refused(self, attempt: Attempt, end: Refused) -> None:
@@ -520,3 +555,120 @@ async def adopt(store: Store, lease: Lease, found: Adoptable, observers: Sequenc
 
 def not_run(exc: StoreUnavailable) -> StoreUnavailable:
     return StoreUnavailable(f"this turn was not run: {exc.message}", retry_after=exc.retry_after, detail=exc.detail)
+
+
+# --- How turns end that are not completed
+
+# How often the end of a turn that could not be stored is tried again. Seconds.
+AGAIN = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    turn_id: str
+    status: Status
+    error: JSON
+    attempts: list[JSON]
+    timings: JSON
+    at: float
+    lease: Lease | None
+
+
+class Ends:
+    """One per engine. Until an end is stored its turn seems to run, and other proxies wait for it."""
+
+    def __init__(self, store: Store, instances: Instances, tasks: Tasks, observers: Sequence[Observer]) -> None:
+        self._store = store
+        self._instances = instances
+        self._tasks = tasks
+        self._observers = observers
+        self._waiting: dict[str, _End] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def all_stored(self) -> bool:
+        return not self._waiting
+
+    async def failed(self, live: LiveTurn, error: ProxyError) -> None:
+        """Store it and tell the clients. Never raises."""
+        status: Status = "cancelled" if isinstance(error, TurnCancelled | Interrupted) else "failed"
+        log.warning("turn_failed", turn_id=live.turn.id, code=error.code)
+        now = time.time()
+        live.attempts = with_end(live.attempts, {"ended_at": now, "status": status, "code": error.code})
+        self._waiting[live.turn.id] = _End(
+            live.turn.id, status, error.as_dict(), live.attempts, live.timings, now, live.lease
+        )
+        try:
+            await self.store_all()
+        except StoreUnavailable as exc:
+            log.warning("failure_not_noted", turn_id=live.turn.id, error=exc.message)
+            self._instances.failed(live.turn.id)
+            self._tasks.serve(self._keep_trying())
+        live.fail(error)
+
+    async def store_all(self) -> None:
+        """Also those that could not be stored before. Raises `StoreUnavailable`."""
+        if not self._waiting:
+            return
+        async with self._one_at_a_time:
+            for end in list(self._waiting.values()):
+                await self._store_one(end)
+                del self._waiting[end.turn_id]
+
+    async def _store_one(self, end: _End) -> None:
+        try:
+            turn = await self._store.fail(
+                end.turn_id, end.status, end.error, end.attempts, end.timings, end.at, lease=end.lease
+            )
+        except (NotFound, LeaseLost):
+            return  # its agent was deleted, or the new holder of the lease settles the turn
+        except StoreUnavailable as exc:
+            if exc.detail.get("status") not in ANSWERED:
+                raise
+            # The commit was kept after all, and its client was told that it was not.
+            await self._store.set_delivery(end.turn_id, "undelivered")
+            return
+        for observer in self._observers:
+            observer.turn_ended(turn, ())
+
+    async def _keep_trying(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(AGAIN)
+            try:
+                await self.store_all()
+            except StoreUnavailable as exc:
+                log.warning("failure_not_noted", error=exc.message)
+
+
+# --- Answers and arguments against the client's JSON Schemas: strangers' programs, run where they can be ended
+
+
+class Checks:
+    """One per engine."""
+
+    def __init__(self, helpers: Helpers) -> None:
+        self._helpers = helpers
+
+    def expect(self) -> None:
+        """Something will have to be checked: the process for it starts while the model thinks."""
+        self._helpers.expect()
+
+    async def answer(self, format: JSON, output: Sequence[Block]) -> list[Block]:
+        """The answer with one text block that is the JSON. Raises `InvalidOutput`, `InvalidRequest`."""
+        text = "".join(block["text"] for block in output if block.get("type") == "text")
+        try:
+            text = await self._helpers.call(structured.checked, format, text)
+        except OutOfBoundsError as exc:
+            raise _too_much("the answer", exc) from exc
+        return [*(block for block in output if block.get("type") != "text"), {"type": "text", "text": text}]
+
+    async def arguments(self, value: object, schema: JSON) -> str | None:
+        """What is wrong with the arguments of a call (`client_tools.Check`). Raises `InvalidRequest`."""
+        try:
+            return await self._helpers.call(structured.fault_of, value, schema)
+        except OutOfBoundsError as exc:
+            raise _too_much("the arguments of a call", exc) from exc
+
+
+def _too_much(what: str, why: OutOfBoundsError) -> InvalidRequest:
+    return InvalidRequest(f"{what} cannot be held against the JSON Schema: {why}; send a simpler one", param="schema")

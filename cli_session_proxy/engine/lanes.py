@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from ..domain.estimates import Average
 from ..errors import QueueFull
+from ..tasks import Average
 
 # What a queued client is told to wait for when nothing was measured yet, in seconds.
 FIRST_GUESS = 5.0

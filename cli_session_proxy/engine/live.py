@@ -1,4 +1,4 @@
-"""A turn while it runs: what it tells its clients, and who of them is still there."""
+"""A turn while it runs: what it tells its clients, who of them is still there, and whether its answer arrived."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 
-from .. import errors
+from .. import errors, logs
 from ..domain.models import (
     JSON,
     Block,
@@ -15,13 +15,18 @@ from ..domain.models import (
     BlockStart,
     BlockStop,
     CancelledBy,
+    Delivery,
     Finished,
     Started,
     Turn,
     TurnEvent,
 )
-from ..errors import Interrupted, LeaseLost, ProxyError, TurnCancelled, TurnTimeout
-from ..stores.base import Lease
+from ..errors import Interrupted, LeaseLost, ProxyError, StoreUnavailable, TurnCancelled, TurnTimeout
+from ..stores.base import Lease, Store
+from ..tasks import Tasks
+from .ownership import Instances
+
+log = logs.get(__name__)
 
 
 class LiveTurn:
@@ -151,8 +156,10 @@ class LiveTurn:
             self._timer = None
 
     def at(self, step: str) -> None:
-        """The turn has come this far: queued, session_ready, first_block, result, committed. The last attempt counts,
-        but it was queued until its first one; `committed` is when the commit begins, as it is a part of it."""
+        """Record when a step was reached: queued, session_ready, first_block, result, committed (the commit begins).
+
+        A retry overwrites all but `queued`.
+        """
         if step not in self._steps or step != "queued":
             self._steps[step] = time.time()
 
@@ -160,9 +167,6 @@ class LiveTurn:
     def timings(self) -> JSON:
         """Milliseconds from the acceptance to the end of each step."""
         return {step: round((at - self._accepted) * 1000, 1) for step, at in self._steps.items()}
-
-    def attempt_ended(self, how: JSON) -> None:
-        self.attempts = with_end(self.attempts, how)
 
     # what its clients do
 
@@ -185,7 +189,7 @@ class LiveTurn:
         if not self._done:
             self._timer = asyncio.get_running_loop().call_later(self._grace, self._on_empty)
 
-    async def _follow(self, patience: _Patience) -> AsyncIterator[Sequence[TurnEvent]]:
+    async def _follow(self, wait: Callable[[Awaitable[object]], Awaitable[None]]) -> AsyncIterator[Sequence[TurnEvent]]:
         at = 0
         while True:
             while at < len(self._events):
@@ -198,7 +202,7 @@ class LiveTurn:
                 return
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
-            await patience.wait(waiter)
+            await wait(waiter)
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -212,37 +216,19 @@ def with_end(attempts: Sequence[JSON], how: JSON) -> list[JSON]:
     return [*attempts, how]
 
 
-class _Patience:
-    """How long one client waits in all."""
-
-    def __init__(self, timeout: float | None) -> None:
-        self._timeout = timeout
-        self._until = None if timeout is None else asyncio.get_running_loop().time() + timeout
-
-    async def wait(self, what: Awaitable[object]) -> None:
-        if self._until is None:
-            await what
-            return
-        try:
-            async with asyncio.timeout_at(self._until):
-                await what
-        except TimeoutError as exc:
-            raise TurnTimeout(
-                f"no answer within the {self._timeout:g} s of the request: send the same again to go on waiting"
-            ) from exc
-
-
 class Answer:
-    """One client's view of a running (or replayed) turn. `replayed`: the answer was there before it asked.
+    """One client's view of a running (or replayed) turn. `replayed`: the answer was there before it asked. `timeout` is
+    how long the client waits in all, in seconds.
 
-    Whoever holds one calls `leave` in the end (a `finally` is the place), after `acknowledge` where it applies.
+    Its holder calls `leave` in the end, in a `finally`, after `acknowledge` where the answer was delivered.
     """
 
     def __init__(self, live: LiveTurn, *, replayed: bool, timeout: float | None = None) -> None:
         self._live = live
         self.agent_id = live.agent_id
         self.turn_id = live.turn.id
-        self._patience = _Patience(timeout)
+        self._timeout = timeout
+        self._until = None if timeout is None else asyncio.get_running_loop().time() + timeout
         self._open = True
         self.replayed = replayed
 
@@ -266,13 +252,25 @@ class Answer:
 
     def batches(self) -> AsyncIterator[Sequence[TurnEvent]]:
         """The same events; those that are there at once come together, and none waits for the next one."""
-        return self._live._follow(self._patience)
+        return self._live._follow(self._wait)
 
     async def turn(self) -> Turn:
         """The committed turn. Raises the turn's `ProxyError` when it failed or was cancelled."""
-        await self._patience.wait(self._live._finished.wait())
+        await self._wait(self._live._finished.wait())
         self._live._raise_error()
         return self._live.turn
+
+    async def _wait(self, what: Awaitable[object]) -> None:
+        if self._until is None:
+            await what
+            return
+        try:
+            async with asyncio.timeout_at(self._until):
+                await what
+        except TimeoutError as exc:
+            raise TurnTimeout(
+                f"no answer within the {self._timeout:g} s of the request: send the same again to go on waiting"
+            ) from exc
 
     def acknowledge(self) -> None:
         """The finish event (or the whole body) was handed to the client. Idempotent."""
@@ -380,3 +378,81 @@ async def kept(answer: Answer) -> None:
     except asyncio.CancelledError:
         answer.leave()
         raise
+
+
+# --- Whether the answer arrived: the next turn needs to know, so the store keeps it as clients come and go
+
+
+class Deliveries:
+    """Makes live turns that note their delivery. `grace`: seconds that a turn runs on without a client."""
+
+    def __init__(self, store: Store, instances: Instances, tasks: Tasks, grace: float) -> None:
+        self._store = store
+        self._instances = instances
+        self._tasks = tasks
+        self._grace = grace
+        self._elsewhere: set[str] = set()  # turns that another proxy runs, and delivers to its own clients
+
+    def live(self, turn: Turn, agent_id: str, *, elsewhere: bool = False) -> LiveTurn:
+        """The turn for its clients. `elsewhere`: another proxy runs it; see `came_here`."""
+        noted: list[asyncio.Task[None]] = []
+        if elsewhere:
+            self._elsewhere.add(turn.id)
+
+        def on_delivery(arrived: bool) -> None:
+            noted[:] = [self._tasks.own(self._ended(live, arrived))]
+
+        def on_empty() -> None:
+            self._tasks.own(self._give_up(live, noted[-1]))
+
+        def on_return() -> None:
+            self._tasks.own(self._returned(turn.id))
+
+        live = LiveTurn(
+            turn, agent_id, grace=self._grace, on_empty=on_empty, on_delivery=on_delivery, on_return=on_return
+        )
+        return live
+
+    async def came_here(self, live: LiveTurn) -> None:
+        """From now on this proxy delivers the answer, or runs the turn. Raises `StoreUnavailable`."""
+        self._elsewhere.discard(live.turn.id)
+        await self._store.unfollow(live.turn.id, self._instances.id)
+
+    async def _ended(self, live: LiveTurn, arrived: bool) -> None:
+        turn_id = live.turn.id
+        elsewhere = turn_id in self._elsewhere
+        try:
+            if arrived or not elsewhere:
+                # "pending" and "delivered" are the same to the next turn; an undelivered one it would leave off.
+                soon = arrived and live.turn.delivery == "pending"
+                delivery: Delivery = "delivered" if arrived else "undelivered"
+                await self._store.set_delivery(turn_id, delivery, by=self._instances.id, soon=soon)
+            if elsewhere:
+                await self._store.unfollow(turn_id, self._instances.id)
+        except StoreUnavailable as exc:
+            log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
+        if arrived:
+            self._elsewhere.discard(turn_id)
+
+    async def _returned(self, turn_id: str) -> None:
+        try:
+            if turn_id in self._elsewhere:
+                await self._store.follow(turn_id, self._instances.id)
+            else:
+                await self._store.set_delivery(turn_id, "pending")
+        except StoreUnavailable as exc:
+            log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
+
+    async def _give_up(self, live: LiveTurn, noted: asyncio.Task[None]) -> None:
+        """Nobody waits for the turn here any more. Somebody may at another proxy (see `Engine._follow`)."""
+        await asyncio.wait([noted])
+        turn_id = live.turn.id
+        waited_for = False
+        if turn_id not in self._elsewhere:
+            try:
+                waited_for = any(self._instances.alive(proxy) for proxy in await self._store.followers(turn_id))
+            except StoreUnavailable as exc:
+                log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
+        if live.abandoned and not waited_for:
+            self._elsewhere.discard(turn_id)
+            live.cancel("left")

@@ -77,7 +77,7 @@ class Instances:
             self._fd = None
 
     def others(self) -> list[str]:
-        """The ids of all other proxies that have not been buried, alive or dead."""
+        """The ids of all other proxies that are not forgotten yet, alive or dead."""
         with os.scandir(self._run) as entries:
             names = [entry.name for entry in entries if entry.name.endswith(SUFFIX)]
         return [name[: -len(SUFFIX)] for name in names if name != self.id + SUFFIX]
@@ -120,7 +120,7 @@ class Instances:
         note = self._folder(self.id) / str(pid)
         try:
             note.unlink(missing_ok=True)
-        except OSError as exc:  # whoever reads it compares the start time
+        except OSError as exc:  # its readers compare the start time
             log.warning("process_not_noted", pid=pid, error=exc.strerror)
 
     def children(self, instance: str, cwd: Path | None = None) -> Iterator[tuple[int, str]]:
@@ -200,6 +200,11 @@ class Ownership:
         self._held.clear()
         await self._store.resign(self._proxy.id)
 
+    async def appear(self) -> None:
+        """Be known to respond, before a turn is accepted here: the other proxies give way to it only then."""
+        if asyncio.get_running_loop().time() - self._renewed >= HEARTBEAT * self._proxy.lease:
+            await self._renew()
+
     @asynccontextmanager
     async def hold(self, agent: Agent, turn: Turn | None = None) -> AsyncIterator[Lease]:
         """Write this agent, in the turn's place in the order of acceptance (None: it has none).
@@ -233,8 +238,7 @@ class Ownership:
     async def verify(self, lease: Lease) -> None:
         """Raise `LeaseLost` unless the lease is still ours. Asked before files are written: a proxy that was paused may
         have been replaced."""
-        if asyncio.get_running_loop().time() - self._renewed >= HEARTBEAT * self._proxy.lease:
-            await self._renew()
+        await self.appear()
         if not self.holds(lease):
             raise LeaseLost("another proxy has taken this agent over: send it again", retry_after=1.0)
 

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from ..aside.pool import Aside
 from ..backends.base import Backend
@@ -31,6 +32,9 @@ SHORT = 500
 SHORT_TEXT = 512 * 1024
 # Turns of a client's history that are made and stored at once: 20 ms of a thread, and of the store.
 PIECE = 100
+
+
+_ROLE = attrgetter("role")
 
 
 def new_id(kind: str) -> str:
@@ -105,6 +109,7 @@ class Placement:
             call=request.call,
             takes=request.takes,
             replaces=None if earlier is None else earlier.id,
+            promised=bool((request.call or {}).get("background")),
         )
         return Resolved(agent, new)
 
@@ -119,7 +124,8 @@ class Placement:
         else:
             if request.agent_id is not None and agent is None:
                 agent = await self._ensure(request.owner, request.agent_id, named=True)
-            if not request.fresh:
+            # Where there is no answer yet, there is none of ours to go on from.
+            if not request.fresh and "assistant" in map(_ROLE, messages):
                 match, messages, refused = await self._matched(request, agent)
                 known = match[0] if match is not None else refused
                 if agent is None and known is not None:

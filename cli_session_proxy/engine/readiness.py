@@ -15,9 +15,9 @@ log = structlog.get_logger(__name__)
 
 State = Literal["ready", "draining", "store_unavailable"]
 
-# Seconds in which the store has to answer; it takes a few milliseconds, and whoever asks has a limit of its own.
+# Seconds in which the store has to answer. It takes a few milliseconds; probes have a timeout of their own.
 PATIENCE = 2.0
-# Seconds that an answer holds: whoever may ask may ask often, and each time waits for the disk.
+# Seconds that an answer is kept: probes may come often, and each look waits for the disk.
 KEPT = 1.0
 
 

@@ -1,6 +1,6 @@
 """What a proxy that ended, or that was replaced, left of an agent: its CLIs are ended, its turns settled.
 
-Whoever does it holds the agent's lease. A turn that was running is looked for in its transcript. Its whole exchange is
+It is done under the agent's lease. A turn that was running is looked for in its transcript. Its whole exchange is
 there: it is committed like any other, and whether the client has the answer is `uncertain`. Anything less: it is
 cancelled as `interrupted`, and its session verified before use, so that the prompt does not reach the model again.
 Queued turns were never sent: those of a proxy that ended are cancelled, those of a living one stay its own.
@@ -105,7 +105,7 @@ class Recovery:
                 continue
             async with hold_if_free(agent) as lease:
                 if lease is None:
-                    in_use = True  # whoever holds it settles this agent; the dead are forgotten another time
+                    in_use = True  # its holder settles this agent; the dead proxy is forgotten later
                 else:
                     await self.settle(agent, lease)
         await self._uncertain()

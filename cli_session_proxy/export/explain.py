@@ -1,4 +1,4 @@
-"""Codes into words: what broke at a turn and how it was mended, in sentences, and what a dump shows of the evidence.
+"""Codes into words: what broke at a turn and how it was repaired, in sentences, and what a dump shows of the evidence.
 
 The one room for it: the engine and the backends keep codes with data (`domain.evidence`), and every form that a person
 reads is told from here. Evidence that an older version left out is not guessed: the sentence is shorter.
@@ -16,7 +16,7 @@ from .words import count
 
 NO_SESSION = "none"
 
-# Links that stand for a repair or for somebody else's doing: what a reader looks for.
+# Links that a reader looks for: repairs, and turns that somebody else had in the session.
 MARKED_REASONS: frozenset[LinkReason] = REPAIR_REASONS | {"adopted"}
 
 # What the verdict on a transcript (`transcript.comparing`) means to a person.
@@ -38,7 +38,7 @@ _BEHIND: Mapping[str, str] = {
     "broken_line": "The session's transcript ended with a broken line",
     "notes": "The session's transcript ended with records that belong to no prompt",
 }
-# What was found of a transcript after a CLI had loaded it (`transcript.tailing`).
+# What was found of a transcript after a CLI had loaded it (`transcript.entries`).
 _CHANGED: Mapping[str, str] = {
     "gone": "it was gone",
     "another_file": "another file lay in its place",
@@ -128,6 +128,7 @@ _AS_THEY_ARE = (
     "unmet",
     "notes",
     "refusal",
+    "recalled",
 )
 
 
@@ -187,6 +188,12 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         )
         if not told:
             said.append(_repaired(evidence.repaired.as_json()))
+    if evidence.recalled is not None:
+        commits = evidence.recalled.commits
+        said.append(
+            f"The model was told of {count(len(commits), 'earlier attempt')} at {evidence.recalled.fix_id}, from "
+            f"{', '.join(dict.fromkeys(commit[:12] for commit in commits))}."
+        )
     if evidence.exit_code is not None:
         said.append(
             f"The CLI process that was kept for this session had ended with exit code {evidence.exit_code}: a new one "
@@ -212,7 +219,7 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
     if evidence.settled:
         said.append("The proxy died after the CLI had finished this turn: the answer was read from the transcript.")
     if evidence.compacted:
-        said.append("The CLI compacted the conversation: of what is before, the model knows a summary.")
+        said.append("The CLI compacted the conversation: the model knows a summary of what came before.")
     if evidence.notes:
         for note in evidence.notes:  # of a newer version's export, too
             noun, sentence = _NOTES.get(note.code, ("", "This version does not know what else was left out."))
@@ -295,7 +302,7 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
     "documents_left_out": ("document", "The provider refused the request: {0} of earlier turns left out of it."),
     "summarised": (
         "exchange",
-        "The conversation was longer than one request may be: of its first {0} the model knows a summary.",
+        "The conversation was longer than one request may be: the model knows a summary of its first {0}.",
     ),
     "not_summarised": (
         "exchange",

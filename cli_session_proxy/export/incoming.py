@@ -25,7 +25,7 @@ from ..domain.models import JSON, Conversation, Item, Link, Message, Placed, Rec
 from ..errors import InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import ChainPart, NewChain, Store, WholeTurn
-from ..stores.sql.images import restore
+from ..stores.sql.rows import restore
 from .portable import FORMER, MAX_LINE, READ, SCHEMA, Moved, Progress, as_text
 from .shapes import FormerTurnShape, TurnShape, check_header, check_line
 
@@ -112,7 +112,7 @@ def _checked(path: Path, file: IO[bytes]) -> _Checked:
         if raw.startswith(b'{"end":') and raw.endswith(b"\n"):
             counted = {"lines": lines, "turns": turns, "records": records, "sha256": digest.hexdigest()}
             if _parsed(path, lines + 1, raw)["end"] != counted or file.read(1):
-                raise InvalidRequest(f"{path} was changed since its export: its sum is another; copy it again")
+                raise InvalidRequest(f"{path} was changed since its export: its checksum differs; copy it again")
             return _Checked(path, at, head, turns, records, first, tuple(sessions), images)
         digest.update(raw)
         lines += 1
@@ -217,7 +217,7 @@ class _Reading:
                     if "\n" in record.line or "\r" in record.line:
                         raise InvalidRequest(f"{where}: record: it is more than one line")
                     if not self.kept.is_sound(record):
-                        raise InvalidRequest(f"{where}: record: a file or a mark that is none of this program's own")
+                        raise InvalidRequest(f"{where}: record: a file or a mark that this program did not make")
                     records.append(record)
                     continue
                 if turn is not None and kind != "image":

@@ -37,7 +37,7 @@ from ..errors import InvalidRequest, NotFound
 from ..sandbox import Sandboxes
 from ..settings import Settings
 from ..stores.base import Store
-from ..stores.sql.images import Cutter
+from ..stores.sql.rows import Cutter
 
 SCHEMA = "cli-session-proxy/export/3"
 # Those that hold what `domain.former` splits.

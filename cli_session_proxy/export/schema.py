@@ -74,7 +74,7 @@ class LinkDump(TypedDict):
     reason: LinkReason
     detail: JSON
     at: float
-    # what broke and how it was mended, in a sentence made of the reason and the detail
+    # what broke and how it was repaired, in a sentence made of the reason and the detail
     says: str
 
 

@@ -134,6 +134,11 @@ class RefusalShape(_Shape):
     behind: Count = 0
 
 
+class RecalledShape(_Shape):
+    fix_id: str
+    commits: list[str]
+
+
 class EvidenceShape(_Open):
     brought: BroughtShape | None = None
     left_off: str | None = None
@@ -150,6 +155,7 @@ class EvidenceShape(_Open):
     compacted: JSON | None = None
     refusal: RefusalShape | None = None
     settled: bool = False
+    recalled: RecalledShape | None = None
     records: str | None = None
     other: JSON = {}
 

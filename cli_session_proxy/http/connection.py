@@ -15,7 +15,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .. import logs
-from .bounds import connections
+from .gate import connections
 
 # What is gathered before it is sent all the same, so that a full transport can say so: its own high-water mark.
 GATHERED = 64 * 1024

@@ -1,4 +1,4 @@
-"""The first and last thing a request meets: its id, who may ask, its agent's path prefix, and any error left over.
+"""The first and last thing a request meets: its id, who may ask and how much, its agent's path prefix, any error left.
 
 One ASGI layer around the whole app, so that every route has the same rules and every wire the same prefix
 `/agents/{agent_id}/v1/…` (or what else its `bases` are), which is cut off before the routes see the path.
@@ -7,24 +7,30 @@ One ASGI layer around the whole app, so that every route has the same rules and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
 import re
+import resource
 import secrets
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import logs, redact
+from ..domain.identifiers import host_and_port, origin
 from ..engine.live import RESTART
-from ..errors import Interrupted, InvalidRequest, NotFound, Unauthorized
+from ..errors import Interrupted, InvalidRequest, NotFound, QueueFull, Unauthorized
 from ..sandbox import LOCAL_OWNER
+from ..settings import Settings
+from ..wires.asgi import as_proxy_error, encoded, headers_of, raw_path, send_error
 from ..wires.base import Table, Wire
 from ..wires.common import decoded_agent_id
-from ..wires.sending import as_proxy_error, encoded, headers_of, raw_path, send_error
-from .bounds import Bounds
 from .keys import Keys
-from .origins import Origins, check_body, is_preflight, permitted, readable_by
 
 log = logs.get(__name__)
 
@@ -60,7 +66,7 @@ class Gate:
         self._app = app
         self._wires = wires
         self._origins = origins
-        self._keys = keys
+        self._keys = keys if keys else None
         self._bounds = bounds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +74,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         if scope["type"] not in ("http", "websocket"):
-            raise RuntimeError(f"no way in for {scope['type']}: the proxy speaks HTTP")
+            raise RuntimeError(f"{scope['type']} is not served: the proxy speaks HTTP")
         is_socket = scope["type"] == "websocket"
         headers = headers_of(scope)
         request_id = headers.get("x-request-id", "")
@@ -93,11 +99,12 @@ class Gate:
 
         with logs.bound(request_id=request_id):
             try:
+                names = list(map(itemgetter(0), scope["headers"]))
                 for name in (b"host", b"origin"):
                     # Of two equal headers another reader may take the other one (RFC 9112, 3.2).
-                    if sum(given == name for given, _ in scope["headers"]) > 1:
+                    if names.count(name) > 1:
                         shown = name.decode()
-                        raise InvalidRequest(f"the {shown} header stands twice: send it once", param=shown.title())
+                        raise InvalidRequest(f"the {shown} header occurs twice: send it once", param=shown.title())
                 self._origins.check_host(headers)
                 reader = self._origins.check_page(headers, scope["scheme"].replace("ws", "http", 1), inner["path"])
                 if reader is not None:
@@ -109,7 +116,7 @@ class Gate:
                     added |= readable_by(reader)
                 check_body(headers)
                 is_open = inner["path"] in OPEN or inner["path"].startswith(OPEN_BELOW)
-                if not is_open:
+                if not is_open and self._keys is not None:
                     query = scope.get("query_string", b"").decode("latin-1")
                     inner["state"]["owner"] = self._keys.owner_of(headers, query if wire.key_in_address else "")
                 if agent is not None:
@@ -151,9 +158,201 @@ class Gate:
             agent, rest = prefixed
             inner.update(raw_path=rest, path=unquote(rest.decode("latin-1")))
         wire = self._wires.of(inner["path"], headers, scope.get("query_string", b"").decode("latin-1"))
-        known = {"request_id": request_id, "agent_id": None, "wire": wire, "owner": LOCAL_OWNER}
+        known = {"request_id": request_id, "agent_id": None, "wire": wire, "owner": LOCAL_OWNER, "headers": headers}
         inner["state"] = {**scope.get("state", {}), **known}
         if raw_path(inner).startswith(CHAINS):
             # Routed as it was sent, so that an agent's encoded slash is not taken for the one before `/turns`.
             inner["path"] = raw_path(inner).decode("latin-1")
         return agent, inner
+
+
+# --- Who may ask: by the name that a request calls us, and by the page that a browser sends it for
+
+# A page of another site can send requests to loopback addresses. What it cannot do is to lie in Host, Origin and the
+# Sec-Fetch headers, or to send JSON without asking first (a preflight).
+
+Headers = Mapping[str, str]
+EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
+# Sites by which a browser names our own pages, or a person who typed the address.
+OWN_SITES = frozenset({"same-origin", "none"})
+# Where a link of another site may lead a person: the page, which shows nothing by itself.
+PAGES = frozenset({"/", "/ui", "/ui/"})
+# Header names that a preflight asks for; no browser sends longer lists.
+_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?: *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
+_MOST_NAMES = 2048
+
+METHODS = "GET, POST, DELETE"
+# What a page may read of an answer, beside its body.
+EXPOSED = (
+    "X-Agent-Id, X-Turn-Id, X-Session-Id, X-Continuity, X-Continuity-Note, X-Request-Id, X-Backend, X-Model, "
+    "X-Ignored-Params, X-Estimated, X-Should-Retry, Retry-After"
+)
+PREFLIGHT_SECONDS = "600"
+
+
+class Origins:
+    """`host` is the name or address that the proxy listens on; `allowed` are other pages' origins, exactly.
+
+    `locked`: every request needs a key. Where the machine listens on all its addresses we do not know its names, and
+    any name will do then: a foreign page has no key.
+    """
+
+    def __init__(self, host: str, allowed: Collection[str], *, locked: bool) -> None:
+        self._host = host.lower().strip("[]")
+        self._allowed = {found: text for text in allowed if (found := origin(text)) is not None}
+        self._any_name = locked and self._host in EVERY_ADDRESS
+
+    def check_host(self, headers: Headers) -> None:
+        """Raises `InvalidRequest` where we were called by a name that is not ours."""
+        named = host_and_port(headers.get("host", ""))
+        # Only the name is compared: tunnels and port maps change the port, a rebinding attack has to bring a name.
+        ours = named is not None and (self._any_name or named[0] in ("localhost", self._host))
+        if named is not None and not ours:
+            with contextlib.suppress(ValueError):  # a name
+                ours = ipaddress.ip_address(named[0]).is_loopback
+        if not ours:
+            raise InvalidRequest(
+                "the Host header names another machine: call http://127.0.0.1 or http://localhost", param="Host"
+            )
+
+    def check_page(self, headers: Headers, scheme: str, page: str) -> str | None:
+        """The origin that may read the answer, where an allowed one asks; None for our own page and for programs.
+
+        `page` is the path that is asked for, at a Host that was checked. Raises `InvalidRequest` for every other page.
+        """
+        given = headers.get("origin")
+        if given is not None:
+            named = origin(given)
+            if named in self._allowed:
+                return self._allowed[named]
+            if named is None or named != origin(f"{scheme}://{headers['host']}"):
+                raise InvalidRequest(
+                    "requests from pages of other origins are not served: name this one in allowed_origins, exactly, "
+                    "if you trust it",
+                    param="Origin",
+                )
+        elif headers.get("sec-fetch-site", "none") not in OWN_SITES:
+            visit = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
+            if page not in PAGES or visit != ("navigate", "document"):
+                raise InvalidRequest(
+                    "a page of another site asks for this: open the address yourself, or name that page's origin in "
+                    "allowed_origins and fetch it as CORS",
+                    param="Origin",
+                )
+        return None
+
+
+def check_body(headers: Headers) -> None:
+    """A browser sends anybody's form anywhere, JSON only where it may. Raises `InvalidRequest`."""
+    if "origin" not in headers and "sec-fetch-site" not in headers:
+        return  # a program: `curl -d` calls everything a form
+    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+        return
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise InvalidRequest(
+            "a body from a page must be JSON: send Content-Type: application/json", param="Content-Type"
+        )
+
+
+def is_preflight(method: str, headers: Headers) -> bool:
+    return method == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
+
+
+def readable_by(allowed: str) -> dict[str, str]:
+    """The headers by which a browser lets this origin read an answer."""
+    return {"Access-Control-Allow-Origin": allowed, "Vary": "Origin", "Access-Control-Expose-Headers": EXPOSED}
+
+
+def permitted(allowed: str, headers: Headers) -> dict[str, str]:
+    """The headers of the answer to a preflight of this origin."""
+    said = {
+        "Access-Control-Allow-Origin": allowed, "Vary": "Origin", "Access-Control-Allow-Methods": METHODS,
+        "Access-Control-Max-Age": PREFLIGHT_SECONDS,
+    }  # fmt: skip
+    names = headers.get("access-control-request-headers", "")
+    if len(names) <= _MOST_NAMES and _NAMES.fullmatch(names):
+        said["Access-Control-Allow-Headers"] = names
+    if headers.get("access-control-request-private-network") == "true":
+        said["Access-Control-Allow-Private-Network"] = "true"
+    return said
+
+
+# --- Limits for each owner: what one key holds open takes no place of another key's
+
+# Beyond a bound a request is refused with 429 `queue_full`; what it held is given back when it ends, however it ends.
+
+# Requests of one owner beside those that run or wait as turns.
+SPARE_REQUESTS = 128
+# Each open event stream asks the store twice a second.
+EVENT_STREAMS = 64
+# Bodies that one owner's open requests hold together, in the largest that one may have.
+BODIES = 4
+# A second is what most bodies of a program on this machine take to arrive.
+RETRY_AFTER = 1.0
+# Open connections in all, at most: half of the files that this process may have open; the CLIs' pipes need theirs.
+MOST_CONNECTIONS = 2048
+
+
+def connections() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(16, min(MOST_CONNECTIONS, soft // 2))
+
+
+@dataclass(slots=True)
+class Bounds:
+    """The counts of all owners. One per app."""
+
+    requests: int
+    bodies: int
+    _open: Counter[str] = field(default_factory=Counter)
+    streams: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+
+    @staticmethod
+    def of(settings: Settings) -> Bounds:
+        return Bounds(settings.queue_limit + settings.max_turns + SPARE_REQUESTS, BODIES * settings.max_body)
+
+    @contextlib.contextmanager
+    def request(self, owner: str) -> Iterator[Held]:
+        """One request of this owner's, while it is answered. Raises `QueueFull`."""
+        if self._open[owner] >= self.requests:
+            raise QueueFull(f"{self.requests} requests are open already: wait for one", retry_after=RETRY_AFTER)
+        self._open[owner] += 1
+        held = Held(self, owner)
+        try:
+            yield held
+        finally:
+            self.streams[owner] -= held.streams
+            self.bytes[owner] -= held.bytes
+            self._open[owner] -= 1
+            if not self._open[owner]:
+                for counts in (self._open, self.streams, self.bytes):
+                    del counts[owner]
+
+
+@dataclass(slots=True)
+class Held:
+    """What one request holds. Both methods raise `QueueFull`."""
+
+    bounds: Bounds
+    owner: str
+    streams: int = 0
+    bytes: int = 0
+
+    def stream(self) -> None:
+        """It is an event stream."""
+        if self.bounds.streams[self.owner] >= EVENT_STREAMS:
+            raise QueueFull(f"{EVENT_STREAMS} event streams are open already: close one", retry_after=5.0)
+        self.bounds.streams[self.owner] += 1
+        self.streams += 1
+
+    def body(self, size: int) -> None:
+        """So many bytes more of its body have arrived."""
+        if self.bounds.bytes[self.owner] + size > self.bounds.bodies:
+            raise QueueFull(
+                f"open requests hold {self.bounds.bodies} bytes of bodies already: send this again in a moment",
+                retry_after=RETRY_AFTER,
+            )
+        self.bounds.bytes[self.owner] += size
+        self.bytes += size

@@ -20,7 +20,8 @@ from ..backends.base import Counts
 from ..domain.models import Link, Turn
 from ..engine.engine import Engine
 from ..errors import ProxyError
-from ..wires.addresses import About, add
+from ..export.explain import MARKED_REASONS
+from ..wires.asgi import About, add
 
 MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -54,7 +55,7 @@ class Metrics:
         self._turns = self._counter("turns", "Turns that ended, by status and continuity", "status", "continuity")
         self._errors = self._counter("turn_errors", "Turns that failed or were cancelled, by error", "code")
         self._links = self._counter("links", "Links between sessions, by reason", "reason")
-        self._repairs = self._counter("repairs", "Sessions mended before a turn", "reason", "found")
+        self._repairs = self._counter("repairs", "Sessions repaired before a turn", "reason", "found")
         self._retries = self._counter("attempts_repeated", "Attempts of a turn beyond its first")
         self._tokens = self._counter("tokens", "Tokens, by kind", "kind")
         self._cost = self._counter("cost_dollars", "What the turns cost, as the CLI reports it")
@@ -109,7 +110,7 @@ class Metrics:
     def _count_links(self, links: Sequence[Link]) -> None:
         for link in links:
             self._links.labels(link.reason).inc()
-            if link.reason in ("rebuilt", "moved", "adopted"):
+            if link.reason in MARKED_REASONS:
                 found = str(link.detail.get("found", "other"))
                 self._repairs.labels(link.reason, found if found in FOUND else "other").inc()
 

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute
 
 from ..domain.models import JSON
-from ..wires.addresses import About, Address, add
+from ..wires.asgi import About, Address, add
 from ..wires.base import ErrorShape, Table
 from ..wires.schemas import TEXT
 from .gate import OPEN, OPEN_BELOW

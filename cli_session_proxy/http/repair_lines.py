@@ -83,7 +83,7 @@ async def _aside(say: Callable[[str], None], lines: list[str]) -> None:
         try:
             for line in lines:
                 say(line)
-        except Exception as exc:  # noqa: BLE001 - whoever waits gets it
+        except Exception as exc:  # noqa: BLE001 - raised where it is awaited
             done.set_exception(exc)
         else:
             done.set_result(None)

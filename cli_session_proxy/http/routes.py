@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 
 from ..domain.models import JSON, Agent
+from ..engine.committing import Wanted
 from ..engine.engine import Engine
 from ..engine.subscription import Follower
 from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
@@ -18,12 +19,21 @@ from ..export import FORMATS, live
 from ..export.summaries import summary_json
 from ..sandbox import Sandboxes
 from ..settings import MODELS, Settings
-from ..wires.addresses import EVENT_STREAM, About, add, methods_of
+from ..wires.asgi import (
+    EVENT_STREAM,
+    About,
+    add,
+    error_body,
+    is_on,
+    methods_of,
+    owner_of,
+    raw_path,
+    read_body,
+    whole_number,
+)
 from ..wires.base import Models
-from ..wires.bodies import is_on, owner_of, read_body, whole_number
 from ..wires.common import decoded_agent_id, model_name, parse_body, required
 from ..wires.schemas import COUNT, SWITCH, TEXT
-from ..wires.sending import error_body, raw_path
 from .gate import CHAINS
 from .large_turns import Teller
 
@@ -33,6 +43,18 @@ REWIND: JSON = {
     "type": "object", "required": ["to"],
     "properties": {"to": {"type": "string", "description": "a turn of the path to the head, or -N for N turns back"}},
 }  # fmt: skip
+COMMIT = b"/commit"
+COMMITTED: JSON = {
+    "type": "object",
+    "properties": {
+        "fix_id": {"type": "string", "description": "which fix this was an attempt at; the profile's otherwise"},
+        "outcome": {"enum": ["passed", "failed"]},
+        "why": {"type": "string", "description": "why it failed, or what showed that it passed"},
+        "note": {"type": "string", "description": "write a note on this commit, which HEAD leads to, not a new one"},
+        "model": {"type": "boolean", "description": "false: without a summary by the model"},
+    },
+}  # fmt: skip
+COMMIT_LIMIT = 16 * 1024
 REWIND_LIMIT = 4096  # bytes of its body
 SEQ_DIGITS = 19  # a seq is a 64-bit number
 # A dump that a browser shows is of no origin: whatever were in it could not ask the proxy for anything.
@@ -73,6 +95,7 @@ class Routes:
         shown = About(query={"format": {"enum": list(FORMATS)}, "redact": SWITCH}, media=dumps)
         add(app, "GET", "/v1/chains/{agent_id:path}", self.dump, shown)
         add(app, "POST", "/v1/chains/{agent_id:path}/rewind", self.rewind, About(body=REWIND))
+        add(app, "POST", "/v1/chains/{agent_id:path}/commit", self.commit, About(body=COMMITTED))
         add(app, "DELETE", "/v1/chains/{agent_id:path}", self.delete)
         add(app, "GET", "/healthz", self.healthz)
         add(app, "GET", "/readyz", self.readyz)
@@ -160,6 +183,11 @@ class Routes:
         body = parse_body(await read_body(request, REWIND_LIMIT))
         to = required(body, "to", str, "a turn's id or -N")
         return (await self._engine.rewind(owner_of(request), _agent_in_path(request, BACK), to)).as_json()
+
+    async def commit(self, request: Request) -> JSON:
+        """Write the attempt into the repository that the profile of its turns names. No request names one."""
+        wanted = Wanted.read(parse_body(await read_body(request, COMMIT_LIMIT)))
+        return (await self._engine.commit(owner_of(request), _agent_in_path(request, COMMIT), wanted)).as_json()
 
     async def _agent(self, request: Request, after: bytes = b"") -> Agent:
         agent_id = _agent_in_path(request, after)

@@ -19,14 +19,12 @@ from ..settings import Settings
 from ..wires.base import Table, Wire
 from ..wires.registry import WIRES
 from .binding import bound
-from .bounds import Bounds
 from .connection import Connection
-from .gate import Gate
+from .gate import Bounds, Gate, Origins
 from .keys import MADE_KEY, Keys, make
 from .listening import Listening
 from .metrics import MetricsRoute
 from .openapi import OpenApiRoute
-from .origins import Origins
 from .repair_lines import RepairLines
 from .routes import Routes
 from .served import Served, announced, place_of

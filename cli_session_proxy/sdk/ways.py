@@ -115,7 +115,7 @@ async def served(here: Runtime, saying: Saying) -> AsyncGenerator[Heard, None]:
     except httpx.TransportError as exc:
         raise ClaudeUnavailable(f"{saying.base_url} does not answer ({type(exc).__name__}): is `serve` there?") from exc
     except ValueError as exc:
-        raise UpstreamError(f"{saying.base_url} does not answer as a server of ours does") from exc
+        raise UpstreamError(f"{saying.base_url} does not answer like a cli-session-proxy server") from exc
     if answer.status_code != 200:
         error = data.get("error") if isinstance(data, dict) else None
         refused = from_dict(error if isinstance(error, dict) else {})
@@ -123,7 +123,7 @@ async def served(here: Runtime, saying: Saying) -> AsyncGenerator[Heard, None]:
         raise NotFound(refused.message) if isinstance(refused, PreviousNotFound) else refused
     turn = turn_id_of(str(data.get("id")))
     if turn is None:
-        raise UpstreamError(f"{saying.base_url} does not answer as a server of ours does")
+        raise UpstreamError(f"{saying.base_url} does not answer like a cli-session-proxy server")
     calls = [item for item in data["output"] if item["type"] == "function_call"]
     texts = [
         {"type": "text", "text": part["text"]}

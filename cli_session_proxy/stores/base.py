@@ -104,11 +104,7 @@ class NewTurn:
     call: JSON | None = None
     takes: tuple[str, ...] = ()  # hand-written items that its input begins with
     replaces: str | None = None  # the turn that gives its idempotency key up to this one
-
-    @property
-    def promised(self) -> bool:
-        """Its client is told of it before it ends, so it has to be on the disk by then."""
-        return bool((self.call or {}).get("background"))
+    promised: bool = False  # its client is told of it before it ends, so it has to be on the disk by then
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class Cut:
 
     A client that has not read what came right before the drop may never see it. With `held`, the drop waits until
     the test opens it; `reached` is set when it waits.
-    `pause`: seconds of silence before that, so that what was said has gone on to whoever waits for it.
+    `pause`: seconds of silence before that, so that what was said has reached its reader.
     """
 
     after: int = 1

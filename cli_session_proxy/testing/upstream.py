@@ -61,7 +61,7 @@ class Upstream:
         self.answer = answer
         self.rules = rules
         self.refused: deque[tuple[Seen, str]] = deque(maxlen=keep)
-        self._behave = behave
+        self.behave = behave
         self._seen: deque[Seen] = deque(maxlen=keep)
         self._others: deque[Seen] = deque(maxlen=keep)
         self._rules: list[Rule] = []
@@ -225,7 +225,7 @@ class Upstream:
                 return rule.use()
         if self._queue:
             return self._queue.popleft()
-        return Reply() if self._behave is None else self._behave(seen)
+        return Reply() if self.behave is None else self.behave(seen)
 
     def _message(self, seen: Seen, reply: Reply) -> Block:
         blocks = sealed(seen.body, reply.blocks(seen.texts(), self.answer))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -22,10 +22,10 @@ from ..domain.parameters import Name
 from ..engine.engine import Answer, Engine
 from ..errors import ProxyError
 from . import parameters
+from .asgi import as_proxy_error, encoded, send_error
 from .base import Writer
 from .common import encoded_agent_id
 from .parameters import Names
-from .sending import as_proxy_error, encoded, send_error
 
 log = logs.get(__name__)
 
@@ -105,7 +105,8 @@ class Client:
                 # uvicorn drops what is sent after a disconnect without a word. One turn of the loop lets the watcher
                 # run if the disconnect is already known, so that a dropped end is not taken for a delivered one.
                 await asyncio.sleep(0)
-            self._raise_if_gone()
+            if self._gone:
+                raise ClientGoneError
             if not self.started:
                 # Head and body in one turn of the loop: they leave as one piece.
                 self.started = True
@@ -114,7 +115,8 @@ class Client:
                 await self._send({"type": "http.response.body", "body": data, "more_body": not last})
             except OSError as exc:  # how ASGI servers other than uvicorn report it (ASGI spec 2.4)
                 raise ClientGoneError from exc
-            self._raise_if_gone()
+            if self._gone:
+                raise ClientGoneError
             self.finished = last
             self.last_sent = asyncio.get_running_loop().time()
 
@@ -123,10 +125,6 @@ class Client:
         async with self._one_at_a_time:
             self.started = self.finished = True
             await send_error(self._send, scope, error, headers)
-
-    def _raise_if_gone(self) -> None:
-        if self._gone:
-            raise ClientGoneError
 
 
 def named_by(answer: Answer) -> dict[str, str]:
@@ -162,8 +160,8 @@ class TurnResponse(Response):
     async def _deliver(self, client: Client) -> None:
         raise NotImplementedError
 
-    def _in_session(self, session_id: str | None, continuity: str | None, unmet: Iterable[Name], note: str) -> None:
-        if (call := self._call) is not None:
+    def _in_session(self, session_id: str | None, continuity: str | None, unmet: Sequence[Name], note: str) -> None:
+        if (call := self._call) is not None and unmet:
             self._head_fields |= ignored_header([*call.ignored, *parameters.told(call.parameters, unmet)])
         if session_id is not None:
             self._head_fields["X-Session-Id"] = session_id
@@ -285,7 +283,7 @@ def kept_reply(
     render: Callable[[Turn], JSON],
     writer: Callable[[Turn], Writer],
 ) -> Response:
-    """The same of a wire whose turns may run in the background: those run to their end, whoever leaves.
+    """The same of a wire whose turns may run in the background: those run to their end without a client, too.
 
     `render` and `writer` take the turn as it was accepted, too.
     """

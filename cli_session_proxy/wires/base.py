@@ -142,7 +142,7 @@ class Table:
         raise AssertionError(f"{ANY} is claimed without a condition")
 
     def all_of(self, path: str) -> tuple[Wire, ...]:
-        """The wires that this path can belong to, whoever asks."""
+        """The wires that this path can belong to, for any client."""
         found: list[Wire] = []
         for root in _roots(path):
             for claim, wire in self._claims.get(root, ()):

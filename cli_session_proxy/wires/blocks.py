@@ -209,6 +209,8 @@ def arguments(text: str | None, where: str) -> JSON:
 def checked_arguments(conversation: Iterable[Message], where: str) -> None:
     """Arguments that came as text are JSON, and of all calls together as large as a body. Raises `InvalidRequest`."""
     arguments = [block["input"] for message in conversation for block in message.content if block["type"] == "tool_use"]
+    if not arguments:
+        return
     if limits.holds_more(arguments, limits.VALUES):
         raise InvalidRequest(
             f"{where}: the arguments of the calls have more than {limits.VALUES:,} JSON values: send less", param=where

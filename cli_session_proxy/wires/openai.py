@@ -42,7 +42,9 @@ OPENAI = ErrorShape(
 
 def read_tools(body: Mapping[str, Any]) -> tuple[Tool, ...]:
     """The tools of a body. Raises `InvalidRequest`, which names the field."""
-    tools = optional(body, "tools", list, "a list") or []
+    tools = optional(body, "tools", list, "a list")
+    if not tools:
+        return ()
     return checked([read_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools)])
 
 
@@ -74,8 +76,10 @@ def read_choice(body: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolChoice:
     wanted = body.get("tool_choice")
     several = optional(body, "parallel_tool_calls", bool, "true or false")
     parallel = several is not False
-    if wanted is None or isinstance(wanted, str):
-        mode = _MODES.get(wanted or "auto")
+    if wanted in (None, ""):
+        return ToolChoice(parallel=parallel)
+    if isinstance(wanted, str):
+        mode = _MODES.get(wanted)
         if mode is None:
             raise InvalidRequest("tool_choice must be auto, none, required or a tool", param="tool_choice")
         return checked_choice(ToolChoice(mode, None, parallel), tools)

@@ -1,84 +1,207 @@
-"""Agent programs from npm, in their default configuration, against the proxy over the real CLI.
+"""Agent programs in their default configuration, against `serve` over the real CLI.
 
-Each gets an environment that is built up here: a HOME of its own, a key that is none, our address on loopback. What is
-judged is what reached the model.
+Each gets an environment that is built up here: a HOME of its own, a key that is none, one address on loopback. Each
+turn tells a fact and has the program read a file with its own tool; now and then the proxy is killed, every transcript
+is deleted, and the program goes on by its own resume. What is judged is what reached the model.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import pytest
 
+from cli_session_proxy.domain.client_tools import cli_name
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.testing.script import TOOL_RESULT, Behaviour, Reply, ToolUse
+from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
 
-from ..conftest import ROOT, MakeSettings, required
-from ..every_wire import proxied, the_one_chain
+from ..conftest import MakeSettings, required
+from ..obedient import asked_schema, instance, newest
+from ..serving import serve
+from .programs import PROGRAMS, Program
+from .relay import Relay, share_kept
 
-BIN = ROOT / ".tools" / "agents" / "node_modules" / ".bin"
-# Seconds for one turn of a program that starts Node.js or a sandbox first.
+# Seconds for one turn of a program that starts Node.js and a sandbox first, on a busy machine.
 TURN = 120.0
-FACT = "Remember: the colour is teal"
+# Of what the program itself keeps of a request, the proxy keeps this share at least.
+KEPT = 0.97
+
+_FACT = re.compile(r"^Remember: secret (\d+) is value-", re.M)
 
 
-async def run(name: str, cwd: Path, home: Path, *arguments: str, **env: str) -> str:
-    """What the program printed."""
-    program = required(BIN / name, "make tools", what=name)
-    built = {"PATH": os.environ["PATH"], "HOME": str(home), "TERM": "dumb", "NO_COLOR": "1", **env}
-    process = await asyncio.create_subprocess_exec(
-        str(program), *arguments, cwd=cwd, env=built,
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(TURN):
-            out, err = await process.communicate()
-    finally:
-        if process.returncode is None:
+class HasBody(Protocol):
+    @property
+    def body(self) -> dict[str, Any]: ...
+
+
+Request = TypeVar("Request", bound=HasBody)
+
+
+class History:
+    """A conversation of one program. `behave` is the model: it has every fact's file read, and says what is in it."""
+
+    def __init__(self, program: Program, settings: Settings, relay: Relay, cwd: Path) -> None:
+        self.program = program
+        self.settings = settings
+        self.relay = relay
+        self.cwd = cwd
+        self.told = 0
+        self._env = {
+            "PATH": os.environ["PATH"], "HOME": str(program.home), "PWD": str(program.work), "TERM": "dumb",
+            "NO_COLOR": "1", "TZ": settings.claude_env["TZ"], **program.set_up(),
+        }  # fmt: skip
+
+    def behave(self, seen: Seen) -> Behaviour:
+        schema = asked_schema(newest(seen))
+        if schema is not None:
+            return Reply(json.dumps(instance(schema)))
+        fact = _FACT.search(seen.prompt)
+        tool = cli_name(self.program.tool)
+        offered = any(known["name"] == tool for known in seen.body.get("tools") or ())
+        if fact is None or not offered or seen.texts()[-1][1].startswith(TOOL_RESULT):
+            return Reply()
+        return ToolUse([(tool, self.program.read(self._file(int(fact[1]))))])
+
+    def _file(self, number: int) -> Path:
+        return self.program.work / f"note-{number}.txt"
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[None]:
+        """A proxy that is killed at the end; then nothing of the CLI's own sessions is left."""
+        async with serve(self.settings, self.cwd) as (base, process):
+            host, _, port = base.removeprefix("http://").partition("/")[0].partition(":")
+            self.relay.target = (host, int(port))
+            yield
             process.kill()
             await process.wait()
-    assert process.returncode == 0, f"{out.decode()}\n{err.decode()}"
-    return out.decode()
+        assert self.settings.claude_config_dir is not None
+        shutil.rmtree(self.settings.claude_config_dir / "projects")
+
+    async def tell(self) -> None:
+        """The next fact, and the file that belongs to it."""
+        self.told += 1
+        self._file(self.told).write_text(f"{content(self.told)}\n")
+        said = await self.say(f"Remember: secret {self.told} is value-{self.told}", first=self.told == 1)
+        assert content(self.told) in said
+
+    async def say(self, prompt: str, *, first: bool = False) -> str:
+        """What the program printed."""
+        process = await asyncio.create_subprocess_exec(
+            str(self.program.binary), *self.program.say(prompt, first=first), cwd=self.program.work, env=self._env,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(TURN):
+                out, err = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        assert process.returncode == 0, f"{out.decode()}\n{err.decode()}"
+        return out.decode()
+
+
+def content(number: int) -> str:
+    """Of a fact's file: neither the prompt, nor the call, nor another result holds it."""
+    return f"content-{number}-{number * 7919}"
+
+
+def conversation(requests: Sequence[Request]) -> list[Request]:
+    """The requests with the same tools as the first that has any: side calls (titles, routing, memory) have others."""
+
+    def names(data: Any) -> set[str]:
+        if isinstance(data, list):
+            return set().union(*map(names, data))
+        if not isinstance(data, dict):
+            return set()
+        own: set[str] = {data["name"]} if isinstance(data.get("name"), str) else set()
+        return own.union(*map(names, data.values()))
+
+    tools = [names([request.body.get("tools"), _late_tools(request.body)]) for request in requests]
+    first = next(filter(None, tools))
+    return [request for request, offered in zip(requests, tools, strict=True) if offered == first]
+
+
+def _late_tools(body: dict[str, Any]) -> list[Any]:
+    """Codex tells its tools as an item of the conversation."""
+    items = body.get("input", [])
+    return [item for item in items if isinstance(item, dict) and item.get("type") == "additional_tools"]
+
+
+def judge(history: History, upstream: Upstream) -> None:
+    """No request was refused, every fact and every result reached the model once, and the prefix held."""
+    assert not upstream.refused
+    assert not history.relay.refused()
+    reached = conversation(upstream.requests)
+    texts = reached[-1].texts()
+    for number in range(1, history.told + 1):
+        assert sum(text.count(f"secret {number} is value-") for role, text in texts if role == "user") == 1, number
+        assert sum(text.count(content(number)) for _, text in texts if text.startswith(TOOL_RESULT)) == 1, number
+    sent = conversation(history.relay.exchanges)
+    assert len(sent) == len(reached)
+    shares = [
+        (share_kept(sent[at - 1], sent[at]), reached[at].prefix_kept(reached[at - 1])) for at in range(1, len(sent))
+    ]
+    assert all(proxy >= KEPT * program for program, proxy in shares), shares
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """The program's own."""
-    made = tmp_path / "agent-home"
-    made.mkdir()
-    return made
+def home() -> Iterator[Path]:
+    """The program's own, not below /tmp: the sandbox that Codex runs its tools in has a /tmp of its own."""
+    with tempfile.TemporaryDirectory(prefix="csp-agent-", dir="/var/tmp") as made:
+        yield Path(made)
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Path:
-    made = tmp_path / "work"
-    made.mkdir()
-    return made
+async def history(
+    request: pytest.FixtureRequest, claude_2: Path, make_settings: MakeSettings, claude_env: dict[str, str],
+    upstream: Upstream, home: Path, tmp_path: Path,
+) -> AsyncIterator[History]:  # fmt: skip
+    # Where it is about noon now: at midnight programs tell the model another date, and their prefix is gone.
+    claude_env["TZ"] = f"Etc/GMT{time.gmtime().tm_hour - 12:+d}"
+    work = tmp_path / "work"
+    work.mkdir()
+    async with Relay() as relay:
+        program = PROGRAMS[request.param](relay.url, home, work)
+        if request.param == "claude":
+            program.binary = claude_2
+        required(program.binary, "make tools", what=request.param)
+        made = History(program, make_settings(claude_bin=claude_2), relay, tmp_path)
+        upstream.behave = made.behave
+        yield made
 
 
-async def test_codex_goes_on_by_its_own_resume_with_every_transcript_deleted(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, home: Path, work: Path
+@pytest.mark.parametrize("history", PROGRAMS, indirect=True)
+async def test_a_program_goes_on_by_its_own_resume_after_a_kill_and_with_no_transcript_left(
+    history: History, upstream: Upstream
 ) -> None:
-    settings = make_settings(claude_bin=claude_2)
-    (home / "codex").mkdir()
-    async with proxied(settings) as (engine, root):
-        provider = {
-            "model_provider": '"p"', "model_providers.p.name": '"p"', "model_providers.p.env_key": '"K"',
-            "model_providers.p.base_url": f'"{root}/v1"', "model_providers.p.wire_api": '"responses"',
-            "check_for_update_on_startup": "false",
-        }  # fmt: skip
-        told = [part for name, value in provider.items() for part in ("-c", f"{name}={value}")]
-        options = ["--skip-git-repo-check", *told]
-        env = {"K": "none", "CODEX_HOME": str(home / "codex")}
-        assert "Noted: colour is teal." in await run("codex", work, home, "exec", *options, FACT, **env)
-        await the_one_chain(engine, 1)
-        assert settings.claude_config_dir is not None
-        shutil.rmtree(settings.claude_config_dir / "projects")
-        said = await run("codex", work, home, "exec", "resume", "--last", *options, "recall", **env)
-        assert "I remember: colour is teal." in said
-        await the_one_chain(engine, 2)
-    shown = upstream.requests[-1].user_texts()
-    assert [shown.count(words) for words in (FACT, "recall")] == [1, 1]
-    assert upstream.requests[-1].prefix_kept(upstream.requests[-2]) >= 0.97
+    for _ in range(2):
+        async with history.served():
+            await history.tell()
+    judge(history, upstream)
+
+
+@pytest.mark.agents
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("history", PROGRAMS, indirect=True)
+async def test_ten_turns_with_tools_and_four_proxies(history: History, upstream: Upstream) -> None:
+    for turns in (1, 3, 2, 4):
+        async with history.served():
+            for _ in range(turns):
+                await history.tell()
+    async with history.served():
+        known = "; ".join(f"secret {number} is value-{number}" for number in range(1, 11))
+        assert f"I remember: {known}." in await history.say("recall")
+    judge(history, upstream)

@@ -14,7 +14,7 @@ import pytest
 
 from cli_session_proxy.aside import pool
 from cli_session_proxy.aside.pool import Aside, Helpers, OutOfBoundsError
-from cli_session_proxy.backends.claude.process.proc import start_time
+from cli_session_proxy.backends.claude.process.guardian import start_time
 from cli_session_proxy.errors import ClaudeUnavailable, InvalidRequest, QueueFull
 
 from ..conftest import ROOT

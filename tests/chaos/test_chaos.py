@@ -17,7 +17,7 @@ from .runner import run
 SHORT = 16
 
 HISTORIES = [
-    pytest.param(11, Shape(1, length=SHORT, pauses=False), id="one proxy"),
+    pytest.param(11, Shape(1, length=SHORT, pauses=False), id="one proxy", marks=pytest.mark.full),
     pytest.param(12, Shape(1, tools=True, length=SHORT, pauses=False), id="one proxy, tools"),
     pytest.param(13, Shape(3, length=SHORT), id="three proxies"),
     pytest.param(14, Shape(3, tools=True, length=SHORT, pauses=False), id="three proxies, tools"),

@@ -23,6 +23,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..media import document, image, picture
 from ..talking import ask, running
@@ -229,6 +230,7 @@ async def by_hand(claude: Path, env: dict[str, str], cwd: Path, config: Path, *p
     return adoption.find_source(config, session)
 
 
+@old_cli_in_full
 async def test_the_next_turn_remembers_what_a_person_did_with_the_cli(
     claude: Path, make_settings: MakeSettings, upstream: Upstream, claude_env: dict[str, str], tmp_path: Path
 ) -> None:

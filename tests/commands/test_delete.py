@@ -16,7 +16,7 @@ from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.sandbox import directory_name
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ImportedTurn
-from cli_session_proxy.stores.sqlite.driver import copy_aside
+from cli_session_proxy.stores.sqlite.database import copy_aside
 from cli_session_proxy.stores.sqlite.store import FILE
 from cli_session_proxy.testing.upstream import Upstream
 

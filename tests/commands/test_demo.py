@@ -9,7 +9,10 @@ import pytest
 
 from cli_session_proxy.commands.demo import demo
 
+from ..clis import old_cli_in_full
 
+
+@old_cli_in_full
 async def test_the_demo_recalls_over_a_deleted_session_file(claude: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "not-to-be-used")
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")

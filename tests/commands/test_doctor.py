@@ -20,7 +20,7 @@ import pytest
 
 from cli_session_proxy import cli
 from cli_session_proxy.backends.claude.process.environment import login_command
-from cli_session_proxy.backends.claude.process.proc import start_time
+from cli_session_proxy.backends.claude.process.guardian import start_time
 from cli_session_proxy.commands import doctor
 from cli_session_proxy.commands.doctor import Finding, examine
 from cli_session_proxy.engine.ownership import Instances

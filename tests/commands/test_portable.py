@@ -26,6 +26,7 @@ from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import ChainPart, NewChain, NewTurn, Store, WholeTurn
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..fakes import SESSION
 from ..talking import ask, heard, running
@@ -220,6 +221,7 @@ def test_the_header_and_the_end_say_what_is_in_it(here: Settings, tmp_path: Path
     assert (last["end"]["turns"], last["end"]["records"]) == (1, 2)
 
 
+@old_cli_in_full
 async def test_the_conversation_goes_on_elsewhere_and_keeps_the_prompt_cache(
     claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:

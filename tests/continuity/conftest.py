@@ -1,4 +1,4 @@
-"""The full matrix on demand (`-m 'full or not full'`), and its table (`--table PATH`)."""
+"""The table of the full matrix (`-m 'full or not full' --table PATH`)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_REPORT] = Report()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without -m, what is marked `full` is deselected: left out on purpose, not skipped."""
-    if config.option.markexpr:
-        return
-    full = [item for item in items if item.get_closest_marker("full")]
-    if full:
-        config.hook.pytest_deselected(items=full)
-        items[:] = [item for item in items if item not in set(full)]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

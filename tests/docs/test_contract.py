@@ -10,7 +10,7 @@ import typer.main
 
 from cli_session_proxy import errors
 from cli_session_proxy.aside import pool
-from cli_session_proxy.backends.claude.transcript import opening
+from cli_session_proxy.backends.claude.transcript import files
 from cli_session_proxy.cli import app as commands
 from cli_session_proxy.domain import limits, structured
 from cli_session_proxy.engine.engine import Engine
@@ -18,8 +18,8 @@ from cli_session_proxy.export import schema
 from cli_session_proxy.http import connection, large_turns
 from cli_session_proxy.http.server import create_app
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.wires import bodies
-from cli_session_proxy.wires.addresses import Address
+from cli_session_proxy.wires import asgi
+from cli_session_proxy.wires.asgi import Address
 
 from ..conftest import ROOT, MakeSettings
 
@@ -71,9 +71,9 @@ def test_every_limit_is_stated_as_it_is_enforced() -> None:
     enforced: list[list[float]] = [
         [limits.DEPTH, limits.VALUES], [limits.MESSAGES], [limits.TOOLS], [limits.SCHEMA_VALUES],
         [limits.STOPS, limits.STOP_LENGTH], [limits.DEPTH],
-        [bodies.MIDDLING, large_turns.LARGE, pool.READING_SECONDS, pool.READING_MEMORY // mib],
+        [asgi.MIDDLING, large_turns.LARGE, pool.READING_SECONDS, pool.READING_MEMORY // mib],
         [pool.CHECKING_SECONDS, pool.CHECKING_MEMORY // mib], [pool.WAITING], [connection.AHEAD], [connection.UNREAD],
-        [opening.MAX_BYTES],
+        [files.MAX_BYTES],
     ]  # fmt: skip
     rows = [line for line in section("Limits").splitlines() if line.startswith("| ")][1:]
     codes = {str(status) for kind in subclasses(errors.ProxyError) for status in [kind.status]}

@@ -17,6 +17,7 @@ from cli_session_proxy.errors import UpstreamError
 from cli_session_proxy.testing.script import Cut, ErrorEvent, Reply
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..cutting import held, let_go
 from ..talking import ask, request, running, text
@@ -86,6 +87,7 @@ async def test_several_cuts_in_one_turn_are_kept_in_order(
     assert model_says(upstream) == " ".join(said)
 
 
+@old_cli_in_full
 async def test_a_client_that_has_read_nothing_never_sees_what_was_void(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

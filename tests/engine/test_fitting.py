@@ -21,6 +21,7 @@ from cli_session_proxy.export.explain import turn as told
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..media import document, image, paper, picture
 from ..talking import ask, running
@@ -132,6 +133,7 @@ async def test_an_image_of_a_history_is_kept_as_it_came_and_shown_as_the_model_t
         await engine.stop()
 
 
+@old_cli_in_full
 async def test_an_oversized_image_of_a_history_does_not_poison_the_agent(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -17,6 +17,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Refusal
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..talking import ask, heard, request, running, text
 from .test_core import settings, turns, words
@@ -205,6 +206,7 @@ async def test_the_cli_is_asked_once_and_its_session_goes_on_without_the_refusal
             assert upstream.requests[-1].prefix_kept(before) == 1.0
 
 
+@old_cli_in_full
 async def test_what_was_said_before_the_refusal_is_the_answer(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -16,6 +16,7 @@ from cli_session_proxy.stores.base import Lease, Proxy
 from cli_session_proxy.testing.script import Refusal
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..serving import serving
 from ..talking import ask, heard, request, running, text
@@ -136,6 +137,7 @@ async def test_by_the_route_and_by_the_command_with_and_without_a_server(setting
 # --- on the real CLI
 
 
+@old_cli_in_full
 async def test_the_model_sees_only_what_is_on_the_path(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
@@ -151,6 +153,7 @@ async def test_the_model_sees_only_what_is_on_the_path(
             assert upstream.requests[-1].prefix_kept(upstream.requests[-2]) == 1.0
 
 
+@old_cli_in_full
 async def test_an_agent_whose_history_is_refused_is_free_again_after_a_rewind(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from cli_session_proxy.backends.claude.sessions.tails import Behind
 from cli_session_proxy.backends.claude.transcript.comparing import Found
-from cli_session_proxy.backends.claude.transcript.tailing import How
+from cli_session_proxy.backends.claude.transcript.entries import How
 from cli_session_proxy.domain.evidence import Evidence, RecordsFrom, Repair, RepairCode
 from cli_session_proxy.domain.models import Delivery, Link, LinkReason, Placed, Session, Turn
 from cli_session_proxy.domain.notes import Code

@@ -245,7 +245,7 @@ CASES = (
         fields={"evidence": Evidence(left_off="turn_4")},
     ),
     Case(
-        "a compaction", "The CLI compacted the conversation: of what is before, the model knows a summary.",
+        "a compaction", "The CLI compacted the conversation: the model knows a summary of what came before.",
         fields={"evidence": Evidence(compacted={"trigger": "auto"})},
     ),
     Case(
@@ -259,10 +259,14 @@ CASES = (
         reason="rebuilt", detail={"code": "left_out", "records": 22},
     ),
     Case(
-        "a new system prompt, and what it cost",
-        "The system prompt had changed: the new one stands at the head of the request. 2 thoughts of earlier answers "
-        "would have been refused, because what stood before had changed: left out of the request, kept in the chain.",
-        fields={"evidence": Evidence(notes=(Note("system_prompt_replaced"), Note("thinking_left_out", 2)))},
+        "a new system prompt", "The system prompt had changed: the new one stands at the head of the request.",
+        fields={"evidence": Evidence(notes=(Note("system_prompt_replaced"),))},
+    ),
+    Case(
+        "what it cost",
+        "2 thoughts of earlier answers would have been refused, because what stood before had changed: left out of the "
+        "request, kept in the chain.",
+        fields={"evidence": Evidence(notes=(Note("thinking_left_out", 2),))},
     ),
     Case(
         "mended, but then it failed", f"The session's transcript was gone (no transcript at {PATH}): {WRITTEN}.",

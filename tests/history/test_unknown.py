@@ -16,6 +16,7 @@ from cli_session_proxy.stores.base import ImportedTurn
 from cli_session_proxy.testing.seen import parts
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..talking import ask, heard, running, text
 from .dumped import dumped
@@ -68,6 +69,7 @@ def _told(block: Block) -> Any:
     return ("result", block["tool_use_id"], parts(block["content"])[0]["text"])
 
 
+@old_cli_in_full
 async def test_images_calls_and_results_keep_their_roles(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

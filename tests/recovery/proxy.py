@@ -23,7 +23,7 @@ from typing import Any
 import structlog
 import uvloop
 
-from cli_session_proxy.backends.claude.process import guardian, proc
+from cli_session_proxy.backends.claude.process import guardian
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.backends.claude.sessions.manager import Sessions
 from cli_session_proxy.domain.models import Tool
@@ -54,7 +54,7 @@ def without_linux() -> None:
         return ()
 
     guardian._death_signal = none
-    vars(proc)["sys"] = SimpleNamespace(platform="darwin")
+    vars(guardian)["sys"] = SimpleNamespace(platform="darwin")
 
 
 def deadly(owner: type, name: str, *, before: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.backends.claude import transcript
-from cli_session_proxy.backends.claude.process.proc import start_time
+from cli_session_proxy.backends.claude.process.guardian import start_time
 from cli_session_proxy.backends.claude.sessions.exchanges import TranscriptExchange, exchanges, invented
 from cli_session_proxy.backends.claude.sessions.tails import Tails
 from cli_session_proxy.commands import upkeep

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.backends.claude.process.proc import start_time
+from cli_session_proxy.backends.claude.process.guardian import start_time
 from cli_session_proxy.engine.ownership import Instances
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.locks import FileLock

@@ -17,6 +17,7 @@ from cli_session_proxy.settings import Profile, Settings
 from cli_session_proxy.testing.script import Gate, Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings, processes
 from ..until import until
 from ..wrappers import wrapped
@@ -86,6 +87,7 @@ async def killed(
         assert [seen.prompt for seen in upstream.requests[before:]] == []
 
 
+@old_cli_in_full
 @every_kind
 @pytest.mark.parametrize("doing", [idle, answering])
 async def test_no_cli_outlives_its_proxy(

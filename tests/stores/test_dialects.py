@@ -15,8 +15,8 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from cli_session_proxy.stores import sql
-from cli_session_proxy.stores.sql import prepared
-from cli_session_proxy.stores.sql.prepared import Prepared, Values
+from cli_session_proxy.stores.sql import database
+from cli_session_proxy.stores.sql.database import Prepared, Values
 from cli_session_proxy.stores.sql.tables import metadata
 from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy.testing.store_conformance import CONTRACTS
@@ -92,7 +92,7 @@ def test_the_schema_is_written_for_postgresql_too() -> None:
 
 def test_the_portable_rooms_know_no_database() -> None:
     """They import neither a driver, nor a dialect, nor the room of a database."""
-    for path in Path(prepared.__file__).parent.glob("*.py"):
+    for path in Path(database.__file__).parent.glob("*.py"):
         names = set()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
 from cli_session_proxy.stores.sql.database import Urgency
-from cli_session_proxy.stores.sqlite import driver as sqlite
+from cli_session_proxy.stores.sqlite import database as sqlite
 
 from .words import Words, say
 

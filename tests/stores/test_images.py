@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from cli_session_proxy.domain.models import Message, Record
 from cli_session_proxy.stores.base import NewTurn
-from cli_session_proxy.stores.sql.images import Cutter, restore
-from cli_session_proxy.stores.sql.rows import dumps
+from cli_session_proxy.stores.sql.rows import Cutter, dumps, restore
 from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy.testing.store_samples import a_commit, an_agent, opened, turn_of
 

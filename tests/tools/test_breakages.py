@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends.claude.process.proc import start_time
+from cli_session_proxy.backends.claude.process.guardian import start_time
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine

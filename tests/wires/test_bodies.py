@@ -19,12 +19,12 @@ from cli_session_proxy.aside import pool
 from cli_session_proxy.aside.pool import Aside
 from cli_session_proxy.domain.models import JSON
 from cli_session_proxy.errors import InvalidRequest, ProxyError
-from cli_session_proxy.http.bounds import Bounds
-from cli_session_proxy.wires.bodies import MIDDLING, SMALL, read_call
+from cli_session_proxy.http.gate import Bounds
+from cli_session_proxy.wires.asgi import MIDDLING, SMALL, read_call
 from cli_session_proxy.wires.common import Naming
 
 MIB = 1024 * 1024
-STATE = {"agent_id": None, "request_id": "r", "owner": "local"}
+STATE: dict[str, Any] = {"agent_id": None, "request_id": "r", "owner": "local", "headers": {}}
 
 
 def where(body: JSON, naming: Naming) -> tuple[int, int, int, str | None]:

@@ -21,6 +21,7 @@ from cli_session_proxy.wires.interactions import steps as interactions
 from cli_session_proxy.wires.messages import content as messages
 from cli_session_proxy.wires.responses import items as responses
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..every_wire import proxied
 from ..media import paper
@@ -132,6 +133,7 @@ async def test_documents_reach_the_model_and_are_known_again(
         assert row.turns == 2
 
 
+@old_cli_in_full
 async def test_a_pdf_that_the_model_cannot_read_fails_its_turn_and_no_later_one(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

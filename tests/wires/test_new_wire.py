@@ -19,10 +19,9 @@ from cli_session_proxy.domain.models import JSON, BlockDelta, Finished, Message,
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import Overloaded, ProxyError
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.wires.addresses import About, add
 from cli_session_proxy.wires.answers import reply
+from cli_session_proxy.wires.asgi import About, add, read_call
 from cli_session_proxy.wires.base import ANY, Claim, ErrorShape, Table, Wire
-from cli_session_proxy.wires.bodies import read_call
 from cli_session_proxy.wires.common import Naming, answer_text, fingerprint, required
 from cli_session_proxy.wires.parameters import Names
 from cli_session_proxy.wires.registry import WIRES

@@ -22,8 +22,7 @@ from .. import base
 from ..base import Adoptable, Answered, Counts, Event, Execution, Job, Kept, Lost, Remedy, Settled
 from .process import events, failures
 from .process.child import end_left
-from .process.pool import Pool
-from .process.restarts import Restarts
+from .process.pool import Pool, Restarts
 from .sessions import adoption, history, settling
 from .sessions.capture import LiveSession, TurnOutcome
 from .sessions.manager import Foreign, Plan, Sessions
@@ -144,35 +143,20 @@ class _Execution:
         self._backend = backend
         self._job = job
         self._ready = ready
-        self._answered: str | None = None  # the session id that the CLI answered under
+        self.session_id = ready.session.id  # then the one that the CLI answered under
+        self.continuity: Continuity = ready.continuity
+        self.links: Sequence[Link] = ready.links
+        self.evidence: Evidence = ready.evidence
+        self.unmet: Sequence[Name] = ready.unmet
+        self._answered: str | None = None
         self._total: float | None = None  # what the CLI says that the session has cost
         self._interrupted = False
         self._truncated: events.Truncated | None = None
         self._plain = job.turn.id in backend._full
 
-    @property
-    def session_id(self) -> str:
-        return self._answered or self._ready.session.id
-
-    @property
-    def continuity(self) -> Continuity:
-        return self._ready.continuity
-
-    @property
-    def links(self) -> Sequence[Link]:
-        return self._ready.links
-
-    @property
-    def evidence(self) -> Evidence:
-        return self._ready.evidence
-
-    @property
-    def unmet(self) -> Sequence[Name]:
-        return self._ready.unmet
-
     async def say(self) -> AsyncGenerator[Event, None]:
         job, process = self._job, self._ready.process
-        judge = ToolPolicy(job.wants.offers, job.wants.choice, job.check)
+        judge = ToolPolicy(job.wants.offers, job.wants.choice, job.check) if job.wants.offers else None
         if self._ready.results:
             heard = process.go_on(self._ready.results, judge)
         else:
@@ -192,7 +176,7 @@ class _Execution:
                         case events.Abandoned():
                             yield base.Abandoned(event.blocks)
                         case events.SessionSeen():
-                            self._answered = event.session_id
+                            self._answered = self.session_id = event.session_id
                             yield base.SessionSeen(event.session_id)
                         case events.ToolActivity():
                             yield base.ToolActivity(event.entry)
@@ -239,7 +223,9 @@ class _Execution:
 
     def _completed(self, result: events.Result) -> base.Completed:
         """With this turn's share of the CLI's running total, which starts anew where the CLI did not restore it."""
-        self._answered, self._total = result.session_id or self._answered, result.cost_total_usd
+        if result.session_id:
+            self._answered = self.session_id = result.session_id
+        self._total = result.cost_total_usd
         before, cost = self._ready.spent, result.cost_total_usd
         if cost is not None and cost >= before:
             cost -= before

@@ -15,8 +15,7 @@ from ...domain.models import Agent, Turn
 from ...engine.engine import Engine
 from ...errors import NotFound
 from ...export import shown
-from ...wires.addresses import About, add
-from ...wires.bodies import is_on, owner_of, whole_number
+from ...wires.asgi import About, add, is_on, owner_of, whole_number
 from ...wires.common import decoded_agent_id
 from ...wires.schemas import COUNT, SWITCH
 from ..large_turns import Teller

@@ -72,4 +72,4 @@ def read(call: Call) -> chat.ChatCall:
 
 async def _submit(runtime: Runtime, request: TurnRequest, deadline: Deadline) -> Answer:
     engine = await deadline.wait(runtime.engine())
-    return await deadline.wait(engine.submit(request))  # a caller who leaves meanwhile: the engine sees to its turn
+    return await deadline.wait(engine.submit(request))  # a caller that leaves meanwhile: the engine handles its turn

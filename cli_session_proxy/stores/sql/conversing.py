@@ -9,7 +9,7 @@ from sqlalchemy import Connection, and_, or_, select, update
 
 from ...domain.models import ANSWERED, FINISHED, JSON, Conversation, Item
 from . import rows
-from .prepared import InsertNew, Prepared
+from .database import InsertNew, Prepared
 from .tables import conversations, items, turns
 
 _INSERT_CONVERSATION = Prepared(InsertNew(conversations))
@@ -58,9 +58,8 @@ def remove_item(conn: Connection, agent_key: int, item_id: str) -> bool:
 
 def take(conn: Connection, agent_key: int, ids: Sequence[str], turn_id: str) -> None:
     """These items belong to the turn that is just accepted."""
-    if ids:
-        own = and_(items.c.agent_key == agent_key, items.c.id.in_(ids))
-        conn.execute(update(items).where(own).values(turn_id=turn_id))
+    own = and_(items.c.agent_key == agent_key, items.c.id.in_(ids))
+    conn.execute(update(items).where(own).values(turn_id=turn_id))
 
 
 def hand_over(conn: Connection, source: int, target: int) -> None:

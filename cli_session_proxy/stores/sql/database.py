@@ -5,7 +5,7 @@ beside it.
 |---|---|---|
 | a transaction | a writer thread, groups, reader threads | a pool: READ COMMITTED writes, snapshot reads |
 | locking of a row | `BEGIN IMMEDIATE` locks the file | `FOR NO KEY UPDATE`, which SQLite's dialect leaves out |
-| a row that is new | `prepared.InsertNew` | the same text |
+| a row that is new | `InsertNew` | the same text |
 | a key that it gives | the driver tells it | RETURNING, by its dialect |
 | clock of the leases | `store_clock()`: this machine's, on each connection | `store_clock()`: made with the schema |
 | proof of a dead holder | the kernel lets go of its lock (`claim`) | a row that expires |
@@ -16,15 +16,18 @@ beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Delete, Insert, Select, Table, Update
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
 
 T = TypeVar("T")
 
-# The body of a transaction. Its `Connection` is SQLAlchemy's; `prepared.Prepared` runs statements on its driver.
+# The body of a transaction. Its `Connection` is SQLAlchemy's; `Prepared` runs statements on its driver.
 Work = Callable[[Connection], T]
 
 
@@ -91,3 +94,105 @@ class Database(Protocol):
 
     def forget_copies(self, owner: str, agent_id: str) -> None:
         """Remove the agent from copies that `back_up` made. `StoreUnavailable` where one resists. Blocks."""
+
+
+# --- Statements that every turn runs
+
+# They are written with SQLAlchemy, made SQL once for each dialect, and then run by the driver. All others go through
+# `Connection.execute`, as SQLAlchemy is meant to be used. These do not, because most of the work of a statement that
+# touches one row by its key is what SQLAlchemy does around it. The store's share of a turn (arrival, accept, standing,
+# begin, commit), on SQLite, by the driver and by `Connection.execute`: 0.93 and 1.53 ms of processor time; accept 0.17
+# and 0.26 ms, standing 0.09 and 0.19 ms, commit with its wait for the disk 0.64 and 0.86 ms.
+#
+# Values are given and rows come as the driver has them: JSON is text, and SQLite has 0 and 1 for a bool.
+
+Values = Mapping[str, Any]
+
+
+class Cursor(Protocol):
+    """Of a driver's cursor what is used here (PEP 249)."""
+
+    @property
+    def rowcount(self) -> int: ...
+
+    @property
+    def lastrowid(self) -> int | None: ...
+
+    @property
+    def description(self) -> Any: ...
+
+    def fetchone(self) -> Any: ...
+
+
+class Prepared:
+    """One statement. The names of the values are those of its `bindparam`s, and of the columns that it sets."""
+
+    def __init__(self, statement: Select[Any] | Insert | Update | Delete) -> None:
+        self.statement = statement
+        # which columns are set is decided by the values
+        self._made: dict[tuple[str, ...], _Made] = {}
+        columns = [column.key for column in statement.exported_columns if column.key is not None]
+        row: Any = namedtuple("_Row", columns)  # type: ignore[misc]  # its fields are known only here
+        self._row = row._make
+
+    def one(self, conn: Connection, values: Values) -> Any | None:
+        """The first row, as a named tuple of its columns."""
+        row = self.run(conn, values).fetchone()
+        return None if row is None else self._row(row)
+
+    def run(self, conn: Connection, values: Values) -> Cursor:
+        made, cursor = self._ready(conn, values)
+        cursor.execute(made.sql, {**made.constants, **values} if made.constants else values)
+        return cursor  # type: ignore[no-any-return]  # PEP 249
+
+    def key(self, conn: Connection, values: Values) -> int:
+        """Insert a row; the key that the database gave it. The dialect knows whether RETURNING tells it or the driver
+        does, which takes SQLite 8 µs less."""
+        done = self.run(conn, values)
+        key = done.lastrowid if done.description is None else done.fetchone()[0]
+        assert isinstance(key, int)
+        return key
+
+    def run_each(self, conn: Connection, rows: Sequence[Values]) -> None:
+        """Once for each of these, which have the same names."""
+        if rows:
+            made, cursor = self._ready(conn, rows[0])
+            each = [{**made.constants, **row} for row in rows] if made.constants else rows
+            cursor.executemany(made.sql, each)
+
+    def _ready(self, conn: Connection, values: Values) -> tuple[_Made, Any]:
+        """The statement as the connection's dialect writes it, and a cursor of its driver."""
+        key = (conn.dialect.name, *values)
+        made = self._made.get(key)
+        if made is None:
+            names = list(values)
+            compiled = self.statement.compile(dialect=conn.dialect, column_keys=names)
+            constants = {name: value for name, value in compiled.params.items() if name not in values}
+            made = self._made[key] = _Made(str(compiled), constants)
+        dbapi = conn.connection.dbapi_connection
+        assert dbapi is not None
+        return made, dbapi.cursor()
+
+
+class _Made(NamedTuple):
+    sql: str
+    constants: Values  # values that stand in the statement itself
+
+
+class InsertNew(Insert):
+    """Insert a row, unless it is there: the `rowcount` is 0 then.
+
+    Both databases write it alike, but SQLAlchemy has it only in the `insert` of each dialect. Run it by `Prepared`.
+    """
+
+    inherit_cache = False
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
+        self._inline = True  # no RETURNING of a key that the database gives
+
+
+@compiles(InsertNew)
+def _insert_new(statement: InsertNew, compiler: SQLCompiler, **options: Any) -> str:
+    insert = compiler.visit_insert(statement, **options)  # type: ignore[no-untyped-call]  # it has no annotations
+    return f"{insert} ON CONFLICT DO NOTHING"

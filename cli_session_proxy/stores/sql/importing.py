@@ -86,7 +86,7 @@ class Coming:
         try:
             writing.set_head(conn, self.agent.key, head)
         except (NotFound, ValueError):
-            raise _unsound(f"its head {head} is none of its turns") from None
+            raise _unsound(f"its head {head} is not one of its turns") from None
         # Active now: an old conversation that was just brought in must not be forgotten by `retention_days` at once.
         values = {"owner": new.owner, "agent_id": new.agent_id, "dir": new.dir, "named": new.named}
         times = {"created_at": new.created_at, "last_at": new.now}
@@ -157,7 +157,7 @@ def _hang(conn: Connection, later: list[tuple[str, str]]) -> None:
 
 
 def _sound(session_id: str | None) -> None:
-    """The last look before it is kept, whoever brought it: paths are made of it later."""
+    """The last check before it is kept, wherever it came from: paths are made of it later."""
     if session_id is not None and not is_session_id(session_id):
         raise _unsound(f"{session_id[:80]!r} is no session id")
 
@@ -167,4 +167,4 @@ def _exists(conn: Connection, turn_id: str) -> bool:
 
 
 def _unsound(why: str) -> InvalidRequest:
-    return InvalidRequest(f"the chain cannot be taken in: {why}; nothing was changed")
+    return InvalidRequest(f"the chain cannot be imported: {why}; nothing was changed")

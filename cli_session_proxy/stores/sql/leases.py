@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Double, bindparam, func, select
 
 from ...errors import LeaseLost
 from ..base import Granted, Held, HeldLease, Lease, Proxy
-from .prepared import InsertNew, Prepared
+from .database import InsertNew, Prepared
 from .tables import followers, leases, proxies
 
 # A heartbeat with this share of the lease left needs no renewal at a grant: a proxy that waits asks very often.

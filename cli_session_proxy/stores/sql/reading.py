@@ -24,8 +24,8 @@ from sqlalchemy import (
 from ...domain.models import ANSWERED, FINISHED, REPAIR_REASONS, Agent, Chain, ChainSummary, Link, Record, Session, Turn
 from ..base import AgentState, RequestMatch, TurnOutline, TurnPage
 from . import rows
-from .images import chunks
-from .prepared import Prepared
+from .database import Prepared
+from .rows import chunks
 from .tables import (
     COMING,
     PROBE,

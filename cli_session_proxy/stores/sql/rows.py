@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection, Row, select
 
 from ...domain.evidence import Evidence
 from ...domain.models import (
-    JSON,
     PLAIN,
     Agent,
     FileMark,
@@ -26,17 +28,23 @@ from ...domain.models import (
     Usage,
 )
 from ..base import TurnOutline
-from . import images
-from .images import Cutter, Place
-from .tables import turns
+from .database import InsertNew, Prepared
+from .tables import image_refs, images, turns
 
 Values = dict[str, Any]
 
+# What a turn's row has as the turn has it, but for `seq`, which the database gives; and what of that its end changes.
 _PLAIN = (
-    "seq", "id", "agent_key", "parent_id", "status", "model", "created_at", "effort", "profile", "stop_reason",
+    "id", "agent_key", "parent_id", "status", "model", "created_at", "effort", "profile", "stop_reason",
     "session_id", "continuity", "cost_usd", "delivery", "origin", "fingerprint", "frame_uuid", "path_hash", "depth",
     "instance", "started_at", "finished_at", "backend", "answered_by",
 )  # fmt: skip
+_plain_of = attrgetter(*_PLAIN)
+_ENDED = (
+    "status", "stop_reason", "cost_usd", "session_id", "path_hash", "depth", "delivery", "finished_at", "backend",
+    "answered_by",
+)  # fmt: skip
+_end_of = attrgetter(*_ENDED)
 
 # Where turns were placed, and the evidence of those that went as turns should, are the same few texts again and again:
 # how many of them are remembered, and up to which length (characters).
@@ -91,19 +99,22 @@ def content(cutter: Cutter, **parts: Any) -> tuple[Values, dict[str, list[Place]
     return values, places
 
 
-def messages(input: Iterable[Message]) -> list[JSON]:
-    return [message.as_json() for message in input]
+@lru_cache(COMMON)
+def _placed_text(placed: Placed) -> str:
+    return dumps(placed.as_json())
 
 
 def turn_values(cutter: Cutter, turn: Turn) -> Values:
     """All columns of a turn but `seq`, which the database gives."""
-    values: Values = {name: getattr(turn, name) for name in _PLAIN if name != "seq"}
-    texts, places = content(cutter, input=messages(turn.input), output=turn.output, tools=turn.tools)
+    values: Values = dict(zip(_PLAIN, _plain_of(turn), strict=True))
+    texts, places = content(
+        cutter, input=[message.as_json() for message in turn.input], output=turn.output, tools=turn.tools
+    )
     texts |= {
         "system": _optional(turn.system),
         "stop_sequence": _optional(turn.stop_sequence),
-        "placed": dumps(turn.placed.as_json()),
-        "options": dumps(turn.options.as_json()),
+        "placed": _placed_text(turn.placed),
+        "options": "{}" if turn.options == PLAIN else dumps(turn.options.as_json()),
         "evidence": dumps(turn.evidence.as_json()),
         "usage": dumps(turn.usage.as_json()),
         "timings": dumps(turn.timings),
@@ -127,11 +138,7 @@ def answer_values(cutter: Cutter, turn: Turn, stored: Row[Any]) -> Values:
         "attempts": dumps(turn.attempts),
         "images": dumps(places) if places else None,
     }
-    names = (
-        "status", "stop_reason", "cost_usd", "session_id", "path_hash", "depth", "delivery", "finished_at",
-        "backend", "answered_by",
-    )  # fmt: skip
-    values = {name: getattr(turn, name) for name in names}
+    values = dict(zip(_ENDED, _end_of(turn), strict=True))
     return values | texts | {"bytes": size(stored.system, stored.input, stored.placed, stored.options, *texts.values())}
 
 
@@ -142,13 +149,16 @@ def loaded_turn(conn: Connection, row: Row[Any]) -> Turn:
 
 def loaded_turns(conn: Connection, rows: Sequence[Row[Any]]) -> list[Turn]:
     """Turns from rows of all columns of `turns`, with their images."""
-    places = [_loaded(row.images) or {} for row in rows]
-    known = images.load(conn, (sha for by_name in places for part in by_name.values() for _, sha in part))
+    known: dict[str, str] | None = None
     found: list[Turn] = []
-    for row, by_name in zip(rows, places, strict=True):
+    for row in rows:
         values = list(_in_order(row))
-        for name, cut in by_name.items():
-            values[_AT[name]] = images.restore(values[_AT[name]], cut, known)
+        if row.images is not None:
+            if known is None:
+                places = [loads(one.images) for one in rows if one.images is not None]
+                known = load_images(conn, (sha for by_name in places for part in by_name.values() for _, sha in part))
+            for name, cut in loads(row.images).items():
+                values[_AT[name]] = restore(values[_AT[name]], cut, known)
         for at in _JSON:
             if values[at] is not None:
                 values[at] = loads(values[at])
@@ -243,9 +253,9 @@ def record_values(cutter: Cutter, turn_id: str, n: int, record: Record) -> Value
 
 def loaded_records(conn: Connection, rows: Sequence[Row[Any]]) -> list[Record]:
     places = [_loaded(row.images) or () for row in rows]
-    known = images.load(conn, (sha for part in places for _, sha in part))
+    known = load_images(conn, (sha for part in places for _, sha in part))
     return [
-        Record(images.restore(row.line.decode("utf-8", "surrogatepass"), part, known), row.uuid, bool(row.synthetic))
+        Record(restore(row.line.decode("utf-8", "surrogatepass"), part, known), row.uuid, bool(row.synthetic))
         for row, part in zip(rows, places, strict=True)
     ]
 
@@ -259,3 +269,93 @@ _TUPLES = itemgetter("output", "tools", "attempts")(_AT)
 _JSON = (_USAGE, *_TUPLES, *itemgetter("timings", "system", "stop_sequence", "error", "call")(_AT))
 
 OUTLINE = tuple(turns.c[name] for name in TurnOutline.__slots__)
+
+
+# --- Images are kept once: cut out of a text by place, put back to the same text, character for character
+
+# The cut works on JSON text, not on its values, so a line comes back byte-identical whatever its spacing,
+# escapes or key order. Places are offsets into the shortened text: nothing in a text can be taken for a mark.
+
+# `data` is the Messages API's base64 source; `base64` is where the CLI's own tool results carry a file's.
+# Shorter than its own hash (64 characters) a text is not worth a row.
+_BASE64 = re.compile(r'"(?:data|base64)"\s*:\s*"([A-Za-z0-9+/]{64,}={0,2})"')
+
+# SQLite takes at least 999 variables in a statement, PostgreSQL 32,767.
+CHUNK = 500
+
+_INSERT_IMAGE = Prepared(InsertNew(images))
+_INSERT_REF = Prepared(InsertNew(image_refs))
+
+Place = tuple[int, str]
+"""Where an image was: offset in characters of the shortened text, and the sha256 of what stood there."""
+
+
+@dataclass(slots=True)
+class Cutter:
+    """Shortens the texts of one transaction and collects what it cut: sha256 → base64 text."""
+
+    images: dict[str, str] = field(default_factory=dict)
+
+    def cut(self, text: str) -> tuple[str, list[Place]]:
+        if '"data"' not in text and '"base64"' not in text:
+            return text, []
+        pieces: list[str] = []
+        places: list[Place] = []
+        end = offset = 0
+        for found in _BASE64.finditer(text):
+            piece = text[end : found.start(1)]
+            pieces.append(piece)
+            offset += len(piece)
+            data = found.group(1)
+            sha256 = hashlib.sha256(data.encode("ascii")).hexdigest()
+            self.images[sha256] = data
+            places.append((offset, sha256))
+            end = found.end(1)
+        pieces.append(text[end:])
+        return "".join(pieces), places
+
+
+def restore(text: str, places: Iterable[Place], known: Mapping[str, str]) -> str:
+    """The inverse of `Cutter.cut`."""
+    pieces: list[str] = []
+    end = 0
+    for offset, sha256 in places:
+        pieces += (text[end:offset], known[sha256])
+        end = offset
+    pieces.append(text[end:])
+    return "".join(pieces)
+
+
+def save_images(conn: Connection, agent_key: int, new: Mapping[str, str]) -> None:
+    """Keep these images, each once, and note that the agent refers to them."""
+    if not new:
+        return
+    for shas in chunks(list(new)):
+        there = set(conn.scalars(select(images.c.sha256).where(images.c.sha256.in_(shas))))
+        missing = [{"sha256": sha, "size": len(new[sha]), "data": new[sha]} for sha in shas if sha not in there]
+        _INSERT_IMAGE.run_each(conn, missing)
+        _INSERT_REF.run_each(conn, [{"agent_key": agent_key, "sha256": sha} for sha in shas])
+
+
+def load_images(conn: Connection, shas: Iterable[str]) -> dict[str, str]:
+    known: dict[str, str] = {}
+    wanted = sorted(set(shas))
+    for part in chunks(wanted) if wanted else ():
+        for sha256, data in conn.execute(select(images.c.sha256, images.c.data).where(images.c.sha256.in_(part))):
+            known[sha256] = data
+    return known
+
+
+def forget_images(conn: Connection, agent_key: int) -> None:
+    """Drop the agent's references, and the images that nobody else refers to."""
+    other = image_refs.alias()
+    shared = select(other.c.sha256).where(other.c.sha256 == image_refs.c.sha256, other.c.agent_key != agent_key)
+    own = select(image_refs.c.sha256).where(image_refs.c.agent_key == agent_key, ~shared.exists())
+    unshared = list(conn.scalars(own))
+    conn.execute(image_refs.delete().where(image_refs.c.agent_key == agent_key))
+    for part in chunks(unshared):
+        conn.execute(images.delete().where(images.c.sha256.in_(part)))
+
+
+def chunks(values: list[str]) -> Iterable[list[str]]:
+    return (values[at : at + CHUNK] for at in range(0, len(values), CHUNK))

@@ -1,7 +1,7 @@
 """The store on SQL: every method one transaction, handed to a `Database` as a plain function.
 
 `writing`, `reading`, `leases`, `conversing` and `importing` hold what the transactions do, `tables` the schema, `rows`
-and `images` the forms, `migrations` the way from older schemas. None of them knows which database it is.
+the forms, `migrations` the way from older schemas. None of them knows which database it is.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class SqlStore(Store):
     async def accept(self, new: NewTurn) -> Turn:
         urgency = Urgency.DURABLE if new.promised else Urgency.JOURNAL
         quick = not new.promised and _is_small(new)
-        return await self._db.write(lambda conn: writing.accept(conn, new), urgency, quick=quick)
+        return await self._db.write(partial(writing.accept, new=new), urgency, quick=quick)
 
     async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
         await self._db.write(lambda conn: writing.import_turns(conn, turns, head))
@@ -178,7 +178,7 @@ class SqlStore(Store):
                 await self._db.write(partial(coming.take, piece=piece), alone=True)
                 # Another program asks for the lock every 100 ms at the latest: half of the time it is free.
                 await asyncio.sleep(min(time.monotonic() - began, importing.PAUSE))
-            # Who leaves now comes too late: it may be there already, with others' turns behind it.
+            # Not cancelled from here on: the chain may be visible already, with new turns behind it.
             finish = self._db.write(lambda conn: coming.finish(conn, new), alone=True)
             return await uninterrupted(asyncio.ensure_future(finish))
         except BaseException:
@@ -192,10 +192,10 @@ class SqlStore(Store):
             log.warning("import_left", agent_key=agent.key, error=exc.message)
 
     async def begin(self, begun: TurnStart) -> None:
-        await self._db.write(lambda conn: writing.begin(conn, begun), Urgency.JOURNAL, quick=True)
+        await self._db.write(partial(writing.begin, begun=begun), Urgency.JOURNAL, quick=True)
 
     async def commit(self, commit: Commit) -> Turn:
-        return await self._db.write(lambda conn: writing.commit(conn, commit))
+        return await self._db.write(partial(writing.commit, done=commit))
 
     async def fail(
         self,
@@ -221,7 +221,8 @@ class SqlStore(Store):
         self, turn_id: str, delivery: Delivery, *, by: str | None = None, soon: bool = False
     ) -> None:
         urgency = Urgency.LATER if soon else Urgency.DURABLE
-        await self._db.write(lambda conn: writing.set_delivery(conn, turn_id, delivery, by), urgency)
+        work = partial(writing.set_delivery, turn_id=turn_id, delivery=delivery, by=by)
+        await self._db.write(work, urgency)
 
     async def claim(self, turn_id: str, instance: str | None) -> bool:
         return await self._db.write(lambda conn: writing.claim(conn, turn_id, instance))
@@ -355,7 +356,12 @@ class SqlStore(Store):
 
 def _is_small(new: NewTurn) -> bool:
     """It can be made JSON on the event loop, in well under a millisecond."""
-    blocks = [block for message in new.input for block in message.content]
-    if any(block.get("type") != "text" for block in blocks) or new.call is not None:
+    if new.call is not None:
         return False
-    return sum(len(block["text"]) for block in blocks) + len(new.system or "") < SMALL
+    size = len(new.system or "")
+    for message in new.input:
+        for block in message.content:
+            if block.get("type") != "text":
+                return False
+            size += len(block["text"])
+    return size < SMALL

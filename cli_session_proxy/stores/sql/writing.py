@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, case, or_, select, update
@@ -24,11 +25,12 @@ from ...domain.models import (
 )
 from ...errors import NotFound, SessionBusy, StoreUnavailable
 from ..base import Commit, ImportedTurn, KeyTaken, Lease, NewTurn, PathChanged, TurnStart
-from . import conversing, images, leases, reading, rows
-from .images import Cutter
-from .prepared import InsertNew, Prepared
+from . import conversing, leases, reading, rows
+from .database import InsertNew, Prepared
+from .rows import Cutter
 from .tables import PROBE, agents, frames, idempotency_keys, links, meta, records, sessions, turns
 
+_LINE = itemgetter("line")
 _INSERT_TURN = Prepared(turns.insert())
 _INSERT_RECORD = Prepared(records.insert())
 _INSERT_LINK = Prepared(links.insert())
@@ -96,7 +98,7 @@ def delete_agent(conn: Connection, key: int) -> None:
     conn.execute(sessions.delete().where(sessions.c.agent_key == key))
     conn.execute(frames.delete().where(frames.c.agent_key == key))
     conversing.forget(conn, key)
-    images.forget(conn, key)
+    rows.forget_images(conn, key)
     conn.execute(turns.delete().where(turns.c.agent_key == key))
     conn.execute(agents.delete().where(agents.c.key == key))
 
@@ -113,7 +115,8 @@ def accept(conn: Connection, new: NewTurn) -> Turn:
     turn = replace(turn, seq=_insert(conn, turn))
     if new.idempotency_key is not None:
         _take_key(conn, new)
-    conversing.take(conn, new.agent_key, new.takes, new.id)
+    if new.takes:
+        conversing.take(conn, new.agent_key, new.takes, new.id)
     return turn
 
 
@@ -137,7 +140,7 @@ def _insert(conn: Connection, turn: Turn) -> int:
     values = rows.turn_values(cutter, turn)
     _active(conn, turn.agent_key, turn.created_at)
     seq = _INSERT_TURN.key(conn, values)
-    images.save(conn, turn.agent_key, cutter.images)
+    rows.save_images(conn, turn.agent_key, cutter.images)
     return seq
 
 
@@ -223,7 +226,7 @@ def commit(conn: Connection, done: Commit) -> Turn:
     values = rows.answer_values(cutter, turn, row)
     values["bytes"] += _save_records(conn, turn.agent_key, turn.id, done.records)
     _update(conn, turn.id, **values)
-    images.save(conn, turn.agent_key, cutter.images)
+    rows.save_images(conn, turn.agent_key, cutter.images)
     if done.session is not None:
         save_session(conn, done.session, done.links)
     else:
@@ -325,7 +328,8 @@ def save_session(conn: Connection, session: Session, new: Sequence[Link]) -> Non
     found = _UPDATE_SESSION.run(conn, {"session_id": session.id, "of_agent": session.agent_key, **changes})
     if not found.rowcount and not _INSERT_SESSION.run(conn, values).rowcount:
         raise StoreUnavailable(f"session {session.id} belongs to another agent for ever: start a new one")
-    save_links(conn, session.agent_key, new)
+    if new:
+        save_links(conn, session.agent_key, new)
 
 
 def save_links(conn: Connection, agent_key: int, new: Sequence[Link]) -> None:
@@ -340,8 +344,8 @@ def _save_records(conn: Connection, agent_key: int, turn_id: str, new: Iterable[
     cutter = Cutter()
     lines = [rows.record_values(cutter, turn_id, n, record) for n, record in enumerate(new)]
     _INSERT_RECORD.run_each(conn, lines)
-    images.save(conn, agent_key, cutter.images)
-    return rows.size(*(line["line"] for line in lines))
+    rows.save_images(conn, agent_key, cutter.images)
+    return sum(map(len, map(_LINE, lines)))
 
 
 def _update(conn: Connection, turn_id: str, **values: Any) -> bool:

@@ -9,33 +9,36 @@ Writes that wait while another one runs are committed together: one wait for the
 of such a group fails, the group is rolled back and each runs by itself, as if there had been no group.
 
 An acknowledged turn waits for the disk. What leads up to it (`Urgency.JOURNAL`) survives the end of this process at
-once, and a power cut `SOON` later: whoever asked is not answered yet, and no CLI writes a prompt to its disk sooner.
+once, and a power cut `SOON` later: its client has no answer yet, and no CLI writes a prompt to its disk sooner.
 
-How SQLite is spoken to is in `driver`.
+The second half holds all that is SQLite's own: connections, pragmas, the journal file, what its errors mean.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ... import logs
-from ...errors import InvalidRequest, ProxyError, StoreUnavailable
+from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
 from ...locks import RUN, SUFFIX, FileLock, is_held
 from ..sql.database import Claim, Database, Urgency, Work
 from . import copies
-from . import driver as sqlite
 
 log = logs.get(__name__)
 
@@ -45,7 +48,7 @@ T = TypeVar("T")
 READERS = 4
 # How many waiting writes are committed together at most; the last of them waits for the work of all.
 GROUP = 64
-# How long a write that nobody waits for is put off, and a journal entry is not yet on the disk, in seconds.
+# Seconds by which a write that nobody waits for is delayed, and after which a journal entry is on the disk.
 SOON = 0.01
 
 # What a write waited for in vain.
@@ -72,7 +75,7 @@ class SqliteDatabase(Database):
     """
 
     def __init__(self, url_or_path: str | Path, *, busy_timeout: float, clock: Callable[[], float] = time.time) -> None:
-        self.url = sqlite.url_of(url_or_path)
+        self.url = url_of(url_or_path)
         self.path = Path(str(self.url.database).removeprefix("file:"))
         self.busy_timeout = busy_timeout
         self._clock = clock
@@ -151,10 +154,10 @@ class SqliteDatabase(Database):
         if quick:
             assert self._quick_reader is not None
             try:
-                with sqlite.transaction(self._quick_reader, sqlite.READING):
+                with transaction(self._quick_reader, READING):
                     return work(self._quick_reader)
-            except sqlite.ERRORS as exc:
-                if not sqlite.is_busy(exc):
+            except ERRORS as exc:
+                if not is_busy(exc):
                     raise self._unavailable(exc) from exc
         return await asyncio.get_running_loop().run_in_executor(self._read_threads, self._read, work)
 
@@ -169,10 +172,10 @@ class SqliteDatabase(Database):
             assert urgency is Urgency.JOURNAL
             assert self._quick_writer is not None
             try:
-                with sqlite.transaction(self._quick_writer, sqlite.QUICK):
+                with transaction(self._quick_writer, QUICK):
                     quickly = work(self._quick_writer)
-            except sqlite.ERRORS as exc:
-                if not sqlite.is_busy(exc):
+            except ERRORS as exc:
+                if not is_busy(exc):
                     raise self._unavailable(exc) from exc
             else:
                 self._unsynced = True
@@ -202,7 +205,7 @@ class SqliteDatabase(Database):
     def back_up(self, version: int) -> None:
         target = self.path.with_name(f"{self.path.name}.v{version}.bak")
         try:
-            sqlite.copy_aside(self.path, target)
+            copy_aside(self.path, target)
         except (OSError, sqlite3.Error) as exc:
             raise StoreUnavailable(f"no copy of the store could be put at {target} ({exc}): free space there") from exc
 
@@ -223,7 +226,7 @@ class SqliteDatabase(Database):
             self._timer = asyncio.get_running_loop().call_later(SOON, self._on_timer)
 
     def _hurry(self) -> None:
-        """Nothing is put off any longer."""
+        """Queue the delayed writes now."""
         self._waiting.extend(self._later)
         self._later.clear()
 
@@ -278,29 +281,29 @@ class SqliteDatabase(Database):
     def _connect(self) -> None:
         try:
             patient = self.busy_timeout
-            kinds = ((sqlite.WRITING, patient), (sqlite.READING, patient), (sqlite.READING, 0.0), (sqlite.QUICK, 0.0))
-            self._engines = [sqlite.engine(self.url, kind, timeout, self._clock) for kind, timeout in kinds]
+            kinds = ((WRITING, patient), (READING, patient), (READING, 0.0), (QUICK, 0.0))
+            self._engines = [engine(self.url, kind, timeout, self._clock) for kind, timeout in kinds]
             to_write, to_read, to_read_quickly, to_write_quickly = self._engines
             self._writer, self._full = to_write.connect(), True
-            sqlite.use_wal(self._writer, time.monotonic() + self.busy_timeout)
+            use_wal(self._writer, time.monotonic() + self.busy_timeout)
             for _ in range(READERS):
                 self._readers.put(to_read.connect())
             self._quick_reader, self._quick_writer = to_read_quickly.connect(), to_write_quickly.connect()
-        except sqlite.ERRORS as exc:
+        except ERRORS as exc:
             raise self._unavailable(exc) from exc
 
     def _empty_log(self) -> bool:
         assert self._writer is not None
         try:
-            return sqlite.empty_log(self._writer)
-        except sqlite.ERRORS as exc:
+            return empty_log(self._writer)
+        except ERRORS as exc:
             raise self._unavailable(exc) from exc
 
     def _write_group(self, group: Sequence[_Write], full: bool) -> list[Any]:
         """What came of each: its result, or the exception that its caller gets. `full`: it is on the disk then."""
         self._synced = False
         if not group:
-            sqlite.sync(Path(f"{self.path}-wal"))
+            sync(Path(f"{self.path}-wal"))
             self._synced = True
             return []
         if len(group) > 1 and all(time.monotonic() <= write.deadline for write in group):
@@ -315,7 +318,7 @@ class SqliteDatabase(Database):
             return self._locked(self._held_up_by)
         try:
             return self._together([write], full)[0]
-        except sqlite.ERRORS as exc:
+        except ERRORS as exc:
             error = self._unavailable(exc)
             error.__cause__ = exc
             return error
@@ -326,10 +329,10 @@ class SqliteDatabase(Database):
         """One transaction; the results of these writes."""
         assert self._writer is not None
         if full != self._full:
-            sqlite.driver(self._writer).execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
+            driver_of(self._writer).execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
             self._full = full
         self._held_up_by = ANOTHER_PROGRAM
-        with sqlite.transaction(self._writer, sqlite.WRITING) as driver:
+        with transaction(self._writer, WRITING) as driver:
             self._held_up_by = OTHERS
             before = driver.total_changes
             results = [write.work(self._writer) for write in group]
@@ -340,9 +343,9 @@ class SqliteDatabase(Database):
     def _read(self, work: Work[T]) -> T:
         conn = self._readers.get_nowait()  # there is one for each thread
         try:
-            with sqlite.transaction(conn, sqlite.READING):
+            with transaction(conn, READING):
                 return work(conn)
-        except sqlite.ERRORS as exc:
+        except ERRORS as exc:
             raise self._unavailable(exc) from exc
         finally:
             self._readers.put(conn)
@@ -373,13 +376,169 @@ class SqliteDatabase(Database):
         """One line that says what to do. Only the driver's own words: the statement's values are prompts."""
         if isinstance(exc, UnicodeEncodeError):
             return InvalidRequest("a name holds half a surrogate pair: send it as well-formed UTF-8")
-        if sqlite.is_busy(exc):
+        if is_busy(exc):
             return self._locked(ANOTHER_PROGRAM)
-        cause, code = sqlite.cause(exc)
+        cause, code = cause_of(exc)
         what = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
-        advice = sqlite.ADVICE.get(code, "see the log, and run `cli-session-proxy doctor`")
+        advice = ADVICE.get(code, "see the log, and run `cli-session-proxy doctor`")
         return StoreUnavailable(f"the store {self.path} cannot be used ({what}): {advice}", detail={"sqlite": code})
 
 
 def _closed() -> StoreUnavailable:
     return StoreUnavailable("the store is closed: start the proxy again")
+
+
+# --- All that is SQLite's own
+
+# After a burst the WAL file is cut back to this, so that it does not keep its largest size for ever.
+WAL_KEPT = 64 * 1024 * 1024
+# `sqlite3.Error` comes bare from the pragmas of a new connection.
+ERRORS = (SQLAlchemyError, sqlite3.Error, UnicodeEncodeError)
+# How long a log is not cut for the sake of readers (ms): their reads are short.
+READERS_WAIT = 500
+# How often a first switch to WAL is tried again while another program opens the same new file.
+WAL_RETRY = 0.02
+
+
+class Kind(NamedTuple):
+    """What a connection is for: how its transactions begin."""
+
+    begin: str
+    pragmas: tuple[str, ...]
+
+
+# FULL: an acknowledged turn survives a power cut; macOS needs fullfsync for the same promise.
+# secure_delete: what is deleted is overwritten. A turn writes not one byte more for it (110.15 MB for 600, either way).
+WRITING = Kind(
+    "BEGIN IMMEDIATE",
+    ("synchronous=FULL", "fullfsync=ON", f"journal_size_limit={WAL_KEPT}", "secure_delete=ON"),
+)
+READING = Kind("BEGIN", ("query_only=ON",))
+# Without checkpoints: they wait for the disk, and the writer makes them.
+QUICK = Kind("BEGIN IMMEDIATE", ("synchronous=NORMAL", "wal_autocheckpoint=0", "secure_delete=ON"))
+
+
+def cause_of(exc: Exception) -> tuple[BaseException | None, int]:
+    """What the driver said, with SQLite's primary result code: the low byte (sqlite.org/rescode.html)."""
+    cause = exc.orig if isinstance(exc, DBAPIError) else exc
+    return cause, getattr(cause, "sqlite_errorcode", 0) & 0xFF
+
+
+def is_busy(exc: Exception) -> bool:
+    return cause_of(exc)[1] in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+ADVICE = {
+    sqlite3.SQLITE_PERM: "give this user the right to read and write it",
+    sqlite3.SQLITE_READONLY: "make the file and its directory writable for this user",
+    sqlite3.SQLITE_IOERR: "check the disk and the permissions of its directory",
+    sqlite3.SQLITE_CORRUPT: "move it away and put a copy back (chains.sqlite3.v*.bak or your own backup)",
+    sqlite3.SQLITE_NOTADB: "it is not a SQLite file; move it away or choose another --var",
+    sqlite3.SQLITE_FULL: "free space on its disk",
+    sqlite3.SQLITE_CANTOPEN: "create its directory and make it writable for this user",
+    sqlite3.SQLITE_CONSTRAINT: "nothing was changed; a row it refers to is missing or already there",
+}
+
+
+def url_of(url_or_path: str | Path) -> URL:
+    text = str(url_or_path)
+    url = make_url(text) if "://" in text else URL.create("sqlite", database=os.path.abspath(text))
+    if url.get_backend_name() != "sqlite":
+        raise ConfigError(f"the store takes a SQLite file so far, not {url.get_backend_name()}: leave the URL out")
+    if not url.database or url.database == ":memory:":
+        raise ConfigError("the store needs a file: what is only in memory would not survive")
+    return url.set(drivername="sqlite+pysqlite")
+
+
+def engine(url: URL, kind: Kind, busy_timeout: float, clock: Callable[[], float]) -> Engine:
+    # named: `Prepared` gives the driver its values by name;
+    # hide_parameters: a traceback in a log must not show a prompt; NullPool: we hold on to the connections ourselves
+    arguments = {"timeout": busy_timeout, "check_same_thread": False}
+    made = create_engine(url, hide_parameters=True, connect_args=arguments, poolclass=NullPool, paramstyle="named")
+
+    def connected(dbapi: sqlite3.Connection, _record: object) -> None:
+        dbapi.isolation_level = None  # the driver begins nothing by itself: `transaction` does
+        dbapi.create_function("store_clock", 0, clock)
+        with closing(dbapi.cursor()) as cursor:
+            for pragma in ("foreign_keys=ON", *kind.pragmas):
+                cursor.execute(f"PRAGMA {pragma}")
+
+    event.listen(made, "connect", connected)
+    return made
+
+
+@contextmanager
+def transaction(conn: Connection, kind: Kind) -> Iterator[sqlite3.Connection]:
+    """All of it or nothing.
+
+    Not SQLAlchemy's own, of which a turn has six: it takes ten times as long, and leaves a commit that SQLite refuses
+    open, with the write lock.
+    """
+    dbapi = driver_of(conn)
+    dbapi.execute(kind.begin)
+    try:
+        yield dbapi
+        dbapi.commit()
+    except BaseException:
+        dbapi.rollback()  # silent where SQLite has done so itself, as it does when the disk is full
+        raise
+
+
+def driver_of(conn: Connection) -> sqlite3.Connection:
+    dbapi = conn.connection.dbapi_connection
+    assert isinstance(dbapi, sqlite3.Connection)
+    return dbapi
+
+
+def sync(file: Path) -> None:
+    """Have the disk take what was written to this file, as SQLite itself does at a full commit."""
+    fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone does not reach the disk there
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+        else:
+            os.fdatasync(fd)
+    finally:
+        os.close(fd)
+
+
+def use_wal(conn: Connection, deadline: float) -> None:
+    """Switch a new file to WAL. SQLite does not wait for this lock by itself, so it is tried until `deadline`."""
+    dbapi = driver_of(conn)
+    while True:
+        try:
+            with closing(dbapi.cursor()) as cursor:
+                cursor.execute("PRAGMA journal_mode")
+                if cursor.fetchone() != ("wal",):
+                    cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(WAL_RETRY)  # on the store's own thread; there is no event to wait for
+
+
+def empty_log(conn: Connection) -> bool:
+    """Take the WAL file into the database and cut it to nothing: it holds earlier states of pages.
+
+    Not inside a transaction. False while somebody reads an earlier state.
+    """
+    dbapi = driver_of(conn)
+    (before,) = dbapi.execute("PRAGMA busy_timeout").fetchone()
+    dbapi.execute(f"PRAGMA busy_timeout={READERS_WAIT}")
+    try:
+        (busy, _, _) = dbapi.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    finally:
+        dbapi.execute(f"PRAGMA busy_timeout={before}")
+    return not busy
+
+
+def copy_aside(path: Path, target: Path) -> None:
+    """A consistent copy of the last committed state at `target`, replaced as a whole, also under a writer."""
+    part = target.with_name(target.name + ".part")
+    part.unlink(missing_ok=True)
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(part)) as copy:
+        source.backup(copy)
+    with part.open("rb") as done:
+        os.fsync(done.fileno())
+    part.replace(target)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...domain.lineage import TextJoin
@@ -54,8 +54,6 @@ PARAMETERS: Names = {
 # OpenAI's older name; a body that has both means the newer one.
 OLDER: Names = {**PARAMETERS, "max_tokens": "max_tokens"}
 
-TEXT: JSON = {"type": "text"}
-
 _NUMBERS = ("seed", "max_tokens", "frequency_penalty", "presence_penalty")
 
 _FINISH_REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "content_filter"}
@@ -69,14 +67,13 @@ class ChatCall:
     stream: bool
     include_usage: bool
     ignored: tuple[str, ...]
-    parameters: Names = field(default_factory=lambda: PARAMETERS)
+    parameters: Names
 
 
 def read(body: JSON, naming: Naming) -> ChatCall:
     """The call that a body means. Raises `InvalidRequest`, which names the field."""
     body = fields = Fields(body)
-    _refuse_what_would_lie(body)
-    _check_types(body)
+    _check(body)
     agent_id = naming.agent_id(body)
     system, messages = chat_messages.read(body.get("messages"))
     tools = read_tools(body)
@@ -84,6 +81,11 @@ def read(body: JSON, naming: Naming) -> ChatCall:
     if effort is not None and effort not in EFFORTS:
         raise InvalidRequest(f"reasoning_effort must be one of {', '.join(EFFORTS)}", param="reasoning_effort")
     names = OLDER if body.get("max_completion_tokens") is None else PARAMETERS
+    stop = body.get("stop")
+    wanted = optional(body, "response_format", dict, "an object")
+    # The turn that this wire's own id names (`chatcmpl-…` of an earlier answer): a field of ours, for hosts that bridge
+    # a stateful wire to this one.
+    previous = optional(body, "previous_response_id", str, "a string")
     request = TurnRequest(
         model=model_name(body.get("model")),
         messages=messages,
@@ -94,11 +96,11 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         effort=None if effort is None else EFFORTS[effort],
         tools=tools,
         tool_choice=read_choice(body, tools),
-        stop=_stop(body),
+        stop=() if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "stop"),
         parameters=parameters.read(body, names, thinking=None if effort is None else effort != "none"),
-        format=read_format(optional(body, "response_format", dict, "an object") or TEXT, "response_format"),
+        format=read_format(wanted, "response_format") if wanted else None,
         fresh=naming.fresh,
-        continues=_continues(body),
+        continues=None if previous is None else previous.removeprefix(ID_PREFIX),
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,
         wire=WIRE,
@@ -109,34 +111,13 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         request=request,
         stream=bool(optional(body, "stream", bool, "true or false")),
         include_usage=bool(optional(options, "include_usage", bool, "true or false", where="stream_options.")),
+        parameters=PARAMETERS,
         ignored=(*(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
     )
 
 
-def _continues(body: Mapping[str, Any]) -> str | None:
-    """The turn that this wire's own id names (`chatcmpl-…` of an earlier answer): a field of ours, for hosts that
-    bridge a stateful wire to this one."""
-    previous = optional(body, "previous_response_id", str, "a string")
-    return None if previous is None else previous.removeprefix(ID_PREFIX)
-
-
-def _check_types(body: Mapping[str, Any]) -> None:
-    for name in _NUMBERS:
-        value = body.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise wrong_type(name, "a number")
-    for name in ("metadata", "logit_bias"):
-        optional(body, name, dict, "an object")
-    for name in ("user", "service_tier", "verbosity"):
-        optional(body, name, str, "a string")
-
-
-def _stop(body: Mapping[str, Any]) -> tuple[str, ...]:
-    stop = body.get("stop")
-    return () if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "stop")
-
-
-def _refuse_what_would_lie(body: Mapping[str, Any]) -> None:
+def _check(body: Mapping[str, Any]) -> None:
+    """Raises `InvalidRequest` for what would be a lie to accept, and for wrong types of what has no effect."""
     n = optional(body, "n", int, "a whole number")
     if n is not None and n != 1:
         raise InvalidRequest("n must be 1: the Claude CLI gives one answer a turn; send the request again", param="n")
@@ -147,15 +128,19 @@ def _refuse_what_would_lie(body: Mapping[str, Any]) -> None:
     for name in ("functions", "function_call"):
         if body.get(name) is not None:
             raise InvalidRequest(f"{name} is OpenAI's older way to say tools: send tools instead", param=name)
-    _refuse_output_kinds(body)
-
-
-def _refuse_output_kinds(body: Mapping[str, Any]) -> None:
     modalities = body.get("modalities")
     if modalities is not None and modalities != ["text"]:
         raise InvalidRequest('modalities: only ["text"] is supported', param="modalities")
     if body.get("audio") is not None:
         raise InvalidRequest("audio: the Claude CLI speaks in text only; leave it out", param="audio")
+    for name in _NUMBERS:
+        value = body.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise wrong_type(name, "a number")
+    for name in ("metadata", "logit_bias"):
+        optional(body, name, dict, "an object")
+    for name in ("user", "service_tier", "verbosity"):
+        optional(body, name, str, "a string")
 
 
 # --- answers ----------------------------------------------------------------------------------------------

@@ -11,9 +11,8 @@ from starlette.responses import JSONResponse, Response
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
-from ..addresses import EVENT_STREAM, About, add
 from ..answers import ESTIMATED, reply
-from ..bodies import read_call
+from ..asgi import EVENT_STREAM, About, add, read_call
 from ..google import checked_model
 from . import body as generate
 from . import schema

@@ -13,9 +13,8 @@ from ...domain.models import ANSWERED, JSON, TurnRequest
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
-from ..addresses import STREAMED, About, add
 from ..answers import kept_reply
-from ..bodies import named, read_call
+from ..asgi import STREAMED, About, add, named, read_call
 from ..kept import KeptTurns
 from ..schemas import TEXT, YES_OR_NO
 from . import body as interactions

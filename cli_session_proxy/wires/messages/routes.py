@@ -10,9 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from ...engine.engine import Engine
 from ...settings import Settings
-from ..addresses import STREAMED, About, add
 from ..answers import ESTIMATED, reply
-from ..bodies import read_call
+from ..asgi import STREAMED, About, add, read_call
 from . import body as messages
 from . import schema
 

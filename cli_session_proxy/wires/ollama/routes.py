@@ -13,9 +13,8 @@ from starlette.responses import JSONResponse, Response
 from ...domain.models import JSON
 from ...engine.engine import Engine
 from ...settings import MODELS, Settings
-from ..addresses import About, add
 from ..answers import reply
-from ..bodies import read_call
+from ..asgi import About, add, read_call
 from ..common import Naming, model_name, optional
 from . import body as ollama
 from . import schema

@@ -13,9 +13,8 @@ from starlette.responses import JSONResponse, Response
 from ...domain.models import JSON
 from ...errors import NotFound
 from ...settings import Settings
-from ..addresses import About, add
 from ..answers import ignored_header
-from ..bodies import named, read_call
+from ..asgi import About, add, named, read_call
 from . import conversations, schema
 from . import items as responses_items
 from .dialogues import Dialogues, new_id

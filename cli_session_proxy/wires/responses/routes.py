@@ -15,10 +15,9 @@ from ...domain.models import JSON, Message, Usage
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
-from ..addresses import STREAMED, About, add
 from ..answers import ESTIMATED, kept_reply
+from ..asgi import STREAMED, About, add, named, read_call
 from ..blocks import estimated_tokens
-from ..bodies import named, read_call
 from ..schemas import YES_OR_NO
 from . import body as responses
 from . import compaction, schema

@@ -10,7 +10,7 @@ import pytest
 
 from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.wires.bodies import MIDDLING
+from cli_session_proxy.wires.asgi import MIDDLING
 
 from ...talking import heard
 from .conftest import Door

@@ -101,12 +101,10 @@ class Place:
 async def wrapper(
     settings: Settings, profile: Profile, program: Path, place: Place, env: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """The beginning of the command line of a CLI of this profile; empty where it is not confined.
+    """The beginning of the command line of a CLI of this confined profile.
 
-    Makes the directories that it binds. Raises `SandboxError` where it cannot be.
+    Makes the directories that it binds. Raises `SandboxError` where it cannot be confined.
     """
-    if not profile.confined:
-        return ()
     why = await missing()
     if why is not None:
         raise SandboxError(why)

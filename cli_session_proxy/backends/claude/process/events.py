@@ -171,7 +171,7 @@ class ProcessDied(Exception):
 class WrongTranscript(ProcessDied):
     """It has loaded, or may have loaded, something else than the transcript that was verified for it.
 
-    `how` is one of `transcript.tailing.How`, or `conversation`: what it wrote belongs to another one. Nothing that
+    `how` is one of `transcript.entries.How`, or `conversation`: what it wrote belongs to another one. Nothing that
     it says may be kept.
     """
 

@@ -88,9 +88,10 @@ def answer(frame: JSON) -> bytes:
 
 
 def control_response(frame: JSON) -> JSON | None:
-    """The answer to a request of ours in this frame: its `request_id`, `subtype` (`success` or `error`), `response`."""
+    """What a `control_response` answers to a request of ours: its `request_id`, `subtype` (`success` or `error`),
+    `response`."""
     response = frame.get("response")
-    return response if frame.get("type") == "control_response" and isinstance(response, dict) else None
+    return response if isinstance(response, dict) else None
 
 
 # --- prompts for CLIs that interpret them ------------------------------------------------------------------

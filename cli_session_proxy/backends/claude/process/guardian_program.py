@@ -91,7 +91,7 @@ def _watch(line: socket.socket) -> dict[int, int]:
 
 def main() -> None:
     mark, directory = sys.argv[1:]
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # whoever ends the proxy may signal us as well
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # what ends the proxy may signal us as well
         signal.signal(number, signal.SIG_IGN)
     groups = _watch(socket.socket(fileno=sys.stdin.fileno()))
     for group, started in groups.items():

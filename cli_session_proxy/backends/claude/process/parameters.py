@@ -171,6 +171,9 @@ async def tell(
         if wants.choice.mode == "required" and wants.offers:
             asked.append("tool_choice")
         return [name for name in asked if not (name == "thinking" and wants.parameters.thinking)]
+    if not answers.results and wants == ToolOptions(wants.offers):  # nothing is asked of it
+        await _tell(process, {})
+        return []
     before = ToolOptions.of(parent.options) if parent is not None and answers.results else ToolOptions()
     carried = before.parameters.thinking is False or (before.choice.mode == "required" and bool(before.offers))
     # Only these depend on the model: its id is asked of a process that has not told it yet.

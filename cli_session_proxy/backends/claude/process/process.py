@@ -1,6 +1,6 @@
 """One CLI process: started, talked to one turn at a time, always drained, and never left behind.
 
-- What it says is read all the time, whoever listens (see `output`).
+- What it says is read all the time, with or without a listener (see `child.Output`).
 - A turn may stop at calls of the client's tools: then the process is `waiting`, and `go_on` brings the results.
 - A turn that its consumer leaves half-way spoils the process (`usable` is False): what it still says belongs to
   that turn, and must not become the answer to another.
@@ -25,11 +25,10 @@ from ....domain.models import JSON, Block
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
 from . import capability, frames
-from .child import Child
+from .child import READ_SIZE, Child, End, Output
 from .events import Called, CliEvent, ProcessDied, Refused, Result
 from .guardian import Guardian
 from .launch import Launch, check_tools, printable
-from .output import READ_SIZE, End, Output
 from .tool_server import ToolServer, offer
 from .turn_reader import TurnReader, calls_in
 
@@ -65,6 +64,7 @@ class ClaudeProcess:
         self._tools = ToolServer()
         self._reader: TurnReader | None = None  # of the turn that runs, or that waits for the client
         self._model: str | None = None  # the model's id, as the process itself names it
+        self._checked: object = None  # the tools of its last `init` frame: they may be offered
         self._told: dict[str, str] = {}  # what of its environment is not as it was started (`tell`)
         self._closing: asyncio.Task[None] | None = None
         self._unconfirmed: Callable[[], Awaitable[None]] | None = None
@@ -76,7 +76,7 @@ class ClaudeProcess:
     ) -> ClaudeProcess:
         """Raises ClaudeUnavailable (cannot be started), SandboxError (no such cwd), InvalidRequest (too large).
 
-        `ended` is called when it has said its last word, whoever ended it.
+        `ended` is called at the end of its output, however it ended.
         """
         process = cls(launch, settings, await Child.start(launch, guardian, READ_SIZE), ended)
         try:
@@ -168,10 +168,10 @@ class ClaudeProcess:
             async for event in events:
                 yield event
 
-    async def go_on(self, results: Mapping[str, JSON], judge: ToolPolicy) -> AsyncGenerator[CliEvent, None]:
+    async def go_on(self, results: Mapping[str, JSON], judge: ToolPolicy | None) -> AsyncGenerator[CliEvent, None]:
         """Bring the results (MCP's) that it waits for, by call; yield what follows, as `turn` does."""
         if not self.waiting or self._reader is None:
-            raise await self._unfit("the process does not wait")
+            raise await self._unfit("the process waits for no results")
         self._reader.go_on(judge)
         brought = [self._tools.answer(call, result) for call, result in results.items()]
         lines = b"".join(frames.answer(frame) for frame in brought if frame is not None)
@@ -270,6 +270,8 @@ class ClaudeProcess:
         known = self.launch.capability
         version = str(frame.get("claude_code_version") or known.version)
         capability.heard(known, version)
+        if self._checked == (offered := frame.get("tools")):
+            return
         try:
             check_tools(self.launch, frame)
         except ClaudeUnavailable as exc:
@@ -278,6 +280,7 @@ class ClaudeProcess:
                 why = f"it is Claude CLI {version}, and was taken for {known.version}"
                 raise ProcessDied(why, returncode=self.returncode, stderr=self.stderr) from exc
             raise
+        self._checked = offered
 
     async def _death(self) -> ProcessDied:
         """The error of a process that ended without a result."""
@@ -321,7 +324,7 @@ class ClaudeProcess:
             fields = {"model": self._model, "system_prompt": launch.system_prompt, "only_if_model_is_current": True}
             if self._model is None or not await self._ask("set_model", **fields):
                 return False
-        if not await self._offer(launch.offers):
+        if launch.offers != self._tools.offers and not await self._offer(launch.offers):
             return False
         self.launch = launch
         return True
@@ -341,6 +344,8 @@ class ClaudeProcess:
         False when it did not take them, or nobody knows: then it may run no turn. Run on 2.1.329 and 2.1.330, also
         before `initialize` and while it waits for results (5 to 25 ms); the environment ends with the process.
         """
+        if not env and not self._told:
+            return True
         began = dict(self.launch.env)
         change = {
             name: env.get(name, began.get(name, ""))

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from ....domain import limits
-from ..transcript.opening import contents
-from .proc import start_time
+from ..transcript.files import contents
+from .guardian import start_time
 
 # A loaded machine may stop a CLI in the middle of writing its entry. Seconds.
 WRITE_WAIT = 1.0

@@ -48,7 +48,7 @@ class CallReader:
         self.accepted: list[Block] = []  # of the present message
         self.ours: set[str] = set()  # every call that came out
 
-    def judge(self, judge: ToolPolicy) -> None:
+    def judge(self, judge: ToolPolicy | None) -> None:
         """The rules from here on."""
         self._judge = judge
 
@@ -67,10 +67,6 @@ class CallReader:
                 self.accepted.append(verdict)
                 self.ours.add(call)
         return self._decided[call]
-
-    def decided(self, call: str) -> Block | None:
-        verdict = self._decided.get(call)
-        return verdict if isinstance(verdict, dict) else None
 
     def take(self) -> tuple[Block, ...]:
         """The calls of the present message, once."""
@@ -122,7 +118,7 @@ class TurnReader:
         self._rate_limit: JSON | None = None
         self.garbage = 0
 
-    def go_on(self, judge: ToolPolicy) -> None:
+    def go_on(self, judge: ToolPolicy | None) -> None:
         """The results are on their way: what follows is another turn of the client's."""
         self._calls.judge(judge)
         self._next = 0
@@ -136,14 +132,14 @@ class TurnReader:
             self._tagged = True
         kind = str(frame.get("type"))
         if frame.get("parent_tool_use_id") is not None:
-            return _tools(frame, agent=str(frame["parent_tool_use_id"])) or [Activity("sub_agent")]
+            return self._tools(frame, agent=str(frame["parent_tool_use_id"])) or [Activity("sub_agent")]
         match kind:
             case "stream_event":
                 return self._stream(_dict(frame.get("event")), frame.get("abandoned_blocks")) or [Activity(kind)]
             case "assistant":
                 return self._assistant(frame)
             case "user":
-                return self._own_tools(frame) or [Activity(kind)]
+                return self._tools(frame) or [Activity(kind)]
             case "control_request" if (
                 self._streaming is None
                 and _dict(_dict(frame.get("request")).get("message")).get("method") == "tools/call"
@@ -251,29 +247,38 @@ class TurnReader:
         message_id = str(message.get("id"))
         cut = self._cut_short() if message_id != self._streaming else []
         self._calls.message(message_id)
-        verdicts = [self._calls.decide(block) for block in _blocks(message) if block.get("type") == "tool_use"]
-        refused = [verdict for verdict in verdicts if isinstance(verdict, Refused)]
         answer: list[Block] = []
+        words: list[Block] = []
+        refused: list[Refused] = []
         for block in _blocks(message):
             if block.get("type") in ANSWER_BLOCKS:
                 answer.append(block)
-            elif block.get("type") == "tool_use" and (call := self._calls.decided(str(block.get("id")))) is not None:
-                answer.append(call)
-        words = tuple(block for block in answer if block.get("type") != "tool_use")
+                words.append(block)
+            elif block.get("type") == "tool_use":
+                verdict = self._calls.decide(block)
+                if isinstance(verdict, Refused):
+                    refused.append(verdict)
+                elif verdict is not None:
+                    answer.append(verdict)
         events = [] if message_id in self._streamed else self._made(words)
         said = AssistantMessage(_text(frame.get("uuid")), _text(message.get("id")), _text(model), tuple(answer))
-        return [*cut, *events, said, *refused, *self._own_tools(frame)]
+        return [*cut, *events, said, *refused, *self._tools(frame)]
 
-    def _own_tools(self, frame: JSON) -> list[CliEvent]:
-        """What the CLI does with tools by itself: the client's calls and their results are the client's business."""
+    def _tools(self, frame: JSON, agent: str | None = None) -> list[CliEvent]:
+        """What the CLI (or a sub-agent of it) does with tools by itself, in an assistant or user frame.
+
+        The client's calls and their results are the client's business.
+        """
+        by = {} if agent is None else {"parent_tool_use_id": agent}
+        ours = self._calls.ours if agent is None else ()
         return [
-            event
-            for event in _tools(frame)
-            if not isinstance(event, ToolActivity)
-            or event.entry.get("id", event.entry.get("tool_use_id")) not in self._calls.ours
+            ToolActivity({**block, **by})
+            for block in _blocks(_dict(frame.get("message")))
+            if str(block.get("type")).endswith(("tool_use", "tool_result"))
+            and block.get("id", block.get("tool_use_id")) not in ours
         ]
 
-    def _made(self, blocks: tuple[Block, ...]) -> list[CliEvent]:
+    def _made(self, blocks: Iterable[Block]) -> list[CliEvent]:
         """The block events of an answer that came whole."""
         events = self._close_all()
         for block in blocks:
@@ -290,7 +295,7 @@ class TurnReader:
         # 1.0.120 calls it a success where a block was finished before the cut, and gives that block as the answer.
         was_cut = any(isinstance(event, Abandoned) for event in cut)
         half = was_cut and frame.get("subtype") == "success" and not frame.get("is_error")
-        session_id = _session_id(frame)
+        seen = _seen(frame, "result")
         status = frame.get("api_error_status")
         text = _text(frame.get("result")) or ""
         declined = frame.get("stop_reason") == REFUSAL or _POLICY in text
@@ -301,7 +306,7 @@ class TurnReader:
         if self._rate_limit is not None:
             detail["rate_limit"] = self._rate_limit
         result = Result(
-            session_id=session_id,
+            session_id=seen.session_id if isinstance(seen, SessionSeen) else "",
             # 1.0.120 calls an answer that broke off `error_during_execution`, and `is_error` false.
             is_error=half or bool(frame.get("is_error")) or str(frame.get("subtype")).startswith("error"),
             subtype=str(frame.get("subtype", "")),
@@ -315,19 +320,13 @@ class TurnReader:
             detail=detail,
             stop_sequence=self._stopped_at,
         )
-        seen = [SessionSeen(session_id, "result")] if session_id else []
-        return [*cut, *seen, result]
+        return [*cut, *([seen] if isinstance(seen, SessionSeen) else []), result]
 
 
-def _session_id(frame: JSON) -> str:
+def _seen(frame: JSON, cause: str) -> SessionSeen | Activity:
     """The session that a frame names. What is no session id is as good as none: it would become a path."""
     named = frame.get("session_id")
-    return named if is_session_id(named) else ""
-
-
-def _seen(frame: JSON, cause: str) -> CliEvent:
-    named = _session_id(frame)
-    return SessionSeen(named, cause) if named else Activity(cause)
+    return SessionSeen(named, cause) if is_session_id(named) else Activity(cause)
 
 
 def calls_in(frame: JSON | None) -> list[Block]:
@@ -368,16 +367,6 @@ def _usage(usage: JSON) -> Usage:
         cache_write_tokens=_count(usage.get("cache_creation_input_tokens")),
         thinking_tokens=_count(_dict(usage.get("output_tokens_details")).get("thinking_tokens")),
     )
-
-
-def _tools(frame: JSON, agent: str | None = None) -> list[CliEvent]:
-    """Calls and results of the CLI's own tools in an assistant or user frame."""
-    by = {} if agent is None else {"parent_tool_use_id": agent}
-    return [
-        ToolActivity({**block, **by})
-        for block in _blocks(_dict(frame.get("message")))
-        if str(block.get("type")).endswith(("tool_use", "tool_result"))
-    ]
 
 
 def _as_stream(block: Block) -> tuple[Block, list[Block]]:

@@ -19,7 +19,7 @@ from .. import transcript
 from ..process.events import WrongTranscript
 from ..process.process import ClaudeProcess
 from ..transcript import Entry, Head, Parsed, Reader, Scribe
-from ..transcript.opening import contents
+from ..transcript.files import contents
 from . import partials, paths, stopping
 from .exchanges import is_prompt
 from .reopening import SYNTHETIC_MODEL

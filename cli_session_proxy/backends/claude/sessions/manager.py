@@ -103,8 +103,10 @@ class Sessions:
         env = self._env | {environment.TMPDIR: str(tmpdir)}
         capability = await cli.probe(cli.find(self._settings), env, cwd)
         _refuse_what_it_cannot(capability, plan)
-        place = confine.Place(cwd, tmpdir, self._config_dir)
-        wrapper = await confine.wrapper(self._settings, plan.profile, capability.path, place, env)
+        wrapper: tuple[str, ...] = ()
+        if plan.profile.confined:
+            place = confine.Place(cwd, tmpdir, self._config_dir)
+            wrapper = await confine.wrapper(self._settings, plan.profile, capability.path, place, env)
         now = TurnContext(agent, parent, turn_id, cwd, capability, adopt, wrapper)
         # A history that came from elsewhere: this turn is the first one behind it, no session was ever written of it.
         is_new_here = session is None or session.mark is None

@@ -13,7 +13,7 @@ from ....stores.base import Store
 from ...base import Settled
 from .. import transcript
 from ..transcript import Entry, Parsed
-from ..transcript.opening import contents
+from ..transcript.files import contents
 from . import paths
 from .exchanges import TranscriptExchange, invented
 

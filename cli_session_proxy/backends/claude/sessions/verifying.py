@@ -120,7 +120,7 @@ class Verifier:
         tip = next((session.id for session in sessions if session.tip_turn_id == agent.head), "")
         head = await self._store.turn(agent.head)
         if head is None or head.status not in ON_PATH:
-            yield Difference(tip, agent.head, True, "", "chain", "the chain's head is no finished turn of it")
+            yield Difference(tip, agent.head, True, "", "chain", "the chain's head is not one of its finished turns")
             return
         known = await paths.shown(self._store, head.id)
         path = transcript.parse_records(known).path

@@ -1,6 +1,6 @@
 """Notices what a person writes into our sessions (`claude --resume` in a sandbox).
 
-Nothing depends on it: every session is verified before use. It lets the chain, the dump and whoever follows them show
+Nothing depends on it: every session is verified before use. It lets the chain, the dump and their followers show
 the exchange as soon as it is whole.
 """
 

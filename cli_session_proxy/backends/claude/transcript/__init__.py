@@ -6,8 +6,34 @@ belong to sub-agents. Source: facts measured on 1.0.120 and 2.1.329, section "Tr
 """
 
 from .comparing import Found, Pair, Verdict, check
-from .entries import Entry, Parsed, copied_up_to, has_ended, is_complete, parse, parse_records, unbroken
-from .files import gather, is_file, is_sound
+from .entries import (
+    Changed,
+    Entry,
+    Parsed,
+    Reader,
+    copied_up_to,
+    has_ended,
+    is_complete,
+    parse,
+    parse_records,
+    reread,
+    total_cost,
+    unbroken,
+)
+from .files import (
+    beside,
+    copy_beside,
+    find_elsewhere,
+    gather,
+    in_folder,
+    is_file,
+    is_sound,
+    is_unchanged,
+    path_of,
+    project_dir,
+    remove,
+    remove_project,
+)
 from .mending import (
     Head,
     LeftOut,
@@ -26,9 +52,6 @@ from .mending import (
     was_refused,
     weight,
 )
-from .opening import is_unchanged
-from .places import beside, copy_beside, find_elsewhere, in_folder, path_of, project_dir, remove, remove_project
-from .tailing import Changed, Reader, reread, total_cost
 from .writing import NO_CONTENT, OPENED_BY_ASSISTANT, Scribe, in_strict_order, timestamp, with_session_id, write
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Is a transcript what the chain knows? The one comparator, for whoever repairs, verifies or shows a difference.
+"""Is a transcript what the chain knows? The one comparator: for repairs, for `verify` and for the page.
 
 By the mark's hash first, then record by record. Where CLI 1.0.120 copied the session it may have cut records and
 given them new uuids: then the words decide, as long as the copy hangs together.
@@ -15,7 +15,7 @@ from typing import Literal
 
 from ....domain.models import FileMark, Record
 from .entries import Entry, Parsed, copied_up_to, parse, parse_records, unbroken
-from .opening import mark_of, opened
+from .files import mark_of, opened
 
 Found = Literal["equal", "tail", "missing", "unreadable", "different"]
 State = Literal["equal", "changed", "lost"]

@@ -1,20 +1,254 @@
-"""What lies beside a transcript (large tool results, sub-agents' own transcripts), kept as records of the turn.
+"""Where the CLI keeps a session's file and what lies beside it, and how such a file is opened.
 
-Such a record is no line of the transcript: it has no uuid, and is written back as the file it was, where the
-model was told that it is.
+    <config>/projects/<folder of the working directory>/<session id>.jsonl      the transcript
+                                                        /<session id>/…         large tool results, sub-agents
+
+A path is only ever made of a session id (`domain.identifiers`), and nothing is written through a link below a folder
+of a session: what an import or a stored chain says can neither leave this layout nor be led out of it.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import errno
 import json
 import os
+import re
+import shutil
 import stat
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
-from ....domain.models import Record
-from .places import files_beside, is_place, write_below
+from ....domain.identifiers import is_session_id
+from ....domain.models import FileMark, Record
+from ....errors import SandboxError
+
+SUFFIX = ".jsonl"
+MEMORY = "memory"  # beside the sessions: what the model wrote down for later ones (2.1.329)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def project_dir(config_dir: Path, cwd: Path) -> Path:
+    """The folder in which the CLI keeps the sessions of this working directory."""
+    return config_dir / "projects" / re.sub(r"[^a-zA-Z0-9]", "-", os.path.realpath(cwd))
+
+
+def path_of(config_dir: Path, cwd: Path, session_id: str) -> Path:
+    return in_folder(project_dir(config_dir, cwd), session_id)
+
+
+def in_folder(project: Path, session_id: str) -> Path:
+    """The session's transcript in this folder. Raises `SandboxError` for what is no session id."""
+    if not is_session_id(session_id):
+        raise SandboxError(
+            f"{session_id[:80]!r} is no session id: no path is made of it; `delete` the agent that has it"
+        )
+    return project / f"{session_id}{SUFFIX}"
+
+
+def checked(path: Path) -> Path:
+    """The path, if it is a transcript's. Raises `SandboxError`."""
+    if path != in_folder(path.parent, path.name.removesuffix(SUFFIX)):
+        raise SandboxError(f"{path} is no session's transcript: left alone")
+    return path
+
+
+def find_elsewhere(config_dir: Path, session_id: str, expected: Path) -> list[Path]:
+    """The same session's file under other working directories' folders (moved sandbox, doubled prefix)."""
+    found = (config_dir / "projects").glob(f"*/{in_folder(config_dir, session_id).name}")
+    return sorted(path for path in found if path != expected and _is_plain(path))
+
+
+def beside(path: Path) -> Path:
+    """The folder of the session's name beside its transcript: large tool results, sub-agents' own transcripts."""
+    return path.with_suffix("")
+
+
+def files_beside(path: Path) -> Iterator[Path]:
+    """The regular files in that folder, in order; no link is followed."""
+    folder = beside(path)
+    if folder.is_symlink():
+        return
+    for above, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            file = Path(above, name)
+            if _is_plain(file):
+                yield file
+
+
+def _is_plain(path: Path) -> bool:
+    """A regular file itself, and no link to one; False where it is gone."""
+    return path.is_file() and not path.is_symlink()
+
+
+def copy_beside(source: Path, target: Path) -> int:
+    """Copy the files beside one transcript to beside another. Returns how many."""
+    copied = 0
+    for file in files_beside(source):
+        place = beside(checked(target)) / file.relative_to(beside(source))
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copy2(file, place, follow_symlinks=False)
+        copied += 1
+    return copied
+
+
+def remove(path: Path) -> None:
+    """Remove a transcript and the folder beside it."""
+    checked(path).unlink(missing_ok=True)
+    shutil.rmtree(beside(path), ignore_errors=True)
+
+
+def remove_project(project: Path) -> None:
+    """Remove what the CLI itself noted for an agent's working directory, and the folder where nothing else is in it."""
+    shutil.rmtree(project / MEMORY, ignore_errors=True)
+    with contextlib.suppress(OSError):  # another session of somebody's is there, or no folder
+        project.rmdir()
+
+
+def is_place(name: object) -> bool:
+    """Whether a kept file's name is one below a session's own folder: `<session id>/…`, each part a plain name."""
+    if not isinstance(name, str) or "\0" in name:
+        return False
+    parts = name.split("/")
+    return len(parts) > 1 and is_session_id(parts[0]) and not {"", ".", ".."} & set(parts)
+
+
+def write_below(project: Path, name: str, data: bytes) -> bool:
+    """Write a kept file where its name says, unless one of its size is there. False when it is there.
+
+    Raises `SandboxError` where a link lies in the way: each folder is opened from the one above it.
+    """
+    if not is_place(name):
+        raise SandboxError(f"{name[:200]!r} is no file's place below a session's folder: nothing is written there")
+    *folders, last = PurePosixPath(name).parts
+    project.mkdir(mode=0o700, parents=True, exist_ok=True)
+    held = [os.open(project, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+    try:
+        for folder in folders:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o700, dir_fd=held[-1])
+            try:
+                held.append(os.open(folder, _DIRECTORY, dir_fd=held[-1]))
+            except OSError as exc:
+                raise SandboxError(
+                    f"{project / name}: {folder!r} is a link or a file where a folder belongs: move it away"
+                ) from exc
+        return _write_in(held[-1], last, data)
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
+def _write_in(folder: int, name: str, data: bytes) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        there = os.lstat(name, dir_fd=folder)
+        if stat.S_ISREG(there.st_mode) and there.st_size == len(data):
+            return False
+    fresh = f".{os.getpid()}-{os.urandom(8).hex()}"
+    created = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+    try:
+        with open(created, "wb") as file:
+            file.write(data)
+        os.replace(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        os.unlink(fresh, dir_fd=folder)
+        raise
+    return True
+
+
+# --- How a file in the CLI's directories is opened and marked
+
+# Others write there, and may put anything in a file's place. Opening a pipe waits for a writer, reading a device never
+# ends, and a sparse file has any size: of such a thing nothing is read. What is refused is an OSError with words, as
+# for a file that cannot be read for other reasons.
+#
+# The mark of a transcript is what the file looked like when its content was known, taken and compared. A stat proves
+# that nothing was written since only as far as the file system's clock goes: two writes within one tick look like one.
+# So it is never proof of content by itself: before a file is loaded, its hash is compared as well.
+
+# Bytes. A transcript of 20,000 turns has about 60 MB; one is read into memory as a whole.
+MAX_BYTES = 512 * 1024 * 1024
+
+# CLI 2.1.330 sets the times of a transcript that it resumes to now (so that no clean-up takes it), in whole ms. What is
+# left of that after a conversion from a float; the file system's own clock, whose tick may be behind that (5 ms were
+# seen); and how long a loaded machine may take over it. Nanoseconds.
+_MS = 1_000_000
+_ROUNDING = 1_000
+_TICK = 20_000_000
+_SLACK = 2_000_000_000
+
+
+def opened(path: Path, *, most: int = MAX_BYTES, follow: bool = True) -> BinaryIO:
+    """A regular file of at most `most` bytes, open to read. `follow`: also by a symbolic link. Raises OSError."""
+    _check(os.stat(path, follow_symlinks=follow), path, most)  # a device must not even be opened
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    fd = os.open(path, flags)
+    try:
+        _check(os.fstat(fd), path, most)  # it may have been replaced since
+        return os.fdopen(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def contents(path: Path, *, most: int = MAX_BYTES, follow: bool = True) -> bytes:
+    """The bytes of such a file. Raises OSError, also where it has grown too large meanwhile."""
+    with opened(path, most=most, follow=follow) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise _too_large(path, most)
+    return data
+
+
+def _check(found: os.stat_result, path: Path, most: int) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    if found.st_size > most:
+        raise _too_large(path, most)
+
+
+def _too_large(path: Path, most: int) -> OSError:
+    return OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
+
+
+def mark_of(seen: os.stat_result, size: int, sha256: str, leaf: str | None) -> FileMark:
+    """The mark of a file that holds exactly these bytes. Take the stat before the bytes are read."""
+    return FileMark(seen.st_dev, seen.st_ino, size, seen.st_mtime_ns, sha256, leaf, seen.st_ctime_ns)
+
+
+def is_untouched(now: FileMark, mark: FileMark) -> bool:
+    """The very file, and nothing was written to it since. Renaming it away and back changes its ctime, too."""
+    return (now.device, now.inode, now.size, now.mtime_ns, now.ctime_ns) == (
+        mark.device, mark.inode, mark.size, mark.mtime_ns, mark.ctime_ns,
+    )  # fmt: skip
+
+
+def is_touched_by_cli(now: FileMark, mark: FileMark) -> bool:
+    """The very file, with no new times but those that a CLI sets when it resumes."""
+    whole = (now.mtime_ns + _ROUNDING) % _MS <= 2 * _ROUNDING
+    at_once = -_TICK <= now.ctime_ns - now.mtime_ns <= _SLACK
+    same = (now.device, now.inode, now.size) == (mark.device, mark.inode, mark.size)
+    return same and whole and at_once and mark.mtime_ns < now.mtime_ns
+
+
+def is_unchanged(path: Path, mark: FileMark) -> bool:
+    """`is_untouched` of what lies there now, without reading it. Enough for a process that does not load it."""
+    try:
+        seen = os.stat(path)
+    except OSError:
+        return False
+    return is_untouched(mark_of(seen, seen.st_size, "", None), mark)
+
+
+# --- What lies beside a transcript (large tool results, sub-agents' own transcripts), kept as records of the turn
+
+# Such a record is no line of the transcript: it has no uuid, and is written back as the file it was, where the
+# model was told that it is.
 
 KIND = "cli-session-proxy/file"
 _OPENING = f'{{"type":"{KIND}"'

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ....domain.models import FileMark, Message, Record
-from .files import is_file, put_back
-from .opening import mark_of
-from .places import checked
+from .files import checked, is_file, mark_of, put_back
 
 # The API wants a user message first; a history that opens with the assistant gets this one before it.
 OPENED_BY_ASSISTANT = "[The assistant opened the conversation.]"

@@ -17,9 +17,8 @@ import pytest
 
 from cli_session_proxy.backends.claude.process import guardian as module
 from cli_session_proxy.backends.claude.process.child import end_left
-from cli_session_proxy.backends.claude.process.guardian import Guardian
+from cli_session_proxy.backends.claude.process.guardian import Guardian, start_time
 from cli_session_proxy.backends.claude.process.guardian_program import MARK_VARIABLE, status, sweep
-from cli_session_proxy.backends.claude.process.proc import start_time
 
 from ....until import until
 from .conftest import Fake, Start

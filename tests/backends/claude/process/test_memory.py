@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterator
 
 import pytest
 
-from cli_session_proxy.backends.claude.process import memory, process_table
-from cli_session_proxy.backends.claude.process.memory import FIRST_GUESS, Memory, weigh
+from cli_session_proxy.backends.claude.process import process_table
 from cli_session_proxy.backends.claude.process.pool import Pool
+from cli_session_proxy.backends.claude.process.process_table import FIRST_WEIGHT, Memory, weigh
 from cli_session_proxy.errors import QueueFull
 from cli_session_proxy.settings import Settings
 
@@ -47,7 +47,7 @@ def each(monkeypatch: pytest.MonkeyPatch) -> Weigh:
         nonlocal weight
         weight = bytes_
 
-    monkeypatch.setattr(memory, "weigh", weighed)
+    monkeypatch.setattr(process_table, "weigh", weighed)
     monkeypatch.setattr(process_table, "WEIGH_EVERY", 0.02)
     return to
 
@@ -73,13 +73,13 @@ def test_a_process_is_weighed_with_what_it_started(family: int) -> None:
 
 
 async def test_until_it_is_measured_a_process_counts_as_the_others_do(each: Weigh) -> None:
-    scales = Memory(3 * FIRST_GUESS)
+    scales = Memory(3 * FIRST_WEIGHT)
     assert scales.room({1, 2}, 0)
     assert not scales.room({1, 2}, 1)
-    each(FIRST_GUESS * 2)
+    each(FIRST_WEIGHT * 2)
     await scales.weigh({1})
     assert not scales.room({1}, 0)
-    assert scales.of({1, 7}) == 4 * FIRST_GUESS
+    assert scales.of({1, 7}) == 4 * FIRST_WEIGHT
     assert scales.over({1, 7})
     assert not scales.over({1})
 

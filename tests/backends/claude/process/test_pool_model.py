@@ -13,10 +13,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cli_session_proxy.backends.claude.process import memory
-from cli_session_proxy.backends.claude.process.memory import FIRST_GUESS
+from cli_session_proxy.backends.claude.process import process_table
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
+from cli_session_proxy.backends.claude.process.process_table import FIRST_WEIGHT
 from cli_session_proxy.errors import ClaudeUnavailable, QueueFull
 from cli_session_proxy.settings import Settings
 
@@ -50,10 +50,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.agents = [Agent() for _ in range(AGENTS)]
         self.ending: list[asyncio.Task[None]] = []
         self.shut: set[str] = set()
-        self.weight = FIRST_GUESS
+        self.weight = FIRST_WEIGHT
         self.patches = ExitStack()
         self.patches.enter_context(self.stage.set())
-        self.patches.enter_context(mock.patch.object(memory, "weigh", self.weigh))
+        self.patches.enter_context(mock.patch.object(process_table, "weigh", self.weigh))
         self.patches.enter_context(mock.patch("asyncio.to_thread", _at_once))
 
     def weigh(self, pids: Collection[int]) -> dict[int, int]:
@@ -78,7 +78,7 @@ class PoolMachine(RuleBasedStateMachine):
             max_processes=processes,
             max_spawns=spawns,
             spares=spares,
-            max_memory=None if memory is None else memory * FIRST_GUESS,
+            max_memory=None if memory is None else memory * FIRST_WEIGHT,
         )
         self.pool = Pool(
             self.settings, ahead=lambda: (Path("/nowhere"), Path("/nowhere")), on_exit=self.stage.on_exit.append
@@ -172,7 +172,7 @@ class PoolMachine(RuleBasedStateMachine):
             case "answers":
                 self.stage.answers[("adapt", "boot", "claim")[which % 3]] = answer
             case "weighs":
-                self.weight = which * FIRST_GUESS // 3
+                self.weight = which * FIRST_WEIGHT // 3
             case "time":
                 self.run(asyncio.sleep((0.1, 1.0, 3.0, 10.0, 61.0, 1000.0)[which % 6]))
         self.run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cli_session_proxy.settings import Profile
 from cli_session_proxy.testing.script import Cut, Fail, Gate, Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
+from ....clis import old_cli_in_full
 from .conftest import MakeLaunch, MakeSettings, Start
 from .helpers import ask, is_gone, result, said
 
@@ -29,6 +31,8 @@ PROMPTS = (
     'x @"secret.txt"', "!ls", "# remember", "--help", "a\0b", "  spaces \n", "<command-name>/clear</command-name>",
     "ultrathink", "a\r\n\u2028b", "foo /", "é" * 300,
 )  # fmt: skip
+# Those that the old CLI would run or read by itself, one of each kind: it needs a process for each.
+INTERPRETED = ("/clear", "  /clear", "read @secret.txt please", '"@secret.txt"', "!ls", "a\0b")
 
 
 def shown(upstream: Upstream) -> str:
@@ -39,11 +43,20 @@ def shown(upstream: Upstream) -> str:
     return "".join(part for part in parts if not part.lstrip().startswith("<system-reminder>"))
 
 
+@pytest.mark.parametrize(
+    ("claude", "prompts"),
+    [
+        pytest.param("claude_2", PROMPTS, id="2.1"),
+        pytest.param("claude_1", INTERPRETED, id="1.0"),
+        pytest.param("claude_1", PROMPTS, id="1.0, all", marks=pytest.mark.full),
+    ],
+    indirect=["claude"],
+)
 async def test_prompts_reach_the_model_verbatim(
-    claude: Path, upstream: Upstream, real: MakeLaunch, start: Start
+    claude: Path, prompts: Sequence[str], upstream: Upstream, real: MakeLaunch, start: Start
 ) -> None:
     process = None
-    for prompt in PROMPTS:
+    for prompt in prompts:
         if process is None or not process.usable:
             launch = await real(claude)
             (launch.cwd / "secret.txt").write_text(SECRET)
@@ -164,6 +177,7 @@ async def test_an_interrupt_ends_the_turn_and_says_so(
     assert error_for(end).code == "interrupted"
 
 
+@old_cli_in_full
 @pytest.mark.parametrize(
     ("fail", "code"),
     [

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.claude.process import running
-from cli_session_proxy.backends.claude.process.proc import start_time
+from cli_session_proxy.backends.claude.process.guardian import start_time
 from cli_session_proxy.backends.claude.process.running import has_register, holder
 
 SESSION = "11111111-1111-4111-8111-111111111111"

@@ -16,6 +16,7 @@ from cli_session_proxy.errors import SessionBusy
 from cli_session_proxy.settings import Profile, Settings
 from cli_session_proxy.testing.upstream import Upstream
 
+from ....clis import old_cli_in_full
 from ....conftest import MakeSettings
 from ....talking import ask, by_hand, heard, request, running, text
 from .meddling import MeddledCli, Op, other_words, shorter
@@ -64,6 +65,7 @@ DAMAGES: dict[str, Callable[[Path, Path], Op]] = {
 }
 
 
+@old_cli_in_full
 async def test_a_resume_that_nobody_disturbs_needs_one_process(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
@@ -80,6 +82,7 @@ async def test_a_resume_that_nobody_disturbs_needs_one_process(
     assert heard(upstream) == [*SAID, "and now", "again", "and again"]
 
 
+@old_cli_in_full
 @pytest.mark.parametrize("how", DAMAGES)
 async def test_a_transcript_damaged_after_it_was_verified_is_not_gone_on_from(
     how: str, claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
@@ -114,6 +117,7 @@ async def test_a_swap_that_is_taken_back_in_time_is_noticed(
     assert turn.continuity == "resumed"
 
 
+@old_cli_in_full
 @pytest.mark.parametrize("start", ["warm", "cold"])
 async def test_damage_of_the_same_length_during_a_turn_is_mended_at_the_next_start(
     start: str, claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path

@@ -1,0 +1,84 @@
+"""`commit` and `memory`: an agent's attempt into a git repository, and what the repository tells the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .. import logs
+from ..domain.models import JSON
+from ..engine.committing import Wanted
+from ..engine.engine import Engine
+from ..errors import ConfigError, InvalidRequest
+from ..export.words import count, visible
+from ..git_memory.reading import earlier
+from ..git_memory.recall import told
+from ..settings import GitMemory, Settings, fix_id_of
+from .showing import agent_in, opened
+
+# Attempts that are listed where no fix is named.
+LISTED = 10_000
+
+
+async def commit(
+    settings: Settings,
+    owner: str,
+    agent_id: str,
+    given: Mapping[str, Any],
+    repo: Path | None,
+    options: tuple[str, ...],
+) -> JSON:
+    """Over an engine of its own, beside a running server too: the repository is this person's. See `Engine.commit`."""
+    if options and given["note"] is not None:
+        raise ConfigError("--note takes no options of git commit: leave out what is behind --")
+    try:
+        wanted = Wanted.read({name: value for name, value in given.items() if value is not None})
+    except InvalidRequest as exc:
+        raise ConfigError(exc.message) from exc
+    wanted = replace(wanted, repo=repo, options=options)
+    async with opened(settings) as there:
+        await agent_in(settings, there, owner, agent_id)
+    engine = Engine(settings)
+    try:
+        await engine.start()
+        logs.configure(settings)
+        return (await engine.commit(owner, agent_id, wanted)).as_json()
+    finally:
+        await engine.stop()
+        logs.shut_down()
+
+
+async def memory(settings: Settings, repo: Path | None, fix_id: str | None) -> JSON:
+    """{repo, fix_id, text, attempts, fixes}: `text` is what the model would be told, None for nothing; without a fix,
+    `fixes` counts the attempts at each. Raises `ConfigError`."""
+    configured = settings.profile_for(None).git_memory or GitMemory(repo=Path())
+    place = configured.repo if repo is None else repo
+    wanted = fix_id or configured.fix_id
+    if wanted is None:
+        known = await earlier(place, None, LISTED)
+        fixes: dict[str, int] = {}
+        for attempt in known.attempts:
+            fixes[attempt.fix_id] = fixes.get(attempt.fix_id, 0) + 1
+        return {"repo": str(place), "fix_id": None, "text": None, "attempts": [], "fixes": fixes}
+    try:
+        fix_id_of(wanted)
+    except ValueError as exc:
+        raise ConfigError(str(exc)) from exc
+    known = await earlier(place, wanted, configured.attempts)
+    block = told(wanted, known)
+    attempts = [{**one.trailers, "commit": one.commit, "at": one.at} for one in known.attempts]
+    text = None if block is None else block["text"]
+    return {"repo": str(place), "fix_id": wanted, "text": text, "attempts": attempts, "fixes": {}}
+
+
+def print_memory(found: JSON) -> str:
+    if found["text"] is not None:
+        return visible(found["text"])
+    if found["fix_id"] is not None:
+        return visible(f"nothing: {found['repo']} has no commit or note with Fix-Id: {found['fix_id']}")
+    if not found["fixes"]:
+        return visible(f"nothing: {found['repo']} has no commit or note with a Fix-Id")
+    lines = [f"{name}: {count(number, 'attempt')}" for name, number in found["fixes"].items()]
+    return visible("\n".join([*lines, "Say --fix-id to see what an agent would be told."]))

@@ -1,0 +1,218 @@
+"""An agent's attempt as a commit: what its path and its summary say, written for the attempts to come.
+
+The summary comes from the agent's own conversation, asked in a chain beside it that is removed afterwards: the agent's
+own chain, its session and its head stay as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from .. import logs, redact
+from ..domain.lineage import answer_text
+from ..domain.models import JSON, THINKING, Agent, Message, Turn, Usage
+from ..errors import InvalidRequest, did_you_mean
+from ..git_memory import records
+from ..git_memory.reading import Earlier, earlier
+from ..git_memory.recall import fix_of
+from ..git_memory.records import Attempt
+from ..git_memory.writing import write
+from ..settings import GitMemory, Settings, fix_id_of
+from ..stores.base import Store
+
+log = logs.get(__name__)
+
+Outcome = Literal["passed", "failed"]
+# Asks the agent, beside its chain, for JSON of `SUMMARY`. Raises `ProxyError`.
+Ask = Callable[[Sequence[Turn], str, JSON], Awaitable[str]]
+
+# Of an attempt without an end: its turns in the investigation (the newest), and characters of each line.
+STEPS = 400
+STEP = 300
+# How many earlier attempts are named in a new one. Each is a line.
+PREVIOUS = 20
+
+_TEXT: JSON = {"type": "string"}
+SUMMARY: JSON = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["headline", "root_cause", "fix", "reasoning", "investigation", "confidence", "why_it_failed"],
+    "properties": {
+        "headline": _TEXT | {"description": "one line of at most 60 characters: what was done"},
+        "root_cause": _TEXT,
+        "fix": _TEXT | {"description": "what was changed, and where"},
+        "reasoning": _TEXT | {"description": "why this, and what else was considered"},
+        "investigation": {"type": "array", "items": _TEXT, "description": "what each turn tried and found, in order"},
+        "confidence": {"enum": ["low", "medium", "high"]},
+        "why_it_failed": _TEXT | {"description": "one line; empty where it did not fail"},
+    },
+}
+ASK = (
+    "This conversation ends here. Write down what the next person or model that tries this fix should know. They have "
+    "only the repository and your words. State facts, name files and functions, and say plainly what did not work. "
+    "{outcome}"
+)
+
+_FIELDS: Mapping[str, type] = {"fix_id": str, "outcome": str, "why": str, "note": str, "model": bool}
+_REVISION = re.compile(r"[0-9A-Za-z][0-9A-Za-z._/~^-]{0,255}")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is written, and where. `note`: the commit that gets a note, instead of a new one.
+
+    `repo` and `options` (of `git commit`) come from a person at the terminal, never from a request.
+    """
+
+    fix_id: str | None = None
+    outcome: Outcome | None = None
+    why: str | None = None
+    note: str | None = None
+    by_model: bool = True
+    repo: Path | None = None
+    options: tuple[str, ...] = ()
+
+    @staticmethod
+    def read(body: Mapping[str, Any]) -> Wanted:
+        """What a request says. Raises `InvalidRequest`, which names the field."""
+        for name, value in body.items():
+            if name not in _FIELDS:
+                raise InvalidRequest(
+                    f"{name} is not known here{did_you_mean(name, _FIELDS)}; known are {', '.join(_FIELDS)}", param=name
+                )
+            if not isinstance(value, _FIELDS[name]):
+                raise InvalidRequest(f"{name} must be {'true or false' if name == 'model' else 'a text'}", param=name)
+        fix_id, outcome, why, note = (body.get(name) for name in ("fix_id", "outcome", "why", "note"))
+        if fix_id is not None:
+            try:
+                fix_id_of(fix_id)
+            except ValueError as exc:
+                raise InvalidRequest(str(exc), param="fix_id") from exc
+        if outcome not in (None, "passed", "failed"):
+            raise InvalidRequest("outcome must be passed or failed", param="outcome")
+        if note is not None and not _REVISION.fullmatch(note):
+            raise InvalidRequest("note must be a commit's id, HEAD, or HEAD~N", param="note")
+        by_model = body.get("model", True)
+        if outcome == "failed" and not by_model and not (why or "").strip():
+            raise InvalidRequest("why did it fail? Say it in why: without the model nothing else knows", param="why")
+        return Wanted(fix_id, outcome, why, note, by_model)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """`commit` is the new one, or the one that has a note now; `message` is what was written."""
+
+    agent_id: str
+    fix_id: str
+    attempt: int
+    commit: str
+    note: bool
+    message: str
+
+    def as_json(self) -> JSON:
+        return {
+            "object": "chain.committed",
+            "agent_id": self.agent_id,
+            "fix_id": self.fix_id,
+            "attempt": self.attempt,
+            "commit": self.commit,
+            "note": self.note,
+            "message": self.message,
+        }
+
+
+async def commit(settings: Settings, store: Store, agent: Agent, wanted: Wanted, ask: Ask) -> Committed:
+    """Raises `InvalidRequest` where there is nothing to write or nowhere to write it, `ConfigError` where git fails."""
+    path = await store.path(agent.head) if agent.head else []
+    if not path:
+        raise InvalidRequest(f"agent {agent.agent_id!r} has no turn yet: there is nothing to write", param="agent_id")
+    memory = settings.profile_for(path[-1].profile).git_memory
+    if wanted.repo is not None:
+        memory = GitMemory(repo=wanted.repo) if memory is None else memory.model_copy(update={"repo": wanted.repo})
+    if memory is None:
+        raise InvalidRequest(
+            "the profile of this agent names no repository: add [profiles.NAME.git_memory] with repo, and let the "
+            "agent's turns use that profile",
+            param="agent_id",
+        )
+    fix_id = wanted.fix_id or fix_of(memory, agent)
+    known = await earlier(memory.repo, fix_id, PREVIOUS)  # first: a repository that is none is told at once
+    summary: Mapping[str, Any] = {}
+    if wanted.by_model:
+        said = {None: "", "passed": "It passed.", "failed": "It failed."}[wanted.outcome]
+        asked = ASK.format(outcome=f"{said} {wanted.why or ''}".strip())
+        summary = json.loads(await ask(path, asked.strip(), SUMMARY))
+    attempt, message = await asyncio.to_thread(_written, agent, path, fix_id, known, summary, wanted)
+    made = await write(memory.repo, message, note=wanted.note, options=wanted.options)
+    log.info("attempt_committed", agent=agent.agent_id, fix_id=fix_id, attempt=attempt, commit=made)
+    return Committed(agent.agent_id, fix_id, attempt, made, wanted.note is not None, message)
+
+
+def history(path: Sequence[Turn]) -> tuple[Message, ...]:
+    """The conversation as a client would send it. Thoughts stay with the chain that they were sealed for."""
+    said: list[Message] = []
+    for turn in path:
+        answer = tuple(block for block in turn.output if block.get("type") not in THINKING)
+        said += [*turn.input, *([Message("assistant", answer)] if answer else [])]
+    return tuple(said)
+
+
+def _written(
+    agent: Agent, path: Sequence[Turn], fix_id: str, known: Earlier, summary: Mapping[str, Any], wanted: Wanted
+) -> tuple[int, str]:
+    """The attempt's number, and its text without a secret."""
+    number = min(known.last + 1, records.MOST)
+    failed = wanted.outcome == "failed"
+    why = wanted.why or (summary.get("why_it_failed") if failed else None) or ""
+    asked = _words(path[0].input)
+    steps = list(summary.get("investigation") or ())
+    if not steps:
+        for turn in path[-STEPS:]:
+            called = [f"[calls {block.get('name')}]" for block in turn.output if block.get("type") == "tool_use"]
+            used = [f"({len(turn.tools)} uses and results of the CLI's own tools)"] if turn.tools else []
+            steps.append(" ".join([_words(turn.input), "→", *answer_text(turn.output).split(), *called, *used]))
+    spent = Usage()
+    for turn in path:
+        spent = spent.plus(turn.usage)
+    sections = {
+        "Task": records.cut(asked, 4 * STEP),
+        "Root cause": str(summary.get("root_cause") or ""),
+        "Fix": str(summary.get("fix") or "") or answer_text(path[-1].output),
+        "Reasoning": str(summary.get("reasoning") or ""),
+        "Investigation": "\n".join(f"{at}. {records.line_of(step, STEP)}" for at, step in enumerate(steps, 1)),
+        "Previous attempts": "\n".join(
+            f"- {one.name}: {one.trailers.get('Why-It-Failed') or one.headline}" for one in known.attempts
+        ),
+    }
+    trailers = {
+        "Fix-Id": fix_id,
+        "Attempt": str(number),
+        "Outcome": wanted.outcome or "",
+        "Agent": agent.agent_id,
+        "Model": ", ".join(dict.fromkeys(turn.answered_by or turn.model for turn in path)),
+        "Turns": str(len(path)),
+        "Tokens": f"{spent.prompt_tokens} read, {spent.output_tokens} written",
+        "Confidence": str(summary.get("confidence") or ""),
+        "Why-It-Failed": why,
+    }
+    headline = str(summary.get("headline") or "") or records.line_of(asked, records.HEADLINE)
+    state = "Failed attempt" if failed else "Attempt"
+    # Before anything is cut: half a secret is not known as one.
+    hidden = {name: redact.text(text) for name, text in sections.items()}
+    shown = {name: redact.text(text) for name, text in trailers.items()} | {"Fix-Id": fix_id}
+    return number, records.write(Attempt(redact.text(f"{state} {number}: {headline}"), shown, hidden))
+
+
+def _words(messages: Sequence[Message]) -> str:
+    """What was said, in one line. Results of tools and images are named only."""
+    return " ".join(
+        " ".join(str(block["text"]).split()) if block.get("type") == "text" else f"[{block.get('type')}]"
+        for message in messages
+        for block in message.content
+    )

@@ -1,0 +1,108 @@
+"""The attempts at one fix, from the commits that HEAD leads to and from their notes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .. import logs
+from ..errors import ConfigError
+from . import records
+from .git import Failed, Repository
+from .records import Attempt
+
+log = logs.get(__name__)
+
+# The notes of ours. `writing` sees to it that a rebase takes them along.
+NOTES = "refs/notes/attempts"
+# Commits that speak of a fix, and seconds: the older ones are left beyond either. 100,000 commits take about a second.
+COMMITS = 2_000
+SECONDS = 10.0
+# Bytes of one message or note that are looked at; the rest of a longer one is dropped as it comes.
+LONGEST = 512 * 1024
+# Characters that are kept of all of them, and of one that is read on the event loop, in a millisecond.
+ALL = 16 * 1024 * 1024
+SHORT = 32 * 1024
+
+# With -z a NUL ends each commit: id, time, message and notes are four fields then. git puts line ends in the place of
+# the NULs that a note holds.
+_FORMAT = "--format=tformat:%H%x00%ct%x00%B%x00%N"
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """`attempts` newest first. `partly`: the history was not read to its end. `last`: the highest number that is known.
+    `others`: fixes that the same commits speak of."""
+
+    attempts: tuple[Attempt, ...] = ()
+    partly: bool = False
+    last: int = 0
+    others: tuple[str, ...] = ()
+
+
+async def earlier(repo: Path, fix_id: str | None, most: int) -> Earlier:
+    """At most so many attempts at this fix; None: at any. Raises `ConfigError` without a repository."""
+    git = await Repository.opened(repo)
+    try:
+        if await git.head() is None:
+            return Earlier()
+    except Failed as exc:
+        raise ConfigError(f"the git repository {repo} cannot be read: {exc.said}") from exc
+    said = "Fix-Id: " if fix_id is None else f"Fix-Id: {fix_id}"
+    found: list[Attempt] = []
+    others: dict[str, None] = {}
+    partly = False
+    words = ("log", "-z", _FORMAT, "--encoding=UTF-8", f"--notes={NOTES}", "--fixed-strings", f"--grep={said}", "HEAD")
+    try:
+        async with asyncio.timeout(SECONDS), aclosing(git.pieces(*words, "--")) as pieces:
+            count = size = 0
+            async for commit, at, texts in _commits(pieces):
+                count, size = count + 1, size + sum(map(len, texts))
+                if count > COMMITS or size > ALL:
+                    partly = True
+                    break
+                for text in texts:
+                    if len(text) > SHORT:
+                        told = await asyncio.to_thread(records.read, text, commit=commit, at=at)
+                    else:
+                        told = records.read(text, commit=commit, at=at)
+                    for attempt in told:
+                        if fix_id is None or attempt.fix_id == fix_id:
+                            found.append(attempt)
+                        else:
+                            others[attempt.fix_id] = None
+    except (TimeoutError, Failed) as exc:  # a damaged object, too, leaves what is nearer to HEAD
+        why = exc.said if isinstance(exc, Failed) else f"it took longer than {SECONDS:g} s"
+        log.warning("git_history_read_in_part", repo=str(repo), why=why)
+        partly = True
+    # A commit that was picked, rebased or squashed tells the same attempt again: the one nearest to HEAD counts.
+    once = {repr(replace(attempt, commit="", at=0.0)): attempt for attempt in reversed(found)}
+    newest = sorted(once.values(), key=lambda one: (one.number or 0, one.at), reverse=True)
+    last = max((attempt.number or 0 for attempt in newest), default=0)
+    return Earlier(tuple(newest[:most]), partly, last, tuple(others))
+
+
+async def _commits(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, float, tuple[str, str]]]:
+    """(id, time, (message, notes)) of each."""
+    fields: list[bytes] = []
+    async for one in _fields(pieces):
+        fields.append(one)
+        if len(fields) == 4:
+            commit, at, message, notes = fields
+            when = float(at) if at.isdigit() and len(at) < 12 else 0.0
+            yield commit.decode(), when, (message.decode("utf-8", "replace"), notes.decode("utf-8", "replace"))
+            fields = []
+
+
+async def _fields(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """What stands between NULs, of each at most `LONGEST` bytes."""
+    kept = bytearray()
+    async for piece in pieces:
+        *ended, rest = piece.split(b"\0")
+        for part in ended:
+            yield bytes(kept + part[: LONGEST - len(kept)])
+            kept.clear()
+        kept += rest[: LONGEST - len(kept)]

@@ -1,0 +1,49 @@
+"""What an agent is told of earlier attempts when an attempt begins."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from .. import redact
+from ..domain.evidence import Recalled
+from ..domain.models import Agent, Block
+from ..sandbox import LOCAL_OWNER
+from ..settings import GitMemory, fix_id_of
+from . import telling
+from .reading import Earlier, earlier
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """`block` is told to the model, `evidence` is kept with the turn."""
+
+    block: Block
+    evidence: Recalled
+
+
+def fix_of(memory: GitMemory, agent: Agent) -> str:
+    """The fix that an agent works on: the profile's, or one of its own, which no other owner's agent shares."""
+    if memory.fix_id is not None:
+        return memory.fix_id
+    name = agent.agent_id if agent.owner == LOCAL_OWNER else f"{agent.owner}/{agent.agent_id}"
+    try:
+        return fix_id_of(name)
+    except ValueError:
+        return f"agent-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+
+
+async def recall(memory: GitMemory, agent: Agent) -> Recall | None:
+    """None where there was no earlier attempt. Raises `ConfigError` where the repository cannot be read."""
+    fix_id = fix_of(memory, agent)
+    known = await earlier(memory.repo, fix_id, memory.attempts)
+    block = told(fix_id, known)
+    if block is None:
+        return None
+    return Recall(block, Recalled(fix_id, tuple(attempt.commit for attempt in known.attempts)))
+
+
+def told(fix_id: str, known: Earlier) -> Block | None:
+    block = telling.block(fix_id, known.attempts, partly=known.partly)
+    # Whoever wrote a commit by hand may have left a key in it.
+    return None if block is None else {**block, "text": redact.text(block["text"])}

@@ -1,0 +1,167 @@
+"""One attempt as the text of a commit, and back. Pure.
+
+    a headline
+
+    Root cause:
+    …
+    Fix:
+    …
+
+    Fix-Id: login-500
+    Attempt: 2
+    …
+
+A text may hold several: a squash merge lists the messages of the commits that it replaces, indented or one below the
+other, and notes are appended to each other. Anybody can write such text, so nothing of it is trusted: numbers are
+bounded, unknown trailers are left out, and characters that steer a terminal or pass for line ends are replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+# Characters of a commit message or note that we write; servers of git show no more than about this.
+LONGEST = 65_000
+# Characters of a headline: what `git log --oneline` shows without a cut.
+HEADLINE = 72
+# Characters of a trailer's value.
+VALUE = 400
+# No attempt has a larger number: what claims to be a later one is not counted.
+MOST = 99_999
+# Attempts that are read from one text.
+IN_ONE_TEXT = 100
+
+TRAILERS = (
+    "Fix-Id", "Attempt", "Outcome", "Agent", "Model", "Turns", "Tokens", "Confidence", "Why-It-Failed",
+)  # fmt: skip
+SECTIONS = ("Task", "Root cause", "Fix", "Reasoning", "Investigation", "Previous attempts")
+
+_NAMES = {name.lower(): name for name in TRAILERS}
+_TITLES = {f"{name.lower()}:": name for name in SECTIONS}
+_TRAILER = re.compile(r"([ ]*)([A-Za-z][A-Za-z0-9-]{0,63}):[ \t]+(\S.*)")
+_FIX_ID = re.compile(r"[ ]*fix-id:[ \t]+\S", re.IGNORECASE)
+# What a text of ours must not hold at the start of a line: a trailer or a title of its own, or what `git am` takes for
+# the end of a message.
+_OWN = "|".join([*TRAILERS, *SECTIONS])
+_FORGED = re.compile(rf"(?im)^(?=[ \t]*(?:{_OWN})[ \t]*:|---|diff -|Index: )")
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """`trailers` by their names as in `TRAILERS`, `sections` as in `SECTIONS`; what is not known is left out.
+
+    `commit` and `at` say where it was read: the commit's id, and its time in seconds.
+    """
+
+    headline: str
+    trailers: Mapping[str, str]
+    sections: Mapping[str, str] = field(default_factory=dict)
+    commit: str = ""
+    at: float = 0.0
+
+    @property
+    def fix_id(self) -> str:
+        return self.trailers.get("Fix-Id", "")
+
+    @property
+    def number(self) -> int | None:
+        said = self.trailers.get("Attempt", "")
+        return int(said) if said.isascii() and said.isdigit() and len(said) <= len(str(MOST)) else None
+
+    @property
+    def failed(self) -> bool:
+        said = self.trailers.get("Outcome")
+        return said == "failed" if said else "Why-It-Failed" in self.trailers
+
+    @property
+    def name(self) -> str:
+        """As people call it: "attempt 2 (sonnet, failed)"."""
+        known = [self.trailers.get("Model"), "failed" if self.failed else self.trailers.get("Outcome")]
+        said = ", ".join(one for one in known if one)
+        return f"attempt {'?' if self.number is None else self.number}" + (f" ({said})" if said else "")
+
+
+def line_of(text: str, longest: int = VALUE) -> str:
+    """The text in one line."""
+    return cut(" ".join(clean(text).split()), longest)
+
+
+def clean(text: str) -> str:
+    """Without what steers a terminal, passes for a line's end or is no character."""
+    return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def cut(text: str, longest: int) -> str:
+    """At most so many characters: the middle is left out, and says so."""
+    if len(text) <= longest:
+        return text
+    gap = " […] "
+    kept = max(0, longest - len(gap))
+    return text[: kept - kept // 2] + gap[: longest - kept] + text[len(text) - kept // 2 :]
+
+
+def write(attempt: Attempt) -> str:
+    """The text of a commit: at most `LONGEST` characters. Sections share the room; the trailers are always whole."""
+    end = "\n".join(f"{name}: {line_of(attempt.trailers[name])}" for name in TRAILERS if attempt.trailers.get(name))
+    head = line_of(attempt.headline, HEADLINE)
+    harmless = {name: _FORGED.sub("> ", clean(text).strip()) for name, text in attempt.sections.items()}
+    told = {name: harmless[name] for name in SECTIONS if harmless.get(name)}
+    room = LONGEST - len(head) - len(end) - 8 - sum(len(name) + 4 for name in told)
+    # The short ones whole, and what they leave to the long ones.
+    allowed: dict[str, int] = {}
+    for left, name in enumerate(sorted(told, key=lambda one: len(told[one]))):
+        allowed[name] = min(len(told[name]), room // (len(told) - left))
+        room -= allowed[name]
+    body = [f"{name}:\n{cut(text, allowed[name])}" for name, text in told.items()]
+    return "\n\n".join([head, *body, end]) + "\n"
+
+
+def read(text: str, *, commit: str = "", at: float = 0.0) -> list[Attempt]:
+    """The attempts in a text, as they stand there; none in most."""
+    lines = clean(text).split("\n")
+    found: list[Attempt] = []
+    body = 0  # the first line that belongs to no earlier attempt
+    here = 0
+    while here < len(lines) and len(found) < IN_ONE_TEXT:
+        if not _FIX_ID.match(lines[here]):
+            here += 1
+            continue
+        start = here
+        while start > body and _TRAILER.match(lines[start - 1]):
+            start -= 1
+        indent = len(lines[here]) - len(lines[here].lstrip(" "))
+        trailers: dict[str, str] = {}
+        here = start
+        while here < len(lines) and (trailer := _TRAILER.match(lines[here])):
+            name = _NAMES.get(trailer[2].lower())
+            if name == "Fix-Id" and name in trailers:
+                break  # of another attempt, right below
+            if name is not None:
+                trailers.setdefault(name, line_of(trailer[3]))
+            here += 1
+        # A squash merge indents the messages, and puts lines of its own between them.
+        own = [line for line in lines[body:start] if not line.strip() or len(line) - len(line.lstrip(" ")) >= indent]
+        headline, sections = _sections([line[indent:] for line in own])
+        found.append(Attempt(headline, trailers, sections, commit, at))
+        body = here
+    return found
+
+
+def _sections(lines: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The first line with words, and what stands under each title; what has none follows the headline."""
+    headline = ""
+    under: dict[str, list[str]] = {}
+    now: str | None = None
+    for line in lines:
+        if (title := _TITLES.get(line.strip().lower())) is not None:
+            now = title
+        elif now is not None:
+            under.setdefault(now, []).append(line)
+        elif headline:
+            under.setdefault("Reasoning", []).append(line)  # as people write it who know no titles
+        else:
+            headline = line_of(line.strip().removeprefix("* "), HEADLINE)
+    return headline, {name: text for name, said in under.items() if (text := "\n".join(said).strip())}

@@ -1,0 +1,79 @@
+"""An attempt as a new commit of what is staged, or as a note on a commit that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import ConfigError, InvalidRequest
+from .git import Failed, Repository
+from .reading import NOTES
+
+# Seconds for `git commit` with a person's own options: a signature may ask for a passphrase.
+BY_HAND = 600.0
+# Who commits where git knows nobody.
+_NOBODY = {
+    "GIT_AUTHOR_NAME": "cli-session-proxy", "GIT_AUTHOR_EMAIL": "cli-session-proxy@localhost",
+    "GIT_COMMITTER_NAME": "cli-session-proxy", "GIT_COMMITTER_EMAIL": "cli-session-proxy@localhost",
+}  # fmt: skip
+
+
+async def write(repo: Path, text: str, *, note: str | None = None, options: Sequence[str] = ()) -> str:
+    """The id of the new commit, or of the one that `note` names. `options` are for `git commit`, by a person.
+
+    Without options the index is committed as it is, also where nothing is staged. Raises `ConfigError` and
+    `InvalidRequest`.
+    """
+    git = await Repository.opened(repo)
+    try:
+        if note is not None:
+            return await _noted(git, text, note)
+        if options:
+            words = ("commit", "--no-verify", "--allow-empty", "--cleanup=verbatim", "--file=-", *options)
+            await git.run(*words, stdin=text, limit=BY_HAND, environment=await _identity(git))
+            return await git.head() or ""
+        return await _committed(git, text)
+    except Failed as exc:
+        raise ConfigError(f"git could not write to {repo}: {exc.said}") from exc
+
+
+async def _committed(git: Repository, text: str) -> str:
+    """By plumbing, which runs no hook, no filter and no signer."""
+    if await git.run("rev-parse", "--is-bare-repository") == "true":
+        raise InvalidRequest("the repository is bare, so nothing can be staged in it: use note", param="note")
+    try:
+        await git.run("rev-parse", "--quiet", "--verify", "MERGE_HEAD")
+    except Failed:
+        pass  # no merge is under way
+    else:
+        raise InvalidRequest("a merge is under way in the repository: end it first, or use note", param="note")
+    parent = await git.head()
+    tree = await git.run("write-tree")
+    above = ("-p", parent) if parent else ()
+    made = await git.run("commit-tree", tree, *above, "-F", "-", stdin=text, environment=await _identity(git))
+    headline = text.partition("\n")[0]
+    # Only where HEAD is still what the commit was made on.
+    await git.run("update-ref", "-m", f"commit: {headline}", "HEAD", made, parent or "")
+    return made
+
+
+async def _noted(git: Repository, text: str, revision: str) -> str:
+    commit = await git.reachable(revision)
+    # A rebase or an amended commit takes along the notes that this setting names.
+    try:
+        following = (await git.run("config", "--local", "--get-all", "notes.rewriteRef")).split()
+    except Failed:
+        following = []
+    if NOTES not in following:
+        await git.run("config", "--local", "--add", "notes.rewriteRef", NOTES)
+    await git.run("notes", f"--ref={NOTES}", "append", "--file=-", commit, stdin=text, environment=await _identity(git))
+    return commit
+
+
+async def _identity(git: Repository) -> dict[str, str]:
+    """What has to be said where git knows nobody here."""
+    try:
+        await git.run("-c", "user.useConfigOnly=true", "var", "GIT_COMMITTER_IDENT")
+    except Failed:
+        return _NOBODY
+    return {}

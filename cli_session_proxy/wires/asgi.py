@@ -1,0 +1,254 @@
+"""What HTTP is to every wire: addresses, bodies as they come in, headers and errors as they go out.
+
+How a body is read goes by its size: a small one on the event loop, a middling one in a thread, a large one in a process
+of its own (see `aside`). Each step of the first two takes less than 50 ms at the worst body of that size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Receive, Scope, Send
+
+from .. import logs
+from ..aside.pool import Aside, OutOfBoundsError
+from ..domain.models import JSON
+from ..errors import InvalidRequest, ProxyError, RequestTooLarge
+from .base import Wire
+from .common import Naming, naming, read_bytes, retry_headers
+
+log = logs.get(__name__)
+
+T = TypeVar("T")
+
+# Seconds for a whole body: it is sent by a program on this machine, and one that takes longer is stuck.
+BODY_TIMEOUT = 300.0
+# Bytes that are read on the event loop: under 1 ms of text, 10 ms of the worst JSON (2,000 messages of one letter).
+SMALL = 64 * 1024
+# Bytes that are read in a thread: the longest call into C, which holds the event loop too, takes 20 ms of the worst
+# JSON. Most agent programs send between these two.
+MIDDLING = 512 * 1024
+
+
+async def read_call(request: Request, limit: int, read: Callable[[JSON, Naming], T]) -> T:
+    """What the wire's `read` makes of the body, at most `limit` bytes of it. Raises `InvalidRequest`."""
+    return await read_aside(request.app.state.aside, await read_body(request, limit), named(request), read)
+
+
+async def read_aside(aside: Aside, raw: bytes, about: Naming, read: Callable[[JSON, Naming], T]) -> T:
+    """The same of a body that is there: beside the event loop, where it is large."""
+    if len(raw) <= SMALL:
+        return read_bytes(raw, about, read)
+    if len(raw) <= MIDDLING:
+        return await aside.thread(read_bytes, raw, about, read)
+    try:
+        return await aside.reading.call(read_bytes, raw, about, read)
+    except OutOfBoundsError as exc:
+        raise InvalidRequest(f"the body cannot be read: {exc}; send less, or simpler JSON") from exc
+
+
+def named(request: HTTPConnection) -> Naming:
+    """What the request says about itself outside its body."""
+    state = request.scope["state"]
+    return naming(state["headers"], path_agent=state["agent_id"], request_id=state["request_id"], owner=state["owner"])
+
+
+def owner_of(request: HTTPConnection) -> str:
+    """The name of the key that the request came with."""
+    owner: str = request.scope["state"]["owner"]
+    return owner
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body, at most `limit` bytes. Raises `RequestTooLarge`, before reading where the length is declared.
+
+    Raises `QueueFull` where the bodies of this owner's requests are too much together.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared[:18]) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            async for chunk in request.stream():
+                request.scope["state"]["held"].body(len(chunk))
+                body += chunk
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError as exc:
+        raise InvalidRequest(f"the body did not arrive within {BODY_TIMEOUT:.0f} s: send it again") from exc
+    except ClientDisconnect as exc:
+        raise InvalidRequest("the client left before its body had arrived") from exc
+    return bytes(body)
+
+
+def _too_large(limit: int) -> RequestTooLarge:
+    return RequestTooLarge(f"the body is over {limit} bytes: send less, or raise max_body in the settings")
+
+
+def is_on(request: Request, name: str, *, default: bool) -> bool:
+    """A switch of the address: 1 or 0. Raises `InvalidRequest`."""
+    given = request.query_params.get(name)
+    if given not in (None, "0", "1"):
+        raise InvalidRequest(f"{name} must be 1 or 0", param=name)
+    return default if given is None else given == "1"
+
+
+def whole_number(request: Request, name: str, default: int | None) -> int | None:
+    """A parameter of the address, 1 or more. Raises `InvalidRequest`."""
+    given = request.query_params.get(name)
+    if given is None:
+        return default
+    # SQLite's whole numbers have 64 bits.
+    if not given.isascii() or not given.isdigit() or len(given) > 18 or int(given) == 0:
+        raise InvalidRequest(f"{name} must be a whole number from 1", param=name)
+    return int(given)
+
+
+# --- Addresses: a method, a path, and a handler that names the pieces of the address it wants
+
+Handler = Callable[..., Awaitable[Any]]
+
+EVENT_STREAM = "text/event-stream"
+STREAMED = ("application/json", EVENT_STREAM)
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What `/openapi.json` says of an address: the schema of its body and of its query, the media of its answers.
+
+    `turn`: it makes a turn, so an agent may be named in its headers.
+    """
+
+    body: JSON | None = None
+    query: Mapping[str, JSON] = field(default_factory=dict)
+    media: tuple[str, ...] = ("application/json",)
+    turn: bool = False
+
+
+class Address(Route):
+    """A route that answers just the one method. `handler` takes `request` and the path's parameters, as far as it
+    names them, and returns a `Response` or the object of a JSON answer; its docstring describes it.
+
+    `shown` are the addresses that stand for a path with a form of its own, such as `{model}:{method}`."""
+
+    def __init__(self, method: str, path: str, handler: Handler, shown: Mapping[str, About]) -> None:
+        super().__init__(path, _endpoint(handler), methods=[method])
+        self.methods = {method}  # without the HEAD that Starlette adds: a dump would be written for nobody
+        self.description = inspect.getdoc(handler) or ""
+        self.shown = shown
+
+
+class Exact(BaseRoute):
+    """The addresses without parameters, found by one look; it stands before all routes, which are tried in turn."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], Address] = {}
+
+    def take(self, address: Address) -> None:
+        for method in address.methods or ():
+            self._found.setdefault((method, address.path), address)
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        found = self._found.get((scope.get("method", ""), scope["path"]))
+        return (Match.NONE, {}) if found is None else (Match.FULL, {"address": found, "path_params": {}})
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await scope["address"].handle(scope, receive, send)
+
+
+def add(
+    app: Starlette,
+    method: str,
+    path: str,
+    handler: Handler,
+    about: About | None = None,
+    shown: Mapping[str, About] | None = None,
+) -> None:
+    routes = app.router.routes
+    if not routes:
+        routes.append(Exact())
+    plain = re.sub(r"\{(\w+):path\}", r"{\1}", path)
+    address = Address(method, path, handler, shown or {plain: about or About()})
+    routes.append(address)
+    if "{" not in path:
+        assert isinstance(routes[0], Exact), "all routes are made here"
+        routes[0].take(address)
+
+
+def methods_of(app: Starlette, scope: Scope) -> set[str]:
+    """All methods that the address takes. Starlette's own 405 names those of the first route with it."""
+    there = (route for route in app.routes if isinstance(route, Address) and route.matches(scope)[0] is not Match.NONE)
+    return {method for route in there for method in route.methods or ()}
+
+
+def _endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    names = tuple(inspect.signature(handler).parameters)
+
+    async def endpoint(request: Request) -> Response:
+        given = {**request.path_params, "request": request}
+        answer = await handler(**{name: given[name] for name in names})
+        return answer if isinstance(answer, Response) else JSONResponse(answer)
+
+    return endpoint
+
+
+# --- Headers, and an error in the words of its wire
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """Lower-case names, latin-1 values; the first of equal names, as a proxy in front would read it."""
+    headers: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+    return headers
+
+
+def raw_path(scope: Scope) -> bytes:
+    """The path as it was sent, still percent-encoded: only there an encoded slash differs from a real one."""
+    raw = scope.get("raw_path")
+    return raw if isinstance(raw, bytes) else quote(scope["path"]).encode()
+
+
+def as_proxy_error(exc: Exception) -> ProxyError:
+    """The error to show. One that nobody foresaw is logged by its frames alone: its text may hold a prompt."""
+    if isinstance(exc, ProxyError):
+        return exc
+    frames = "".join(traceback.format_tb(exc.__traceback__))
+    log.error("unexpected error", error=type(exc).__name__, frames=frames)
+    return ProxyError("the proxy failed unexpectedly: its log has the details under this X-Request-Id")
+
+
+def error_body(scope: Scope, error: ProxyError) -> JSON:
+    """The error in the words of the wire that this request speaks."""
+    state = scope["state"]
+    wire: Wire = state["wire"]
+    return wire.errors.write(error, state["request_id"])
+
+
+async def send_error(send: Send, scope: Scope, error: ProxyError, headers: Mapping[str, str] | None = None) -> None:
+    """The whole answer for an error, before anything else was sent."""
+    await send_json(send, error.status, error_body(scope, error), {**(headers or {}), **retry_headers(error)})
+
+
+async def send_json(send: Send, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
+    data = json.dumps(body, separators=(",", ":")).encode()
+    sent = {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}
+    await send({"type": "http.response.start", "status": status, "headers": encoded(sent)})
+    await send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

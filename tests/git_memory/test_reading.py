@@ -1,0 +1,209 @@
+"""What is read back from real repositories of every kind."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.errors import ConfigError, InvalidRequest
+from cli_session_proxy.git_memory import reading
+from cli_session_proxy.git_memory.reading import NOTES, Earlier, earlier
+from cli_session_proxy.git_memory.writing import write
+
+from .repository import Repo, attempt
+
+FIX = "login-500"
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repo:
+    return Repo(tmp_path / "repo")
+
+
+async def numbers(repo: Repo, fix: str = FIX, most: int = 10) -> list[int | None]:
+    return [one.number for one in (await earlier(repo.path, fix, most)).attempts]
+
+
+async def test_the_attempts_at_one_fix_come_newest_first(repo: Repo) -> None:
+    for number in (1, 2, 3):
+        repo.commit(attempt(number))
+        repo.commit(f"ordinary work {number}", file=f"{number}.txt")
+    repo.commit(attempt(7, fix="login-5000"))
+    found = await earlier(repo.path, FIX, 10)
+    assert [one.number for one in found.attempts] == [3, 2, 1]
+    assert found.attempts[0].commit == repo("rev-parse", "HEAD~2")
+    assert (found.last, found.partly) == (3, False)
+    assert await numbers(repo, most=2) == [3, 2]
+    assert (await earlier(repo.path, FIX, 2)).last == 3
+
+
+async def test_only_what_head_leads_to_is_read(repo: Repo) -> None:
+    repo.commit(attempt(1))
+    repo("checkout", "--quiet", "-b", "other")
+    other = repo.commit(attempt(2))
+    await write(repo.path, attempt(3), note="other")
+    repo("checkout", "--quiet", "main")
+    assert await numbers(repo) == [1]
+    repo("replace", "main", other)
+    assert await numbers(repo) == [1]
+    with pytest.raises(InvalidRequest, match="HEAD leads to"):
+        await write(repo.path, attempt(4), note="other")
+
+
+async def test_notes_are_read_and_a_rebase_an_amended_commit_and_a_fixup_take_them_along(repo: Repo) -> None:
+    repo.commit("base", file="a")
+    repo("checkout", "--quiet", "-b", "work")
+    for number in (1, 2):
+        repo.commit(f"work {number}", file=f"w{number}")
+        await write(repo.path, attempt(number), note="HEAD")
+    repo("checkout", "--quiet", "main")
+    repo.commit("meanwhile", file="b")
+    repo("checkout", "--quiet", "work")
+    repo("rebase", "--quiet", "main")
+    assert await numbers(repo) == [2, 1]
+    repo("commit", "--quiet", "--amend", "-m", "work 2, again")
+    assert await numbers(repo) == [2, 1]
+    repo("rebase", "--quiet", "-i", "main", GIT_SEQUENCE_EDITOR="sed -i '2s/^pick/fixup/'")
+    assert repo("rev-list", "--count", "main..HEAD") == "1"
+    assert await numbers(repo) == [2, 1]
+
+
+async def test_a_squash_merge_keeps_the_attempts_of_the_branch_that_is_deleted(repo: Repo) -> None:
+    repo.commit("base", file="a")
+    repo("checkout", "--quiet", "-b", "work")
+    repo.commit(attempt(1), file="b")
+    repo.commit(attempt(2, model="sonnet"), file="b")
+    repo("checkout", "--quiet", "main")
+    repo("merge", "--quiet", "--squash", "work")
+    repo("commit", "--quiet", "--no-edit")
+    repo("branch", "-D", "work")
+    repo("reflog", "expire", "--expire=now", "--all")
+    repo("gc", "--quiet", "--prune=now")
+    found = await earlier(repo.path, FIX, 10)
+    assert [(one.number, one.trailers["Model"]) for one in found.attempts] == [(2, "sonnet"), (1, "haiku")]
+    assert [one.sections["Root cause"] for one in found.attempts] == ["cause 2", "cause 1"]
+
+
+async def test_an_attempt_that_was_picked_twice_is_told_once(repo: Repo) -> None:
+    repo.commit("base")
+    repo("checkout", "--quiet", "-b", "work")
+    repo.commit(attempt(1), file="b")
+    repo("checkout", "--quiet", "main")
+    repo.commit("meanwhile", file="c")
+    repo("cherry-pick", "work")
+    repo("merge", "--quiet", "--no-edit", "work")
+    assert await numbers(repo) == [1]
+
+
+async def test_worktrees_shallow_clones_and_bare_repositories_are_read(repo: Repo, tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        repo.commit(attempt(number))
+    repo("worktree", "add", "--quiet", "-b", "beside", str(tmp_path / "tree"))
+    tree = Repo(tmp_path / "tree", start=False)
+    tree.commit(attempt(4))
+    assert await numbers(tree) == [4, 3, 2, 1]
+    assert await numbers(repo) == [3, 2, 1]
+    repo("clone", "--quiet", "--depth=2", f"file://{repo.path}", str(tmp_path / "shallow"))
+    assert await numbers(Repo(tmp_path / "shallow", start=False)) == [3, 2]
+    repo("clone", "--quiet", "--bare", str(repo.path), str(tmp_path / "bare"))
+    assert await numbers(Repo(tmp_path / "bare", start=False)) == [3, 2, 1]
+    (repo.path / "deep" / "er").mkdir(parents=True)
+    assert await numbers(Repo(repo.path / "deep" / "er", start=False)) == [3, 2, 1]
+
+
+async def test_a_partial_clone_fetches_nothing(repo: Repo, tmp_path: Path) -> None:
+    repo.commit(attempt(1), file="a")
+    repo("config", "uploadpack.allowFilter", "true")
+    repo("clone", "--quiet", "--no-checkout", "--filter=blob:none", f"file://{repo.path}", str(tmp_path / "partial"))
+    shutil.rmtree(repo.path)
+    assert await numbers(Repo(tmp_path / "partial", start=False)) == [1]
+
+
+async def test_commits_of_others_in_any_encoding_are_read_as_far_as_they_go(repo: Repo) -> None:
+    repo.commit("by hand\n\nwe tried to wait\n\nSigned-off-by: Ada <a@b>\nFix-Id: login-500\nCo-authored-by: X <x@y>\n")
+    (repo.path / "m").write_bytes("Grüße\n\nFix-Id: login-500\nAttempt: 2\n".encode("latin-1"))
+    repo("-c", "i18n.commitEncoding=latin-1", "commit", "--quiet", "--allow-empty", "-F", "m")
+    raw = repo("cat-file", "commit", "HEAD").partition("\n\n")[0].replace("encoding latin-1\n", "")
+    (repo.path / "raw").write_bytes(raw.encode() + b"\n\n\xff\xfe \x1b[31mbinary\n\nFix-Id: login-500\nAttempt: 3\n")
+    made = repo("hash-object", "-t", "commit", "-w", "--literally", "raw")
+    repo("reset", "--quiet", "--hard", made)
+    found = (await earlier(repo.path, FIX, 10)).attempts
+    assert [one.number for one in found] == [3, None]  # the commit in between is not above that one
+    assert "\x1b" not in found[0].headline
+    assert found[1].sections["Reasoning"] == "we tried to wait"
+    repo("reset", "--quiet", "--hard", "ORIG_HEAD")
+    assert [one.headline for one in (await earlier(repo.path, FIX, 10)).attempts] == ["Grüße", "by hand"]
+
+
+async def test_a_huge_message_and_a_note_of_bytes_leave_the_others_readable(repo: Repo) -> None:
+    repo.commit(attempt(1))
+    repo.commit("x" * (3 * reading.LONGEST) + "\n\nFix-Id: login-500\nAttempt: 5\n")
+    repo.commit(attempt(2))
+    (repo.path / "note").write_bytes(b"\0\0Fix-Id: login-500\0" * 10)
+    blob = repo("hash-object", "-w", "note")
+    repo("notes", f"--ref={NOTES}", "add", "-C", blob, "HEAD")
+    assert await numbers(repo) == [2, 1, None]  # None: what the note says, once
+
+
+async def test_more_commits_than_are_read_are_told_as_such(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (1, 2, 3):
+        repo.commit(attempt(number))
+    monkeypatch.setattr(reading, "COMMITS", 2)
+    found = await earlier(repo.path, FIX, 10)
+    assert [one.number for one in found.attempts] == [3, 2]
+    assert found.partly
+
+
+async def test_a_history_with_a_hole_is_read_up_to_it(repo: Repo) -> None:
+    lost = repo.commit(attempt(1))
+    repo.commit(attempt(2))
+    repo.commit(attempt(3))
+    (repo.path / ".git" / "objects" / lost[:2] / lost[2:]).unlink()
+    found = await earlier(repo.path, FIX, 10)
+    assert ([one.number for one in found.attempts], found.partly) == ([3], True)
+
+
+async def test_nothing_that_the_repository_names_is_run(repo: Repo, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    program = tmp_path / "evil"
+    program.write_text(f'#!/bin/sh\necho "$0 $@" >> {ran}\nexit 0\n')
+    program.chmod(0o755)
+    repo.commit(attempt(1), file="a")
+    hooks = repo.path / ".git" / "hooks"
+    hooks.mkdir(exist_ok=True)
+    for hook in ("pre-commit", "prepare-commit-msg", "commit-msg", "post-commit", "reference-transaction",
+                 "post-rewrite", "pre-auto-gc"):  # fmt: skip
+        shutil.copy(program, hooks / hook)
+    (repo.path / ".gitattributes").write_text("* filter=evil diff=evil\n")
+    for name in ("core.fsmonitor", "gpg.program", "core.pager", "filter.evil.clean", "filter.evil.process",
+                 "diff.evil.textconv", "diff.external", "core.editor", "core.sshCommand"):  # fmt: skip
+        repo("config", name, str(program), GIT_TRACE="0")
+    repo("config", "log.showSignature", "true")
+    repo("config", "commit.gpgSign", "true")
+    ran.unlink(missing_ok=True)
+    (repo.path / "a").write_text("changed")
+    await earlier(repo.path, FIX, 10)
+    await write(repo.path, attempt(2))
+    await write(repo.path, attempt(3), note="HEAD")
+    await write(repo.path, attempt(4), options=("--no-gpg-sign",))
+    said = ran.read_text() if ran.exists() else ""
+    assert "hooks" not in said
+    assert "filter" not in said or said == ""
+    ran.unlink(missing_ok=True)
+    assert await numbers(repo) == [4, 3, 2, 1]
+    assert not ran.exists(), ran.read_text()
+
+
+async def test_without_a_repository_git_or_a_commit_it_says_what_to_do(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await earlier(repo.path, FIX, 10) == Earlier()
+    (tmp_path / "empty").mkdir()
+    for place, why in ((tmp_path / "empty", "git init"), (tmp_path / "none", "no such directory")):
+        with pytest.raises(ConfigError, match=why):
+            await earlier(place, FIX, 10)
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(ConfigError, match="git is not installed"):
+        await earlier(repo.path, FIX, 10)
