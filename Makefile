@@ -7,6 +7,7 @@ MERMAID := .tools/mermaid
 AI_SDK := .tools/ai-sdk
 AGENTS := .tools/agents
 CCPROXY := .tools/ccproxy
+CLAUDE_MAX := .tools/claude-max
 UV := .tools/uv
 # the first one that is new enough; another: make PYTHON=/path/to/python serve
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -22,7 +23,7 @@ MINUTES ?= 15
 SEED ?=
 CHAOS := $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-.PHONY: serve login demo test bench bench-quick trace check continuity full chaos agents dist image lock tools chromium bubblewrap \
+.PHONY: serve login demo test bench bench-quick peers trace check continuity full chaos agents dist image lock tools chromium bubblewrap \
 	clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
@@ -55,6 +56,9 @@ bench: $(VENV)/.bench $(CCPROXY)/.installed  ## the proxy beside the bare CLI an
 
 bench-quick: $(VENV)/.bench $(CCPROXY)/.installed  ## the same in about two minutes; prints only
 	$(BIN)/python -m bench --quick --json var/bench-quick.json
+
+peers: $(VENV)/.bench $(CCPROXY)/.installed $(CLAUDE_MAX)/.installed  ## the continuity benchmark on the peers, half an hour; writes docs/peers.md
+	$(BIN)/python -m bench.peers --docs docs
 
 trace: $(VENV)/.bench  ## the functions that one warm chat turn runs through, from the socket to the acknowledgement
 	@$(BIN)/python -m bench.trace
@@ -123,6 +127,14 @@ $(VENV)/.bench: pyproject.toml $(VENV)/.made
 $(CCPROXY)/.installed: $(VENV)/.made
 	$(BIN)/python -m venv $(CCPROXY)
 	$(CCPROXY)/bin/python -m pip install --quiet --disable-pip-version-check ccproxy-api==0.2.10 claude-agent-sdk==0.1.4
+	@touch $@
+
+# The peer that npm has; it finds `claude` on PATH. Nothing of its own runs at the installation.
+$(CLAUDE_MAX)/.installed:
+	@mkdir -p $(CLAUDE_MAX)
+	npm install --prefix $(CLAUDE_MAX) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+		claude-max-api-proxy@1.0.0
+	@test -d $(CLAUDE_MAX)/node_modules/claude-max-api-proxy
 	@touch $@
 
 $(UV)/.installed: $(VENV)/.made

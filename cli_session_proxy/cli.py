@@ -344,6 +344,39 @@ def memory(
     _say(json.dumps(found, indent=1) if as_json else attempts.print_memory(found))
 
 
+@app.command("bench-continuity")
+def bench_continuity(
+    target: Annotated[
+        list[str],
+        typer.Option(
+            help="A URL up to /v1, or `cli` for the bare CLI. {agent} in it names the conversation; a second one, "
+            "without it, is for clients that send their whole history."
+        ),
+    ],
+    wire: Annotated[str, typer.Option(help="chat, responses, messages or generate.")] = "chat",
+    agent_header: Annotated[str | None, typer.Option(help="The header that names a conversation.")] = None,
+    model: Annotated[str, typer.Option(help="What to ask for.")] = "sonnet",
+    start: Annotated[str | None, typer.Option(help="Its command: run with our ANTHROPIC_BASE_URL.")] = None,
+    stop: Annotated[str | None, typer.Option(help="What ends it.", show_default="SIGTERM")] = None,
+    claude_config_dir: Annotated[Path | None, typer.Option(help="Where its CLI keeps transcripts.")] = None,
+    upstream_port: Annotated[int, typer.Option(help="Of the scripted provider, for a target that runs.")] = 0,
+    key: Annotated[str | None, typer.Option(envvar="BENCH_CONTINUITY_KEY", help="What the target asks for.")] = None,
+    only: Annotated[str | None, typer.Option(help="Only rows whose name holds this.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A folder: JSON, table, badge, picture.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="What the target is called.", show_default="the URL")] = None,
+    claude_bin: ClaudeBin = None,
+) -> None:
+    """Break one thing at a time behind any server, and read what its model is shown (see docs/peers.md)."""
+    from .commands import benching
+
+    wanted = benching.Wanted(
+        tuple(target), wire, agent_header, model, start, stop, claude_config_dir, upstream_port, key, only, output, name
+    )
+    asyncio.run(benching.bench(wanted, load(claude_bin=claude_bin).claude_bin, _say))
+
+
 @app.command()
 def chat(
     agent_id: Annotated[str, typer.Option(help="Whose conversation it is.")] = "chat",

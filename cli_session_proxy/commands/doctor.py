@@ -23,7 +23,7 @@ import httpx
 from ..backends.claude.process import capability, confine, environment
 from ..backends.claude.process.capability import Capability
 from ..backends.claude.process.guardian import start_time
-from ..backends.claude.process.process_table import FIRST_GUESS
+from ..backends.claude.process.process_table import FIRST_WEIGHT
 from ..engine.ownership import Instances
 from ..errors import ClaudeUnavailable
 from ..http.binding import answers
@@ -182,11 +182,11 @@ def _disk(var: Path) -> Finding:
 def _memory(settings: Settings) -> Finding:
     if settings.max_memory is None:
         return Finding("memory", "ok", f"not measured here: at most {settings.max_processes} CLI processes")
-    fit = min(settings.max_processes, settings.max_memory // FIRST_GUESS)
+    fit = min(settings.max_processes, settings.max_memory // FIRST_WEIGHT)
     says = f"{settings.max_memory // MB} MB for CLI processes: about {fit} of at most {settings.max_processes}"
     if fit:
         return Finding("memory", "ok", says)
-    return Finding("memory", "warning", f"{says}, so that one runs at a time", f"max_memory = {4 * FIRST_GUESS}")
+    return Finding("memory", "warning", f"{says}, so that one runs at a time", f"max_memory = {4 * FIRST_WEIGHT}")
 
 
 # --- the store

@@ -477,7 +477,7 @@ class Engine:
         return answer_text(turn.output)
 
     async def _adopt_changes(self) -> None:
-        """Take in what a person said in a session of ours, as soon as it is whole, while nobody uses the agent."""
+        """Adopt what a person said in a session of ours, once it is complete and the agent is idle."""
         async with aclosing(self.backend.changes()) as changes:
             async for session_id in changes:
                 try:

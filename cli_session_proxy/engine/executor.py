@@ -80,7 +80,7 @@ class Observer(Protocol):
     """Is told what the engine did, for numbers and live views. It must not fail, and not wait."""
 
     def adopted(self, turn: Turn, link: Link) -> None:
-        """Turns that somebody had outside the proxy are in the chain now; `turn` is the last, the link names all."""
+        """Turns held outside the proxy were adopted into the chain; `turn` is the last, the link names all."""
 
     def turn_ended(self, turn: Turn, links: Sequence[Link]) -> None:
         """A turn was committed, with these links, or it failed or was cancelled."""
@@ -369,7 +369,7 @@ class Executor:
     # --- 4: the prompt goes out, the answer comes back
 
     async def _heard(self, attempt: Attempt, exchange: Execution, deadline: float) -> Completed | Called | Refused:
-        """Pass on what comes; a silent backend is given up, a running tool is not silent."""
+        """Pass the events on. A silent backend is abandoned after `idle_timeout`; a running tool is not silent."""
         clock_of = asyncio.get_running_loop().time
         idle = self.settings.idle_timeout
         cutter, cut = attempt.cutter, False
@@ -543,7 +543,7 @@ class Executor:
 
 
 async def adopt(store: Store, lease: Lease, found: Adoptable, observers: Sequence[Observer]) -> Turn:
-    """Take what somebody else said in a session into the chain, and move the head to the last of it."""
+    """Add turns held outside the proxy to the chain, and move the head to the last of them."""
     session, last = found.session, found.turns[-1].id
     detail: JSON = {**found.detail, "turns": [turn.id for turn in found.turns]}
     link = Link(session.id, session.id, last, "adopted", detail, time.time())

@@ -80,7 +80,7 @@ class LiveTurn:
         self._wake()
 
     def withdraw(self, blocks: Collection[int]) -> list[Block]:
-        """Take back of these blocks what no client was given; the blocks as far as one was, each with its end."""
+        """Remove the events of these blocks that no client was given. Returns the parts that one was given."""
         given, rest = self._events[: self._given], self._events[self._given :]
         shown: dict[int, Block] = {}
         pieces: dict[int, list[Block]] = {}
@@ -444,7 +444,7 @@ class Deliveries:
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
 
     async def _give_up(self, live: LiveTurn, noted: asyncio.Task[None]) -> None:
-        """Nobody waits for the turn here any more. Somebody may at another proxy (see `Engine._follow`)."""
+        """Cancel a turn without clients here, unless a client waits at another proxy (see `Engine._follow`)."""
         await asyncio.wait([noted])
         turn_id = live.turn.id
         waited_for = False

@@ -54,7 +54,7 @@ class Instances:
         self._fd: int | None = None
 
     def enter(self) -> None:
-        """Be alive from now on. The file appears under its name only when it is locked."""
+        """Count as alive from now on. The file appears under its name only when it is locked."""
         if self._fd is not None:
             return
         self._folder(self.id).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ class Instances:
         self._fd = fd
 
     def leave(self, *, settled: bool) -> None:
-        """Be dead from now on. Where not every turn has its end in the store, somebody else settles it. Idempotent."""
+        """Count as dead from now on. If some turn has no stored end, another proxy settles it. Idempotent."""
         if self._fd is not None:
             if settled:
                 self.forget(self.id)
@@ -286,8 +286,8 @@ class Ownership:
     async def _comes_later(self, agent: Agent, lease: Lease, turn: Turn | None) -> bool:
         """Is a turn of another proxy first?
 
-        A turn that is tried again keeps its old number but stands last in its lane: it holds nobody up, and neither
-        does one of a proxy that does not respond. A turn that runs elsewhere without the lease has lost it.
+        A turn that is tried again keeps its old number but is last in its lane, so it does not count; neither does one
+        of a proxy that does not respond. A turn that runs elsewhere without the lease has lost it.
         """
         if not self._instances.others():
             return False

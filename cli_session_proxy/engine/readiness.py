@@ -28,7 +28,7 @@ class Opened(Protocol):
 
 
 class Readiness:
-    """One probe at a time, for everybody who asks. One per engine."""
+    """One probe at a time, shared by all callers. One per engine."""
 
     def __init__(self, engine: Opened, store: Store, own: Own) -> None:
         self._engine = engine

@@ -55,7 +55,7 @@ class Recovery:
         self._observers = observers
 
     async def settle(self, agent: Agent, lease: Lease) -> None:
-        """End what other proxies left of this agent. Raises `StoreUnavailable`; what is not settled then is later."""
+        """End what other proxies left of this agent. Raises `StoreUnavailable`; the rest is settled later."""
         cwd = self._sandboxes.path(agent.dir)
         # First of all: nobody may write a transcript while it is read.
         strays = [stray for other in self._instances.others() for stray in self._instances.children(other, cwd)]
@@ -76,7 +76,7 @@ class Recovery:
         await self._uncertain(agent.key)
 
     async def _uncertain(self, agent_key: int | None = None) -> None:
-        """Nobody knows whether answers that an ended proxy was about to deliver have arrived."""
+        """Mark answers that an ended proxy was about to deliver: whether they arrived is unknown."""
         for turn in await self._store.pending_deliveries():
             if agent_key in (None, turn.agent_key) and not self._instances.alive(turn.instance):
                 await self._store.set_delivery(turn.id, "uncertain")

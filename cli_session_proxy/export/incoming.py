@@ -72,7 +72,7 @@ async def bring_in(store: Store, kept: Kept, owner: str, path: Path, agent_id: s
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A file whose sum is right. `images` says where in the file each image's line begins."""
+    """A file whose checksum is right. `images` says where in the file each image's line begins."""
 
     path: Path
     size: int

@@ -76,7 +76,7 @@ class Corked:
 
 
 class Unread:
-    """The connections whose clients do not take what waits for them, by the client's address."""
+    """The connections whose clients do not read their answers, by the client's address."""
 
     def __init__(self, limit: int = UNREAD) -> None:
         self._limit = limit
@@ -164,7 +164,7 @@ class Connection(HttpToolsProtocol):
             self._read_on()
 
     def _read_on(self) -> None:
-        """Parse what waits, until requests stand in a row that are not answered yet."""
+        """Parse the received bytes, until enough unanswered requests are queued."""
         if self._waiting:
             self._unset_keepalive_if_required()
         while self._waiting and not self.transport.is_closing():

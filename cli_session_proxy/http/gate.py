@@ -243,7 +243,7 @@ class Origins:
 
 
 def check_body(headers: Headers) -> None:
-    """A browser sends anybody's form anywhere, JSON only where it may. Raises `InvalidRequest`."""
+    """Refuse forms from browsers: any page can send those, but not JSON without permission. Raises `InvalidRequest`."""
     if "origin" not in headers and "sec-fetch-site" not in headers:
         return  # a program: `curl -d` calls everything a form
     if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:

@@ -52,7 +52,7 @@ class RepairLines:
         self._something.set()
 
     async def run(self) -> None:
-        """Until it is cancelled. Raises `OSError` where nobody can be told any more."""
+        """Until it is cancelled. Raises `OSError` when the terminal is gone."""
         while True:
             await self._something.wait()
             self._something.clear()

@@ -123,7 +123,7 @@ class Routes:
         return {"status": "ok"}
 
     async def readyz(self) -> Response:
-        """Asked by those who send traffic here: the store has written and read something, a moment ago at most."""
+        """For load balancers: the store has written and read something, a moment ago at most."""
         state = await self._engine.state()
         return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 

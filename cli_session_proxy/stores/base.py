@@ -232,7 +232,7 @@ class RequestMatch:
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """Where an agent stands when a turn's time has come: the turn to continue, and the session that ends there."""
+    """An agent when its turn begins: the turn to continue, and the session that ends there."""
 
     agent: Agent
     parent: Turn | None

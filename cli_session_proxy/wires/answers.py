@@ -38,7 +38,7 @@ NO_RETRY = {"x-should-retry": "false"}
 
 
 class Call(Protocol):
-    """What a wire has read of a body, as far as it says how to answer."""
+    """The part of a read body that says how to answer."""
 
     @property
     def stream(self) -> bool: ...
@@ -62,7 +62,7 @@ class ClientGoneError(Exception):
 
 
 class Client:
-    """One connection's side of a request: sends in order, and knows whether anybody is there."""
+    """One connection's side of a request: sends in order, and knows whether the client is still connected."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive

@@ -152,7 +152,7 @@ class Address(Route):
 
 
 class Exact(BaseRoute):
-    """The addresses without parameters, found by one look; it stands before all routes, which are tried in turn."""
+    """The addresses without parameters, found by one lookup, before the other routes are tried in turn."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], Address] = {}
@@ -223,7 +223,7 @@ def raw_path(scope: Scope) -> bytes:
 
 
 def as_proxy_error(exc: Exception) -> ProxyError:
-    """The error to show. One that nobody foresaw is logged by its frames alone: its text may hold a prompt."""
+    """The error to show. An unexpected one is logged by its frames alone: its text may hold a prompt."""
     if isinstance(exc, ProxyError):
         return exc
     frames = "".join(traceback.format_tb(exc.__traceback__))

@@ -35,7 +35,7 @@ class ErrorShape:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request as far as a wire is known by it: the path without an agent's prefix, lower-case header names."""
+    """The parts of a request that identify its wire: the path without an agent's prefix, lower-case header names."""
 
     path: str
     headers: Mapping[str, str]

@@ -139,7 +139,7 @@ def _no_constant(name: str) -> float:
 
 
 def fingerprint(owner: str, agent_id: str | None, wire: str, body: Mapping[str, Any], *, fresh: bool = False) -> str:
-    """Equal for equal requests: sha256 over who asks whom by which wire, and the body in canonical JSON."""
+    """Equal for equal requests: sha256 over owner, agent, wire, and the body in canonical JSON."""
     return hashlib.sha256(canonical([owner, agent_id, wire, fresh, body])).hexdigest()
 
 
@@ -169,7 +169,7 @@ def model_name(value: object) -> str:
 
 
 class Fields(dict[str, Any]):
-    """An object of a body that notes which of its fields are asked for: one that nobody asks for has no effect."""
+    """An object of a body that records which of its fields are read: the others have no effect."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         super().__init__(data)
@@ -234,7 +234,7 @@ def refusal_words(turn: Turn) -> str | None:
 
 
 def retry_headers(error: ProxyError) -> dict[str, str]:
-    """Retry-After in whole seconds, rounded up so that nobody comes too early; and, for the SDKs of OpenAI and
+    """Retry-After in whole seconds, rounded up so that no client comes too early; and, for the SDKs of OpenAI and
     Anthropic, that a retry of theirs cannot help."""
     after = {} if error.retry_after is None else {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
     return after if error.retry else {**after, "x-should-retry": "false"}

@@ -22,6 +22,7 @@ from cli_session_proxy.stores.base import NewTurn, Store
 from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..recovery.others import other_proxy
 from ..talking import ask, heard, running
@@ -179,6 +180,7 @@ def test_the_command_exits_1_on_a_difference(tmp_path: Path, capsys: pytest.Capt
     assert "turns already" in out.err
 
 
+@old_cli_in_full
 async def test_on_the_real_cli_beside_a_running_engine(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from cli_session_proxy.continuity import files
 
 from ..until import until
 from .row import BOTH, NEW, Breaks, Row, Says
@@ -33,47 +34,21 @@ def _warm(breaks: Callable[[Talk], None]) -> Breaks:
     return run
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines(keepends=True)
+def _file(how: Callable[[Path], None]) -> Callable[[Talk], None]:
+    return lambda talk: how(talk.transcript)
 
 
-def _spoken(lines: list[str]) -> list[int]:
-    return [at for at, line in enumerate(lines) if json.loads(line).get("type") in ("user", "assistant")]
-
-
-def delete(talk: Talk) -> None:
-    talk.transcript.unlink()
-
-
-def remove_a_middle_line(talk: Talk) -> None:
-    lines = _lines(talk.transcript)
-    del lines[_spoken(lines)[2]]
-    talk.transcript.write_text("".join(lines), encoding="utf-8")
-
-
-def break_a_parent(talk: Talk) -> None:
-    lines = _lines(talk.transcript)
-    at = _spoken(lines)[2]
-    line = json.loads(lines[at])
-    line["parentUuid"] = "00000000-0000-4000-8000-000000000000"
-    lines[at] = json.dumps(line, separators=(",", ":")) + "\n"
-    talk.transcript.write_text("".join(lines), encoding="utf-8")
-
-
-def cut_the_last_line(talk: Talk) -> None:
-    lines = _lines(talk.transcript)
-    last = _spoken(lines)[-1]
-    kept = "".join(lines[:last]) + lines[last][: len(lines[last]) // 2]
-    talk.transcript.write_text(kept, encoding="utf-8")
-
-
-def empty(talk: Talk) -> None:
-    talk.transcript.write_bytes(b"")
+delete = _file(files.delete)
+remove_a_middle_line = _file(files.remove_a_middle_line)
+break_a_parent = _file(files.break_a_parent)
+cut_the_last_line = _file(files.cut_the_last_line)
+empty = _file(files.empty)
+append_garbage = _file(files.append_garbage)
 
 
 def swap_for_another(talk: Talk) -> None:
     """Another conversation under this session's name."""
-    other = "".join(_lines(talk.transcript)).replace("fact-", "fact-9").replace(talk.session_id, talk.session_id)
+    other = "".join(files.lines(talk.transcript)).replace("fact-", "fact-9").replace(talk.session_id, talk.session_id)
     other = re.sub(r'"(uuid|parentUuid)":"([0-9a-f]{8})', lambda found: f'"{found[1]}":"{found[2][::-1]}', other)
     talk.transcript.write_text(other, encoding="utf-8")
 
@@ -92,11 +67,6 @@ def make_unreadable(talk: Talk) -> None:
 def make_dangling(talk: Talk) -> None:
     talk.transcript.unlink()
     talk.transcript.symlink_to(talk.settings.var / "nowhere")
-
-
-def append_garbage(talk: Talk) -> None:
-    with talk.transcript.open("ab") as file:
-        file.write(b'\x00\xff not a record\n{"type":"user"')
 
 
 async def let_it_age(talk: Talk) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import secrets
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
@@ -15,89 +14,33 @@ from pathlib import Path
 from typing import Any
 
 from cli_session_proxy.backends.claude.process import environment
+from cli_session_proxy.continuity.talk import Refused
+from cli_session_proxy.continuity.talk import Talk as AnyTalk
 from cli_session_proxy.domain.models import Block, Link, Message, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..talking import claude, request, text
 from ..until import until
-from .score import Fact, Score, score
+
+__all__ = ["BareTalk", "EngineTalk", "Hand", "Refused", "Talk", "by_hand", "run_by_hand", "talking"]
 
 POLL = 0.01
 PATIENCE = 30.0
 MODEL = "sonnet"
 
 
-class Refused(Exception):
-    """The client's view: it got an error, and may send again."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
-
-
-class Talk(ABC):
-    """`facts` are the acknowledged turns, in order. `before` is the last request that was answered, `sound` the last
-    one before something was broken."""
+class Talk(AnyTalk, ABC):
+    """With hands on the CLI behind it."""
 
     bare: bool
 
     def __init__(self, settings: Settings, upstream: Upstream) -> None:
+        super().__init__(upstream, MODEL)
         self.settings = settings
-        self.upstream = upstream
-        self.facts: list[Fact] = []
-        self.before: Seen | None = None
-        self.sound: Seen | None = None
-        self.model = MODEL
         self.extra: dict[str, Any] = {}
-        self.refusals: list[str] = []
-        self._number = 0
-
-    def new_fact(self) -> Fact:
-        self._number += 1
-        key = f"fact-{self._number}-{secrets.token_hex(4)}"
-        return Fact(f"remember {key} = known", key)
-
-    async def tell(self, fact: Fact | None = None, *, tries: int = 1) -> Fact:
-        """One turn; the client sends it again, up to `tries` times in all. Raises `Refused`."""
-        fact = fact or self.new_fact()
-        for attempt in range(1, tries + 1):
-            try:
-                answer = await self._say(fact.text)
-            except Refused as refused:
-                self.refusals.append(refused.why)
-                if attempt == tries:
-                    raise
-                continue
-            fact = Fact(fact.text, fact.key, answer)
-            self.facts.append(fact)
-            return fact
-        raise AssertionError("tries must be positive")
-
-    def remember(self, fact: Fact, answer: str) -> None:
-        """A turn that somebody else had in this session."""
-        self.facts.append(Fact(fact.text, fact.key, answer))
-
-    async def probe(self, fact: Fact | None = None) -> Score:
-        """One more turn, and how its request tells all that was acknowledged before."""
-        facts, fact = list(self.facts), fact or self.new_fact()
-        before = [one for one in (self.sound, self.before) if one is not None]
-        count = len(self.upstream.requests)
-        try:
-            await self.tell(fact)
-        except Refused as refused:
-            return Score(len(facts), refused=refused.why)
-        return score(self._request(fact, count), facts, fact, before)
-
-    def _request(self, fact: Fact, start: int) -> Seen:
-        mine = [seen for seen in self.upstream.requests[start:] if fact.key in seen.raw.decode() or fact.whole]
-        return mine[-1]
-
-    @abstractmethod
-    async def _say(self, said: str) -> str: ...
 
     @abstractmethod
     async def down(self) -> None: ...

@@ -13,6 +13,7 @@ import pytest
 
 from cli_session_proxy import cli
 from cli_session_proxy.backends.memory import echo
+from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.engine.committing import Wanted
 from cli_session_proxy.errors import ConfigError, InvalidRequest, NotFound
@@ -76,6 +77,7 @@ async def test_the_first_turn_is_told_and_the_next_ones_extend_it(settings: Sett
     assert one[1:] == ["fix it"]
     assert two == [*one, "go on"]
     assert first.input == (Message.user("fix it"),)  # what the client said stays what it said
+    assert Evidence.from_json(first.evidence.as_json()) == first.evidence
     assert dump["reason"]["recalled"] == {"fix_id": "login-500", "commits": [commit]}
     assert dump["says"] == [f"The model was told of 1 earlier attempt at login-500, from {commit[:12]}."]
 

@@ -54,7 +54,7 @@ def without_linux() -> None:
         return ()
 
     guardian._death_signal = none
-    vars(guardian)["sys"] = SimpleNamespace(platform="darwin")
+    vars(guardian)["sys"] = SimpleNamespace(platform="darwin", executable=sys.executable)
 
 
 def deadly(owner: type, name: str, *, before: bool) -> None:

@@ -43,10 +43,10 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
 
     def prepared_one(self: Prepared, conn: Connection, values: Values) -> object:
         texts[f"{id(self)} {sorted(values)}"] = said_to_postgresql(self.statement, list(values))
-        return of(self, conn, values)
+        return ready(self, conn, values)
 
-    of = Prepared._of
-    monkeypatch.setattr(Prepared, "_of", prepared_one)
+    ready = Prepared._ready
+    monkeypatch.setattr(Prepared, "_ready", prepared_one)
     event.listen(Engine, "before_execute", executed)
     try:
         yield texts

@@ -42,7 +42,7 @@ class Urgency(Enum):
 
 
 class Claim(Protocol):
-    """A name that this process holds: nobody else does before it is released or this process has ended."""
+    """A name held exclusively by this process, until it is released or this process ends."""
 
     def release(self) -> None: ...
 

@@ -33,7 +33,7 @@ PAUSE = 0.2
 
 
 def clear(conn: Connection, database: Database) -> None:
-    """Remove what imports left whose program died: their turns are in the way of the next try."""
+    """Remove leftovers of imports whose program died: their turns would block the next try."""
     for key, name in conn.execute(select(agents.c.key, agents.c.agent_id).where(agents.c.owner == COMING)).all():
         claim = database.claim(name)
         if claim is not None:

@@ -71,7 +71,7 @@ def _optional(value: Any) -> str | None:
 
 
 def loads(text: str) -> Any:
-    """What `dumps` wrote: nothing stands around it, so that what `json.loads` does to skip blanks is left out."""
+    """The inverse of `dumps`. Faster than `json.loads`: no blanks around the text have to be skipped."""
     return _decoder.raw_decode(text)[0]
 
 

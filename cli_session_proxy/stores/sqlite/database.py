@@ -213,7 +213,7 @@ class SqliteDatabase(Database):
         copies.forget(self.path, owner, agent_id)
 
     async def purge(self) -> None:
-        """Cut the log of earlier pages to nothing, unless somebody still reads it: then it goes with a later write."""
+        """Truncate the log of earlier pages. While a reader still uses it, a later write truncates it."""
         if not self._open or self._write_thread is None:
             raise _closed()
         if not await asyncio.get_running_loop().run_in_executor(self._write_thread, self._empty_log):

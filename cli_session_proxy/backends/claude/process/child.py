@@ -294,7 +294,7 @@ class Output:
         return coming
 
     def leave(self) -> Inbox | None:
-        """From now on what it says is dropped; a reader that waits for room is let go."""
+        """From now on its output is dropped; a blocked reader goes on."""
         inbox, self.inbox = self.inbox, None
         while inbox is not None and not inbox.empty():
             inbox.get_nowait()

@@ -204,7 +204,7 @@ def remedies(error: ProxyError) -> tuple[Remedy, ...]:
 
 
 def error_for_death(died: ProcessDied) -> ProxyError:
-    """The error of a turn whose process ended without a result. Of its stderr only what is recognised is told."""
+    """The error of a turn whose process ended without a result. Of its stderr only recognised parts are shown."""
     detail: JSON = {} if died.returncode is None else {"exit_code": died.returncode}
     if isinstance(died, WrongTranscript):
         return SessionBusy(

@@ -338,8 +338,8 @@ class ClaudeProcess:
         return self._model
 
     async def tell(self, env: Mapping[str, str]) -> bool:
-        """Have these variables in its environment from its next request to the model on; what it was told before and
-        is not among them is as it was started again. Nothing is asked where nothing changes.
+        """Set these variables in its environment from its next request to the model on; variables that were set before
+        and are not among them go back to their start values. Nothing is sent where nothing changes.
 
         False when it did not take them, or nobody knows: then it may run no turn. Run on 2.1.329 and 2.1.330, also
         before `initialize` and while it waits for results (5 to 25 ms); the environment ends with the process.

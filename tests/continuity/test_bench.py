@@ -1,0 +1,181 @@
+"""The benchmark for everybody: toy servers score what they deserve on each row, and the matrix judges by its code."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from cli_session_proxy import cli
+from cli_session_proxy.commands import benching
+from cli_session_proxy.continuity import report, rows
+from cli_session_proxy.continuity.running import Result, provider, run
+from cli_session_proxy.continuity.score import Fact, Score, score
+from cli_session_proxy.continuity.talk import Talk
+from cli_session_proxy.continuity.targets import Server
+from cli_session_proxy.errors import ConfigError
+from cli_session_proxy.testing.seen import Seen
+from cli_session_proxy.testing.upstream import Upstream
+
+from . import score as scores_of_the_matrix
+from . import talk as talks_of_the_matrix
+
+TOY = Path(__file__).parent / "toy.py"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def command(kind: str, port: int) -> str:
+    return shlex.join([sys.executable, str(TOY), kind, str(port)])
+
+
+@asynccontextmanager
+async def toy(kind: str, folder: Path, *, named: bool = True) -> AsyncIterator[tuple[Server, Upstream]]:
+    port = free_port()
+    async with provider() as upstream:
+        header = "X-Agent-Id" if named else None
+        server = Server(
+            f"http://127.0.0.1:{port}/v1", "chat", upstream, folder, agent_header=header, start=command(kind, port)
+        )
+        await server.up()
+        try:
+            yield server, upstream
+        finally:
+            await server.down()
+
+
+async def measured(kind: str, folder: Path, *, named: bool = True) -> dict[str, Score | None]:
+    async with toy(kind, folder, named=named) as (server, upstream):
+        results = await run(server, upstream, lambda _result: None, [row for row in rows.ROWS if row.name != "200 KB"])
+    return {str(result.row): result.score for result in results}
+
+
+def lost(found: Score) -> bool:
+    """Of what was told before, nothing is there."""
+    return found.remembered == 0 and found.lost >= rows.TOLD and found.foreign == found.doubled == 0
+
+
+def doubled(found: Score) -> bool:
+    return found.doubled >= rows.TOLD and found.lost == 0
+
+
+def squeezed(found: Score) -> bool:
+    return found.flattened >= rows.TOLD - 2 and not found.remembered and not found.lost
+
+
+@pytest.mark.parametrize(
+    ("kind", "deserves"),
+    [("forgetful", lost), ("doubling", doubled), ("flat", squeezed)],
+    ids=["forgetful", "doubling", "flat"],
+)
+async def test_a_server_that_is_wrong_at_every_turn_scores_so_on_each_row(
+    kind: str, deserves: Callable[[Score], bool], tmp_path: Path
+) -> None:
+    found = await measured(kind, tmp_path, named=kind == "forgetful")
+    ran = {name: one for name, one in found.items() if one is not None}
+    assert len(ran) > 15
+    wrong = {name: one for name, one in ran.items() if not deserves(one)}
+    # A turn that is told as a whole text is squeezed or lost with it; an edited history has one turn before.
+    assert not {name: one for name, one in wrong.items() if not name.startswith("text:") and "edited" not in name}, (
+        wrong
+    )
+    assert not [name for name, one in ran.items() if one.whole]
+
+
+async def test_a_server_that_keeps_all_in_its_memory_forgets_only_with_it(tmp_path: Path) -> None:
+    found = await measured("memory", tmp_path)
+    ended = {str(row) for row in rows.ROWS if row.needs == rows.PROCESS and row.by_id and "CLI" not in row.name}
+    assert {name for name, one in found.items() if one is not None and not one.whole} == ended | {
+        "client: it leaves while it waits, and sends again",  # it does not know its client has gone, and keeps both
+    }
+    left_out = {name for name, one in found.items() if one is None}
+    assert left_out == {str(row) for row in rows.ROWS if "files" in row.needs or "its CLI" in row.name}
+
+
+async def test_another_agents_words_are_foreign(tmp_path: Path) -> None:
+    async with toy("shared", tmp_path) as (server, upstream):
+        chosen = [row for row in rows.ROWS if row.name == "two agents alternate"]
+        (result,) = await run(server, upstream, lambda _result: None, chosen)
+    assert result.score is not None
+    assert (result.score.foreign, result.score.whole, result.score.remembered) == (2, False, 5)
+    assert result.calls == 8
+
+
+def test_the_command_prints_the_table_and_writes_json_a_badge_and_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    words = ["bench-continuity", "--target", f"http://127.0.0.1:{port}/v1", "--agent-header", "X-Agent-Id",
+             "--start", command("forgetful", port), "--only", "one more turn", "-o", str(tmp_path / "out")]  # fmt: skip
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert not ended.value.code
+    printed = capsys.readouterr().out
+    assert "0 of 2 rows kept every acknowledged turn once and in order" in printed
+    data = json.loads((tmp_path / "out" / "continuity.json").read_text())
+    assert (data["schema"], data["whole"], data["rows_run"]) == (report.SCHEMA, 0, 2)
+    assert data["rows"][0]["lost"] == rows.TOLD
+    for file in ("badge.svg", "continuity.svg"):
+        ElementTree.parse(tmp_path / "out" / file)
+    assert "0/3, 3 lost" in (tmp_path / "out" / "continuity.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"targets": ("ftp://x",)}, "must be `cli` or a URL"),
+        ({"targets": ("http://127.0.0.1:1/v1",)}, "--upstream-port"),
+        ({"targets": ("http://127.0.0.1:1/v1",), "wire": "chatt", "start": "true"}, "did you mean `chat`"),
+        ({"targets": ("http://127.0.0.1:1/v1",), "only": "nothing like it"}, "fits no row"),
+        ({"targets": ("http://127.0.0.1:1/v1",), "start": "false"}, "nothing takes connections"),
+    ],
+)
+async def test_what_cannot_be_run_is_refused_in_words(wrong: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        await benching.bench(benching.Wanted(**wrong), None, lambda _line: None)  # type: ignore[arg-type]
+
+
+def test_the_matrix_judges_and_talks_with_the_same_code() -> None:
+    assert scores_of_the_matrix.score is score
+    assert issubclass(talks_of_the_matrix.EngineTalk, Talk)
+
+
+def test_flattened_turns_are_told_apart_from_lost_ones() -> None:
+    facts = [Fact("remember fact-1-aaaaaaaa = known", "fact-1-aaaaaaaa", "Noted one."),
+             Fact("remember fact-2-bbbbbbbb = known", "fact-2-bbbbbbbb", "Noted two.")]  # fmt: skip
+    probe = Fact("remember fact-3-cccccccc = known", "fact-3-cccccccc")
+
+    def found(*messages: tuple[str, str]) -> Score:
+        body = {"messages": [{"role": role, "content": text} for role, text in messages]}
+        return score(Seen("POST", "/", {}, json.dumps(body).encode(), body), facts, probe, [])
+
+    one, two = ((fact.text, fact.answer) for fact in facts)
+    whole = found(
+        ("user", one[0]), ("assistant", one[1]), ("user", two[0]), ("assistant", two[1]), ("user", probe.text)
+    )
+    flat = found(("user", " ".join([*one, *two, probe.text])))
+    backwards = found(("user", " ".join([*two, *one, probe.text])))
+    halves = found(("user", " ".join([one[0], two[0], probe.text])))
+    assert (str(whole), whole.whole) == ("2/2", True)
+    assert (str(flat), flat.whole, flat.complete) == ("0/2, 2 flattened", False, True)
+    assert (backwards.reordered, backwards.flattened) == (1, 2)
+    assert (str(halves), halves.flattened) == ("0/2, 2 lost", 0)
+
+
+def test_a_row_that_was_left_out_says_why() -> None:
+    row = rows.ROWS[1]
+    results = [Result(row, None, why="it has no files")]
+    assert "– (it has no files)" in report.table("toy", results)
+    assert report.as_json("toy", results)["rows"][0]["left_out"] == "it has no files"
+    assert report.kept(results) == (0, 0)
