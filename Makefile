@@ -112,7 +112,7 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.serve: pyproject.toml $(VENV)/.made
-	$(PIP) --editable '.[claude]'
+	$(PIP) --editable '.[claude,models]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(VENV)/.made

@@ -26,6 +26,7 @@ CCPROXY = Path(__file__).parent.parent / ".tools" / "ccproxy" / "bin" / "ccproxy
 SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Row] | Crowd]]] = {
     "starts": turns.starts,
     "turns": turns.warm_turns,
+    "parameters": turns.parameters,
     "first": turns.first_turns,
     "answers": turns.long_answers,
     "chains": chains.long_chains,

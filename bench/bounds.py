@@ -62,6 +62,10 @@ def _turns(results: Results) -> Iterator[Bound]:
     yield _at_most("warm turn, proxy ÷ bare warm CLI", results.ratio("turn", "proxy", BARE), 1.25)
     added = results.median("first token added by the proxy", "proxy")
     yield _at_most("time to first token added by the proxy", added, 5, " ms")
+    without, control = results.median("turn without parameters", "proxy"), results.median("control round trip", BARE)
+    other = results.median("turn with other parameters", "proxy")
+    together = None if without is None or control is None else without + control
+    yield _at_most("turn with other parameters ÷ one without and a control round trip", _over(other, together), 1.1)
     yield _at_least("warm turn, a spawn a turn ÷ proxy", results.ratio("turn", SPAWNED, "proxy"), 8)
     cpu = results.median(f"own CPU, answer of {CHUNKS:,} chunks", "proxy")
     yield _at_most(f"the proxy's CPU, answer of {CHUNKS:,} chunks", cpu, 60, " ms")

@@ -151,6 +151,20 @@ class BareCLI:
                 return Timing(first, now)
         raise RuntimeError(f"the CLI ended without a result: {(self.place.folder / 'log').read_text()[-2000:]}")
 
+    async def told(self, agent: str, settings: Mapping[str, Any]) -> float:
+        """One control round trip: how long the agent's process takes to take these settings, in seconds."""
+        process = self._processes[agent]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        began = time.perf_counter()
+        request = {"subtype": "apply_flag_settings", "settings": settings}
+        frame = {"type": "control_request", "request_id": str(uuid.uuid4()), "request": request}
+        process.stdin.write(json.dumps(frame).encode() + b"\n")
+        async for line in process.stdout:
+            if json.loads(line).get("type") == "control_response":
+                return time.perf_counter() - began
+        raise RuntimeError("the CLI ended without an answer")
+
     async def close(self) -> None:
         await asyncio.gather(*(end(process) for process in self._processes.values()))
         self._processes.clear()

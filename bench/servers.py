@@ -21,6 +21,7 @@ READY = 120.0  # seconds
 POLL = 0.005
 AFTER = 0.5  # seconds that children have to follow a server that has ended
 
+ROOT = Path(__file__).parent.parent
 CCPROXY = "ccproxy-api 0.2.10"
 # Everything but the SDK's own way is off; its scheduler and version check would call out.
 _CCPROXY_TOML = """\
@@ -73,8 +74,8 @@ class HTTPServer:
     def path(self, agent: str) -> str:
         return self._path.format(agent=agent)
 
-    async def turn(self, agent: str, text: str, *, stream: bool = True) -> Timing:
-        answer = await self.connections.post(agent, self.path(agent), body(text, stream=stream))
+    async def turn(self, agent: str, text: str, *, stream: bool = True, **parameters: int) -> Timing:
+        answer = await self.connections.post(agent, self.path(agent), body(text, stream=stream) | parameters)
         return answer.timing
 
     async def close(self) -> None:
@@ -112,7 +113,7 @@ def proxy_environment(place: Place, **options: str | int) -> dict[str, str]:
 async def start_proxy(place: Place, **options: str | int) -> HTTPServer:
     """`serve` as a user would start it, with these settings."""
     port = _free_port()
-    env = proxy_environment(place, port=port, **options)
+    env = proxy_environment(place, port=port, **options) | {"PYTHONPATH": str(ROOT)}  # of the checkout that is measured
     process, ready = await _started(
         place, sys.executable, "-m", "cli_session_proxy", "serve", env=env, port=port, health="/healthz"
     )

@@ -51,6 +51,34 @@ def _row(measure: str, name: str, seconds: Sequence[float]) -> Row:
     return Row(measure, name, "ms", figure(seconds, 1000))
 
 
+async def parameters(bench: Bench) -> list[Row]:
+    """A warm turn whose parameters are not those of the turn before, one without any, and the control round trip."""
+    bare, proxy = bench.warm_cli("told-bare"), await bench.proxy("told-proxy")
+    plain: list[float] = []
+    others: list[float] = []
+    control: list[float] = []
+    try:
+        for n in range(bench.plan.turns + bench.plan.warm_up):
+            limit = 30_000 + n
+            await bare.turn("a", f"turn {n}")
+            round_trip = await bare.told("a", {"env": {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(limit)}})
+            await asyncio.sleep(SETTLE)
+            without = await proxy.turn("plain", f"turn {n}", stream=False)
+            await asyncio.sleep(SETTLE)
+            other = await proxy.turn("others", f"turn {n}", stream=False, max_tokens=limit)
+            await asyncio.sleep(SETTLE)
+            if n >= bench.plan.warm_up:
+                for found, one in ((plain, without.whole), (others, other.whole), (control, round_trip)):
+                    found.append(one)
+    finally:
+        await asyncio.gather(bare.close(), proxy.close())
+    return [
+        _row("turn without parameters", "proxy", plain),
+        _row("turn with other parameters", "proxy", others),
+        _row("control round trip", bare.name, control),
+    ]
+
+
 async def first_turns(bench: Bench) -> list[Row]:
     """The first turn of a new agent: arriving `pause` seconds apart, and back to back."""
     plan = bench.plan

@@ -105,6 +105,9 @@ def chains(
     search: Annotated[str | None, typer.Option(help="Only names that contain this text, in any case.")] = None,
     since: Annotated[str | None, typer.Option(help="Only active since: 30m, 12h, 7d, or a date (UTC).")] = None,
     status: Annotated[str | None, typer.Option(help="Only by the last turn's status: completed, failed, …")] = None,
+    side: Annotated[
+        bool, typer.Option("--side", help="Also those with nothing but side calls: titles, pings, …")
+    ] = False,
     config: Config = None,
     var: Var = None,
     as_json: AsJson = False,
@@ -112,7 +115,7 @@ def chains(
     """List the agents: turns, sessions, repairs, cost, size."""
     from .commands import showing as commands
 
-    wanted = commands.Wanted.parse(search, since, status)
+    wanted = commands.Wanted.parse(search, since, status, side=side)
     rows = asyncio.run(commands.chains(load(config=config, var=var), wanted))
     if as_json:
         _say(json.dumps(rows, indent=1))

@@ -10,15 +10,27 @@ names the place and says what to do.
 from __future__ import annotations
 
 import os
+import re
+import socket
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -26,7 +38,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from .domain.identifiers import origin
+from .domain.identifiers import is_model, origin
+from .domain.windows import Window
 from .errors import ConfigError, did_you_mean, likely
 from .machine import cores, half_of_memory
 
@@ -40,6 +53,9 @@ NO_PROFILE = "-"
 # Names that the CLI maps to its newest models; `default` is `default_model`. It takes any other name too.
 MODELS = ("sonnet", "opus", "haiku", "default")
 
+# The same under names that clients take which look for a model of Claude's by its name. They are listed, too.
+ALIASES = {"claude-sonnet-latest": "sonnet", "claude-opus-latest": "opus", "claude-haiku-latest": "haiku"}
+
 # A changed system prompt: `auto` keeps the head of the request where only dates, times, numbers or ids are new.
 SystemPromptChanges = Literal["auto", "newest-turn", "replace"]
 
@@ -51,6 +67,7 @@ _file: ContextVar[Mapping[str, Any]] = ContextVar("settings_file", default=Mappi
 _TRUSTED = {
     "claude_bin": "a program", "claude_config_dir": "a program's settings", "claude_env": "a program's environment",
     "host": "who can come in", "allowed_origins": "who can come in",
+    "models": "where conversations and keys are sent",
 }  # fmt: skip
 _TRUSTED_OF_PROFILES = {
     "mcp_config": "programs", "tools": "programs", "setting_sources": "programs", "add_dirs": "other directories",
@@ -109,6 +126,73 @@ def fix_id_of(text: str) -> str:
     return text
 
 
+# What the proxy itself says of a request to another model: `params` must not say it too.
+OWN_PARAMS = frozenset({
+    "model", "messages", "stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls", "functions",
+    "api_base", "base_url", "api_key", "timeout", "num_retries", "max_retries", "n", "response_format",
+})  # fmt: skip
+_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+# `40 turns`, `100k tokens`; a `Window` stays one.
+WindowText = Annotated[Window, BeforeValidator(lambda value: Window.parse(value) if isinstance(value, str) else value)]
+
+
+class ModelSettings(BaseModel):
+    """`[models.<name>]`: a model that LiteLLM reaches. Clients ask for it by this name, as they ask for `sonnet`.
+
+    `litellm` is LiteLLM's name of it, `params` go out with every request, below what the request itself says.
+    `fallbacks`: who answers where this one cannot. `thinking_as_text`: earlier thinking is shown to it as plain text,
+    which is otherwise left out. `images`, `documents`, `tools`: what it takes; None: as LiteLLM knows it.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    litellm: str
+    api_base: str | None = None
+    api_key_env: str | None = None
+    window: WindowText | None = None
+    params: dict[str, Any] = Field(default_factory=dict)
+    fallbacks: tuple[str, ...] = ()
+    thinking_as_text: bool = False
+    images: bool | None = None
+    documents: bool | None = None
+    tools: bool | None = None
+
+    @field_validator("litellm")
+    @classmethod
+    def _reaches_no_proxy(cls, value: str) -> str:
+        if not is_model(value):
+            raise ValueError(f"{value[:80]!r} is no name of a model: write it as LiteLLM does, like openai/gpt-5.2")
+        if value.startswith("claude-cli/"):
+            raise ValueError(f"{value} is the Claude CLI behind this proxy: ask for {value.partition('/')[2]} instead")
+        return value
+
+    @field_validator("api_base")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{value[:80]!r} is no address: write it like https://api.example.com/v1")
+        return value
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _names_a_variable(cls, value: str | None) -> str | None:
+        if value is not None and not _ENVIRONMENT_NAME.fullmatch(value):
+            raise ValueError("it must be the name of an environment variable, never a key itself")
+        return value
+
+    @field_validator("params")
+    @classmethod
+    def _are_not_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(OWN_PARAMS & value.keys()):
+            raise ValueError(f"{taken[0]} is set by the proxy itself: leave it out")
+        return value
+
+
 class Profile(BaseModel):
     """What an agent's CLI may do beyond talking. `[profiles.<name>]`; without one, the CLI's tools are off."""
 
@@ -123,6 +207,8 @@ class Profile(BaseModel):
     setting_sources: tuple[Literal["user", "project", "local"], ...] = ()
     confined: bool = False  # the CLI runs under bubblewrap: see `backends.claude.process.confine`
     git_memory: GitMemory | None = None
+    window: WindowText | None = None  # how much of a conversation a request shows
+    fallbacks: tuple[str, ...] | None = None  # who answers where the model cannot; None: as the settings say
 
 
 class SandboxSettings(BaseModel):
@@ -155,6 +241,9 @@ class Settings(BaseSettings):
     system_prompt: str = NEUTRAL_SYSTEM_PROMPT
     profile: str | None = None
     profiles: dict[str, Profile] = Field(default_factory=dict)
+    # Models beside the CLI's, by the name that clients ask for; and who answers where Claude cannot, the first first.
+    models: dict[str, ModelSettings] = Field(default_factory=dict)
+    fallbacks: tuple[str, ...] = ()
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     # who may ask: a name for each secret (see `keys`); none: everybody on this machine
     keys: dict[str, SecretStr] = Field(default_factory=dict, repr=False)
@@ -198,6 +287,40 @@ class Settings(BaseSettings):
     def _absolute(cls, value: Path | None) -> Path | None:
         return None if value is None else Path(os.path.abspath(value.expanduser()))
 
+    @model_validator(mode="after")
+    def _models_fit_together(self) -> Settings:
+        for name, model in self.models.items():
+            if not is_model(name) or name.startswith(("openai/", "claude-cli/")):
+                raise ValueError(f"models.{name[:80]}: clients cannot ask for this name: use letters, digits, . _ : -")
+            if name in MODELS:
+                raise ValueError(f"models.{name}: this name is the Claude CLI's: choose another")
+            if self._is_this_proxy(model.api_base):
+                raise ValueError(
+                    f"models.{name}.api_base: {model.api_base} is this proxy itself, so a turn would wait for its own "
+                    "end: give the address of the model's provider"
+                )
+        told = {"fallbacks": self.fallbacks}
+        told |= {f"models.{name}.fallbacks": model.fallbacks for name, model in self.models.items()}
+        told |= {f"profiles.{name}.fallbacks": profile.fallbacks or () for name, profile in self.profiles.items()}
+        for place, names in told.items():
+            for name in names:
+                if name not in self.models and name not in MODELS:
+                    meant = did_you_mean(name, [*self.models, *MODELS])
+                    raise ValueError(f"{place}: there is no model {name!r}{meant or f': add [models.{name[:40]}]'}")
+                if place == f"models.{name}.fallbacks":
+                    raise ValueError(f"{place}: a model cannot stand in for itself")
+        return self
+
+    def _is_this_proxy(self, api_base: str | None) -> bool:
+        """The address is one that this proxy listens on."""
+        if api_base is None or self.uds is not None:
+            return False
+        parts = urlsplit(api_base)
+        usual = 443 if parts.scheme == "https" else 80
+        name = (parts.hostname or "").rstrip(".")
+        here = {"localhost", "::1", "0.0.0.0", "::", self.host.strip("[]"), socket.gethostname().lower()}  # noqa: S104
+        return (parts.port or usual) == self.port and (name in here or name.startswith("127."))
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -216,9 +339,45 @@ class Settings(BaseSettings):
         return profile.system_prompt or (None if profile.tools else self.system_prompt)
 
     def model_for(self, name: str, profile: Profile) -> str:
-        """What the CLI is asked for."""
-        named = next((model for pattern, model in self.aliases.items() if fnmatchcase(name, pattern)), name)
+        """Which model is asked: one of `models`, or what the CLI takes."""
+        if name in self.models:
+            return name
+        fits = (model for pattern, model in self.aliases.items() if fnmatchcase(name, pattern))
+        named = next(fits, ALIASES.get(name, name))
         return named if named != "default" else profile.model or self.default_model
+
+    def fallbacks_for(self, model: str, profile: Profile) -> tuple[str, ...]:
+        """Who answers where this model cannot, the first first.
+
+        A profile with tools of the CLI's goes elsewhere only where it says so itself: no other model has them.
+        """
+        if model in self.models:
+            return self.models[model].fallbacks
+        if profile.fallbacks is not None:
+            return profile.fallbacks
+        return () if profile.tools else self.fallbacks
+
+    def key_of(self, model: str) -> str | None:
+        """The key of one of `models`, from the environment; None: LiteLLM finds its provider's own variable.
+
+        A server that the settings name is never sent a provider's key that nobody meant for it. `ConfigError` where the
+        variable that is named is not set.
+        """
+        told = self.models[model]
+        if told.api_key_env is None:
+            return None if told.api_base is None else "none"
+        key = os.environ.get(told.api_key_env)
+        if not key:
+            raise ConfigError(
+                f"setting models.{model}.api_key_env: {told.api_key_env} is not set in the environment: export it, and "
+                "start again"
+            )
+        return key
+
+    def window_for(self, model: str, profile: Profile, wanted: Window | None) -> Window | None:
+        """The request's own window, else the model's, else the profile's; None: the whole path."""
+        of_model = self.models[model].window if model in self.models else None
+        return wanted or of_model or profile.window
 
     def profile_for(self, name: str | None) -> Profile:
         """The named profile, the default one, or one without tools. Unknown: `ConfigError`."""

@@ -23,6 +23,12 @@ def backend_for(
 ) -> Backend:
     """`on_spawn` is told the pid, start time and directory of each process, `on_exit` its pid when it is gone,
     `on_first_output` how many seconds it took to its first word."""
-    return ClaudeBackend(
+    claude = ClaudeBackend(
         settings, store, sandboxes, on_spawn=on_spawn, on_exit=on_exit, on_first_output=on_first_output
     )
+    if not settings.models:
+        return claude
+    from .choosing import Backends  # noqa: PLC0415 - LiteLLM takes two seconds: only where it is wanted
+    from .litellm.backend import LiteLLMBackend  # noqa: PLC0415
+
+    return Backends(claude, LiteLLMBackend(settings, store, claude.imported))

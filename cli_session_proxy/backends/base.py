@@ -39,6 +39,7 @@ from ..domain.models import (
 )
 from ..domain.notes import Note
 from ..domain.parameters import Name
+from ..domain.windows import Window
 from ..errors import ProxyError
 from ..settings import Profile
 from ..stores.base import ImportedTurn
@@ -58,6 +59,7 @@ class Job:
     `check` holds
     the arguments of calls of strict tools against their schemas. `adopt`: at the head of the chain, where what somebody
     else said in the session is taken into the chain first. `remedies`: what earlier attempts of the turn called for.
+    `window`: how much of the path the model is shown.
     """
 
     agent: Agent
@@ -75,6 +77,7 @@ class Job:
     answers: Answers = field(default_factory=Answers)
     adopt: bool = False
     remedies: frozenset[Remedy] = frozenset()
+    window: Window | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,7 @@ class Called:
 
     calls: tuple[Block, ...]
     usage: Usage
+    cost_usd: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +241,10 @@ class Execution(Protocol):
     """A path that is about to be continued. `links` and `evidence` explain how the session came to be what it is."""
 
     @property
+    def backend(self) -> str:
+        """The name of the backend that answers; kept with the turn."""
+
+    @property
     def session_id(self) -> str: ...
 
     @property
@@ -320,9 +328,13 @@ class Counts(NamedTuple):
 
 
 class Backend(Protocol):
-    """One per engine. See the module docstring. `name` is kept with the turns that it answers."""
+    """One per engine. See the module docstring. `name` is kept with the turns that it settles."""
 
     name: str
+
+    async def can_take(self, job: Job) -> bool:
+        """Whether the model that the job names can be asked this: its images, documents, tools and length. Only looks,
+        and sends nothing: asked before a turn that another model could not answer goes to this one."""
 
     async def prepare(self, job: Job) -> Execution | Adoptable:
         """`Adoptable` only where the job says `adopt`. Raises `ProxyError`, and `Lost` where it may be tried again."""

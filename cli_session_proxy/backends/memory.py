@@ -70,6 +70,9 @@ class MemoryBackend:
         self.paths: dict[str, tuple[Message, ...]] = {}  # by turn; lost with the backend, and told again by the chain
         self.left: dict[str, Settled] = {}  # what a crash left, by turn
 
+    async def can_take(self, job: Job) -> bool:
+        return True
+
     async def prepare(self, job: Job) -> Execution | Adoptable:
         known = job.parent is None or job.parent.id in self.paths
         continuity: Continuity = "started" if job.parent is None else "warm" if known else "rebuilt"
@@ -121,16 +124,17 @@ class MemoryBackend:
 
 @dataclass(eq=False)
 class _Execution:
-    backend: MemoryBackend
+    owner: MemoryBackend
     job: Job
     before: tuple[Message, ...]
     session_id: str
     continuity: Continuity
     links: tuple[Link, ...] = ()
+    backend: str = MemoryBackend.name
 
     def __post_init__(self) -> None:
         wanted = self.job.wants.parameters
-        sampled: tuple[Name, ...] = ("temperature", "top_p", "top_k")
+        sampled: tuple[Name, ...] = ("temperature", "top_p", "top_k", "seed")
         self.unmet = tuple(name for name in sampled if getattr(wanted, name) is not None)
         self.evidence = Evidence()
         if self.continuity in ("started", "rebuilt"):
@@ -141,8 +145,8 @@ class _Execution:
     async def say(self) -> AsyncGenerator[Event, None]:
         results = tuple(self.job.answers.results.values())
         path = (*self.before, Message("user", (*results, *self.job.prompt)))
-        self.backend.seen.append(path)
-        answer = await self.backend.model(path)
+        self.owner.seen.append(path)
+        answer = await self.owner.model(path)
         if isinstance(answer, Refused):
             yield answer
             return
@@ -164,7 +168,7 @@ class _Execution:
 
     async def keep(self, answered: Answered) -> Kept:
         self.path = (*self.path[:-1], Message("assistant", answered.output))
-        self.backend.paths[self.job.turn.id] = self.path
+        self.owner.paths[self.job.turn.id] = self.path
         records = tuple(Record(json.dumps(message.as_json())) for message in self.path[-2:])
         agent, turn = self.job.agent, self.job.turn
         new = Session(self.session_id, agent.key, turn.id, "", "memory", turn.created_at)

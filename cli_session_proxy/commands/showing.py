@@ -76,17 +76,18 @@ class Wanted:
     search: str = ""
     since: float = 0.0
     status: str | None = None
+    side: bool = False
 
     @staticmethod
-    def parse(search: str | None, since: str | None, status: str | None) -> Wanted:
+    def parse(search: str | None, since: str | None, status: str | None, *, side: bool = False) -> Wanted:
         """Raises `ConfigError` for a time or a status that there is not."""
         known = get_args(Status)
         if status is not None and status not in known:
             raise ConfigError(f"--status must be one of {', '.join(known)}{did_you_mean(status, known)}")
-        return Wanted((search or "").casefold(), _since(since), status)
+        return Wanted((search or "").casefold(), _since(since), status, side)
 
     def holds(self, row: ChainSummary) -> bool:
-        named = self.search in row.agent.agent_id.casefold()
+        named = self.search in row.agent.agent_id.casefold() and (self.side or not row.side)
         return named and row.last_at >= self.since and self.status in (None, row.state)
 
 

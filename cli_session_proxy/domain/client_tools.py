@@ -288,19 +288,19 @@ def _in_our_id(block: Block, ours: Mapping[str, str]) -> Block:
 
 
 def mcp_result(block: Block) -> JSON | None:
-    """A `tool_result` as the result of an MCP tools/call; None where MCP has no words for it (an image's URL)."""
+    """A `tool_result` of words as the result of an MCP tools/call; None for any other.
+
+    An image that comes behind MCP is put into a file by the CLI, and the model is told its path (run on 2.1.330); in
+    the transcript it is just the image.
+    """
     content = block.get("content")
     parts: list[Block] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
-    out: list[JSON] = []
-    for part in parts:
-        source = part.get("source") or {}
-        if part.get("type") == "text":
-            out.append({"type": "text", "text": part["text"]})
-        elif part.get("type") == "image" and source.get("type") == "base64":
-            out.append({"type": "image", "data": source["data"], "mimeType": source["media_type"]})
-        else:
-            return None
-    return {"content": out, "isError": bool(block.get("is_error"))}
+    if any(part.get("type") != "text" for part in parts):
+        return None
+    return {
+        "content": [{"type": "text", "text": part["text"]} for part in parts],
+        "isError": bool(block.get("is_error")),
+    }
 
 
 def refused(text: str) -> JSON:

@@ -20,8 +20,12 @@ from .parameters import Name
 # - `open_calls`      no process waits for the results that came: written with them
 # - `rewritten`       the session was not the path (`found`): written again under its id
 # - `moved`           its transcript lay elsewhere
+# - `other_model`     another model answered since the session was last used: its turns were written into it
+# - `window`          what is older than the turn's window was left out, or a wider one brought it back
 # - `left_out`        the provider would refuse some of the path: written without that (see `Evidence.notes`)
-RepairCode = Literal["client_history", "left_path", "open_calls", "rewritten", "moved", "left_out"]
+RepairCode = Literal[
+    "client_history", "left_path", "open_calls", "rewritten", "moved", "left_out", "other_model", "window"
+]
 
 # The code of an attempt whose structured output was not what was asked for.
 OUTPUT_REFUSED = "output_refused"
@@ -34,7 +38,8 @@ OUTPUT_REFUSED = "output_refused"
 # - `unlinked`    made from what was said, as the transcript does not go on from the path
 # - `cut`         cut where the answer ends
 # - `memory`      kept by a backend without transcripts
-RecordsFrom = Literal["transcript", "copy", "replaced", "frames", "unlinked", "cut", "memory"]
+# - `model`       made for the CLI from the answer of another model
+RecordsFrom = Literal["transcript", "copy", "replaced", "frames", "unlinked", "cut", "memory", "model"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from .evidence import Evidence
 from .notes import Note
 from .parameters import Name, Parameters
+from .windows import Window
 
 Block = dict[str, Any]
 JSON = dict[str, Any]
@@ -112,6 +113,7 @@ class TurnOptions:
     """What a request asks of its turn beside its words: known whenever the turn is run, again too.
 
     `format`: see `TurnRequest`. `tools` hold for the results to their calls as well, where those bring none.
+    `metadata`: what the client noted of its request, for people. `window`: how much of the path the model is shown.
     """
 
     format: JSON | None = None
@@ -119,6 +121,8 @@ class TurnOptions:
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     stop: tuple[str, ...] = ()
     parameters: Parameters = field(default_factory=Parameters)
+    metadata: JSON = field(default_factory=dict)
+    window: Window | None = None
 
     def as_json(self) -> JSON:
         """{} for a plain turn."""
@@ -133,6 +137,10 @@ class TurnOptions:
             out["stop"] = list(self.stop)
         if parameters := self.parameters.as_json():
             out["parameters"] = parameters
+        if self.metadata:
+            out["metadata"] = self.metadata
+        if self.window is not None:
+            out["window"] = str(self.window)
         return out
 
     @staticmethod
@@ -145,10 +153,36 @@ class TurnOptions:
             ToolChoice.from_json(data.get("tool_choice") or {}),
             tuple(data.get("stop") or ()),
             Parameters.from_json(data.get("parameters") or {}),
+            data.get("metadata") or {},
+            Window.parse(data["window"]) if data.get("window") else None,
         )
 
 
 PLAIN = TurnOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """A model could not answer, and another one does until then.
+
+    It is kept with each turn from the one that met the limit on, so the path alone tells every proxy, and every start,
+    who is asked next. `asked` is the model that could not, `why` its error's code, `until` (UTC) when it is asked
+    again. `model` is who answers instead; `here`: it answered this turn. A turn that another model was asked for by
+    name only passes the rest on.
+    """
+
+    asked: str
+    model: str
+    why: str
+    until: float
+    here: bool = True
+
+    def as_json(self) -> JSON:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Fallback:
+        return Fallback(**data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +191,8 @@ class Placed:
 
     Of the `messages` that were sent, `matched` are on the path already and `imported` were new before the turn's own.
     `diverged_at`: the conversation left the agent's path behind this many messages. `delta`: only what is new was
-    sent, so that the system prompt and the tools of the turn that it continues hold on. All but the rule are None for
-    a turn that no request placed.
+    sent, so that the system prompt and the tools of the turn that it continues hold on. `side`: it is suspected to be a
+    side call (`side_calls`). All but the rule are None for a turn that no request placed.
     """
 
     rule: Rule | None = None
@@ -167,6 +201,7 @@ class Placed:
     imported: int | None = None
     diverged_at: int | None = None
     delta: bool = False
+    side: bool = False
 
     @property
     def at_head(self) -> bool:
@@ -224,10 +259,13 @@ class TurnRequest:
     stop: tuple[str, ...] = ()  # the answer ends before the first of these texts
     parameters: Parameters = field(default_factory=Parameters)
     takes: tuple[str, ...] = ()  # hand-written items of the conversation that `messages` begin with
+    window: Window | None = None
 
     @property
     def options(self) -> TurnOptions:
-        return TurnOptions(self.format, self.tools, self.tool_choice, self.stop, self.parameters)
+        return TurnOptions(
+            self.format, self.tools, self.tool_choice, self.stop, self.parameters, self.metadata, self.window
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +326,10 @@ class Agent:
     head: str | None
     created_at: float
 
+    def moves_head_to(self, turn: Turn) -> bool:
+        """Once it is answered. A side call leaves the head alone, where clients say what they go on from."""
+        return not turn.placed.side or self.named or self.head is None
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -334,6 +376,12 @@ class Turn:
     call: JSON | None = None
     backend: str | None = None
     answered_by: str | None = None
+    fallback: Fallback | None = None
+
+    @property
+    def told_model(self) -> str:
+        """What an answer calls its model: the one that was asked for, or who answered in its place."""
+        return self.fallback.model if self.fallback is not None and self.fallback.here else self.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,7 +477,8 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class ChainSummary:
-    """One row of `chains`. `bytes` is the size of what the store keeps for it."""
+    """One row of `chains`. `bytes` is the size of what the store keeps for it. `side`: there is nothing in it but what
+    is suspected to be side calls."""
 
     agent: Agent
     turns: int
@@ -439,6 +488,7 @@ class ChainSummary:
     cost_usd: float
     bytes: int
     last_at: float
+    side: bool = False
 
 
 # --- what a running turn tells its client ---------------------------------------------------------------
@@ -448,7 +498,8 @@ class ChainSummary:
 class Started:
     """The session is ready and the frame is sent: everything for the answer's headers is known.
 
-    `unmet` are parameters of the request that the turn runs without.
+    `unmet` are parameters of the request that the turn runs without. `backend` and `model`: who answers; None in the
+    replay of a turn of which nobody knows it.
     """
 
     agent_id: str
@@ -457,6 +508,8 @@ class Started:
     continuity: Continuity
     unmet: tuple[Name, ...] = ()
     notes: tuple[Note, ...] = ()
+    backend: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

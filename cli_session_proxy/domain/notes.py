@@ -14,6 +14,9 @@ Code = Literal[
     "images_left_out",
     "documents_left_out",
     "summarised",  # the oldest exchanges: the model knows a summary
+    "model_takes_no_images",
+    "model_takes_no_documents",
+    "outside_window",  # turns that are older than the request's window
     "not_summarised",  # of them, those of which there is no summary either
     # the CLI's own doing
     "cli_left_out_thinking",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 # What a backend may not be able to honour; each wire has its own word for it (`wires.parameters`).
-Name = Literal["max_tokens", "temperature", "top_p", "top_k", "thinking", "tool_choice"]
+Name = Literal["max_tokens", "temperature", "top_p", "top_k", "thinking", "tool_choice", "seed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Parameters:
     top_p: float | None = None
     top_k: int | None = None
     thinking: bool | None = None
+    seed: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Without what was left out: {} for a plain request."""

@@ -144,7 +144,10 @@ def fault_of(value: object, schema: JSON) -> str | None:
 def _first_fault(validator: Validator, value: object) -> str | None:
     import jsonschema_rs  # noqa: PLC0415 - as above
 
-    error = next(iter(validator.iter_errors(value)), None)
+    try:
+        error = next(iter(validator.iter_errors(value)), None)
+    except UnicodeEncodeError:
+        return "it holds half a surrogate pair, which is no text"
     if error is None:
         return None
     error = _telling(error)

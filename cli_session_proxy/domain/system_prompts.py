@@ -29,6 +29,27 @@ def is_same_but_for_values(one: str, other: str) -> bool:
     return _masked(one) == _masked(other)
 
 
+def is_another(before: str | None, now: str | None) -> bool:
+    """Another prompt, not the one before with a passage changed: they share less than half, from both ends."""
+    if before is None or now is None or before == now:
+        return before != now
+    shared = _shared(before, now)
+    shared += _shared(before[shared:][::-1], now[shared:][::-1])
+    return shared * 2 < max(len(before), len(now)) and not is_same_but_for_values(before, now)
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[:middle] == other[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def _masked(text: str) -> str:
     text = _UUID.sub(_VALUE, text)
     text = _RUN.sub(lambda run: _VALUE if _ID.fullmatch(run[0]) else run[0], text)

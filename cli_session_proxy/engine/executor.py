@@ -45,6 +45,7 @@ from ..domain.models import (
     BlockDelta,
     BlockStart,
     BlockStop,
+    Fallback,
     Link,
     Started,
     Status,
@@ -65,6 +66,7 @@ from ..git_memory.recall import Recall, recall
 from ..settings import Settings
 from ..stores.base import AgentState, Commit, Lease, PathChanged, Store, TurnStart
 from ..tasks import Tasks, limited, limited_by_life, uninterrupted
+from . import fallbacks
 from .live import LiveTurn, cancelled, said, with_end
 from .ownership import Instances, Ownership
 
@@ -118,6 +120,8 @@ class Attempt:
     recalled: Recall | None = None  # earlier attempts at the same fix, to be told with the prompt
     uses_tools: bool = False  # of its profile: what they did cannot be done again
     cutter: Cutter | None = None  # where the request says how its answer ends
+    fallback: Fallback | None = None  # who answers in whose place, decided before or by an attempt before
+    job: Job | None = None
     exchange: Execution | None = None
     output: list[Block] = field(default_factory=list)
     partial: set[int] = field(default_factory=set)  # which of these were abandoned after a client was given words
@@ -136,7 +140,10 @@ class Attempt:
             self.live.at("first_block")
             at = self.exchange
             ids = self.agent.agent_id, self.live.turn.id, at.session_id
-            self.live.publish(Started(*ids, at.continuity, self.evidence.unmet, self.evidence.notes))
+            stands_in = self.fallback is not None and self.fallback.here
+            model = self.fallback.model if self.fallback is not None and stands_in else self.live.turn.model
+            told = self.evidence.unmet, self.evidence.notes
+            self.live.publish(Started(*ids, at.continuity, *told, at.backend, model))
 
     def abandoned(self, blocks: frozenset[int]) -> None:
         """The provider's stream was cut in these blocks. What a client was given of them is part of the answer."""
@@ -187,7 +194,12 @@ class Executor:
         fault: str | None = None
         remedies: frozenset[Remedy] = frozenset()
         number, again = 1, False
+        tries = 1  # of the model that is asked now
+        fallback: Fallback | None = None
+        first: ProxyError | None = None  # why the model that was asked for could not answer
         while True:
+            failed: ProxyError | None = None
+            noted = False  # how the attempt ended
             if live.cancelled_by is not None:  # while what the attempt before left was put away
                 raise asyncio.CancelledError
             live.at("queued")
@@ -204,6 +216,7 @@ class Executor:
             attempt = Attempt(
                 live, lease, standing.agent, number, at_head, fault, remedies, wanted, evidence, frame_uuid
             )
+            attempt.fallback = fallback
             try:
                 async with limited(deadline, self.too_long):
                     if again:  # what the attempt before left of the session is read anew
@@ -214,30 +227,70 @@ class Executor:
                 return
             except Lost as lost:
                 attempt.ended("failed", why=lost.why)
+                noted = True
                 if lost.remedy is not None and lost.remedy not in remedies:
                     remedies |= {lost.remedy}
                     spent = bool(attempt.tools)  # what has been done cannot be done again
                 else:
-                    spent = number >= ATTEMPTS + len(remedies) or attempt.uses_tools
+                    spent = tries >= ATTEMPTS + len(remedies) or attempt.uses_tools
                 if spent or live.spoke:
-                    raise lost.error from lost
-                log.warning("turn_repeated", turn_id=live.turn.id, why=lost.why)
-                number += 1
+                    failed = lost.error
+                else:
+                    log.warning("turn_repeated", turn_id=live.turn.id, why=lost.why)
+                    number, tries = number + 1, tries + 1
+            except ProxyError as error:
+                failed = error
             except PathChanged:
                 log.info("path_changed", turn_id=live.turn.id)  # nothing was sent: it begins anew on the path as it is
             except structured.InvalidOutput as invalid:
-                if number == ATTEMPTS or attempt.uses_tools:
+                if tries == ATTEMPTS or attempt.uses_tools:
                     raise invalid.as_error() from invalid
                 fault = invalid.fault
                 attempt.ended("failed", code=OUTPUT_REFUSED, why=fault)
                 log.warning("turn_repeated", turn_id=live.turn.id, why="invalid structured output")
-                number += 1
+                number, tries = number + 1, tries + 1
             finally:
                 again = True
                 if attempt.exchange is not None and not attempt.committed:
                     # It knows a prompt that is not on the path: it must be gone before the agent's next turn.
                     owned = self._ownership.holds(lease)
                     await uninterrupted(self._own(attempt.exchange.discard(owned=owned)))
+            if failed is None:
+                continue
+            instead = first is not None and not isinstance(failed, fallbacks.OWN)  # who stood in cannot take it either
+            if not (instead or fallbacks.helps(failed)):
+                raise failed
+            first = first or failed
+            async with limited(deadline, self.too_long):
+                fallback = await self._elsewhere(attempt, first)
+            if fallback is None:
+                raise first
+            if not noted:
+                attempt.ended("failed", code=failed.code, why=failed.message)
+            told = {"asked": fallback.asked, "model": fallback.model, "why": fallback.why, "until": fallback.until}
+            log.warning("asked_elsewhere", turn_id=live.turn.id, **told)
+            number, tries, remedies, fault = number + 1, 1, frozenset(), None
+
+    async def _elsewhere(self, attempt: Attempt, first: ProxyError) -> Fallback | None:
+        """Who may answer this turn in the place of the model that could not; None: nobody, and the turn fails.
+
+        A turn that has called tools, or of which a client was given words, is not repeated elsewhere.
+        """
+        job = attempt.job
+        if job is None or attempt.tools or attempt.live.spoke:
+            return None
+        asked = self.settings.model_for(attempt.live.turn.model, job.profile)
+        names = self.settings.fallbacks_for(asked, job.profile)
+        before = attempt.fallback
+        # In order, each once: the ones up to the model that has just failed have had their turn.
+        left = names[names.index(job.model) + 1 :] if job.model in names else names
+        for name in left:
+            window = self.settings.window_for(name, job.profile, attempt.live.turn.options.window)
+            if await self._backend.can_take(replace(job, model=name, window=window)):
+                if before is not None and before.here:
+                    return replace(before, model=name)
+                return fallbacks.begun(asked, name, first, time.time())
+        return None
 
     # --- 3: an exchange that is about to continue the path
 
@@ -268,7 +321,7 @@ class Executor:
                 if parent is None or (brought and all(turn.evidence.brought is not None for turn in path)):
                     attempt.recalled = await recall(memory, attempt.agent)
             job = self._job(attempt, standing)
-            attempt.uses_tools, attempt.model = bool(job.profile.tools), job.model
+            attempt.job, attempt.uses_tools, attempt.model = job, bool(job.profile.tools), job.model
             tools = job.wants.offers.tools
             if attempt.format is not None or (tools and any(tool.strict for tool in tools)):
                 self._checks.expect()  # the process that checks starts while the model thinks
@@ -348,13 +401,19 @@ class Executor:
             # Part of the prompt, and of its record: the next request extends it, after a repair too.
             prompt = (attempt.recalled.block, *prompt)
             attempt.evidence = replace(attempt.evidence, recalled=attempt.recalled.evidence)
+        by_name = self.settings.model_for(turn.model, profile)
+        if attempt.fallback is None and parent is not None and parent.fallback is not None:
+            names = self.settings.fallbacks_for(by_name, profile)
+            attempt.fallback = fallbacks.going_on(parent.fallback, by_name, names, time.time())
+        model = attempt.fallback.model if attempt.fallback is not None and attempt.fallback.here else by_name
         return Job(
             agent=standing.agent,
             parent=parent,
-            session=standing.session,
+            # A side call leaves the conversation's own session and its process alone: it runs in a branch.
+            session=None if turn.placed.side else standing.session,
             turn=turn,
             frame_uuid=attempt.frame_uuid,
-            model=self.settings.model_for(turn.model, profile),
+            model=model,
             system=self.settings.system_prompt_for(profile, turn.system or attempt.kept_system),
             effort=turn.effort,
             profile=profile,
@@ -364,6 +423,7 @@ class Executor:
             check=self._checks.arguments,
             adopt=attempt.at_head,
             remedies=attempt.remedies,
+            window=self.settings.window_for(model, profile, turn.options.window),
         )
 
     # --- 4: the prompt goes out, the answer comes back
@@ -373,7 +433,9 @@ class Executor:
         clock_of = asyncio.get_running_loop().time
         idle = self.settings.idle_timeout
         cutter, cut = attempt.cutter, False
-        async with aclosing(exchange.say()) as heard, limited_by_life(clock_of() + idle, self._silent) as limit:
+        who = "the CLI" if exchange.backend == "claude" else "the model"
+        silent = f"nothing came from {who} for {idle:g} s; send it again, or raise idle_timeout"
+        async with aclosing(exchange.say()) as heard, limited_by_life(clock_of() + idle, silent) as limit:
             async for event in heard:
                 limit.move(deadline if isinstance(event, ToolActivity) else clock_of() + idle)
                 match event:
@@ -433,7 +495,7 @@ class Executor:
             stop_reason=stop_reason,
             stop_sequence=sequence,
             usage=end.usage,
-            cost_usd=end.cost_usd if isinstance(end, Completed) else None,
+            cost_usd=end.cost_usd,
             tools=tuple(attempt.tools),
             timings=live.timings,
             attempts=attempt.ended(status, session_id=exchange.session_id),
@@ -444,14 +506,16 @@ class Executor:
             depth=(before.depth if before else 0) + 1,
             delivery="undelivered" if live.abandoned else "pending",
             finished_at=time.time(),
-            backend=self._backend.name,
+            backend=exchange.backend,
             answered_by=attempt.answered_by or attempt.model,
+            fallback=attempt.fallback,
             evidence=replace(
                 attempt.evidence,
                 retries=tuple(attempt.retries) or attempt.evidence.retries,
                 notes=(*attempt.evidence.notes, *kept.notes),
                 records=kept.source,
             ),
+            move_head=attempt.agent.moves_head_to(turn),
         )
         committed = await self._stored(commit)
         attempt.committed = True
@@ -500,8 +564,9 @@ class Executor:
             evidence=replace(
                 attempt.evidence, retries=tuple(attempt.retries) or attempt.evidence.retries, refusal=refusal
             ),
-            backend=self._backend.name,
+            backend=None if attempt.exchange is None else attempt.exchange.backend,
             answered_by=attempt.answered_by or attempt.model,
+            fallback=attempt.fallback,
             move_head=False,
         )
         refused = await self._stored(commit)

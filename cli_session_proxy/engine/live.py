@@ -315,7 +315,8 @@ def replay(live: LiveTurn) -> None:
     """Give a finished turn's answer again, as if it had just been said."""
     turn = live.turn
     at = turn.session_id or "", turn.continuity or "started"
-    live.publish(Started(live.agent_id, turn.id, *at, turn.evidence.unmet, turn.evidence.notes))
+    told = turn.evidence.unmet, turn.evidence.notes
+    live.publish(Started(live.agent_id, turn.id, *at, *told, turn.backend, turn.told_model if turn.backend else None))
     for event in said(turn.output):
         live.publish(event)
     live.finish(turn)

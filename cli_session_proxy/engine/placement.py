@@ -11,11 +11,11 @@ from operator import attrgetter
 
 from ..aside.pool import Aside
 from ..backends.base import Backend
-from ..domain import lineage
+from ..domain import lineage, side_calls
 from ..domain.client_tools import in_our_ids
 from ..domain.evidence import Brought, Evidence
 from ..domain.lineage import Decision, Ending, Past
-from ..domain.models import FINISHED, ON_PATH, THINKING, Agent, Message, Placed, Record, Rule, Turn, TurnRequest
+from ..domain.models import FINISHED, ON_PATH, THINKING, Agent, Message, Placed, Record, Turn, TurnRequest
 from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import ImportedTurn, NewTurn, Store
@@ -141,6 +141,8 @@ class Placement:
         )
         if decision.placed.rule == "id":
             decision = replace(decision, parent=continues)
+        if side_calls.suspected(request, decision.placed.rule, match[0] if match else None):
+            decision = replace(decision, placed=replace(decision.placed, side=True))
         if agent is None:
             agent = await self._ensure(request.owner, new_id("auto"), named=False)
         if match is not None and decision.parent == match[0].id and not decision.imported:
@@ -201,7 +203,7 @@ class Placement:
         found = await self._aside.thread(lambda: lineage.past(decision.imported))
         shown = [await fitting.fit(one) for one in found]
         made = self._backend.imported(agent, above, known, shown, model)
-        coming = _imported(zip(found, made, strict=True), agent.key, above, decision.placed.rule, model)
+        coming = _imported(zip(found, made, strict=True), agent.key, above, decision.placed, model)
         parent = decision.parent
         while piece := await self._aside.thread(lambda: list(itertools.islice(coming, PIECE))):
             await self._store.import_turns(piece)
@@ -244,7 +246,7 @@ def _imported(
     history: Iterable[tuple[Past, tuple[Record, ...]]],
     agent_key: int,
     above: Turn | None,
-    rule: Rule | None,
+    placed: Placed,
     model: str,
 ) -> Iterator[ImportedTurn]:
     """Exchanges of a client's history as turns, each the child of the one before it."""
@@ -263,7 +265,7 @@ def _imported(
             created_at=time.time(),
             path_hash=path_hash,
             depth=depth,
-            placed=Placed(rule),
+            placed=Placed(placed.rule, side=placed.side),
             evidence=Evidence(Brought("client")),
         )
         yield turn

@@ -72,7 +72,7 @@ class Recovery:
                 if found is None:
                     await self._interrupted(lease, turn)
                 else:
-                    await self._completed(lease, turn, found)
+                    await self._completed(agent, lease, turn, found)
         await self._uncertain(agent.key)
 
     async def _uncertain(self, agent_key: int | None = None) -> None:
@@ -145,7 +145,7 @@ class Recovery:
         await self._store.fail(turn.id, "cancelled", error, attempts, {}, now, lease=lease)
         log.info("interrupted", turn_id=turn.id, was=turn.status)
 
-    async def _completed(self, lease: Lease, turn: Turn, found: Settled) -> None:
+    async def _completed(self, agent: Agent, lease: Lease, turn: Turn, found: Settled) -> None:
         parent = await self._store.turn(turn.parent_id) if turn.parent_id else None
         now = time.time()
         commit = Commit(
@@ -169,6 +169,7 @@ class Recovery:
             backend=self._backend.name,
             answered_by=found.model,
             evidence=replace(turn.evidence, settled=True),
+            move_head=agent.moves_head_to(turn),
         )
         settled = await self._store.commit(commit)
         for observer in self._observers:

@@ -7,10 +7,11 @@ reads is told from here. Evidence that an older version left out is not guessed:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from ..domain.evidence import OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
-from ..domain.models import JSON, REPAIR_REASONS, Link, LinkReason, Turn
+from ..domain.models import JSON, REPAIR_REASONS, Fallback, Link, LinkReason, Turn
 from ..domain.notes import Code
 from .words import count
 
@@ -54,6 +55,8 @@ _WHY: Mapping[RepairCode, str] = {
     "left_path": "the path leaves the session's",
     "open_calls": "nobody waits for these results any more",
     "left_out": "the model's API would not take all of it",
+    "other_model": "another model had answered since",
+    "window": "the request shows a window of the conversation",
 }
 _DONE: Mapping[RepairCode, str] = {
     "rewritten": "written again from the chain's records",
@@ -67,6 +70,7 @@ _RECORDS: Mapping[RecordsFrom, str] = {
     "unlinked": "the transcript does not continue the path",
     "cut": "cut at a stop sequence",
     "memory": "kept in memory",
+    "model": "made for the CLI from the answer of another model",
 }
 # How a turn's records came to be, where they were not simply read.
 _NOT_READ: Mapping[RecordsFrom, str] = {
@@ -88,6 +92,7 @@ def reason(turn: Turn) -> JSON:
     if placed.messages is not None:
         out["delta"] = placed.delta
     wants = turn.options.as_json()
+    wants.pop("metadata", None)  # shown beside it
     if "format" in wants:
         out["format"] = wants.pop("format")
     if wants:
@@ -211,7 +216,7 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         named = [str(part) for part in (last.get("error_status"), last.get("error")) if part and part != "unknown"]
         what = " ".join(named) or "no whole answer"
         times = "" if len(evidence.retries) == 1 else f" {len(evidence.retries)} times"
-        said.append(f"The provider failed{times} ({what}): the CLI asked it again.")
+        said.append(f"The provider failed{times} ({what}): it was asked again.")
     if evidence.cuts:
         said.append(_cuts(evidence.cuts))
     if evidence.refusal is not None:
@@ -222,6 +227,8 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         said.append("The CLI compacted the conversation: the model knows a summary of what came before.")
     if evidence.notes:
         for note in evidence.notes:  # of a newer version's export, too
+            if note.code == "outside_window":  # as it was asked for: see `beside`
+                continue
             noun, sentence = _NOTES.get(note.code, ("", "This version does not know what else was left out."))
             said.append(sentence.format(count(note.count, noun)))
     if evidence.records is not None and evidence.records in _NOT_READ:
@@ -339,10 +346,47 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
         "image",
         "{0} in the history that came in could not be read: a line in its place says why, and the chain keeps it.",
     ),
+    "model_takes_no_images": (
+        "image",
+        "The model takes no images: a line stands in the place of {0}, kept in the chain.",
+    ),
+    "model_takes_no_documents": (
+        "document",
+        "The model does not take {0}: a line stands in its place, and the chain keeps it.",
+    ),
+    "outside_window": (
+        "turn",
+        "The request shows a window of the conversation: its first {0} left out of it, kept in the chain.",
+    ),
     "unreadable_documents_left_out": (
         "document",
         "{0} in the history that came in could not be read: a line in its place says why, and the chain keeps it.",
     ),
+}
+
+
+def beside(evidence: Evidence, fallback: Fallback | None) -> Iterator[str]:
+    """What is to be known of a turn that went as turns should: who answered in whose place, and what was not shown."""
+    if fallback is not None and fallback.here:
+        why = _UNABLE.get(fallback.why, fallback.why)
+        until = datetime.fromtimestamp(fallback.until, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        yield (
+            f"{fallback.asked} could not answer ({why}): {fallback.model} did. It is asked again from {until} UTC on."
+        )
+    if evidence.written is not None and evidence.written.code == "other_model":
+        yield "Another model had answered since the session was last used: its turns were written into it."
+    for note in evidence.notes:
+        if note.code == "outside_window":
+            noun, sentence = _NOTES[note.code]
+            yield sentence.format(count(note.count, noun))
+
+
+_UNABLE: Mapping[str, str] = {
+    "rate_limited": "its limit is reached",
+    "claude_not_logged_in": "the CLI is not logged in",
+    "claude_unavailable": "the CLI cannot be run",
+    "overloaded": "it is overloaded",
+    "upstream_error": "it failed",
 }
 
 

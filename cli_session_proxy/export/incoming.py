@@ -21,7 +21,20 @@ from ..domain import former
 from ..domain.client_tools import checked
 from ..domain.evidence import Evidence
 from ..domain.identifiers import conversation_id
-from ..domain.models import JSON, Conversation, Item, Link, Message, Placed, Record, Session, Turn, TurnOptions, Usage
+from ..domain.models import (
+    JSON,
+    Conversation,
+    Fallback,
+    Item,
+    Link,
+    Message,
+    Placed,
+    Record,
+    Session,
+    Turn,
+    TurnOptions,
+    Usage,
+)
 from ..errors import InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import ChainPart, NewChain, Store, WholeTurn
@@ -285,6 +298,7 @@ class _Reading:
                 "placed": Placed.from_json(data["placed"]),
                 "options": TurnOptions.from_json(data["options"]),
                 "evidence": Evidence.from_json(data["evidence"]),
+                "fallback": Fallback.from_json(data["fallback"]) if data.get("fallback") else None,
             }
         checked(data["options"].tools)  # they hold for the results that a client may send next
         return _made(Turn, data)

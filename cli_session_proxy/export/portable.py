@@ -32,7 +32,7 @@ import aiofiles
 from aiofiles.threadpool.binary import AsyncBufferedIOBase
 
 from ..domain.evidence import Evidence
-from ..domain.models import FINISHED, JSON, Agent, Message, Placed, Turn, TurnOptions, Usage
+from ..domain.models import FINISHED, JSON, Agent, Fallback, Message, Placed, Turn, TurnOptions, Usage
 from ..errors import InvalidRequest, NotFound
 from ..sandbox import Sandboxes
 from ..settings import Settings
@@ -154,7 +154,7 @@ def _fields(row: Any, *without: str) -> JSON:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Message | Usage | Placed | TurnOptions | Evidence):
+    if isinstance(value, Message | Usage | Placed | TurnOptions | Evidence | Fallback):
         return value.as_json()
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 

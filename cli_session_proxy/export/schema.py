@@ -55,6 +55,12 @@ class TurnDump(TypedDict):
     tools: list[JSON]
     delivery: Delivery
     origin: str
+    # who answered, and as which model; where another model could not: {asked, model, why, until, here}
+    backend: str | None
+    answered_by: str | None
+    fallback: JSON | None
+    # what the client noted of its request
+    metadata: JSON
     # what happened to it beside its links, in sentences; empty for a turn that went as turns should
     says: list[str]
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
 from ..domain.identifiers import MODEL, TURN_ID, UUID, VERSION
 from ..domain.models import JSON, Continuity, Delivery, LinkReason
+from ..domain.windows import Window
 from ..errors import InvalidRequest
 from ..sandbox import AGENT_ID_LIMIT
 
@@ -92,6 +93,7 @@ class PlacedShape(_Shape):
     imported: Count | None = None
     diverged_at: Count | None = None
     delta: bool = False
+    side: bool = False
 
 
 class ToolShape(_Shape):
@@ -115,6 +117,18 @@ class WantsShape(_Shape):
 
 class OptionsShape(WantsShape):
     format: JSON | None = None
+    metadata: dict[str, str | int | float | bool] = {}
+    window: Annotated[str, AfterValidator(lambda text: str(Window.parse(text)))] | None = None
+
+
+class FallbackShape(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    asked: Model
+    model: Model
+    why: Word
+    until: Time
+    here: bool
 
 
 class CutShape(_Shape):
@@ -245,6 +259,7 @@ class TurnShape(_Turn):
     stop_sequence: str | None
     backend: Word | None
     answered_by: Model | None
+    fallback: FallbackShape | None = None
 
 
 class FormerTurnShape(_Turn):

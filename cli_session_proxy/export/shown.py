@@ -50,6 +50,10 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
         "tools": blocks(row.tools, verbatim=verbatim),
         "delivery": row.delivery,
         "origin": row.origin,
+        "backend": row.backend,
+        "answered_by": row.answered_by,
+        "fallback": None if row.fallback is None else row.fallback.as_json(),
+        "metadata": _redacted(row.options.metadata),
         "says": says(row, links, attempts),
     }
     return shown
@@ -71,7 +75,8 @@ def says(row: Turn, links: Sequence[Link] = (), attempts: Sequence[JSON] | None 
     own = [link for link in links if link.turn_id == row.id]
     evidence = row.evidence.as_json()
     told = Evidence.from_json(_redacted(evidence)) if evidence else row.evidence
-    return explain.turn(told, _redacted(row.attempts) if attempts is None else attempts, own)
+    sentences = explain.turn(told, _redacted(row.attempts) if attempts is None else attempts, own)
+    return [*explain.beside(row.evidence, row.fallback), *sentences]
 
 
 def message(row: Message, *, verbatim: bool = False) -> MessageDump:

@@ -6,7 +6,10 @@ from ..domain.models import JSON, ChainSummary
 
 
 def summary_json(row: ChainSummary) -> JSON:
-    """`bytes` is what the store keeps for it, `last_at` UTC seconds, `state` the last turn's status."""
+    """`bytes` is what the store keeps for it, `last_at` UTC seconds, `state` the last turn's status.
+
+    `side`: there is nothing in it but what is suspected to be side calls.
+    """
     return {
         "agent_id": row.agent.agent_id,
         "owner": row.agent.owner,
@@ -19,4 +22,5 @@ def summary_json(row: ChainSummary) -> JSON:
         "bytes": row.bytes,
         "created_at": row.agent.created_at,
         "last_at": row.last_at,
+        "side": row.side,
     }

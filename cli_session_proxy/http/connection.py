@@ -113,25 +113,61 @@ class Intake(FlowControl):
             super().resume_reading()
 
 
-class Connection(HttpToolsProtocol):
-    """One client. Without a request, or with half a head, it is closed after uvicorn's `timeout_keep_alive`."""
+class Untaken:
+    """What waits for one client. One that takes nothing of it for `STALLED` seconds is stuck, and let go."""
 
     unread = Unread()  # of all connections of this process
 
+    def __init__(self, transport: asyncio.Transport, client: tuple[str, int] | None) -> None:
+        self._transport = transport
+        self._address = client[0] if client else ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begins(self) -> None:
+        """More waits than the transport takes: nothing is written until it is less."""
+        self._watch()
+        self.unread.add(self._address, self._transport)
+
+    def ends(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.unread.remove(self._address, self._transport)
+
+    def _watch(self) -> None:
+        left = self._transport.get_write_buffer_size()
+        self._timer = asyncio.get_running_loop().call_later(STALLED, self._stalled, left)
+
+    def _stalled(self, before: int) -> None:
+        if self._transport.get_write_buffer_size() >= before:
+            self._transport.abort()
+        else:
+            self._watch()
+
+
+class Connection(HttpToolsProtocol):
+    """One client. Without a request, or with half a head, it is closed after uvicorn's `timeout_keep_alive`.
+
+    A WebSocket's handshake is handed over to `Socket`, with the transport.
+    """
+
     flow: Intake
     _corked: Corked
+    _untaken: Untaken
     _head_timer: asyncio.TimerHandle | None = None
-    _stall_timer: asyncio.TimerHandle | None = None
     _idle_since = 0.0
     _unparsed = 0  # bytes since the last head or piece of a body
     _waiting = b""  # bytes that are not parsed yet, as too many requests are before them
     _body_left = 0  # bytes of the present body that are still to come, where its head says so
     _wishing = b""  # the head of a request that asks for another protocol, as it is without that
+    _handshake = b""  # the head of a request that asks for a WebSocket
+    _handed_over = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own type
         self._corked = Corked(transport)
         super().connection_made(cast(asyncio.Transport, self._corked))
         self.flow = Intake(cast(asyncio.Transport, self._corked))
+        self._untaken = Untaken(self.transport, self.client)
         self._idle_since = self.loop.time()
         if len(self.connections) > MOST:
             self._make_room()
@@ -139,8 +175,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._no_head_timer()
-        self._no_stall_timer()
-        self.unread.remove(self._address, self.transport)
+        self._untaken.ends()
         self._waiting = b""
         super().connection_lost(exc)
 
@@ -180,6 +215,8 @@ class Connection(HttpToolsProtocol):
             except httptools.HttpParserError:
                 self.send_400_response("Invalid HTTP request received.")
                 return
+            if self._handed_over:
+                return
             if self._unparsed > HEAD:
                 if self._idle():
                     self.transport.write(HEAD_TOO_LARGE)
@@ -201,14 +238,38 @@ class Connection(HttpToolsProtocol):
                 self.parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as wish:
+                if self._handshake:
+                    self._become_socket(data[wish.args[0] :])
+                    return
                 # A server may go on as if nobody had asked (RFC 9110, 7.8). Java's client asks for HTTP/2 so, and
                 # httptools then drops the request's body: the head is read once more without the wish.
                 data = self._wishing + data[wish.args[0] :]
                 self._wishing = b""
 
+    def _become_socket(self, rest: bytes) -> None:
+        """What is said from here on is a WebSocket's. It is made known to the server as uvicorn does it."""
+        from .socket import Socket  # noqa: PLC0415 - its library is loaded by the first handshake
+
+        self._no_head_timer()
+        self.connections.discard(self)
+        self._handed_over = True
+        socket = Socket(config=self.config, server_state=self.server_state, app_state=self.app_state)
+        socket.connection_made(self.transport)
+        self.transport.set_protocol(socket)
+        socket.data_received(self._handshake)
+        if not socket.handshake_initiated:  # a head that its library does not take
+            self.send_400_response("Invalid HTTP request received.")
+        elif said := rest + self._waiting:
+            socket.data_received(said)
+        self._waiting = b""
+
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() and (method := self.parser.get_method()) != b"CONNECT":
             version = self.parser.get_http_version().encode()
+            if (method, version, self._get_upgrade()) == (b"GET", b"1.1", b"websocket") and self._idle():
+                fields = b"".join(b"%b: %b\r\n" % field for field in self.headers)
+                self._handshake = b"GET %b HTTP/1.1\r\n%b\r\n" % (self.url, fields)
+                return
             fields = b"".join(b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade")
             self._wishing = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, fields)
             return
@@ -224,7 +285,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._unparsed = self._body_left = 0
-        if not self._wishing:
+        if not self._wishing and not self._handshake:
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -248,31 +309,9 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_stall()
-        self.unread.add(self._address, self.transport)
+        self._untaken.begins()
 
     def resume_writing(self) -> None:
-        self._no_stall_timer()
-        self.unread.remove(self._address, self.transport)
+        self._untaken.ends()
         super().resume_writing()
         self._answers_taken()
-
-    @property
-    def _address(self) -> str:
-        return self.client[0] if self.client else ""
-
-    def _watch_stall(self) -> None:
-        left = self.transport.get_write_buffer_size()
-        self._stall_timer = self.loop.call_later(STALLED, self._stalled, left)
-
-    def _stalled(self, before: int) -> None:
-        """Nothing is written while writing is paused: what waits gets less, or nobody reads."""
-        if self.transport.get_write_buffer_size() >= before:
-            self.transport.abort()
-        else:
-            self._watch_stall()
-
-    def _no_stall_timer(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None

@@ -87,13 +87,13 @@ class Gate:
 
         async def out(message: Message) -> None:
             nonlocal started
-            if message["type"] == "http.response.start":
+            if message["type"] in ("http.response.start", "websocket.accept"):
                 started = True
                 given = list(message.get("headers", ()))
                 named = {name for name, _ in given}
                 lacking = [pair for pair in _PROTECTION if pair[0] not in named]
                 message["headers"] = [*given, *lacking, *encoded(added)]
-            if is_socket:
+            if is_socket and message["type"].startswith("http."):
                 message = {**message, "type": f"websocket.{message['type']}"}
             await send(message)
 
@@ -121,8 +121,8 @@ class Gate:
                     inner["state"]["owner"] = self._keys.owner_of(headers, query if wire.key_in_address else "")
                 if agent is not None:
                     inner["state"]["agent_id"] = decoded_agent_id(agent)
-                if is_socket:
-                    raise NotFound("nothing here speaks WebSocket: send the same as a POST, with stream for events")
+                if is_socket and inner["path"] not in wire.sockets:
+                    raise NotFound("nothing speaks WebSocket here: send the same as a POST, with stream for events")
                 if is_open:
                     await self._app(inner, receive, out)
                     return

@@ -54,6 +54,10 @@ class Metrics:
         self._codes = _codes(ProxyError)
         self._turns = self._counter("turns", "Turns that ended, by status and continuity", "status", "continuity")
         self._errors = self._counter("turn_errors", "Turns that failed or were cancelled, by error", "code")
+        self._fallbacks = self._counter(
+            "fallbacks", "Turns that another model answered, by that and why", "model", "why"
+        )
+        self._backends = self._counter("answers", "Turns that were answered, by backend", "backend")
         self._links = self._counter("links", "Links between sessions, by reason", "reason")
         self._repairs = self._counter("repairs", "Sessions repaired before a turn", "reason", "found")
         self._retries = self._counter("attempts_repeated", "Attempts of a turn beyond its first")
@@ -82,6 +86,10 @@ class Metrics:
         if turn.error is not None:
             code = str(turn.error.get("code"))
             self._errors.labels(code if code in self._codes else "other").inc()
+        if turn.backend is not None:
+            self._backends.labels(turn.backend).inc()
+        if turn.fallback is not None and turn.fallback.here:  # the models are the operator's, and few
+            self._fallbacks.labels(turn.fallback.model, turn.fallback.why).inc()
         self._count_links(links)
         self._retries.inc(max(0, sum(1 for attempt in turn.attempts if "frame_uuid" in attempt) - 1))
         at = {step: millis / 1000 for step, millis in turn.timings.items() if isinstance(millis, int | float)}

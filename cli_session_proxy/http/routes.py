@@ -18,7 +18,7 @@ from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
 from ..export import FORMATS, live
 from ..export.summaries import summary_json
 from ..sandbox import Sandboxes
-from ..settings import MODELS, Settings
+from ..settings import ALIASES, MODELS, Settings
 from ..wires.asgi import (
     EVENT_STREAM,
     About,
@@ -90,7 +90,7 @@ class Routes:
         add(app, "GET", "/v1/models/{model:path}", self.model)
         add(app, "GET", "/v1beta/models", self.models)
         add(app, "GET", "/v1beta/models/{model:path}", self.model)
-        add(app, "GET", "/v1/chains", self.chains, About(query={"search": TEXT, "limit": COUNT}))
+        add(app, "GET", "/v1/chains", self.chains, About(query={"search": TEXT, "limit": COUNT, "side": SWITCH}))
         add(app, "GET", "/v1/chains/{agent_id}/events", self.events, About(media=(EVENT_STREAM,)))
         shown = About(query={"format": {"enum": list(FORMATS)}, "redact": SWITCH}, media=dumps)
         add(app, "GET", "/v1/chains/{agent_id:path}", self.dump, shown)
@@ -105,10 +105,15 @@ class Routes:
 
     async def models(self, request: Request) -> JSON:
         models = _models_of(request)
-        return models.listed([models.info(name, self._since) for name in MODELS])
+        names = (*MODELS, *ALIASES, *self._settings.models)
+        return models.listed([self._info(models, name) for name in names])
 
     async def model(self, request: Request, model: str) -> JSON:
-        return _models_of(request).info(model_name(model), self._since)
+        return self._info(_models_of(request), model_name(model))
+
+    def _info(self, models: Models, name: str) -> JSON:
+        known = self._settings.models.get(name)
+        return models.info(name, self._since, "anthropic" if known is None else known.litellm.partition("/")[0])
 
     async def root(self, request: Request) -> Response:
         """What there is here; a browser is led to the page."""
@@ -128,12 +133,13 @@ class Routes:
         return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 
     async def chains(self, request: Request) -> JSON:
-        """Last active first; `?search=` for a part of the name, `?limit=N`."""
+        """Last active first; `?search=` for a part of the name, `?limit=N`, `?side=1` with those of side calls only."""
         words = request.query_params.get("search", "").casefold()
         limit = whole_number(request, "limit", None)
+        all_of_them = is_on(request, "side", default=False)
         data: list[JSON] = []
         async for row in self._engine.store.summaries(owner_of(request)):
-            if words in row.agent.agent_id.casefold():
+            if words in row.agent.agent_id.casefold() and (all_of_them or not row.side):
                 data.append(summary_json(row))
             if len(data) == limit:
                 break

@@ -159,7 +159,7 @@ class Server(Listening):
             uvicorn.Config(
                 app, loop="none", http=Connection, ws="none", lifespan="off", log_config=None, access_log=False,
                 server_header=False, proxy_headers=False, timeout_keep_alive=IDLE_CONNECTION,
-                timeout_graceful_shutdown=int(patience),
+                timeout_graceful_shutdown=int(patience), ws_max_size=settings.max_body, ws_per_message_deflate=False,
             )
         )  # fmt: skip
 

@@ -26,6 +26,7 @@ from ..domain.models import (
     Continuity,
     Conversation,
     Delivery,
+    Fallback,
     Item,
     Link,
     LinkReason,
@@ -219,6 +220,7 @@ class Commit:
     stop_sequence: str | None = None
     backend: str | None = None
     answered_by: str | None = None
+    fallback: Fallback | None = None
     move_head: bool = True
 
 

@@ -160,7 +160,10 @@ class TurnResponse(Response):
     async def _deliver(self, client: Client) -> None:
         raise NotImplementedError
 
-    def _in_session(self, session_id: str | None, continuity: str | None, unmet: Sequence[Name], note: str) -> None:
+    def _in_session(
+        self, session_id: str | None, continuity: str | None, unmet: Sequence[Name], note: str, backend: str | None,
+        model: str | None,
+    ) -> None:  # fmt: skip
         if (call := self._call) is not None and unmet:
             self._head_fields |= ignored_header([*call.ignored, *parameters.told(call.parameters, unmet)])
         if session_id is not None:
@@ -169,6 +172,12 @@ class TurnResponse(Response):
             self._head_fields["X-Continuity"] = continuity
         if note:
             self._head_fields["X-Continuity-Note"] = note
+        if backend is not None and model is not None:
+            self._head_fields |= {"X-Backend": backend, "X-Model": model}
+
+    def _ended(self, turn: Turn) -> None:
+        told = turn.evidence.unmet, turn.evidence.note, turn.backend, turn.told_model
+        self._in_session(turn.session_id, turn.continuity, *told)
 
 
 class JsonAnswer(TurnResponse):
@@ -180,7 +189,7 @@ class JsonAnswer(TurnResponse):
 
     async def _deliver(self, client: Client) -> None:
         turn = await self._answer.turn()
-        self._in_session(turn.session_id, turn.continuity, turn.evidence.unmet, turn.evidence.note)
+        self._ended(turn)
         if turn.status == "refused":
             self._head_fields |= NO_RETRY
         body = json.dumps(self._render(turn), separators=(",", ":")).encode()
@@ -232,10 +241,11 @@ class StreamAnswer(TurnResponse):
 
     def _said(self, event: TurnEvent) -> Iterable[bytes]:
         if isinstance(event, Started):
-            self._in_session(event.session_id, event.continuity, event.unmet, header(event.notes))
+            told = event.unmet, header(event.notes), event.backend, event.model
+            self._in_session(event.session_id, event.continuity, *told)
         if isinstance(event, Finished):
             turn = event.turn
-            self._in_session(turn.session_id, turn.continuity, turn.evidence.unmet, turn.evidence.note)
+            self._ended(turn)
             if turn.status == "refused":  # seen where nothing was streamed before the end
                 self._head_fields |= NO_RETRY
         return self._writer.feed(event)

@@ -61,9 +61,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The list of models at an address that wires share. `info` takes a name and the time of our start."""
+    """The list of models at an address that wires share. `info` takes a name, the time of our start, and
+    whose it is."""
 
-    info: Callable[[str, int], JSON]
+    info: Callable[[str, int, str], JSON]
     listed: Callable[[list[JSON]], JSON]
 
 
@@ -100,6 +101,7 @@ class Wire:
     """`bases` are what an agent's own base URL goes on with: `/agents/{agent_id}/v1/…`.
 
     `key_in_address`: its clients know no other way than `?key=`. An address ends up in logs and histories.
+    `sockets`: paths that speak WebSocket too.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Wire:
     models: Models | None = None
     bases: tuple[str, ...] = ("/v1/",)
     key_in_address: bool = False
+    sockets: frozenset[str] = frozenset()
 
 
 class Table:

@@ -7,14 +7,15 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import quote, unquote_to_bytes
 
 from ..domain import limits, lineage
 from ..domain.identifiers import is_model
-from ..domain.models import JSON, Block, Status, Turn
+from ..domain.models import JSON, Block, Status, Turn, TurnRequest
+from ..domain.windows import Window
 from ..errors import InvalidRequest, ProxyError, likely
 from ..sandbox import AGENT_ID_LIMIT, LOCAL_OWNER
 
@@ -22,6 +23,10 @@ T = TypeVar("T")
 
 # Idempotency keys are random ids in the field; Stripe's documented bound for the same header.
 MAX_IDEMPOTENCY_KEY = 255
+# Of `metadata`, what is kept with a turn: OpenAI takes 16 pairs of 64 and 512 characters, LiteLLM adds its own.
+MAX_NOTES = 32
+NOTE_NAME = 64
+NOTE_LENGTH = 512
 # What LiteLLM puts in front of a model's name when it routes to an OpenAI-compatible endpoint or to us.
 MODEL_PREFIXES = ("claude-cli/", "openai/")
 
@@ -48,6 +53,7 @@ class Naming:
     is_retry: bool = False
     request_id: str | None = None
     owner: str = LOCAL_OWNER
+    window: Window | None = None
 
     def agent_id(self, body: Mapping[str, Any]) -> str | None:
         """The agent's name, by the first place that gives one; None where the history has to name it."""
@@ -85,6 +91,10 @@ def naming(
         raise InvalidRequest(
             f"Idempotency-Key must have 1 to {MAX_IDEMPOTENCY_KEY} characters", param="Idempotency-Key"
         )
+    try:
+        window = Window.parse(headers["x-window"]) if "x-window" in headers else None
+    except ValueError as exc:
+        raise InvalidRequest(f"X-Window: {exc}", param="X-Window") from exc
     # The openai and anthropic clients count their own retries here (facts/protocols); anything else is no retry.
     retries = headers.get("x-stainless-retry-count", "")
     return Naming(
@@ -95,6 +105,7 @@ def naming(
         is_retry=retries.isascii() and retries.isdigit() and int(retries[:9]) > 0,
         request_id=request_id,
         owner=owner,
+        window=window,
     )
 
 
@@ -111,8 +122,28 @@ def encoded_agent_id(agent_id: str) -> str:
 
 
 def read_bytes(raw: bytes, about: Naming, read: Callable[[JSON, Naming], T]) -> T:
-    """What a wire's `read` makes of a body. Raises `InvalidRequest`."""
-    return read(parse_body(raw), about)
+    """What a wire's `read` makes of a body, with what every wire notes of it. Raises `InvalidRequest`."""
+    body = parse_body(raw)
+    call: Any = read(body, about)
+    request = getattr(call, "request", None)
+    if isinstance(request, TurnRequest) and (about.window is not None or "metadata" in body):
+        call = replace(call, request=replace(request, window=about.window, metadata=noted(body)))
+    return cast(T, call)
+
+
+def noted(body: Mapping[str, Any]) -> JSON:
+    """What the client notes of its request in `metadata`: short values by short names, kept with the turn for people.
+
+    It names nobody and decides nothing; only `agent_id` and `litellm_session_id` in it do (see `Naming`).
+    """
+    given = body.get("metadata")
+    notes = islice(given.items(), MAX_NOTES) if isinstance(given, dict) else ()
+    return {
+        name: value
+        for name, value in notes
+        if len(name) <= NOTE_NAME
+        and (isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= NOTE_LENGTH))
+    }
 
 
 def parse_body(raw: bytes) -> JSON:

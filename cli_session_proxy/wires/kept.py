@@ -33,13 +33,14 @@ class KeptTurns:
         self._turn_id_of = turn_id_of
         self._unknown = unknown
 
-    async def turn(self, owner: str, given: str) -> Turn:
-        """Raises the wire's `NotFound`."""
+    async def turn(self, owner: str, given: str, *, stored: bool = True) -> Turn:
+        """Raises the wire's `NotFound`. `stored` is False where a call that was not to be stored is known too."""
         turn_id = self._turn_id_of(given)
         turn = None if turn_id is None else await self._engine.store.turn(turn_id)
         agent = None if turn is None else await self._engine.store.agent_by_key(turn.agent_key)
         call = (turn.call if turn else None) or {}
-        if turn is None or agent is None or agent.owner != owner or call.get("deleted") or call.get("store") is False:
+        hidden = call.get("deleted") or (stored and call.get("store") is False)
+        if turn is None or agent is None or agent.owner != owner or hidden:
             raise self._unknown(given)
         return turn
 
@@ -49,6 +50,7 @@ class KeptTurns:
         known = {
             "X-Agent-Id": encoded_agent_id(agent.agent_id) if agent else None, "X-Turn-Id": turn.id,
             "X-Session-Id": turn.session_id, "X-Continuity": turn.continuity,
+            "X-Backend": turn.backend, "X-Model": turn.told_model if turn.backend else None,
         }  # fmt: skip
         return {name: value for name, value in known.items() if value is not None}
 

@@ -17,6 +17,8 @@ Names = Mapping[Name, str]
 
 # OpenAI's and Google's scale of temperature; Anthropic's goes to 1.
 HOTTEST = 2.0
+# A seed is any whole number of 64 bits.
+SEEDS = (-(2**63), 2**63 - 1)
 
 
 def read(
@@ -42,9 +44,9 @@ def read(
             raise InvalidRequest(f"{where} must be {bounds}", param=where)
         return value
 
-    def whole(name: Name, least: int) -> int | None:
-        value = number(name, least, None)
-        if value is not None and value != int(value):
+    def whole(name: Name, least: float, most: float | None = None) -> int | None:
+        value = number(name, least, most)
+        if isinstance(value, float) and not value.is_integer():
             raise wrong_type(names[name], "a whole number")
         return None if value is None else int(value)
 
@@ -54,6 +56,7 @@ def read(
         top_p=number("top_p", 0, 1),
         top_k=whole("top_k", 0),
         thinking=thinking,
+        seed=whole("seed", *SEEDS),
     )
 
 

@@ -18,7 +18,7 @@ from bench.trace import Trace, trace
 
 from ..conftest import ROOT
 
-SCENARIOS = "turns,chains,dumps,agents,crowd,freeze"
+SCENARIOS = "turns,parameters,chains,dumps,agents,crowd,freeze"
 
 
 def test_a_figure_is_the_median_and_its_tenths() -> None:
@@ -56,7 +56,14 @@ async def test_every_scenario_runs_and_is_reported(tmp_path: Path) -> None:
     turns = {row["contender"]: row["value"]["runs"] for row in found["rows"] if row["measure"] == "turn"}
     assert turns == {BARE: 2, "proxy": 2, SPAWNED: 1}
     measured = {row["measure"] for row in found["rows"]}
-    assert {"first token", "turns/s", "the proxy's share of it", "dump, memory above idle"} <= measured
+    assert {
+        "first token",
+        "turn with other parameters",
+        "control round trip",
+        "turns/s",
+        "the proxy's share of it",
+        "dump, memory above idle",
+    } <= measured
     attacked = {row["contender"] for row in found["rows"] if row["measure"] == "worst /healthz"}
     assert attacked == {"nothing", "a slow pattern in a schema"}
     crowd = found["crowd"]

@@ -120,7 +120,7 @@ def _given_up(code: str, words: str) -> tuple[Says, Says]:
 
 def _asked_again(why: str) -> tuple[Says, Says]:
     """CLI 1.0.x does not tell that it asks again."""
-    return {4: rf"\*\*repaired\*\*: The provider failed \({why}\): the CLI asked it again\."}, {}
+    return {4: rf"\*\*repaired\*\*: The provider failed \({why}\): it was asked again\."}, {}
 
 
 UPSTREAM = "upstream"

@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -14,8 +14,8 @@ from cli_session_proxy.backends.claude.sessions.tails import Behind
 from cli_session_proxy.backends.claude.transcript.comparing import Found
 from cli_session_proxy.backends.claude.transcript.entries import How
 from cli_session_proxy.domain.evidence import Evidence, RecordsFrom, Repair, RepairCode
-from cli_session_proxy.domain.models import Delivery, Link, LinkReason, Placed, Session, Turn
-from cli_session_proxy.domain.notes import Code
+from cli_session_proxy.domain.models import Delivery, Fallback, Link, LinkReason, Placed, Session, Turn
+from cli_session_proxy.domain.notes import Code, Note
 from cli_session_proxy.domain.ordering import parents_first, sorted_by_parent
 from cli_session_proxy.engine.subscription import Happened
 from cli_session_proxy.export import FORMATS, explain, live
@@ -68,6 +68,31 @@ async def test_the_page_marks_what_only_the_turn_itself_tells_out_of_a_real_stor
     for case, entry, shown in zip(CASES, tree.split("<li")[1:], turns.split("<details id='")[1:], strict=True):
         assert ("class='mend'" in entry) == case.is_repair, case.name
         assert ("<span class='mend'>repaired</span>" in shown) == case.is_repair, case.name
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            {"backend": "litellm", "fallback": Fallback("sonnet", "gpt", "rate_limited", 1_790_000_800.0)},
+            "sonnet could not answer (its limit is reached): gpt did. It is asked again from 2026-09-21 14:26:40 "
+            "UTC on.",
+        ),
+        (
+            {"evidence": Evidence(written=Repair("other_model", 8))},
+            "Another model had answered since the session was last used: its turns were written into it.",
+        ),
+        (
+            {"evidence": Evidence(notes=(Note("outside_window", 490),))},
+            "The request shows a window of the conversation: its first 490 turns left out of it, kept in the chain.",
+        ),
+        ({"fallback": Fallback("sonnet", "gpt", "rate_limited", 1.0, here=False)}, None),
+    ],
+)
+async def test_what_is_no_repair_is_told_all_the_same(fields: dict[str, Any], says: str | None) -> None:
+    row = turn(1, **fields)
+    assert (await chain(store_of(row)))["turns"][0]["says"] == ([] if says is None else [says])
+    assert explain.turn(row.evidence, row.attempts) == []
 
 
 GONE = Repair("rewritten", 4, found="missing", note="no transcript at /x")

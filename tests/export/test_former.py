@@ -105,7 +105,7 @@ async def test_the_size_of_a_chain_is_that_of_its_texts(path: Path) -> None:
         pass
     texts = (
         "placed", "options", "evidence", "usage", "timings", "attempts", "input", "output", "tools", "system", "error",
-        "call", "images", "stop_sequence",
+        "call", "images", "stop_sequence", "fallback",
     )  # fmt: skip
     with closing(sqlite3.connect(path)) as db:
         sizes = " + ".join(f"coalesce(length(cast({name} AS BLOB)), 0)" for name in texts)
@@ -200,4 +200,4 @@ async def test_a_proxy_on_another_host_is_known_by_its_heartbeat(path: Path) -> 
         db.commit()
     async with store_at(path):
         pass
-    assert version(path) == "4"
+    assert version(path) == "5"

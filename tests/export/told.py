@@ -218,7 +218,7 @@ CASES = (
         fields={"evidence": Evidence(sandbox="/v/sandbox/agents/a")},
     ),
     Case(
-        "a provider that failed", "The provider failed 2 times (529 overloaded): the CLI asked it again.",
+        "a provider that failed", "The provider failed 2 times (529 overloaded): it was asked again.",
         fields={"evidence": Evidence(retries=({"error_status": None}, {"error_status": 529, "error": "overloaded"}))},
     ),
     Case(

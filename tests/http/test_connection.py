@@ -355,7 +355,7 @@ def test_what_waits_for_one_address_is_bounded_and_who_has_waited_longest_goes_f
 def test_clients_that_read_nothing_are_let_go_when_too_much_waits_for_them(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Connection, "unread", connections.Unread(limit=connections.GATHERED * 4))
+    monkeypatch.setattr(connections.Untaken, "unread", connections.Unread(limit=connections.GATHERED * 4))
 
     async def case() -> None:
         apps = [Talking() for _ in range(8)]

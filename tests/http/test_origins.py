@@ -316,10 +316,10 @@ class Sent:
         return {"type": "websocket.connect"}
 
 
-def socket_scope(*, words: bool, **headers: str) -> dict[str, Any]:
+def socket_scope(path: str = "/v1/chat/completions", *, words: bool, **headers: str) -> dict[str, Any]:
     given = {"host": "127.0.0.1:8787", **{name.replace("_", "-"): value for name, value in headers.items()}}
     return {
-        "type": "websocket", "scheme": "ws", "path": "/v1/responses", "raw_path": b"/v1/responses", "query_string": b"",
+        "type": "websocket", "scheme": "ws", "path": path, "raw_path": path.encode(), "query_string": b"",
         "headers": [(name.encode(), value.encode()) for name, value in given.items()],
         "extensions": {"websocket.http.response": {}} if words else {}, "subprotocols": [], "state": {},
     }  # fmt: skip
@@ -367,7 +367,7 @@ async def test_what_is_no_request_at_all_is_no_way_in() -> None:
     assert sent.messages == []
 
 
-async def test_over_the_wire_a_websocket_handshake_is_an_ordinary_request(serving: Serving) -> None:
+async def test_over_the_wire_a_websocket_handshake_passes_the_gate(serving: Serving) -> None:
     nonce = base64.b64encode(b"0123456789abcdef")
     wish = (
         b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: "
@@ -375,7 +375,7 @@ async def test_over_the_wire_a_websocket_handshake_is_an_ordinary_request(servin
         + b"\r\n"
     )
     async with serving() as door:
-        for origin, status in ((b"http://evil.example", b"400"), (b"http://127.0.0.1:%d" % door.port, b"405")):
+        for origin, status in ((b"http://evil.example", b"400"), (b"http://127.0.0.1:%d" % door.port, b"101")):
             head = b"GET /v1/responses HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nOrigin: %b\r\n" % (door.port, origin)
             reader, writer = await door.raw(head + wish + b"\r\n")
             assert (await asyncio.wait_for(reader.readline(), SOON)).split()[1] == status

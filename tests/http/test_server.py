@@ -103,7 +103,7 @@ async def test_the_openai_client_gets_an_answer(serving: Serving) -> None:
     async with serving() as door:
         raw = await door.openai.chat.completions.with_raw_response.create(
             model="sonnet", messages=[{"role": "user", "content": "hello"}], extra_headers={"X-Agent-Id": "a%2Fb"},
-            temperature=0.5, seed=5,
+            temperature=0.5, service_tier="flex",
         )  # fmt: skip
         completion = raw.parse()
         assert completion.choices[0].message.content == "Hello there."
@@ -111,7 +111,7 @@ async def test_the_openai_client_gets_an_answer(serving: Serving) -> None:
         assert completion.usage.total_tokens == 5
         named = {name: raw.headers[name] for name in ("x-agent-id", "x-turn-id", "x-session-id", "x-continuity")}
         assert named == {"x-agent-id": "a%2Fb", "x-turn-id": "turn_1", "x-session-id": SESSION, "x-continuity": "warm"}
-        assert raw.headers["x-ignored-params"] == "seed"
+        assert raw.headers["x-ignored-params"] == "service_tier"
         assert raw.headers["x-request-id"] == door.engine.requests[0].request_id
         assert door.engine.requests[0].agent_id == "a/b"
         assert (await finished(door)).acknowledged

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from cli_session_proxy import errors
+from cli_session_proxy.backends.memory import MemoryBackend
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.sdk.litellm import call as calls
 from cli_session_proxy.settings import Settings
 
@@ -44,6 +46,26 @@ async def chunks_of(**given: Any) -> list[Any]:
 
 def text_of(chunks: list[Any]) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+async def test_one_token_is_one_token_streamed_and_not(tmp_path: Path) -> None:
+    backend = MemoryBackend()
+    provider.register()
+    provider.configure(
+        Settings(var=tmp_path / "var"), engine_factory=lambda settings: Engine(settings, backend=backend)
+    )
+    try:
+        whole = await ask(max_tokens=1)
+        pieces = await chunks_of(max_tokens=1, stream_options={"include_usage": True})
+        await ask()
+    finally:
+        await asyncio.to_thread(provider.close)
+    assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == ("You", "length")
+    assert whole.usage.completion_tokens == pieces[-1].usage.completion_tokens == 1
+    assert text_of(pieces) == "You"
+    assert [one.choices[0].finish_reason for one in pieces if one.choices[0].finish_reason] == ["length"]
+    shown = [block["text"] for message in backend.seen[-1] for block in message.content]
+    assert shown == ["hello", "You", "hello", "You", "hello"]
 
 
 # --- the answer -------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import os
 import signal
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from cli_session_proxy.domain.models import BlockDelta, BlockStart, Message, Tool, ToolChoice, Turn
 from cli_session_proxy.engine.engine import Engine
@@ -195,6 +198,34 @@ async def test_a_large_result_an_image_and_an_error_arrive_whole(
     assert blocks[1]["content"][1]["source"]["data"] == png
     assert blocks[2]["is_error"]
     assert "it broke" in str(blocks[2]["content"])
+
+
+@pytest.mark.parametrize("side", [1, 3000])
+async def test_an_image_in_a_result_brings_no_path_of_this_machine(
+    side: int, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    drawn = io.BytesIO()
+    Image.new("RGB", (side, side)).save(drawn, "PNG")
+    png = base64.b64encode(drawn.getvalue()).decode()
+    source = {"type": "base64", "media_type": "image/png", "data": png}
+    async with running(make_settings(claude_bin=claude_2)) as engine:
+        weather, time = calls(await both(engine, upstream))
+        seen = [{"type": "text", "text": "the sky"}, {"type": "image", "source": source}]
+        await ask(
+            engine, results(result(weather, seen), result(time, [{"type": "image", "source": source}])), tools=TOOLS
+        )
+        await ask(engine, "next", tools=TOOLS)
+    told = json.dumps([m for m in upstream.requests[-1].messages if m["role"] != "system"])
+    print(
+        [
+            [{k: str(v)[:200] for k, v in b.items()} for b in m["content"]]
+            for m in upstream.requests[-1].messages
+            if isinstance(m["content"], list)
+        ]
+    )
+    assert told.count('"type": "image"') == 2
+    assert str(tmp_path) not in told
+    assert "[Image" not in told
 
 
 async def test_a_changed_tool_set_takes_effect_at_the_next_turn(

@@ -204,6 +204,7 @@ async def test_the_models_list_has_three_meanings(door: tuple[FakeEngine, httpx.
     anthropic, google = {"anthropic-version": "2023-06-01", "x-api-key": "k"}, {"x-goog-api-key": "k"}
     listed = (await client.get("/v1/models", headers=anthropic | google)).json()
     assert (listed["data"][0]["type"], listed["first_id"], listed["has_more"]) == ("model", "sonnet", False)
+    assert any("claude" in model["id"] for model in listed["data"])  # Claude Code keeps no other
     for path, headers in (("/v1/models", google), ("/v1/models?key=k", {}), ("/v1beta/models", {})):
         assert (await client.get(path, headers=headers)).json()["models"][0]["name"] == "models/sonnet"
     assert (await client.get("/v1/models")).json()["object"] == "list"
@@ -229,7 +230,7 @@ async def test_what_has_no_effect_is_named_in_a_header(door: tuple[FakeEngine, h
     _, client = door
     for path, extra, named in (
         (MESSAGES, {"speed": "fast"}, "speed"),
-        (GENERATE, {"generationConfig": {"seed": 1}}, "generationConfig.seed"),
+        (GENERATE, {"generationConfig": {"mediaResolution": "x"}}, "generationConfig.mediaResolution"),
         (INTERACTIONS, {"service_tier": "flex"}, "service_tier"),
         (OLLAMA_CHAT, {"options": {"num_ctx": 9}, "keep_alive": "5m"}, "options.num_ctx, keep_alive"),
     ):

@@ -18,6 +18,7 @@ from cli_session_proxy.wires.generate import body as generate
 from cli_session_proxy.wires.interactions import body as interactions
 from cli_session_proxy.wires.messages import body as messages
 from cli_session_proxy.wires.ollama import body as ollama
+from cli_session_proxy.wires.responses import body as responses
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
 BODIES: dict[str, tuple[Callable[[JSON, Naming], Any], JSON]] = {
@@ -32,6 +33,29 @@ BODIES: dict[str, tuple[Callable[[JSON, Naming], Any], JSON]] = {
             {"role": "tool", "tool_call_id": "c", "content": "r"},
         ],
     }),
+    "responses": (responses.read, {
+        "model": "sonnet", "instructions": "s", "stream": True, "store": False, "metadata": {"agent_id": "a"},
+        "reasoning": {"effort": "low", "summary": "none"}, "max_output_tokens": 9, "previous_response_id": "resp_1",
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
+        "tool_choice": {"type": "custom", "name": "patch"},
+        "tools": [
+            {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f", "parameters": {}}]},
+            {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+            {"type": "web_search"},
+        ],
+        "input": [
+            {"type": "additional_tools", "tools": [{"type": "custom", "name": "late"}]},
+            {"role": "developer", "content": [{"type": "input_text", "text": "d"}]},
+            {"role": "user", "content": [{"type": "input_image", "image_url": "https://example.org/a.png"}]},
+            {"type": "custom_tool_call", "call_id": "c", "name": "patch", "namespace": "n", "input": "x"},
+            {"type": "custom_tool_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "r"}]},
+            {"type": "local_shell_call", "call_id": "d", "action": {"command": ["ls"]}},
+            {"type": "local_shell_call_output", "id": "d", "output": "r"},
+            {"type": "compaction", "encrypted_content": "csp1:eJw="},
+            {"type": "function_call", "call_id": "e", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "e", "output": "r"},
+        ],
+    }),
     "messages": (messages.read, {
         "model": "sonnet", "max_tokens": 1, "system": [{"type": "text", "text": "s"}], "metadata": {"user_id": "u"},
         "thinking": {"type": "enabled", "budget_tokens": 1024}, "stop_sequences": ["x"], "thread": {"type": "create"},
@@ -44,10 +68,12 @@ BODIES: dict[str, tuple[Callable[[JSON, Naming], Any], JSON]] = {
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [IMAGE]}]},
         ],
     }),
+    "messages count": (messages.count, {"model": "sonnet", "messages": [{"role": "user", "content": [IMAGE]}],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}]}),
     "generate": (lambda body, naming: generate.read(body, naming, "sonnet"), {
         "systemInstruction": {"parts": [{"text": "s"}]},
         "generationConfig": {
-            "thinkingConfig": {"thinkingLevel": "LOW", "includeThoughts": True}, "stopSequences": ["x"],
+            "thinkingConfig": {"thinkingBudget": 1024, "includeThoughts": True}, "stopSequences": ["x"],
             "responseMimeType": "application/json", "candidateCount": 1, "responseModalities": ["TEXT"],
             "responseSchema": {"type": "OBJECT", "properties": {"a": {"type": "ARRAY", "items": {"type": "STRING"}}}},
         },

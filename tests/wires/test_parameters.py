@@ -163,6 +163,12 @@ WIRES: dict[str, tuple[str, JSON, JSON, list[str], Callable[[JSON], list[Any]], 
         {"options": {"temperature": 0.5}, "think": False}, ["options.temperature"],
         of_lines, ["One", "length", 1],
     ),
+    "ollama generate": (
+        "/api/generate", {"model": "sonnet", "prompt": "short", "options": {"num_predict": 1}, "stream": False},
+        {"options": {"temperature": 0.5}, "think": False}, ["options.temperature"],
+        lambda b: [b["response"], b["done_reason"], b["eval_count"]],
+        ["One", "length", 1],
+    ),
     "interactions": (
         "/v1beta/interactions",
         {"model": "sonnet", "input": "short", "generation_config": {"max_output_tokens": 1}},
@@ -208,4 +214,9 @@ async def test_one_token_is_one_token_on_every_wire_streamed_and_not(
         unmet = await client.post(path, json=said | cool | ({"max_tokens": 64000} if wire == "messages" else {}))
         assert unmet.headers["X-Ignored-Params"].split(", ") == names
     assert [one.body["max_tokens"] for one in upstream.requests if one.prompt == "short"] == [1, 1]
-    assert "limit hit" not in json.dumps(upstream.requests[-1].messages)
+    seen = upstream.requests[-1]  # of the last turn: of those that were cut it holds the text, and nothing else
+    assert seen.user_texts() == ["begin", "short", "again", "short", "again"]
+    assert [text for role, text in seen.texts() if role == "assistant"][1::2] == ["One", "One"]
+    assert not any(
+        words in json.dumps(seen.messages) for words in ("limit hit", "interrupted", "Resume", "No response")
+    )

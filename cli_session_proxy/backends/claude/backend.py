@@ -23,7 +23,7 @@ from ..base import Adoptable, Answered, Counts, Event, Execution, Job, Kept, Los
 from .process import events, failures
 from .process.child import end_left
 from .process.pool import Pool, Restarts
-from .sessions import adoption, history, settling
+from .sessions import adoption, history, paths, settling
 from .sessions.capture import LiveSession, TurnOutcome
 from .sessions.manager import Foreign, Plan, Sessions
 from .sessions.verifying import Verifier, compare
@@ -35,7 +35,7 @@ log = logs.get(__name__)
 class ClaudeBackend:
     """See `base.Backend`. `on_spawn` and `on_exit` note the processes, so that others can end them after a crash."""
 
-    name = "claude"
+    name = paths.NAME
 
     def __init__(
         self,
@@ -60,6 +60,9 @@ class ClaudeBackend:
 
     # --- a turn
 
+    async def can_take(self, job: Job) -> bool:  # noqa: ARG002 - the contract's
+        return True  # what it cannot take is mended, or left out
+
     async def prepare(self, job: Job) -> Execution | Adoptable:
         self._restarts.check(job.agent.key)
         plan = Plan(
@@ -72,6 +75,7 @@ class ClaudeBackend:
             job.answers,
             job.remedies,
             plain=job.turn.id in self._full,
+            window=job.window,
         )
         standing = AgentState(job.agent, job.parent, job.session)
         try:
@@ -139,8 +143,10 @@ class ClaudeBackend:
 class _Execution:
     """One turn on one process. `base.Execution`."""
 
+    backend = ClaudeBackend.name
+
     def __init__(self, backend: ClaudeBackend, job: Job, ready: LiveSession) -> None:
-        self._backend = backend
+        self._owner = backend
         self._job = job
         self._ready = ready
         self.session_id = ready.session.id  # then the one that the CLI answered under
@@ -202,7 +208,7 @@ class _Execution:
                                 error = failures.error_for(event, retries=retries, model=job.model)
                                 if isinstance(error, ContextTooLong) and self._ready.process.forbidden_to_compact:
                                     # The CLI was told not to compact in this turn: in another attempt it may.
-                                    self._backend._full.add(job.turn.id)
+                                    self._owner._full.add(job.turn.id)
                                     raise Lost("the context is full, and the CLI may compact it", error)
                                 remedy = await self._remedy(error)
                                 raise error if remedy is None else Lost(error.message, error, remedy)
@@ -211,15 +217,15 @@ class _Execution:
                         case _:
                             yield base.Activity(type(event).__name__)
         except events.ProcessDied as died:
-            raise self._backend._lost(job.agent, died) from died
+            raise self._owner._lost(job.agent, died) from died
         ended = events.ProcessDied("the CLI ended the turn without a result", returncode=None, stderr="")
-        raise self._backend._lost(job.agent, ended)
+        raise self._owner._lost(job.agent, ended)
 
     async def _remedy(self, error: ProxyError) -> Remedy | None:
         """What may help where the provider refused the request, and was not tried yet."""
         if isinstance(error, ClaudeNotLoggedIn):
             return None if self._ready.fresh else "login"
-        return await self._backend.sessions.decisions.remedy(self._job.parent, error, tried=self._job.remedies)
+        return await self._owner.sessions.decisions.remedy(self._job.parent, error, tried=self._job.remedies)
 
     def _completed(self, result: events.Result) -> base.Completed:
         """With this turn's share of the CLI's running total, which starts anew where the CLI did not restore it."""
@@ -249,20 +255,20 @@ class _Execution:
             answered.partial,
         )
         try:
-            captured = await self._backend.sessions.capture(self._ready, job.turn, said)
+            captured = await self._owner.sessions.capture(self._ready, job.turn, said)
         except events.ProcessDied as died:
-            raise self._backend._lost(job.agent, died) from died
-        self._backend._restarts.lived(job.agent.key)
+            raise self._owner._lost(job.agent, died) from died
+        self._owner._restarts.lived(job.agent.key)
         return Kept(captured.records, captured.session, captured.links, captured.source, captured.notes)
 
     async def release(self) -> None:
-        self._backend._full.discard(self._job.turn.id)
+        self._owner._full.discard(self._job.turn.id)
         try:
-            await self._backend.pool.checkin(self._ready.process)
+            await self._owner.pool.checkin(self._ready.process, again=not self._job.turn.placed.side)
         except ClaudeUnavailable as exc:  # it cannot be killed; the turn is committed all the same
             log.warning("process_left", pid=self._ready.process.pid, error=exc.message)
 
     async def discard(self, *, owned: bool) -> None:
         if self._plain:
-            self._backend._full.discard(self._job.turn.id)
-        await self._backend.sessions.spoil(self._ready, self._answered, owned=owned)
+            self._owner._full.discard(self._job.turn.id)
+        await self._owner.sessions.spoil(self._ready, self._answered, owned=owned)

@@ -70,6 +70,16 @@ def _typed_turns(conn: Connection) -> None:
         n = why[-1].n
 
 
+def _fallbacks(conn: Connection) -> None:
+    """Who answers in whose place, and until when.
+
+    Older programs write turns without it and read past it: to them nobody stands in for anybody.
+    """
+    there = {column["name"] for column in inspect(conn).get_columns(turns.name)}
+    if turns.c.fallback.name not in there:
+        conn.exec_driver_sql(f"ALTER TABLE {turns.name} ADD COLUMN {turns.c.fallback.name} TEXT")
+
+
 def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
     old = loads(row.evidence)
     try:
@@ -113,6 +123,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("stateful wires", _stateful_wires),
     Migration("leases", _leases),
     Migration("typed turns", _typed_turns, alone=True),
+    Migration("fallbacks", _fallbacks),
 )
 
 

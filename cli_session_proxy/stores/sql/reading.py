@@ -47,6 +47,9 @@ PAGE = 100
 # Of turns with one and the same path the newest few are looked at: very many strangers may share an opening.
 CANDIDATES = 8
 
+# How `placed` says that a turn is suspected to be a side call.
+SIDE = '%"side":true%'
+
 # Where a stream of summaries goes on: (last_at, key) of the row before.
 Position = tuple[float, int]
 
@@ -150,7 +153,9 @@ def summaries(
 def _summaries(conn: Connection, found: Sequence[Any]) -> list[ChainSummary]:
     keys = [row.key for row in found]
     turn = turns.c
-    own = _by_agent(conn, turns, keys, func.count(), func.sum(turn.cost_usd), func.sum(turn.bytes), func.max(turn.seq))
+    aside = func.sum(case((turn.placed.like(SIDE), 1), else_=0), type_=Integer)
+    last = func.max(turn.seq)
+    own = _by_agent(conn, turns, keys, func.count(), func.sum(turn.cost_usd), func.sum(turn.bytes), aside, last)
     latest = select(turn.agent_key, turn.status).where(turn.seq.in_([last for *_, last in own.values()]))
     state = {row.agent_key: row.status for row in conn.execute(latest)}
     opened = _by_agent(conn, sessions, keys, func.count())
@@ -161,12 +166,20 @@ def _summaries(conn: Connection, found: Sequence[Any]) -> list[ChainSummary]:
     pictures = _by_agent(conn, image_refs, keys, func.sum(drawn))
     summary = []
     for row in found:
-        count, cost, size, _ = own.get(row.key, (0, None, 0, 0))
+        count, cost, size, side, _ = own.get(row.key, (0, None, 0, 0, 0))
         (number,), (repaired,), (drawn_size,) = (part.get(row.key, (0,)) for part in (opened, repairs, pictures))
         bytes_kept = int(size + drawn_size)
         summary.append(
             ChainSummary(
-                rows.agent(row), count, number, repaired, state.get(row.key), cost or 0.0, bytes_kept, row.last_at
+                rows.agent(row),
+                count,
+                number,
+                repaired,
+                state.get(row.key),
+                cost or 0.0,
+                bytes_kept,
+                row.last_at,
+                side=0 < count == side,
             )
         )
     return summary

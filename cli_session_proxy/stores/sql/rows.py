@@ -17,6 +17,7 @@ from ...domain.evidence import Evidence
 from ...domain.models import (
     PLAIN,
     Agent,
+    Fallback,
     FileMark,
     Link,
     Message,
@@ -113,6 +114,7 @@ def turn_values(cutter: Cutter, turn: Turn) -> Values:
     texts |= {
         "system": _optional(turn.system),
         "stop_sequence": _optional(turn.stop_sequence),
+        "fallback": _optional(turn.fallback and turn.fallback.as_json()),
         "placed": _placed_text(turn.placed),
         "options": "{}" if turn.options == PLAIN else dumps(turn.options.as_json()),
         "evidence": dumps(turn.evidence.as_json()),
@@ -132,6 +134,7 @@ def answer_values(cutter: Cutter, turn: Turn, stored: Row[Any]) -> Values:
     places = {**(_loaded(stored.images) or {}), **places}
     texts |= {
         "stop_sequence": _optional(turn.stop_sequence),
+        "fallback": _optional(turn.fallback and turn.fallback.as_json()),
         "evidence": dumps(turn.evidence.as_json()),
         "usage": dumps(turn.usage.as_json()),
         "timings": dumps(turn.timings),
@@ -170,6 +173,8 @@ def loaded_turns(conn: Connection, rows: Sequence[Row[Any]]) -> list[Turn]:
         values[_OPTIONS] = PLAIN if options == "{}" else TurnOptions.from_json(loads(options))
         values[_EVIDENCE] = _evidence(values[_EVIDENCE])
         values[_USAGE] = Usage(**values[_USAGE])
+        if values[_FALLBACK] is not None:
+            values[_FALLBACK] = Fallback.from_json(values[_FALLBACK])
         found.append(Turn(*values))
     return found
 
@@ -265,8 +270,9 @@ TURN = tuple(turns.c)
 _AT = {name: at for at, name in enumerate(Turn.__slots__)}
 _in_order = itemgetter(*(TURN.index(turns.c[name]) for name in _AT))
 _INPUT, _PLACED, _OPTIONS, _EVIDENCE, _USAGE = itemgetter("input", "placed", "options", "evidence", "usage")(_AT)
+_FALLBACK = _AT["fallback"]
 _TUPLES = itemgetter("output", "tools", "attempts")(_AT)
-_JSON = (_USAGE, *_TUPLES, *itemgetter("timings", "system", "stop_sequence", "error", "call")(_AT))
+_JSON = (_USAGE, *_TUPLES, *itemgetter("timings", "system", "stop_sequence", "error", "call", "fallback")(_AT))
 
 OUTLINE = tuple(turns.c[name] for name in TurnOutline.__slots__)
 

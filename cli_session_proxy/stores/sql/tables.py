@@ -89,6 +89,7 @@ turns = Table(
     Column("stop_sequence", Text),
     Column("backend", Text),
     Column("answered_by", Text),
+    Column("fallback", Text),
     Column("placed", Text, nullable=False, server_default="{}"),
     Column("evidence", Text, nullable=False),
     Column("error", Text),

@@ -220,7 +220,7 @@ def commit(conn: Connection, done: Commit) -> Turn:
         session_id=row.session_id if done.session is None else done.session.id, path_hash=done.path_hash,
         depth=done.depth, delivery=done.delivery,
         finished_at=done.finished_at, evidence=done.evidence, stop_sequence=done.stop_sequence, backend=done.backend,
-        answered_by=done.answered_by,
+        answered_by=done.answered_by, fallback=done.fallback,
     )  # fmt: skip
     cutter = Cutter()
     values = rows.answer_values(cutter, turn, row)

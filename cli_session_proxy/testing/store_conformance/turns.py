@@ -6,7 +6,9 @@ import asyncio
 import json
 
 from ...domain.evidence import Brought, Evidence, Repair, StreamCut
-from ...domain.models import Block, Link, Message, Placed, Record, Tool, ToolChoice, Turn, TurnOptions
+from ...domain.models import Block, Fallback, Link, Message, Placed, Record, Tool, ToolChoice, Turn, TurnOptions
+from ...domain.parameters import Parameters
+from ...domain.windows import Window
 from ...stores.base import KeyTaken, NewTurn
 from ..store_samples import (
     AWKWARD,
@@ -27,8 +29,10 @@ from ..store_samples import (
 
 PLACED = Placed("history", messages=3, matched=0, imported=2, diverged_at=0, delta=True)
 OPTIONS = TurnOptions(
-    {"schema": {"title": AWKWARD}}, (Tool("t", AWKWARD, strict=True),), ToolChoice("required", ("t",)), (AWKWARD,)
-)
+    {"schema": {"title": AWKWARD}}, (Tool("t", AWKWARD, strict=True),), ToolChoice("required", ("t",)), (AWKWARD,),
+    Parameters(seed=7), {"conversation_id": AWKWARD, "n": 1}, Window(40, "turns"),
+)  # fmt: skip
+FALLBACK = Fallback("sonnet", "gpt", "rate_limited", 99.5, here=False)
 EVIDENCE = Evidence(
     Brought("adoption", "s0", AWKWARD), "t0", "/x", AWKWARD, Repair("left_path", 2, "t0"),
     Repair("rewritten", 3, found="missing", also_at=("/y",)), True, -9, ("touched",), AWKWARD, ({"error": AWKWARD},),
@@ -66,6 +70,7 @@ async def a_turn_keeps_all_it_was_given(factory: StoreFactory) -> None:
             stop_sequence=AWKWARD,
             backend="b",
             answered_by="m",
+            fallback=FALLBACK,
         )
         committed = await store.commit(done)
         assert committed == await store.turn("t1")
@@ -74,6 +79,7 @@ async def a_turn_keeps_all_it_was_given(factory: StoreFactory) -> None:
         assert committed.input == asked
         assert (committed.placed, committed.options, committed.evidence) == (PLACED, OPTIONS, EVIDENCE)
         assert (committed.stop_sequence, committed.backend, committed.answered_by) == (AWKWARD, "b", "m")
+        assert committed.fallback == FALLBACK
         assert (committed.usage, committed.cost_usd) == (done.usage, 0.25)
         assert (committed.path_hash, committed.depth, committed.finished_at) == ("hash-t1", 1, 13.0)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...domain.lineage import TextJoin
-from ...domain.models import JSON, Block, BlockDelta, BlockStart, Finished, Turn, TurnEvent, TurnRequest, Usage
+from ...domain.models import JSON, Block, BlockDelta, BlockStart, Finished, Started, Turn, TurnEvent, TurnRequest, Usage
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, ProxyError
 from .. import parameters
@@ -43,18 +43,20 @@ WIRE = "chat"
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
 IGNORED = (
-    "seed", "frequency_penalty", "presence_penalty", "logit_bias", "service_tier", "verbosity", "prediction",
+    "frequency_penalty", "presence_penalty", "logit_bias", "service_tier", "verbosity", "prediction",
     "web_search_options", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
 )  # fmt: skip
 
 PARAMETERS: Names = {
     "max_tokens": "max_completion_tokens", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k",
-    "thinking": "reasoning_effort", "tool_choice": "tool_choice",
+    "thinking": "reasoning_effort", "tool_choice": "tool_choice", "seed": "seed",
 }  # fmt: skip
 # OpenAI's older name; a body that has both means the newer one.
 OLDER: Names = {**PARAMETERS, "max_tokens": "max_tokens"}
 
-_NUMBERS = ("seed", "max_tokens", "frequency_penalty", "presence_penalty")
+TEXT: JSON = {"type": "text"}
+
+_NUMBERS = ("max_tokens", "frequency_penalty", "presence_penalty")
 
 _FINISH_REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "content_filter"}
 
@@ -183,16 +185,15 @@ def completion(turn: Turn) -> JSON:
         "id": completion_id(turn.id),
         "object": "chat.completion",
         "created": int(turn.created_at),
-        "model": turn.model,
+        "model": turn.told_model,
         "choices": [choice],
         "usage": usage(turn),
-        "system_fingerprint": None,
     }
 
 
-def model_info(name: str, since: int) -> JSON:
-    """One entry of the models list. The CLI's names stand for whatever it maps them to, so `since` is our start."""
-    return {"id": name, "object": "model", "created": since, "owned_by": "anthropic"}
+def model_info(name: str, since: int, by: str = "anthropic") -> JSON:
+    """One entry of the models list. The names stand for whatever they are mapped to, so `since` is our start."""
+    return {"id": name, "object": "model", "created": since, "owned_by": by}
 
 
 def model_list(models: list[JSON]) -> JSON:
@@ -230,13 +231,8 @@ class ChunkWriter(EventStream):
             "object": "chat.completion.chunk",
             "created": int(time.time()),
             "model": model,
-            "system_fingerprint": None,
         }
-        head = b"data: " + json.dumps(self._base, separators=(",", ":")).encode()[:-1]
-        self._prefix = {
-            kind: head + b',"choices":[{"index":0,"delta":{"' + name + b'":'
-            for kind, name in (("text", b"content"), ("thinking", b"reasoning_content"))
-        }
+        self._prefix = self._framed()
         no_usage = b',"usage":null' if include_usage else b""
         self._suffix = b'},"logprobs":null,"finish_reason":null}]' + no_usage + b"}\n\n"
         self._sent: dict[str, list[str]] = {"text": [], "thinking": []}
@@ -245,8 +241,19 @@ class ChunkWriter(EventStream):
         self._calls: dict[int, int] = {}  # block -> call
         self._told: set[str] = set()  # calls by id
 
+    def _framed(self) -> dict[str, bytes]:
+        """What stands before the text of a delta, by its kind."""
+        head = b"data: " + json.dumps(self._base, separators=(",", ":")).encode()[:-1]
+        return {
+            kind: head + b',"choices":[{"index":0,"delta":{"' + name + b'":'
+            for kind, name in (("text", b"content"), ("thinking", b"reasoning_content"))
+        }
+
     def feed(self, event: TurnEvent) -> list[bytes]:
         """What this event adds to the stream; nothing for events that the wire has no words for."""
+        if isinstance(event, Started) and event.model not in (None, self._base["model"]):
+            self._base["model"] = event.model  # another one answers in its place
+            self._prefix = self._framed()
         if isinstance(event, BlockDelta) and event.index in self._calls:
             arguments = {"arguments": event.delta.get("partial_json", "")}
             return [self._chunk({"tool_calls": [{"index": self._calls[event.index], "function": arguments}]})]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...domain.lineage import TextJoin
-from ...domain.models import JSON, BlockDelta, BlockStart, Finished, Turn, TurnEvent, TurnRequest
+from ...domain.models import JSON, BlockDelta, BlockStart, Finished, Started, Turn, TurnEvent, TurnRequest
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
 from .. import parameters
@@ -30,16 +30,17 @@ WIRE = "generate"
 EFFORTS = {"MINIMAL": "low", "LOW": "low", "MEDIUM": "medium", "HIGH": "high", "XHIGH": "xhigh"}
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
-IGNORED = ("seed", "presencePenalty", "frequencyPenalty", "mediaResolution")
+IGNORED = ("presencePenalty", "frequencyPenalty", "mediaResolution")
 IGNORED_OUTSIDE = ("safetySettings", "serviceTier")
 
-_NUMBERS = ("seed", "presencePenalty", "frequencyPenalty")
+_NUMBERS = ("presencePenalty", "frequencyPenalty")
 _CONFIG = "generationConfig"
 ENUM = "text/x.enum"
 PARAMETERS: Names = {
     "max_tokens": "generationConfig.maxOutputTokens", "temperature": "generationConfig.temperature",
     "top_p": "generationConfig.topP", "top_k": "generationConfig.topK",
     "thinking": "generationConfig.thinkingConfig", "tool_choice": "toolConfig.functionCallingConfig",
+    "seed": "generationConfig.seed",
 }  # fmt: skip
 _FINISH_REASONS = {"max_tokens": "MAX_TOKENS", "model_context_window_exceeded": "MAX_TOKENS", "refusal": "SAFETY"}
 
@@ -67,7 +68,8 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
     agent_id = naming.agent_id(body)
     system, messages = generate_content.read(body)
     thinking = either(config, "thinkingConfig", dict, "an object", where=f"{_CONFIG}.") or {}
-    budget = either(thinking, "thinkingBudget")  # 0 turns it off; -1 lets the model decide
+    # 0 turns it off; -1 lets the model decide
+    budget = either(thinking, "thinkingBudget", int, "a whole number", where="thinkingConfig.")
     thinks = None if budget is None or budget < 0 else budget > 0
     if either(thinking, "thinkingLevel") is not None:
         thinks = True
@@ -110,7 +112,8 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
 def count(body: JSON, naming: Naming) -> JSON:  # noqa: ARG001 - every `read` of a body takes both
     """The answer of countTokens: an estimate of what was sent (`blocks.estimated_tokens`)."""
     inner = either(body, "generateContentRequest", dict, "an object") or body
-    return {"totalTokens": estimated_tokens(*generate_content.read(inner, answered=False))}
+    tools, _ = read_tools(inner)
+    return {"totalTokens": estimated_tokens(*generate_content.read(inner, answered=False), tools)}
 
 
 def _effort(thinking: Mapping[str, Any]) -> str | None:
@@ -169,7 +172,7 @@ def answer(turn: Turn, *, thoughts: bool) -> JSON:
     # One part: Google's clients join the texts of an answer without a break, the chain does not.
     if text := answer_text(turn.output):
         parts.append({"text": text})
-    return _response(turn.id, turn.model, [*parts, *_calls(turn)] or [{"text": ""}], turn)
+    return _response(turn.id, turn.told_model, [*parts, *_calls(turn)] or [{"text": ""}], turn)
 
 
 def usage(turn: Turn) -> JSON:
@@ -191,12 +194,12 @@ def finish_reason(turn: Turn) -> str:
     return _FINISH_REASONS.get(turn.stop_reason or "", "STOP")
 
 
-def model_info(name: str, since: int) -> JSON:  # noqa: ARG001 - every wire's entry takes both
+def model_info(name: str, since: int, by: str = "anthropic") -> JSON:  # noqa: ARG001 - every wire's entry takes all three
     """One entry of the models list."""
     name = name.removeprefix("models/")
     return {
         "name": f"models/{name}", "baseModelId": name, "version": name, "displayName": name.capitalize(),
-        "description": "a model of the Claude CLI", "thinking": True,
+        "description": "a model of the Claude CLI" if by == "anthropic" else f"a model of {by}", "thinking": True,
         "supportedGenerationMethods": ["generateContent", "streamGenerateContent", "countTokens"],
     }  # fmt: skip
 
@@ -240,6 +243,8 @@ class Writer(EventStream):
 
     def feed(self, event: TurnEvent) -> list[bytes]:
         """What this event adds to the stream; nothing for events that the wire has no words for."""
+        if isinstance(event, Started):
+            self._model = event.model or self._model
         if isinstance(event, BlockStart):
             kind = str(event.block.get("type", ""))
             if kind == "text":
@@ -275,7 +280,7 @@ class Writer(EventStream):
         rest = self._held + (whole.removeprefix(sent) if whole.startswith(sent) else "")
         parts = [{"text": rest}] if rest else []
         # Chats of google-genai take no answer without a part for a good one.
-        return [sse(_response(self._turn_id, turn.model, [*parts, *_calls(turn)] or [{"text": ""}], turn))]
+        return [sse(_response(self._turn_id, turn.told_model, [*parts, *_calls(turn)] or [{"text": ""}], turn))]
 
     def _chunk(self, parts: list[JSON]) -> bytes:
         return sse(_response(self._turn_id, self._model, parts))

@@ -19,7 +19,7 @@ from ...domain.structured import checked_schema
 from ...errors import InvalidRequest
 from .. import common, parameters
 from ..blocks import stop_texts
-from ..common import Fields, Naming, fingerprint, optional, required, wrong_type
+from ..common import Fields, Naming, fingerprint, optional, required
 from ..google import checked_model
 from ..openai import read_tools
 from ..parameters import Names
@@ -32,15 +32,13 @@ WIRE = "interactions"
 EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh"}
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
-IGNORED = ("seed",)
-IGNORED_OUTSIDE = ("safety_settings", "service_tier", "labels", "webhook_config")
+IGNORED = ("safety_settings", "service_tier", "labels", "webhook_config")
 
 PARAMETERS: Names = {
     "max_tokens": "generation_config.max_output_tokens", "temperature": "generation_config.temperature",
     "top_p": "generation_config.top_p", "thinking": "generation_config.thinking_level",
-    "tool_choice": "generation_config.tool_choice",
+    "tool_choice": "generation_config.tool_choice", "seed": "generation_config.seed",
 }  # fmt: skip
-_NUMBERS = ("seed",)
 _FLAGS = ("stream", "background", "store")
 _TEXTS = ("system_instruction", "previous_interaction_id", "response_mime_type")
 _STATUSES: dict[Status, str] = {
@@ -99,8 +97,7 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
         stream=bool(body.get("stream")),
         background=bool(body.get("background")),
         ignored=(
-            *(f"generation_config.{name}" for name in IGNORED if config.get(name) is not None),
-            *(name for name in IGNORED_OUTSIDE if body.get(name) is not None),
+            *(name for name in IGNORED if body.get(name) is not None),
             *config.misspelt("generation_config."),
             *fields.misspelt(),
         ),
@@ -152,11 +149,7 @@ def _check_types(body: JSON) -> None:
         optional(body, name, str, "a string")
     for name in _FLAGS:
         optional(body, name, bool, "true or false")
-    config = optional(body, "generation_config", dict, "an object") or {}
-    for name in _NUMBERS:
-        value = config.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise wrong_type(f"generation_config.{name}", "a number")
+    optional(body, "generation_config", dict, "an object")
     if body.get("background") and body.get("store") is False:
         raise InvalidRequest(
             "background needs store: an interaction that is not kept cannot be asked for", param="store"
@@ -220,7 +213,7 @@ def interaction(turn: Turn, *, include_input: bool = False) -> JSON:
 
 def head(turn: Turn, status: str) -> JSON:
     return {
-        "id": interaction_id(turn.id), "object": "interaction", "status": status, "model": turn.model,
+        "id": interaction_id(turn.id), "object": "interaction", "status": status, "model": turn.told_model,
         "created": _time(turn.created_at),
     }  # fmt: skip
 

@@ -14,7 +14,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Turn, TurnEvent, TurnRequest
+from ...domain.models import (
+    JSON,
+    Block,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    Finished,
+    Started,
+    Turn,
+    TurnEvent,
+    TurnRequest,
+    Usage,
+)
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, NotFound, ProxyError
 from .. import parameters
@@ -132,7 +144,8 @@ def _effort(body: Mapping[str, Any]) -> str | None:
 
 
 def _thinking(body: Mapping[str, Any]) -> bool | None:
-    kind = optional(body.get("thinking") or {}, "type", str, "a string", where="thinking.")
+    thinking = optional(body, "thinking", dict, "an object") or {}
+    kind = optional(thinking, "type", str, "a string", where="thinking.")
     asked = kind is not None or (body.get("output_config") or {}).get("effort") is not None
     return kind not in ("disabled", "between_tools") if asked else None
 
@@ -161,12 +174,12 @@ def message_id(turn_id: str) -> str:
 def message(turn: Turn) -> JSON:
     """The `message` object of a committed turn."""
     return {
-        **_head(turn.id, turn.model),
+        **_head(turn.id, turn.told_model),
         "content": _content(turn),
         "stop_reason": stop_reason(turn),
         "stop_sequence": turn.stop_sequence,
-        **_stop_details(turn),
-        "usage": usage(turn),
+        "stop_details": _stop_details(turn),
+        "usage": usage(turn.usage),
     }
 
 
@@ -177,17 +190,16 @@ def stop_reason(turn: Turn) -> str:
     return turn.stop_reason if turn.stop_reason in _STOP_REASONS else "end_turn"
 
 
-def _stop_details(turn: Turn) -> JSON:
+def _stop_details(turn: Turn) -> JSON | None:
     """Of a refusal, in Anthropic's words."""
     words, refusal = refusal_words(turn), turn.evidence.refusal
     if words is None or refusal is None:
-        return {}
-    return {"stop_details": {"type": "refusal", "category": refusal.category, "explanation": words}}
+        return None
+    return {"type": "refusal", "category": refusal.category, "explanation": words}
 
 
-def usage(turn: Turn) -> JSON:
+def usage(used: Usage) -> JSON:
     """Anthropic's usage, the chain's own units; `input_tokens` excludes the cache."""
-    used = turn.usage
     return {
         "input_tokens": used.input_tokens,
         "cache_creation_input_tokens": used.cache_write_tokens,
@@ -202,7 +214,7 @@ def usage(turn: Turn) -> JSON:
     }  # fmt: skip
 
 
-def model_info(name: str, since: int) -> JSON:
+def model_info(name: str, since: int, by: str = "anthropic") -> JSON:  # noqa: ARG001 - every wire's entry takes all three
     """One entry of the models list. The CLI's names stand for whatever it maps them to, so `since` is our start."""
     created = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
@@ -213,14 +225,15 @@ def model_info(name: str, since: int) -> JSON:
 
 def model_list(models: list[JSON]) -> JSON:
     """Claude Code keeps only ids that hold `claude` or `anthropic`: each model is listed under such a one too."""
-    models = [*models, *({**model, "id": f"{MODEL_PREFIXES[0]}{model['id']}"} for model in models)]
+    unseen = [model for model in models if "claude" not in model["id"]]
+    models = [*models, *({**model, "id": f"{MODEL_PREFIXES[0]}{model['id']}"} for model in unseen)]
     return {"data": models, "has_more": False, "first_id": models[0]["id"], "last_id": models[-1]["id"]}
 
 
 def _head(turn_id: str, model: str) -> JSON:
     return {
         "id": message_id(turn_id), "type": "message", "role": "assistant", "model": model, "content": [],
-        "stop_reason": None, "stop_sequence": None,
+        "stop_reason": None, "stop_sequence": None, "stop_details": None,
     }  # fmt: skip
 
 
@@ -251,6 +264,8 @@ class EventWriter(EventStream):
 
     def feed(self, event: TurnEvent) -> list[bytes]:
         """What this event adds to the stream; nothing for events that the wire has no words for."""
+        if isinstance(event, Started):
+            self._model = event.model or self._model
         if isinstance(event, BlockStart) and event.block.get("type") in (*_SPOKEN, "tool_use"):
             self._calls.add(str(event.block.get("id")))
             index = self._indices[event.index] = self._next
@@ -274,8 +289,7 @@ class EventWriter(EventStream):
             return []
         self._begun = True
         # The CLI tells what was read only with the result: the true numbers come in message_delta.
-        unknown = {"input_tokens": 0, "output_tokens": 0}
-        return [_event("message_start", message={**_head(self._turn_id, self._model), "usage": unknown})]
+        return [_event("message_start", message={**_head(self._turn_id, self._model), "usage": usage(Usage())})]
 
     def _end(self, turn: Turn) -> list[bytes]:
         events = self._begin()
@@ -285,8 +299,9 @@ class EventWriter(EventStream):
         if turn.status == "requires_action":
             calls = [block for block in turn.output if block.get("type") == "tool_use"]
             events += [piece for block in calls if block["id"] not in self._calls for piece in self._block(block)]
-        delta = {"stop_reason": stop_reason(turn), "stop_sequence": turn.stop_sequence, **_stop_details(turn)}
-        return [*events, _event("message_delta", delta=delta, usage=usage(turn)), _event("message_stop")]
+        delta: JSON = {"stop_reason": stop_reason(turn), "stop_sequence": turn.stop_sequence}
+        delta["stop_details"] = _stop_details(turn)
+        return [*events, _event("message_delta", delta=delta, usage=usage(turn.usage)), _event("message_stop")]
 
     def _block(self, block: Block) -> list[bytes]:
         """A whole block as its three or four events."""

@@ -37,13 +37,13 @@ EFFORTS = {"low": "low", "medium": "medium", "high": "high", "max": "max"}
 
 # Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
 _NUMBERS = (
-    "num_keep", "seed", "min_p", "tfs_z", "typical_p", "repeat_last_n", "repeat_penalty", "presence_penalty",
+    "num_keep", "min_p", "tfs_z", "typical_p", "repeat_last_n", "repeat_penalty", "presence_penalty",
     "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta", "num_ctx", "num_batch", "num_gpu", "main_gpu",
     "num_thread",
 )  # fmt: skip
 PARAMETERS: Names = {
     "max_tokens": "options.num_predict", "temperature": "options.temperature", "top_p": "options.top_p",
-    "top_k": "options.top_k", "thinking": "think",
+    "top_k": "options.top_k", "thinking": "think", "seed": "options.seed",
 }  # fmt: skip
 _FLAGS = (
     "penalize_newline", "numa", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock",
@@ -268,7 +268,7 @@ def _final(turn: Turn, call: OllamaCall, text: str, thinking: str, calls: list[J
     ready, first = (float(turn.timings.get(step, 0)) / 1000 for step in ("session_ready", "first_block"))
     context = {"context": context_of(turn.id)} if call.door == "generate" else {}
     return {
-        **_head(call.model, ended),
+        **_head(turn.told_model if turn.fallback is not None and turn.fallback.here else call.model, ended),
         **_said(call.door, text, thinking, calls),
         "done": True,
         "done_reason": done_reason(turn),

@@ -72,7 +72,7 @@ class OllamaRoutes:
                 "name": name, "model": name, "modified_at": self._since, "size": 0,
                 "digest": hashlib.sha256(name.encode()).hexdigest(), "details": DETAILS,
             }
-            for name in (f"{plain}{ollama.TAG}" for plain in MODELS)
+            for name in (f"{plain}{ollama.TAG}" for plain in (*MODELS, *self._settings.models))
         ]  # fmt: skip
         return {"models": listed}
 

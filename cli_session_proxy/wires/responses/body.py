@@ -106,7 +106,8 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
     previous, conversation = body.get("previous_response_id"), _conversation(body.get("conversation"))
     if previous is not None and conversation is not None:
         raise InvalidRequest(
-            "previous_response_id and conversation exclude each other: send one of them", param="previous_response_id"
+            "previous_response_id and conversation are mutually exclusive: send one of them",
+            param="previous_response_id",
         )
     given = body.get("input")
     said = responses_items.Input((), ()) if given is None else responses_items.read(given, references=True)
@@ -153,8 +154,7 @@ def _call(body: JSON, format: JSON, system: tuple[str, ...], conversation: str |
         "conversation": conversation,
         "system_sent": list(system),
         "echo": echo,
-        "tools": offered.shown,
-        **({"shapes": dict(offered.shapes.of)} if offered.shapes.of else {}),
+        **offered.kept,
         "format": format,
         "reasoning": {
             "effort": reasoning.get("effort"),
@@ -256,7 +256,7 @@ def response(turn: Turn, status: str | None = None) -> JSON:
         "background": call.get("background", False),
         "error": failure if status == "failed" else None,
         "incomplete_details": incomplete,
-        "model": turn.model,
+        "model": turn.told_model,
         "output": [entry.item for entry in responses_items.output_entries(turn)] if ended else [],
         "previous_response_id": call.get("previous_response_id"),
         "conversation": None if conversation is None else {"id": conversation},

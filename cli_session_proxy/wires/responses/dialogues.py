@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
@@ -26,6 +26,7 @@ from . import items as responses_items
 from .body import ResponsesCall, response_id, turn_id_of
 from .conversations import NewConversation, unknown
 from .items import Entry
+from .tools import with_brought
 
 
 def new_id(kind: str) -> str:
@@ -47,17 +48,21 @@ class Dialogues:
         """End the turn. Raises `InvalidRequest` when it has ended in another way."""
         turn = await self.kept.cancel(owner, given)
         if turn.status in FINISHED and turn.status != "cancelled":
-            raise InvalidRequest(f"a {responses.status_of(turn)} response cannot be cancelled", param="response_id")
+            kind = responses.status_of(turn) if (turn.call or {}).get("background") else "synchronous"
+            raise InvalidRequest(f"Cannot cancel a {kind} response.", param="response_id")  # OpenAI's own words
         return turn
 
-    async def submit(self, call: ResponsesCall) -> Answer:
-        """Accept what a client of Responses asks. Raises `ProxyError`."""
+    async def submit(self, call: ResponsesCall, *, own: Collection[str] = ()) -> Answer:
+        """Accept what a client of Responses asks. Raises `ProxyError`.
+
+        `own` are responses that were not to be stored, and that its connection may go on from all the same.
+        """
         call = await self._with_items(call)
         if call.conversation is not None:
             agent = await self._conversation_agent(call.naming.owner, call.conversation)
             return await self._in_conversation(call, agent)
         if call.previous is not None:
-            parent = await self._previous(call.naming.owner, call.previous)
+            parent = await self._previous(call.naming.owner, call.previous, own)
             return await self._engine.submit(_request(call, call.messages, parent, continues=parent.id))
         return await self._engine.submit(_request(call, call.messages, await self._head(call)))
 
@@ -98,9 +103,9 @@ class Dialogues:
         agent = await self._engine.store.agent(call.naming.owner, call.agent_id)
         return await self._engine.store.turn(agent.head) if agent is not None and agent.head else None
 
-    async def _previous(self, owner: str, given: str) -> Turn:
+    async def _previous(self, owner: str, given: str, own: Collection[str] = ()) -> Turn:
         try:
-            turn = await self.kept.turn(owner, given)
+            turn = await self.kept.turn(owner, given, stored=given not in own)
         except NotFound as exc:
             raise PreviousNotFound(
                 f"Previous response with id '{given}' not found.", param="previous_response_id"
@@ -277,12 +282,14 @@ def _request(
     takes: tuple[str, ...] = (),
 ) -> TurnRequest:
     items = sent = call.system
+    tools, kept = call.tools, call.call
     if all(message.role == "user" for message in messages):
         # Only what is new. Where the conversation has begun, its system texts hold, and a new one stays where it is.
         before = carried(parent)
         if parent is not None:
             messages = [*(reminder(text) for text in call.system if text not in before), *messages]
             items, sent = before, tuple(text for text in call.system if text in before)
+            tools, kept = with_brought(tools, kept, parent.call or {})
         elif not messages and items:  # nothing else was said: the last of them is what is asked
             items, messages = items[:-1], [reminder(items[-1])]
             sent = items
@@ -305,9 +312,11 @@ def _request(
         wire=responses.WIRE,
         request_id=call.naming.request_id,
         format=call.format,
-        tools=call.tools,
+        tools=tools,
         tool_choice=call.tool_choice,
         parameters=call.wanted,
-        call={**call.call, "system_sent": list(sent), "system_items": list(items)},
+        call={**kept, "system_sent": list(sent), "system_items": list(items)},
         takes=takes,
+        window=call.naming.window,
+        metadata=call.call["echo"].get("metadata") or {},
     )

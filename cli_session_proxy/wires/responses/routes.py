@@ -10,6 +10,7 @@ from functools import partial
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import WebSocketRoute
 
 from ...domain.models import JSON, Message, Usage
 from ...engine.engine import Engine
@@ -24,8 +25,10 @@ from . import compaction, schema
 from . import items as responses_items
 from .conversation_routes import ConversationsRoutes
 from .dialogues import Dialogues
+from .socket import ResponsesSocket
 from .stream import EventWriter
 
+SOCKET = "/v1/responses"
 ID = "/v1/responses/{response_id}"
 RETIRED = ("/v1/assistants", "/v1/threads")
 METHODS = ("GET", "POST", "DELETE")
@@ -36,9 +39,11 @@ class ResponsesRoutes:
         self._engine = engine
         self._settings = settings
         self._dialogues = Dialogues(engine)
+        self._socket = ResponsesSocket(engine, self._dialogues)
 
     def add_to(self, app: Starlette) -> None:
         add(app, "POST", "/v1/responses", self.create, About(schema.BODY, media=STREAMED, turn=True))
+        app.router.routes.append(WebSocketRoute(SOCKET, self._socket.talk))
         add(app, "POST", "/v1/responses/input_tokens", self.input_tokens, About(schema.BODY))
         add(app, "POST", "/v1/responses/compact", self.compact, About(schema.BODY))
         again = {"stream": YES_OR_NO, "starting_after": {"type": "integer", "minimum": 0}}
@@ -62,7 +67,7 @@ class ResponsesRoutes:
         call = await read_call(request, self._settings.max_body, responses.read)
         parent = await self._dialogues.parent(call)
         system = "\n\n".join(text for text in (call.instructions, *call.system) if text)
-        tokens = estimated_tokens(system or None, call.messages)
+        tokens = estimated_tokens(system or None, call.messages, call.tools)
         if parent is not None:
             tokens += parent.usage.prompt_tokens + parent.usage.output_tokens
         body = {"object": "response.input_tokens", "input_tokens": tokens}

@@ -12,7 +12,7 @@ stream that was cut can be read on from `starting_after`, long after the turn, w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent
@@ -110,10 +110,19 @@ class _Part:
 class EventWriter(EventStream):
     """Turn events in, server-sent events out. `accepted` is the turn as it was accepted; one for each stream.
 
-    Events up to `starting_after` are counted, not sent.
+    Events up to `starting_after` are counted, not sent. `frame` and `end` are how an event, and the end of all, look.
     """
 
-    def __init__(self, accepted: Turn, *, starting_after: int = -1) -> None:
+    def __init__(
+        self,
+        accepted: Turn,
+        *,
+        starting_after: int = -1,
+        frame: Callable[[JSON], bytes] = lambda event: sse_event(event["type"], event),
+        end: Sequence[bytes] = (SSE_DONE,),
+    ) -> None:
+        self._frame = frame
+        self._end_of_all = end
         self._turn = replace(accepted, output=(), error=None)
         self._after = starting_after
         self._number = 0
@@ -140,13 +149,13 @@ class EventWriter(EventStream):
         """All events of a turn that has ended, well or not."""
         if responses.status_of(turn) in _FINAL:
             return self._end(turn)
-        return [*self._begin(), *self._send(self._failed(turn)), SSE_DONE]
+        return [*self._begin(), *self._send(self._failed(turn)), *self._end_of_all]
 
     def error(self, error: ProxyError) -> list[bytes]:
         """The end of a stream whose turn failed on the way."""
         cancelled = error.code == "turn_cancelled"
         turn = replace(self._turn, status="cancelled" if cancelled else "failed", error=error.as_dict())
-        return [*self._begin(), *self._send(self._failed(turn)), SSE_DONE]
+        return [*self._begin(), *self._send(self._failed(turn)), *self._end_of_all]
 
     def _failed(self, turn: Turn) -> list[JSON]:
         return [{"type": "response.failed", "response": responses.response(turn)}]
@@ -200,14 +209,14 @@ class EventWriter(EventStream):
             self._items += 1
             out += self._send(_call_events(responses.response(turn)["output"][n], n))
         name = f"response.{_FINAL[responses.status_of(turn)]}"
-        return [*out, *self._send([{"type": name, "response": responses.response(turn)}]), SSE_DONE]
+        return [*out, *self._send([{"type": name, "response": responses.response(turn)}]), *self._end_of_all]
 
     def _send(self, events: Iterable[JSON]) -> list[bytes]:
         out = []
         for event in events:
             number, self._number = self._number, self._number + 1
             if number > self._after:
-                out.append(sse_event(event["type"], {**event, "sequence_number": number}))
+                out.append(self._frame({**event, "sequence_number": number}))
         return out
 
 

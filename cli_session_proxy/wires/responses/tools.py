@@ -43,12 +43,22 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """`tools` as the model is offered them, `shown` as the Response lists them, and what is not offered."""
+    """`tools` as the model is offered them, `shown` as the Response lists them, and what is not offered. The last
+    `brought` of `shown` came with an item: they hold on as items do."""
 
     tools: tuple[Tool, ...]
     shapes: Shapes
     shown: list[JSON]
     ignored: tuple[str, ...]
+    brought: int = 0
+
+    @property
+    def kept(self) -> JSON:
+        """What of it is kept with the turn."""
+        out: JSON = {"tools": self.shown}
+        if self.shapes.of:
+            out["shapes"] = dict(self.shapes.of)
+        return {**out, "brought": self.brought} if self.brought else out
 
 
 def flat(namespace: str, name: str) -> str:
@@ -61,7 +71,23 @@ def read(body: Mapping[str, Any], more: list[object]) -> Given:
     offers = _Offers()
     for at, tool in enumerate([*(optional(body, "tools", list, "a list") or []), *more]):
         offers.add(tool, f"tools[{at}]")
-    return Given(checked(offers.tools), Shapes(offers.shapes), offers.shown, tuple(dict.fromkeys(offers.ignored)))
+    ignored = tuple(dict.fromkeys(offers.ignored))
+    return Given(checked(offers.tools), Shapes(offers.shapes), offers.shown, ignored, len(more))
+
+
+def with_brought(tools: tuple[Tool, ...], call: JSON, before: Mapping[str, Any]) -> tuple[tuple[Tool, ...], JSON]:
+    """The tools of a request that says only what is new, and its `call`: with those that items of the conversation
+    brought (`before` is the call of the turn that it continues), but for names that are offered already."""
+    count = before.get("brought", 0)
+    if not count:
+        return tools, call
+    more = read({}, before["tools"][-count:])
+    names = {tool.name for tool in tools}
+    shapes = {**more.shapes.of, **call.get("shapes", {})}
+    shown = [*call["tools"], *(one for one in more.shown if one not in call["tools"])]
+    held = len(shown) - len(call["tools"]) + call.get("brought", 0)
+    offered = checked([*tools, *(tool for tool in more.tools if tool.name not in names)])
+    return offered, {**call, "tools": shown, "brought": held, **({"shapes": shapes} if shapes else {})}
 
 
 class _Offers:

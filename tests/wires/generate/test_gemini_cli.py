@@ -37,6 +37,14 @@ def test_tools_that_google_runs_are_named_and_not_offered() -> None:
     assert call.ignored == ("tools.googleSearch", "tools.urlContext")
 
 
+def test_tokens_of_tools_are_counted() -> None:
+    def count(**more: Any) -> int:
+        return int(generate.count({"contents": CONTENTS, **more}, Naming())["totalTokens"])
+
+    declared = {"functionDeclarations": [{"name": "look", "parametersJsonSchema": CAPITALS}]}
+    assert count(tools=[declared]) > count() + 10
+
+
 def test_a_bare_word_of_a_schema_is_asked_for_without_a_check() -> None:
     config = {"responseMimeType": "text/x.enum", "responseSchema": {"type": "STRING", "enum": ["A", "B"]}}
     call = read(generationConfig=config)

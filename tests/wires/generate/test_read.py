@@ -86,8 +86,9 @@ def test_effort_is_the_level_or_the_budgets(thinking: dict[str, Any], effort: st
 
 
 def test_what_has_no_effect_is_named() -> None:
-    ignored = read(generation_config={"top_p": 0.5, "seed": 1}, safetySettings=[]).ignored
-    assert ignored == ("generationConfig.seed", "safetySettings")
+    call = read(generation_config={"top_p": 0.5, "seed": 1, "mediaResolution": "x"}, safetySettings=[])
+    assert call.ignored == ("generationConfig.mediaResolution", "safetySettings")
+    assert call.request.parameters.seed == 1
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def test_a_message_has_what_the_type_wants() -> None:
     Message.model_validate(whole, strict=True)
     assert whole["content"] == [THINKING, {"type": "text", "text": "Hi."}]
     assert (whole["id"], whole["stop_reason"], whole["stop_sequence"]) == ("msg_1", "end_turn", None)
+    assert whole["stop_details"] is None
     assert whole["usage"] == {
         "input_tokens": 3, "cache_creation_input_tokens": 400, "cache_read_input_tokens": 30, "output_tokens": 2,
         "output_tokens_details": {"thinking_tokens": 1}, "server_tool_use": None, "service_tier": "standard",
@@ -114,8 +115,9 @@ def test_a_stream_tells_the_same_as_the_whole() -> None:
     kinds = [event["type"] for event in events]
     assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
     assert events[0]["message"]["id"] == "msg_1"
-    assert events[-2]["usage"] == messages.usage(done)
-    assert events[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert events[-2]["usage"] == messages.usage(done.usage)
+    assert events[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None, "stop_details": None}
+    assert events[0]["message"]["usage"].keys() == events[-2]["usage"].keys()
 
 
 def test_an_answer_that_never_came_in_pieces_is_told_whole() -> None:

@@ -57,6 +57,26 @@ def test_tools_that_an_item_brings_are_offered_too() -> None:
     assert [one.name for one in read({"type": "additional_tools", "tools": [tool]}).tools] == ["late"]
 
 
+async def test_tools_that_an_item_brought_hold_on_as_items_do(door: Door, upstream: Upstream) -> None:
+    late = {"type": "custom", "name": "late", "description": "Says it late."}
+    brings = {"type": "additional_tools", "tools": [late, SPACE]}
+    said = [brings, {"role": "user", "content": "begin"}]
+    first = (await door.http.post("/v1/responses", json={"model": "sonnet", "input": said})).json()
+    upstream.next(ToolUse([("mcp__client__late", {"input": "now"})]))
+    body = {"model": "sonnet", "input": "go on", "previous_response_id": first["id"]}
+    second = (await door.http.post("/v1/responses", json=body)).json()
+    [call] = second["output"]
+    assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "late", "now")
+    assert [tool["name"] for tool in second["tools"]] == ["late", "mcp__files"]
+    result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "done"}
+    body |= {"input": [result], "previous_response_id": second["id"], "tools": [{**late, "description": "Another."}]}
+    third = await door.http.post("/v1/responses", json=body)
+    assert third.status_code == 200, third.text
+    offered = [[tool["name"] for tool in one.body["tools"]] for one in upstream.requests]
+    assert [len(names) for names in offered] == [3, 3, 3]
+    assert upstream.requests[1].prefix_kept(upstream.requests[0]) == 1.0
+
+
 @pytest.mark.parametrize("tools", [[1], [{"type": "namespace", "name": "a"}], [{"type": "custom"}], [PATCH, PATCH]])
 def test_broken_tools_are_refused(tools: list[Any]) -> None:
     with pytest.raises(InvalidRequest):

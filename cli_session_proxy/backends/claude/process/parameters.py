@@ -110,6 +110,8 @@ def told(
     body |= sampled | _choice(wants, forced=forced)
     if stops := [stop for stop in wants.stop if stop.strip()]:  # the provider takes no blank one: the core cuts there
         body["stop_sequences"] = stops
+    if wanted.seed is not None:
+        unmet.append("seed")
     if wanted.max_tokens is not None:
         env[MAX_TOKENS] = str(wanted.max_tokens)
     if body or off or (wanted.max_tokens or SUMMARY) < SUMMARY:

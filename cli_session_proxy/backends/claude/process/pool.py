@@ -112,12 +112,13 @@ class Pool:
             self.table.take(current)
             return current
 
-    async def checkin(self, process: ClaudeProcess) -> None:
+    async def checkin(self, process: ClaudeProcess, *, again: bool = True) -> None:
         """Give it back after a turn. One that cannot serve another turn of its session is closed (waited for).
 
-        One that waits for its client's results may do so for `tool_timeout`; its place may be needed before.
+        One that waits for its client's results may do so for `tool_timeout`; its place may be needed before. `again` is
+        False where no other turn is expected: it is the first to be evicted, and is not kept for long.
         """
-        self.table.give_back(process)
+        self.table.give_back(process, again=again)
         fits = (process.usable or process.waiting) and process.session_id == process.launch.session_id
         if self.table.closed or not fits:
             await self.table.close(process)

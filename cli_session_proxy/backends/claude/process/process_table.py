@@ -92,10 +92,13 @@ class ProcessTable:
         self._in_use[process] = time.monotonic()
         self._changed.set()
 
-    def give_back(self, process: ClaudeProcess) -> None:
+    def give_back(self, process: ClaudeProcess, *, again: bool = True) -> None:
         process.last_used = time.monotonic()
         if (since := self._in_use.pop(process, None)) is not None:
             self._use.add(process.last_used - since)
+        if not again and not process.waiting:
+            process.last_used -= max(0.0, self._settings.process_idle - STALE)
+            self.reap_now.set()  # the reaper looks again how long each may stay
         self._used.set()
         self._changed.set()
 

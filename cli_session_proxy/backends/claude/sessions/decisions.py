@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from ....domain.models import Record, Session, Turn
 from ....domain.notes import Code, Note
+from ....domain.sizes import size_of
+from ....domain.windows import left_out
 from ....errors import ConfigError, ContextTooLong, ProxyError, RequestTooLarge
 from ....settings import Profile, Settings
 from ....stores.base import Store
@@ -40,10 +43,12 @@ CODES: Mapping[LeftOut, Code] = {
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What is left out of the path from a turn on: marks for the chain, and what the turn says of it."""
+    """What is left out of the path from a turn on: marks for the chain, and what the turn says of it. `why`: the code
+    of the writing that this calls for."""
 
     marks: tuple[Record, ...] = ()
     notes: tuple[Note, ...] = ()
+    why: Literal["left_out", "window"] = "left_out"
 
 
 # Makes the marks of a summary of this path, and what the turn says of it; none where there is nothing to summarise.
@@ -60,6 +65,7 @@ class Decisions:
 
     async def head_at(self, parent: Turn | None) -> Head | None:
         """What the request that ended with this turn began with; None where there was none, or nobody knows it."""
+        parent = await paths.last_own(self._store, parent)
         if parent is None or parent.session_id is None:
             return None
         if (known := self._heads.get(parent.id)) is not None:
@@ -95,8 +101,9 @@ class Decisions:
         if parent is None:
             return Decided()
         if not now.capability.heals_thinking:
-            profile = self._profile_of(parent)
-            model = None if profile is None else self._settings.model_for(parent.model, profile)
+            own = await paths.last_own(self._store, parent) or parent
+            profile = self._profile_of(own)
+            model = None if profile is None else self._settings.model_for(own.model, profile)
             upgraded = session is not None and session.cli_version != now.capability.version
             # From the fifth turn on, CLI 1.0.120 puts a reminder into each newest message and takes it away at the next
             # turn: what it thought behind it is void. Once that was refused, no more turns are spent on it.
@@ -104,11 +111,39 @@ class Decisions:
             changed = not opened.same or upgraded or (model, profile) != (plan.model, plan.profile)
             if changed or transcript.was_refused(known, "thinking"):
                 wanted.add("thinking")
-        if not wanted and "summary" not in plan.remedies:
+        first = await self._in_window(parent, now, plan)
+        if not wanted and "summary" not in plan.remedies and not first.marks:
+            return first
+        is_cut = not wanted and "summary" not in plan.remedies
+        path = await paths.shown(self._store, parent.id, first.marks)
+        if "summary" in plan.remedies:
+            summed = await summarise(path)
+            first = Decided((*first.marks, *summed.marks), (*first.notes, *summed.notes))
+        path = await self._store.records(parent.id)
+        decided = await asyncio.to_thread(_left_out, path, wanted, first, refused="thinking" in plan.remedies)
+        return replace(decided, why="window") if is_cut else decided
+
+    async def _in_window(self, parent: Turn, now: TurnContext, plan: Plan) -> Decided:
+        """What is older than the turn's window is left out from here on; what a narrower one left out comes back."""
+        own = await paths.last_own(self._store, parent)
+        profile = self._profile_of(own) if own is not None else None
+        was = self._settings.window_for(own.model, profile, own.options.window) if own and profile else None
+        if plan.window is None and was is None:
             return Decided()
-        path = await paths.shown(self._store, parent.id)
-        first = await summarise(path) if "summary" in plan.remedies else Decided()
-        return await asyncio.to_thread(_left_out, path, wanted, first, refused="thinking" in plan.remedies)
+        turn = await self._store.turn(now.turn_id)
+        turns = [*await self._store.path(parent.id), *([turn] if turn is not None else [])]
+        sizes = [size_of(one, before) for one, before in zip(turns, [None, *turns], strict=False)]
+        outside = left_out(plan.window, sizes)
+        if outside and outside == len(turns) - 1:  # a session begins with a turn that is in the chain
+            outside = max(at for at in range(outside) if sizes[at].opens)
+        kept_from = None
+        if outside:
+            own_records = await self._store.own_records(turns[outside].id)
+            kept_from = next((one.uuid for one in own_records if one.uuid is not None), None)
+        marks: tuple[Record, ...] = ()
+        if transcript.window_of(await self._store.records(parent.id)) != kept_from:
+            marks = (transcript.window(kept_from),)
+        return Decided(marks, (Note("outside_window", outside),) if outside else ())
 
     async def seen(self, ready: LiveSession, records: Sequence[Record]) -> tuple[Note, ...]:
         """What the CLI left out or changed by itself, by what it noted in its transcript."""

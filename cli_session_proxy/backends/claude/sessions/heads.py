@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ....domain import system_prompts
-from ....domain.client_tools import Offers
+from ....domain.client_tools import PREFIX, Offers
 from ....domain.models import JSON, Block, Tool
 from ....domain.notes import Note
 from ....settings import SystemPromptChanges
 from ..transcript import Head
+
+# The CLI tells the model its own working directory, the agent's sandbox, and there is no way to leave that out.
+ELSEWHERE = (
+    f"Tools whose names begin with {PREFIX} run on the user's side, not in this session's own working directory: "
+    "use the paths that the conversation names."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +36,14 @@ def opening(
 ) -> Opening:
     """`before` is the path's head, None for a new conversation; `asks`: the turn has a prompt of its own."""
     tools = tuple(tool.as_json() for tool in offers.tools)
-    if before is None:
-        return Opening(Head(system, system, tools), offers)
+    line = f"\n\n{ELSEWHERE}"
+    told = None if before is None or before.told is None else before.told.removesuffix(line)
+    same_words = before is not None and told == system
+    # A conversation that had tools before this line was said goes on without it: its head stays as it is.
+    if tools and system is not None and not (before is not None and before.tools and before.told == system):
+        system += line
+    if before is None or (same_words and before.told != system):  # tools came or went: their line does
+        return Opening(Head(system, system, tools), offers, same=before is None)
     same_tools = _in_one_spelling(before.tools) == _in_one_spelling(tools)
     if same_tools:
         tools, offers = before.tools, Offers.of([Tool.from_json(tool) for tool in before.tools])

@@ -176,7 +176,7 @@ class Sessions:
         if decided.marks and now.parent is not None and not client_tools.calls_of(now.parent.output):
             await self._end(prepared.session.id)
             path = await paths.shown(self._store, now.parent.id, decided.marks)
-            prepared = await self._repairs.rewritten(now, prepared, path)
+            prepared = await self._repairs.rewritten(now, prepared, path, decided.why)
         launch = _launch(now, plan, env, prepared.session.id, resume=prepared.resume)
         try:
             process, warm = await self._pool.checkout(launch)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ....domain.client_tools import Answers, ToolOptions
 from ....domain.models import Block
+from ....domain.windows import Window
 from ....settings import Profile
 from ...base import Remedy
 
@@ -14,7 +15,7 @@ from ...base import Remedy
 class Plan:
     """What a turn wants of its process; `prompt` is what will be said to it, beside the `answers` to its calls.
 
-    `plain`: it runs without its parameters, so that the CLI may compact.
+    `plain`: it runs without its parameters, so that the CLI may compact. `window`: how much of the path is shown.
     """
 
     model: str
@@ -26,3 +27,4 @@ class Plan:
     answers: Answers = field(default_factory=Answers)
     remedies: frozenset[Remedy] = frozenset()
     plain: bool = False
+    window: Window | None = None

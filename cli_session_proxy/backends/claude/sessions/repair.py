@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from ....domain.evidence import Evidence, Repair
 from ....domain.models import JSON, Agent, Continuity, FileMark, Link, LinkReason, Record, Session, Turn
@@ -121,14 +122,17 @@ class Repairs:
         return PreparedSession(session, True, "branched", (link,), Evidence(written=done))
 
     async def rewritten(
-        self, now: TurnContext, prepared: PreparedSession, records: Sequence[Record]
+        self, now: TurnContext, prepared: PreparedSession, records: Sequence[Record], why: Literal["left_out", "window"]
     ) -> PreparedSession:
-        """The prepared session once more, of these records: without what the model's API would refuse."""
+        """The prepared session once more, of these records: without what the model's API would refuse, or what is
+        older than the window, which is no repair."""
         mark = await self._write_records(now, records, Path(prepared.session.transcript))
         session = replace(prepared.session, mark=mark)
         if prepared.continuity in ("rebuilt", "branched"):  # said already, and why
             return replace(prepared, session=session)
-        done = Repair("left_out", records=len(records))
+        done = Repair(why, records=len(records))
+        if why == "window":
+            return replace(prepared, session=session, evidence=prepared.evidence.plus(Evidence(written=done)))
         link = now.link(session.id, session.id, "rebuilt", done.as_json())
         links = (*prepared.links, link)
         return PreparedSession(session, True, "rebuilt", links, prepared.evidence.plus(Evidence(written=done)))
@@ -140,7 +144,13 @@ class Repairs:
         path = transcript.path_of(self._config_dir, now.cwd, session_id)
         done = Repair("open_calls", records=len(records))
         if was is not None and now.parent is not None:
-            behind = await self._tails.behind(now.agent, await self.check(path, was, now.parent))
+            verdict = await self.check(path, was, now.parent)
+            if await self._tails.lacks_other_models(now.agent, now.parent, was, verdict):
+                mark = await self._write_records(now, records, path)
+                session = now.session(session_id, path.parent, mark, was)
+                written = Evidence(written=Repair("other_model", records=len(records)))
+                return PreparedSession(session, True, "resumed", (), written)
+            behind = await self._tails.behind(now.agent, verdict)
             if behind in ("theirs", "theirs_behind_ours"):  # somebody went on there meanwhile: it is not overwritten
                 done = replace(done, kept=await self._keep_aside(path))
         mark = await self._write_records(now, records, path)
@@ -236,6 +246,10 @@ class Repairs:
         self, now: TurnContext, parent: Turn, session: Session, path: Path, verdict: Verdict
     ) -> PreparedSession:
         """Write the path again under the same id. What the chain does not know is kept aside."""
+        if await self._tails.lacks_other_models(now.agent, parent, session, verdict):
+            mark, count = await self._write(now, parent, path)
+            resumed = now.session(session.id, session.transcript, mark, session)
+            return PreparedSession(resumed, True, "resumed", (), Evidence(written=Repair("other_model", records=count)))
         behind = await self._tails.behind(now.agent, verdict)
         done = Repair("rewritten", found=verdict.found, note=verdict.note, behind=behind)
         if verdict.found == "missing":

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ....domain.client_tools import calls_of
-from ....domain.models import Agent, Turn
+from ....domain.models import Agent, Session, Turn
 from ....stores.base import Store
 from ..transcript import Entry, Verdict, unbroken
+from . import paths
 from .exchanges import exchanges, invented, is_prompt
 
 # `ours`: of an attempt that was not kept. `made_up`: results that a CLI invented for calls of ours, and what the
@@ -54,6 +55,24 @@ class Tails:
             return "ours"
         *_, last = exchanges(verdict.tail)
         return "theirs_behind_ours" if last.complete and not verdict.cut else "theirs"
+
+    async def lacks_other_models(self, agent: Agent, parent: Turn, session: Session, verdict: Verdict) -> bool:
+        """Other models have answered since the session was last used, and nothing else happened to it.
+
+        Its file ends where the chain was then, or with an attempt of ours that another model took over. Or there is
+        none yet, as the CLI has never answered in this session.
+        """
+        own = await paths.last_own(self._store, parent)
+        if own is not None and own.id == parent.id:
+            return False
+        if verdict.found == "missing":
+            return own is None or own.session_id != session.id
+        states = [pair.state for pair in verdict.pairs]
+        kept = states.count("equal")
+        if verdict.found != "different" or verdict.broken or states[:kept].count("equal") < kept or "changed" in states:
+            return False
+        prompts = [entry for entry in verdict.unknown if is_prompt(entry)]
+        return all([await self.is_ours(agent, [prompt]) for prompt in prompts])
 
     async def is_ours(self, agent: Agent, entries: Sequence[Entry]) -> bool:
         """Is one of these the frame of a turn of ours?"""

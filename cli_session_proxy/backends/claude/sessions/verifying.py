@@ -152,6 +152,9 @@ class Verifier:
         verdict = await asyncio.to_thread(_compare, path, known)
         if verdict.found == "missing" and not session.transcript:
             return Looked(unwritten=True)
+        tip = await self._store.turn(session.tip_turn_id) if session.tip_turn_id is not None else None
+        if tip is not None and await self._tails.lacks_other_models(agent, tip, session, verdict):
+            return Looked(unwritten=True)
         name = partial(Difference, session.id, session.tip_turn_id, at_head, str(path))
         found = [name(*fault) for fault in _faults(verdict)]
         if verdict.found == "missing":

@@ -51,6 +51,8 @@ from .mending import (
     summary,
     was_refused,
     weight,
+    window,
+    window_of,
 )
 from .writing import NO_CONTENT, OPENED_BY_ASSISTANT, Scribe, in_strict_order, timestamp, with_session_id, write
 
@@ -104,6 +106,8 @@ __all__ = [
     "unbroken",
     "was_refused",
     "weight",
+    "window",
+    "window_of",
     "with_session_id",
     "write",
 ]

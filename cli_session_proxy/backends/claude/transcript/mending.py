@@ -102,6 +102,19 @@ def media_of(records: Iterable[Record]) -> Iterator[tuple[str, str, Block]]:
                         yield record.uuid, sha256, block
 
 
+def window(kept_from: str | None) -> Record:
+    """A mark: of what stands before the record `kept_from` the model is shown nothing (None: it is shown all again)."""
+    return _mark("window", kept_from=kept_from)
+
+
+def window_of(records: Sequence[Record]) -> str | None:
+    """The record that the path is shown from, by the newest window on it; None: from its first."""
+    for record in reversed(records):
+        if is_mark(record) and (mark := json.loads(record.line)).get("mark") == "window":
+            return str(mark["kept_from"]) if mark["kept_from"] is not None else None
+    return None
+
+
 def imported(notes: Iterable[Note]) -> Record:
     """A mark: what was mended of a history from elsewhere when its records were made or taken in."""
     return _mark("imported", notes=[note.as_json() for note in notes])
@@ -141,6 +154,8 @@ def is_sound_mark(record: Record) -> bool:
                 return all(_is_in_place(block) for block in mark["instead"].values())
             case "imported":
                 return all(isinstance(Note.from_json(note).count, int) for note in mark["notes"])
+            case "window":
+                return isinstance(mark["kept_from"], str | None)
             case "summary":
                 texts = [*(mark[name] for name in ("text", "at", "model")), *mark["uuids"]]
                 whole = len(mark["uuids"]) == 2 and isinstance(mark["kept_from"], str | None)
@@ -170,30 +185,36 @@ def shown(records: Sequence[Record]) -> list[Record]:
             instead, fitted_before = instead | mark["instead"], at
     ranges = [(mark["what"], _at(records, mark["since"]), at) for at, mark in marks if mark["mark"] == "leave_out"]
     out: list[Record] = []
-    start = 0
+    start = _at(records, window_of(records))
+    summed = 0
     if newest := [(at, mark) for at, mark in marks if mark["mark"] == "summary"][-1:]:
-        start, mark = newest[0]
-        start = start if mark["kept_from"] is None else _at(records, mark["kept_from"])
+        summed, mark = newest[0]
+        summed = summed if mark["kept_from"] is None else _at(records, mark["kept_from"])
+    if start > summed:  # what is summed up is outside the window, too
+        out += [record for record in records[:start] if record.uuid is None and not is_mark(record)]
+    elif newest:
+        start = summed
         # Files beside the transcript stay: the messages that are kept may name them.
         out += [record for record in records[:start] if record.uuid is None and not is_mark(record)]
         like = next((record for record in reversed(records[: start + 1]) if record.uuid is not None), None)
         out += _summary_records(mark, like)
-    first = out[-1].uuid if start and out else None  # what the first record that is kept hangs on
+    hangs = start > 0  # the first record that is kept hangs on another one than it was said behind, or on none
+    first = out[-1].uuid if start and out else None
     gone: dict[str, str | None] = {}  # uuid of a record that is left out -> what hangs on it hangs on this
     for at, record in enumerate(records[start:], start):
         if is_mark(record):
             continue
         kinds = {what for what, since, end in ranges if since <= at < end and _may_hold(record, what)}
         fits = at < fitted_before and (_may_hold(record, "images") or _may_hold(record, "documents"))
-        if record.uuid is None or not (kinds or gone or first or fits):
+        if record.uuid is None or not (kinds or gone or hangs or fits):
             out.append(record)
             continue
         was: JSON = json.loads(record.line)
         data = dict(was)
         if fits and not data.get("isSidechain") and (content := _content(data)):
             data["message"] = {**data["message"], "content": _fitted(content, instead)}
-        if first is not None:
-            data["parentUuid"], first = first, None
+        if hangs:
+            data["parentUuid"], hangs = first, False
         for name in ("parentUuid", "logicalParentUuid", "sourceToolAssistantUUID"):
             while data.get(name) in gone:
                 data[name] = gone[data[name]]

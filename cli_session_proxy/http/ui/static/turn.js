@@ -67,7 +67,9 @@ export class TurnView {
         isHead && h("span.badge.head", null, "head")),
       facts([
         ["id", h("code", null, turn.id)],
-        ["model", [turn.model, turn.effort && `, effort ${turn.effort}`, turn.profile && `, profile ${turn.profile}`]],
+        ["model", [turn.model, turn.effort && `, effort ${turn.effort}`, turn.profile && `, profile ${turn.profile}`,
+          turn.backend && turn.backend !== "claude" && `, answered by ${turn.answered_by} (${turn.backend})`]],
+        ...Object.entries(turn.metadata || {}).map(([name, value]) => [name, short(value)]),
         ["session", turn.session_id ? coloured(h("code.session", null, turn.session_id), turn.session_id) : session(null)],
         ["accepted", time(turn.created_at)],
         ["continues", turn.parent_id ? to(turn.parent_id) : neverBegan(turn) ? "undecided: it never began" : "nothing: a new start"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli_session_proxy.backends.claude.sessions.heads import opening
+from cli_session_proxy.backends.claude.sessions.heads import ELSEWHERE, opening
 from cli_session_proxy.backends.claude.transcript import Head
 from cli_session_proxy.domain.client_tools import Offers
 from cli_session_proxy.domain.models import Tool
@@ -74,6 +74,28 @@ def test_an_unchanged_set_of_tools_is_offered_as_it_was_first() -> None:
     assert again.head == first.head
     assert list(again.offers.entries.items()) == list(first.offers.entries.items())
     assert str(again.offers.entries) == str(first.offers.entries)
+
+
+def test_with_tools_the_model_is_told_that_they_run_elsewhere() -> None:
+    told = f"{AT_10}\n\n{ELSEWHERE}"
+    first = opening(None, AT_10, Offers.of([A]), "auto", asks=True)
+    assert (first.head.system, first.head.told) == (told, told)
+    again = opening(first.head, AT_10, Offers.of([A]), "auto", asks=True)
+    assert (again.head, again.same, again.notes) == (first.head, True, ())
+    later = opening(first.head, AT_11, Offers.of([A]), "auto", asks=True)
+    assert (later.head.system, [note.code for note in later.notes]) == (told, NEWEST)
+    gone = opening(first.head, AT_10, NONE, "auto", asks=True)
+    assert (gone.head, gone.same, gone.notes) == (Head(AT_10, AT_10), False, ())
+    back = opening(gone.head, AT_10, Offers.of([A]), "auto", asks=True)
+    assert (back.head, back.same, back.notes) == (first.head, False, ())
+    assert opening(None, None, Offers.of([A]), "auto", asks=True).head.system is None  # the CLI's own prompt
+
+
+def test_a_conversation_from_before_that_line_keeps_its_head() -> None:
+    tools = opening(None, AT_10, Offers.of([A]), "auto", asks=True).head.tools
+    before = Head(AT_10, AT_10, tools)
+    again = opening(before, AT_10, Offers.of([A]), "auto", asks=True)
+    assert (again.head, again.same, again.notes) == (before, True, ())
 
 
 def test_another_set_of_tools_is_another_head() -> None:

@@ -1,0 +1,1 @@
+"""Any model that LiteLLM reaches, as a backend: the path is rendered to messages at each turn, nothing else is kept."""

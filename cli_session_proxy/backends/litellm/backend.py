@@ -1,0 +1,376 @@
+"""A turn on a model that LiteLLM reaches: the path is rendered, sent, and answered; nothing is kept outside the chain.
+
+What it adds to the chain is an exchange of two messages. For the CLI these are made into records at once, so that its
+next session holds them as if it had been there: `scribe` is the part of the CLI's backend that makes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from ...domain.client_tools import calls_of, short_name
+from ...domain.evidence import Evidence
+from ...domain.lineage import Past
+from ...domain.models import JSON, Agent, Block, Continuity, Link, Record, Session, Turn, Usage
+from ...domain.notes import Note
+from ...domain.parameters import Name
+from ...domain.sizes import CHARACTERS_PER_TOKEN, size_of
+from ...domain.windows import TurnSize, left_out
+from ...errors import Overloaded, ProxyError, UpstreamError
+from ...settings import ModelSettings, Settings
+from ...stores.base import Store
+from ..base import (
+    Activity,
+    AnswerBlocks,
+    Answered,
+    Called,
+    Completed,
+    Event,
+    Job,
+    Kept,
+    Lost,
+    Refused,
+    Retried,
+)
+from . import failures, messages, stream
+from .library import litellm
+from .messages import Rendering
+
+NAME = "litellm"
+# Seconds before a provider that failed is asked again: this, then twice as long each time; never longer than it says
+# itself, where that is soon.
+AGAIN = 0.5
+SOON = 10.0
+_STOPS = {"length": "max_tokens", "content_filter": "refusal"}
+_EFFORTS = {"max": "high", "xhigh": "high"}
+
+
+# The records of exchanges as the CLI would have written them; see `base.Backend.imported`.
+Scribe = Callable[[Agent, Turn | None, Sequence[Record], Sequence[Past], str], Iterator[tuple[Record, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One configured model, with what LiteLLM knows of it."""
+
+    name: str
+    told: ModelSettings
+    provider: str
+    key: str | None = field(repr=False)
+    images: bool
+    documents: bool
+    tools: bool
+    context: int | None
+
+    def honoured(self, **asked: Any) -> bool:
+        """Whether this parameter reaches the provider: LiteLLM drops what the model does not take."""
+        optional = litellm().utils.get_optional_params
+        known = {"model": self.told.litellm, "custom_llm_provider": self.provider, "drop_params": True}
+        return bool(optional(**known, **asked) != optional(**known))
+
+
+def target_of(settings: Settings, name: str) -> Target:
+    """Raises `ConfigError`, at start: a key that is not there, a name that LiteLLM does not know."""
+    told = settings.models[name]
+    module = litellm()
+    _, provider, _, _ = module.get_llm_provider(told.litellm, api_base=told.api_base)
+    known: JSON = {}
+    with suppress(Exception):  # a server of one's own is in no list
+        known = dict(module.get_model_info(told.litellm))
+
+    def takes(wanted: bool | None, what: str) -> bool:
+        # A model that LiteLLM does not know is asked: its server knows.
+        return wanted if wanted is not None else not known or bool(known.get(f"supports_{what}"))
+
+    return Target(
+        name,
+        told,
+        provider,
+        settings.key_of(name),
+        takes(told.images, "vision"),
+        takes(told.documents, "pdf_input"),
+        takes(told.tools, "function_calling"),
+        known.get("max_input_tokens"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The turns before the new one that the model is shown, and how many are left out before them."""
+
+    turns: tuple[Turn, ...]
+    outside: int
+    tokens: int
+
+
+class LiteLLMBackend:
+    """Runs turns on `[models.*]`. One per engine. Raises `ConfigError` for a model that nobody could ask."""
+
+    def __init__(self, settings: Settings, store: Store, scribe: Scribe) -> None:
+        self.settings = settings
+        self.store = store
+        self.scribe = scribe
+        self.targets = {name: target_of(settings, name) for name in settings.models}
+
+    async def can_take(self, job: Job) -> bool:
+        """See `base.Backend`: by what LiteLLM knows of the model, and the settings say of it."""
+        target, path = self.targets[job.model], await self._path(job)
+        asked = [block for message in job.turn.input for block in message.content]
+        earlier = (block for turn in path.turns for one in turn.input for block in one.content)
+        kinds = messages.kinds_in([*asked, *earlier])
+        if ("image" in kinds and not target.images) or ("document" in kinds and not target.documents):
+            return False
+        if job.wants.offers and not target.tools:
+            return False
+        return target.context is None or path.tokens <= target.context
+
+    async def prepare(self, job: Job) -> Execution:
+        target, path = self.targets[job.model], await self._path(job)
+        rendering = Rendering(target.images, target.documents, target.told.thinking_as_text)
+        added = job.prompt[len(job.answers.rest) :]  # what the core asks for beside the client's own words
+        turns = ((turn.input, turn.output) for turn in path.turns)
+        asked = await asyncio.to_thread(rendering.path, turns, job.turn.input, added)
+        if job.system:
+            asked.insert(0, {"role": "system", "content": job.system})
+        outside = [Note("outside_window", path.outside)] if path.outside else []
+        taken = {call for turn in path.turns for call in calls_of(turn.output)}
+        return Execution(self, job, target, asked, taken, [*rendering.notes, *outside])
+
+    async def _path(self, job: Job) -> Path:
+        turns = await self.store.path(job.parent.id) if job.parent is not None else []
+        return await asyncio.to_thread(_within, turns, job)
+
+    async def records(self, job: Job, output: Sequence[Block]) -> tuple[Record, ...]:
+        """The exchange as the CLI would have written it, behind what the path's last turn left."""
+        above = job.parent
+        known: list[Record] = []
+        while above is not None and not any(record.uuid for record in known):
+            known = await self.store.own_records(above.id)
+            above = await self.store.turn(above.parent_id) if above.parent_id is not None else None
+        past = [Past(job.turn.input, tuple(output))]
+        (made,) = await asyncio.to_thread(
+            lambda: list(self.scribe(job.agent, job.parent, known, past, job.model))
+        )  # fmt: skip
+        return made
+
+
+def _within(turns: Sequence[Turn], job: Job) -> Path:
+    before: list[Turn | None] = [None, *turns]
+    sizes = [size_of(turn, parent) for turn, parent in zip([*turns, job.turn], before, strict=True)]
+    outside = left_out(job.window, sizes)
+    system = TurnSize(len(job.system or "") // CHARACTERS_PER_TOKEN, True)
+    return Path(tuple(turns[outside:]), outside, sum(size.tokens for size in (system, *sizes[outside:])))
+
+
+class Execution:
+    """One turn on one model. `base.Execution`."""
+
+    backend = NAME
+
+    def __init__(
+        self,
+        owner: LiteLLMBackend,
+        job: Job,
+        target: Target,
+        asked: list[JSON],
+        taken: set[str],
+        notes: Sequence[Note],
+    ) -> None:
+        self._owner = owner
+        self._job = job
+        self._target = target
+        self._asked = asked
+        self._taken = taken
+        self._interrupted = False
+        was, parent = job.session, job.parent
+        self.session_id = was.id if was is not None else str(uuid.uuid4())
+        self.continuity: Continuity = "started" if parent is None else "resumed" if was is not None else "branched"
+        self.links: tuple[Link, ...] = ()
+        if was is None:
+            before = parent.session_id if parent is not None else None
+            reason: Literal["branched", "started"] = "branched" if before is not None else "started"
+            self.continuity = reason
+            self.links = (Link(before, self.session_id, job.turn.id, reason, {}, time.time()),)
+        self.evidence = Evidence(notes=tuple(notes))
+        self._wanted, self.unmet = _parameters(job, target)
+
+    async def say(self) -> AsyncGenerator[Event, None]:
+        answer = stream.Answer({short_name(tool.name): tool for tool in self._job.wants.offers.tools}, self._taken)
+        tried = 0
+        while True:
+            begun = False
+            try:
+                async with aclosing(self._once(answer)) as heard:
+                    async for event in heard:
+                        begun = True
+                        yield event
+                        if self._interrupted:
+                            break
+                break
+            except ProxyError as error:
+                again = isinstance(error, Overloaded) or (isinstance(error, UpstreamError) and error.retry)
+                soon = (error.retry_after or 0.0) <= SOON
+                if begun or not again or not soon or tried >= self._owner.settings.cli_retries:
+                    raise
+                tried += 1
+                yield Retried({"error_status": error.detail.get("status"), "error": error.code, "attempt": tried})
+                await asyncio.sleep(max(error.retry_after or 0.0, AGAIN * 2 ** (tried - 1)))
+        for stop in answer.close():
+            yield stop
+        if self._interrupted:
+            counted = answer.usage if answer.usage is not None else await asyncio.to_thread(self._estimated, answer)
+            yield AnswerBlocks(tuple(answer.blocks), answer.model)
+            yield Completed("stop_sequence", counted, self._cost(counted))
+            return
+        async for event in self._ended(answer):
+            yield event
+
+    async def _once(self, answer: stream.Answer) -> AsyncGenerator[Event, None]:
+        """One request. Raises `ProxyError`."""
+        target, told = self._target, self._target.told
+        response: Any = None
+        try:
+            response = await litellm().acompletion(
+                **told.params | self._wanted,
+                model=told.litellm,
+                messages=self._asked,
+                stream=True,
+                stream_options={"include_usage": True},
+                api_base=told.api_base,
+                api_key=target.key,
+                timeout=self._owner.settings.turn_timeout,
+                drop_params=True,
+                max_retries=0,
+                num_retries=0,
+            )
+            async for chunk in response:
+                seen = False
+                for event in answer.feed(chunk):
+                    seen = True
+                    yield event
+                if not seen:
+                    yield Activity("chunk")
+        except ProxyError:
+            raise
+        except Exception as exc:
+            if failures.is_guarded(exc):
+                answer.finish = "content_filter"
+                return
+            raise failures.error_for(exc, target.name, target.key) from exc
+        finally:
+            if response is not None:
+                await response.aclose()
+
+    async def _ended(self, answer: stream.Answer) -> AsyncGenerator[Event, None]:
+        used = answer.usage or Usage()
+        cost = self._cost(used)
+        stop = _STOPS.get(answer.finish or "", "end_turn")
+        if stop == "refusal":
+            yield AnswerBlocks(tuple(answer.blocks), answer.model)
+            yield Refused("content_filter", None, used)
+            return
+        calls = [] if stop == "max_tokens" else answer.calls()
+        if answer.finish is None and not answer.blocks and not calls:
+            raise UpstreamError(f"{self._target.name}: the provider's answer is empty: send it again")
+        await self._examine(calls)
+        for event in stream.shown(calls, len(answer.blocks)):
+            yield event
+        yield AnswerBlocks((*answer.blocks, *calls), answer.model)
+        yield Called(tuple(calls), used, cost) if calls else Completed(stop, used, cost)
+
+    async def _examine(self, calls: Sequence[Block]) -> None:
+        """Raises `Lost` for calls that the client did not allow, or whose arguments are not valid: asked once more."""
+        wants = self._job.wants
+        offers = {tool.name: tool for tool in wants.offers.tools}
+        for number, call in enumerate(calls):
+            tool = offers[call["name"]]
+            fault = None
+            if wants.choice.mode == "none" or (
+                wants.choice.allowed is not None and tool.name not in wants.choice.allowed
+            ):
+                fault = f"the model called {tool.name!r}, which may not be called now"
+            elif number and not wants.choice.parallel:
+                fault = "the model made several calls at once, and only one is allowed"
+            elif tool.strict and (found := await self._job.check(call["input"], tool.schema)) is not None:
+                fault = f"the model called {tool.name!r} with arguments that are not valid: {found}"
+            if fault is not None:
+                raise Lost(fault, UpstreamError(f"{fault}; send it again"))
+
+    async def interrupt(self) -> None:
+        self._interrupted = True
+
+    async def keep(self, answered: Answered) -> Kept:
+        job = self._job
+        made = await self._owner.records(job, answered.output)
+        new = Session(self.session_id, job.agent.key, job.turn.id, "", "", job.turn.created_at)
+        # Without a mark: what the CLI has in its file ends before this turn, and is written anew when it is asked next.
+        session = new if job.session is None else replace(job.session, tip_turn_id=job.turn.id, mark=None)
+        return Kept(made, session, (), "model")
+
+    async def release(self) -> None: ...
+
+    async def discard(self, *, owned: bool) -> None: ...
+
+    def _cost(self, used: Usage) -> float | None:
+        """US dollars by LiteLLM's price list; None for a model that is not in it."""
+        try:
+            asked, said = litellm().cost_per_token(
+                model=self._target.told.litellm,
+                prompt_tokens=used.prompt_tokens,
+                completion_tokens=used.output_tokens,
+                cache_read_input_tokens=used.cache_read_tokens,
+                cache_creation_input_tokens=used.cache_write_tokens,
+            )
+        except Exception:  # noqa: BLE001 - LiteLLM raises many kinds for a model without a price
+            return None
+        total = float(asked) + float(said)
+        return total if math.isfinite(total) else None
+
+    def _estimated(self, answer: stream.Answer) -> Usage:
+        """An answer that we ended comes without a count."""
+        count = litellm().token_counter
+        said = "".join(str(block.get("text") or block.get("thinking") or "") for block in answer.blocks)
+        model = self._target.told.litellm
+        return Usage(int(count(model=model, messages=self._asked)), int(count(model=model, text=said)) if said else 0)
+
+
+def _parameters(job: Job, target: Target) -> tuple[JSON, tuple[Name, ...]]:
+    """What the request asks for in LiteLLM's words, and what of it the model does not take."""
+    wants = job.wants
+    out: JSON = {}
+    unmet: list[Name] = []
+    plain: tuple[Name, ...] = ("max_tokens", "temperature", "top_p", "top_k", "seed")
+    for name in plain:
+        value = getattr(wants.parameters, name)
+        if value is None:
+            continue
+        if name != "top_k" and target.honoured(**{name: value}):
+            out[name] = value
+        else:
+            unmet.append(name)
+    effort = _EFFORTS.get(job.effort or "", job.effort)
+    if effort is not None and target.honoured(reasoning_effort=effort):
+        out["reasoning_effort"] = effort
+    elif wants.parameters.thinking is False and target.honoured(reasoning_effort="low"):
+        unmet.append("thinking")  # it thinks whatever it is told
+    choice = wants.choice
+    if wants.offers:
+        out["tools"] = messages.offered(wants.offers.tools, choice.allowed)
+        asked: Any = choice.mode if choice.mode != "auto" else None
+        if choice.mode == "required" and choice.allowed is not None and len(choice.allowed) == 1:
+            (entry,) = (one for one in out["tools"] if one["function"]["name"] == short_name(choice.allowed[0]))
+            asked = {"type": "function", "function": {"name": entry["function"]["name"]}}
+        if asked is not None and target.honoured(tools=out["tools"], tool_choice=asked):
+            out["tool_choice"] = asked
+        elif choice.mode == "required":
+            unmet.append("tool_choice")
+        if not choice.parallel and target.honoured(parallel_tool_calls=False):
+            out["parallel_tool_calls"] = False
+    return out, tuple(unmet)

@@ -1,0 +1,116 @@
+"""What LiteLLM's exceptions mean to a client, as the contract names it. Nothing of a key or a prompt is passed on."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+
+from ... import redact
+from ...errors import (
+    ContextTooLong,
+    InvalidRequest,
+    Overloaded,
+    ProxyError,
+    RateLimited,
+    RequestTooLarge,
+    TurnTimeout,
+    UpstreamError,
+)
+
+TEXT_LIMIT = 500
+# Seconds that clients' own retries wait at most for a Retry-After (the SDKs of OpenAI and Anthropic).
+PATIENCE = 60.0
+
+_PREFIX = re.compile(r"^(?:litellm\.)?\w*(?:Error|Exception|Timeout)\w*: (?:\w+Exception - )?")
+_BODY = re.compile(r"\{.*\}", re.DOTALL)
+_CONTEXT = re.compile(r"context (?:window|length)|maximum context|too long|token limit|exceeds? .{0,40}tokens", re.I)
+_GUARDED = re.compile(r"content.?(?:policy|filter|management)|safety system", re.IGNORECASE)
+_SPAN = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?")
+
+
+def error_for(exc: Exception, model: str, secret: str | None) -> ProxyError:
+    """`model` is the name that clients know; `secret` the key, which no text may hold."""
+    exc = getattr(exc, "original_exception", None) or exc  # a stream that was cut is wrapped
+    status = _status(exc)
+    text = said(exc, secret)
+    detail = {} if status is None else {"status": status}
+    told = f"{model}: {text}"
+    if type(exc).__name__ == "ContextWindowExceededError" or (status == 400 and _CONTEXT.search(text)):
+        return ContextTooLong(f"{told}: start a new chain, send less, or set a window", detail=detail)
+    if status == 429:
+        wait = _wait(exc)
+        soon = wait is None or wait <= PATIENCE
+        return RateLimited(told, retry_after=wait, detail=detail, retry=None if soon else False)
+    if status in (401, 402, 403):
+        return UpstreamError(f"{told}: look at this model's key and account", detail=detail, retry=False)
+    if status == 404:
+        return InvalidRequest(f"{told} (the provider does not know this model)", param="model", detail=detail)
+    if status == 413:
+        return RequestTooLarge(told, detail=detail)
+    if status in (503, 529):
+        return Overloaded(told, retry_after=_wait(exc), detail=detail)
+    if "Timeout" in type(exc).__name__ or status in (408, 504):
+        return TurnTimeout(told, detail=detail)
+    if status in (400, 422):
+        return InvalidRequest(told, detail=detail)
+    return UpstreamError(told, detail={"status": status or 502})
+
+
+def is_guarded(exc: Exception) -> bool:
+    """The provider's own guard refused the request: an answer of its kind, not a failure."""
+    if type(exc).__name__ == "ContentPolicyViolationError":
+        return True
+    return _status(exc) == 400 and _GUARDED.search(str(getattr(exc, "message", exc))) is not None
+
+
+def said(exc: Exception, secret: str | None) -> str:
+    """The provider's words: short, and clean."""
+    text = " ".join(str(getattr(exc, "message", None) or exc).split())
+    for _ in range(3):  # LiteLLM stacks its own names in front
+        text = _PREFIX.sub("", text)
+    if found := _BODY.search(text):  # some of its providers quote the whole body
+        with suppress(ValueError):
+            body = json.loads(found[0].replace("\\'", "'"))
+            error = body.get("error") if isinstance(body, dict) else None
+            text = str(error.get("message") or text) if isinstance(error, dict) else text
+    if secret:
+        text = text.replace(secret, "[key]")
+    return redact.text(text)[:TEXT_LIMIT] or type(exc).__name__
+
+
+def _status(exc: Exception) -> int | None:
+    status = getattr(exc, "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def _wait(exc: Exception) -> float | None:
+    """Seconds until the provider's reset, from its headers; None where it names none."""
+    response = getattr(exc, "response", None)
+    headers: Mapping[str, str] = (
+        getattr(response, "headers", None) or getattr(exc, "litellm_response_headers", {}) or {}
+    )
+    if told := headers.get("retry-after"):
+        try:
+            return max(1.0, float(told))
+        except ValueError:
+            pass
+        try:
+            return max(1.0, parsedate_to_datetime(told).timestamp() - time.time())
+        except ValueError:
+            return None
+    spans = [_seconds(headers[name]) for name in headers if name.startswith("x-ratelimit-reset")]
+    known = [span for span in spans if span is not None]
+    return max(1.0, *known) if known else None
+
+
+def _seconds(span: str) -> float | None:
+    """OpenAI's `6m0s`, `20ms`, `1h2m`."""
+    found = _SPAN.fullmatch(span.strip())
+    if found is None or not any(found.groups()):
+        return None
+    hours, minutes, seconds, millis = (float(part or 0) for part in found.groups())
+    return hours * 3600 + minutes * 60 + seconds + millis / 1000

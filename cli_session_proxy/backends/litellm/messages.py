@@ -1,0 +1,181 @@
+"""A path of the chain as the messages that LiteLLM takes, in OpenAI's shape. Pure.
+
+The chain stays what it is: this is made anew for each request. The same path comes to the same messages for ever, and a
+longer path begins with those of a shorter one, so that the provider's prompt cache holds. Another model's thinking is
+left out: its seal means nothing here. Every call has its result behind it, under an id that all providers take.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ...domain.client_tools import NOT_ANSWERED, UNPARSED, calls_of, short_name
+from ...domain.lineage import answer_text
+from ...domain.models import JSON, THINKING, Block, Message, Tool
+from ...domain.notes import Code, Note
+from ...domain.sizes import contents
+
+EMPTY = "[This message was empty.]"
+OPENED_BY_ASSISTANT = "[The assistant opened the conversation.]"
+FAILED = "[The call failed.]\n"
+# OpenAI takes ids of calls up to 40 characters, Anthropic these letters.
+_ID = re.compile(r"[A-Za-z0-9_-]{1,40}")
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def call_id(known: str) -> str:
+    """The id of a call as every provider takes it: the chain's own, or one that is made of it, always the same."""
+    if _ID.fullmatch(known):
+        return known
+    return f"call_{hashlib.sha256(known.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+
+
+@dataclass(slots=True)
+class Rendering:
+    """How one model is shown a path. `images` and `documents`: it takes them; what it does not take is counted."""
+
+    images: bool = True
+    documents: bool = True
+    thinking_as_text: bool = False
+    left_out: Counter[Code] = field(default_factory=Counter)
+
+    def path(
+        self, path: Iterable[tuple[Sequence[Message], Sequence[Block]]], new: Sequence[Message], added: Sequence[Block]
+    ) -> list[JSON]:
+        """The exchanges of a path, then what is new. `added` stands behind that: it is asked with this turn alone."""
+        out: list[JSON] = []
+        open_calls: list[str] = []
+        for asked, said in path:
+            out += self.asked(asked, open_calls)
+            out.append(self.said(said))
+            open_calls = calls_of(said)
+        return [*out, *self.asked(new, open_calls, added)]
+
+    def asked(self, messages: Sequence[Message], open_calls: Sequence[str], added: Sequence[Block] = ()) -> list[JSON]:
+        """The results of the calls before it, one message each, then what the user says."""
+        results: dict[str, Block] = {}
+        rest: list[Block] = []
+        for block in (block for message in messages for block in message.content):
+            call = str(block.get("tool_use_id"))
+            if block.get("type") != "tool_result":
+                rest.append(block)
+            elif call in open_calls and call not in results:
+                results[call] = block
+            else:  # of an imported history: it belongs to no call
+                rest += contents(block)
+        out: list[JSON] = []
+        pictures: list[JSON] = []
+        for call in open_calls:
+            told, shown = self._result(results.get(call), call)
+            out.append(told)
+            pictures += shown
+        parts = [*pictures, *(part for block in (*rest, *added) for part in self._parts(block))]
+        if parts:
+            texts = [part["text"] for part in parts if part["type"] == "text"]
+            # Texts alone are one string, as servers want it that know nothing else.
+            out.append({"role": "user", "content": "\n\n".join(texts) if len(texts) == len(parts) else parts})
+        return out or [{"role": "user", "content": EMPTY if messages else OPENED_BY_ASSISTANT}]
+
+    def _result(self, block: Block | None, call: str) -> tuple[JSON, list[JSON]]:
+        """The message of a result, which takes nothing but text, and what it shows beside: that is the user's then."""
+        told: JSON = {"role": "tool", "tool_call_id": call_id(call)}
+        if block is None:
+            return {**told, "content": NOT_ANSWERED}, []
+        parts = [part for one in contents(block) for part in self._parts(one)]
+        texts = [part["text"] for part in parts if part["type"] == "text"]
+        shown = [part for part in parts if part["type"] != "text"]
+        if shown:
+            texts.append("[What this call shows follows in the next message of the user.]")
+            shown.insert(0, {"type": "text", "text": f"[This is what the call {call_id(call)} shows:]"})
+        content = "\n".join(texts) or "(no content)"
+        return {**told, "content": f"{FAILED}{content}" if block.get("is_error") else content}, shown
+
+    def said(self, blocks: Sequence[Block]) -> JSON:
+        """An answer, with its calls. Thinking is left out, or in front of it as text."""
+        text = _whole(answer_text(blocks))
+        if self.thinking_as_text:
+            thoughts = "\n".join(str(block["thinking"]) for block in blocks if block.get("thinking"))
+            text = f"<thinking>\n{_whole(thoughts)}\n</thinking>\n{text}" if thoughts else text
+        calls: list[JSON] = []
+        for block in blocks:
+            if block.get("type") == "tool_use":
+                asked = block.get("input") or {}
+                if set(asked) == {UNPARSED}:
+                    asked = {"text": asked[UNPARSED]}
+                function = {
+                    "name": short_name(str(block.get("name"))),
+                    "arguments": _whole(json.dumps(asked, ensure_ascii=False)),
+                }
+                calls.append({"id": call_id(str(block.get("id"))), "type": "function", "function": function})
+        if calls:
+            return {"role": "assistant", "content": text or None, "tool_calls": calls}
+        return {"role": "assistant", "content": text or EMPTY}
+
+    def _parts(self, block: Block) -> list[JSON]:
+        kind, source = block.get("type"), block.get("source")
+        if kind == "text":
+            text = _whole(str(block.get("text", "")))
+            return [{"type": "text", "text": text}] if text.strip() else []
+        if kind in THINKING:
+            return []
+        source = source if isinstance(source, dict) else {}
+        if kind == "image" and self.images:
+            url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
+            return [{"type": "image_url", "image_url": {"url": url}}]
+        if kind == "document" and source.get("type") == "text":
+            return [{"type": "text", "text": _whole(f"{block.get('title') or 'Document'}:\n{source.get('data')}")}]
+        if kind == "document" and source.get("type") == "content":
+            inner = source.get("content")
+            blocks = [{"type": "text", "text": inner}] if isinstance(inner, str) else inner or ()
+            return [part for one in blocks for part in self._parts(one)]
+        if kind == "document" and self.documents and source.get("type") == "base64":
+            name = str(block.get("title") or "document.pdf")
+            data = f"data:{source.get('media_type') or 'application/pdf'};base64,{source.get('data')}"
+            return [{"type": "file", "file": {"filename": name, "file_data": data}}]
+        if kind == "image":
+            self.left_out["model_takes_no_images"] += 1
+            return [{"type": "text", "text": "[An image stood here. This model takes none.]"}]
+        if kind == "document":
+            self.left_out["model_takes_no_documents"] += 1
+            return [{"type": "text", "text": "[A document stood here. This model does not take it.]"}]
+        return [{"type": "text", "text": _whole(json.dumps(block, ensure_ascii=False))}]
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        return tuple(Note(code, number) for code, number in self.left_out.items())
+
+
+def offered(tools: Sequence[Tool], allowed: Sequence[str] | None) -> list[JSON]:
+    """The client's tools under names that every provider takes; of several that may be called, only those."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": short_name(tool.name),
+                "description": tool.description,
+                "parameters": {"type": "object", "properties": {}, **tool.schema},
+            },
+        }
+        for tool in tools
+        if allowed is None or len(allowed) == 1 or tool.name in allowed
+    ]
+
+
+def kinds_in(blocks: Iterable[Block]) -> set[str]:
+    """The types of these blocks and of those within results."""
+    found: set[str] = set()
+    for block in blocks:
+        found.add(str(block.get("type")))
+        if block.get("type") == "tool_result":
+            found |= kinds_in(contents(block))
+    return found
+
+
+def _whole(text: str) -> str:
+    """Without halves of characters, which no JSON of a provider's holds."""
+    return _HALF.sub("\ufffd", text)

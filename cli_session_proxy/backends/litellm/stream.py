@@ -1,0 +1,120 @@
+"""LiteLLM's chunks as events of a turn: texts and thinking as they come, calls whole at the end."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...domain import limits
+from ...domain.client_tools import UNPARSED, short_name
+from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Tool, Usage
+from ...errors import UpstreamError
+from .messages import call_id
+
+# LiteLLM hides Google's signature of a thought in the id of the call behind it.
+SIGNATURE = "__thought__"
+# Calls in one answer; a model that makes more is lost in a loop.
+MOST_CALLS = 128
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer as it comes in. `taken` are the ids of calls on the path: an id is used once in a conversation."""
+
+    tools: Mapping[str, Tool]
+    taken: Set[str]
+    blocks: list[Block] = field(default_factory=list)
+    model: str | None = None
+    finish: str | None = None
+    usage: Usage | None = None
+    _open: str | None = None
+    _calls: dict[int, JSON] = field(default_factory=dict)
+
+    def feed(self, chunk: Any) -> Iterator[BlockStart | BlockDelta | BlockStop]:
+        """What this chunk adds. Raises `UpstreamError` for what is no answer."""
+        self.model = getattr(chunk, "model", None) or self.model
+        if (used := getattr(chunk, "usage", None)) is not None:
+            self.usage = usage(used)
+        for choice in (getattr(chunk, "choices", None) or ())[:1]:
+            self.finish = choice.finish_reason or self.finish
+            delta = choice.delta
+            if thought := getattr(delta, "reasoning_content", None):
+                yield from self._piece("thinking", thought)
+            if text := getattr(delta, "content", None):
+                yield from self._piece("text", text)
+            for call in getattr(delta, "tool_calls", None) or ():
+                known = self._calls.setdefault(call.index or 0, {"id": None, "name": "", "arguments": []})
+                if len(self._calls) > MOST_CALLS:
+                    raise UpstreamError(f"the model made more than {MOST_CALLS} calls at once: send it again")
+                known["id"] = known["id"] or call.id
+                known["name"] = known["name"] or (call.function.name or "")
+                known["arguments"].append(call.function.arguments or "")
+
+    def _piece(self, kind: str, text: str) -> Iterator[BlockStart | BlockDelta | BlockStop]:
+        if self._open != kind:
+            yield from self.close()
+            self._open = kind
+            opening: Block = {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})
+            yield BlockStart(len(self.blocks), opening)
+            self.blocks.append(dict(opening))
+        self.blocks[-1][kind] += text
+        yield BlockDelta(len(self.blocks) - 1, {"type": f"{kind}_delta", kind: text})
+
+    def close(self) -> Iterator[BlockStop]:
+        """The block that is open ends."""
+        if self._open is not None:
+            self._open = None
+            yield BlockStop(len(self.blocks) - 1)
+
+    def calls(self) -> list[Block]:
+        """The calls of the answer, under the client's names. Raises `UpstreamError` for one that nobody can answer."""
+        out: list[Block] = []
+        ids = set(self.taken)
+        for _, call in sorted(self._calls.items()):
+            tool = self.tools.get(call["name"]) or self.tools.get(short_name(call["name"]))
+            if tool is None:
+                raise UpstreamError(
+                    f"the model called {call['name'][:64]!r}, which is not among the tools: send it again"
+                )
+            known = call_id(str(call["id"]).partition(SIGNATURE)[0]) if call["id"] else ""
+            if not known or known in ids:  # some servers count their calls from 0 in each answer
+                known = f"call_{uuid.uuid4().hex[:24]}"
+            ids.add(known)
+            out.append(
+                {"type": "tool_use", "id": known, "name": tool.name, "input": _arguments("".join(call["arguments"]))}
+            )
+        return out
+
+
+def shown(calls: list[Block], first: int) -> Iterator[BlockStart | BlockDelta | BlockStop]:
+    """Whole calls as events."""
+    for index, call in enumerate(calls, first):
+        yield BlockStart(index, {**call, "input": {}})
+        told = json.dumps(call["input"], ensure_ascii=False)
+        yield BlockDelta(index, {"type": "input_json_delta", "partial_json": told})
+        yield BlockStop(index)
+
+
+def usage(used: Any) -> Usage:
+    """In the chain's own units: what was read from and written to the cache is counted apart."""
+    prompt, said = int(used.prompt_tokens or 0), int(used.completion_tokens or 0)
+    of_prompt, of_answer = (getattr(used, f"{name}_tokens_details", None) for name in ("prompt", "completion"))
+    read = int(getattr(of_prompt, "cached_tokens", None) or 0)
+    written = int(getattr(used, "cache_creation_input_tokens", None) or 0)
+    thought = int(getattr(of_answer, "reasoning_tokens", None) or 0)
+    return Usage(max(0, prompt - read - written), said, read, written, thought)
+
+
+def _arguments(text: str) -> JSON:
+    try:
+        value = limits.loads(text) if text.strip() else {}
+    except limits.TooDeep as exc:
+        raise UpstreamError(
+            f"the model called a tool with arguments that cannot be used: {exc}; send it again"
+        ) from exc
+    except ValueError:
+        return {UNPARSED: text}
+    return value if isinstance(value, dict) else {UNPARSED: text}

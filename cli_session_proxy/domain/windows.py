@@ -1,0 +1,79 @@
+"""How much of a path a request shows the model: a sliding window, cut at turn boundaries. Pure.
+
+What is older is left out of the request, never of the chain. Where a request begins is decided by the path alone, by
+nothing that was kept: every proxy comes to the same answer, and a restart changes nothing. A window that is full is cut
+to its half and grows again, so that the head of the request, and with it the provider's prompt cache, holds for half a
+window of turns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+_FORM = re.compile(r"\s*(\d{1,9})\s*(k|m)?\s*(turns?|tokens?)\s*", re.IGNORECASE)
+_TIMES = {"": 1, "k": 1_000, "m": 1_000_000}
+# Fewer turns leave nothing to go on from, fewer tokens no room for one turn.
+LEAST = {"turns": 2, "tokens": 1_000}
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`size` turns or tokens, the new turn included. Tokens are estimated (`TurnSize.tokens`)."""
+
+    size: int
+    unit: Literal["turns", "tokens"]
+
+    @staticmethod
+    def parse(text: str) -> Window:
+        """`40 turns`, `100k tokens`. Raises `ValueError`, which says what a window looks like."""
+        found = _FORM.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text[:40]!r} is no window: write it like `40 turns` or `100k tokens`")
+        unit: Literal["turns", "tokens"] = "turns" if found[3].lower().startswith("turn") else "tokens"
+        size = int(found[1]) * _TIMES[(found[2] or "").lower()]
+        if size < LEAST[unit]:
+            raise ValueError(f"a window holds at least {LEAST[unit]} {unit}")
+        return Window(size, unit)
+
+    def __str__(self) -> str:
+        return f"{self.size} {self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSize:
+    """One turn of a path. `tokens` of its input and answer; `opens`: a request may begin with it, as it answers no call
+    of the turn before it."""
+
+    tokens: int
+    opens: bool
+
+
+def left_out(window: Window | None, path: Sequence[TurnSize]) -> int:
+    """How many of the path's first turns are left out. The last of `path` is the new turn, which is always shown.
+
+    A request never begins with the results of calls that it does not show. Where all that fits into the window is one
+    long chain of calls, that chain is shown from its start.
+    """
+    if window is None or not path:
+        return 0
+    step = max(1, window.size // 2)
+    if window.unit == "turns":
+        over = len(path) - window.size
+        first = 0 if over <= 0 else -(-over // step) * step
+    else:
+        total = sum(turn.tokens for turn in path)
+        if total <= window.size:
+            return 0
+        gone = -(-(total - window.size) // step) * step
+        first = behind = 0
+        while first < len(path) - 1 and behind < gone:
+            behind += path[first].tokens
+            first += 1
+    first = min(first, len(path) - 1)
+    later = next((at for at in range(first, len(path)) if path[at].opens), None)
+    if later is not None:
+        return later
+    return next((at for at in range(first, 0, -1) if path[at].opens), 0)

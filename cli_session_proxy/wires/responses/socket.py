@@ -1,0 +1,234 @@
+"""Responses over a WebSocket: each message of the client's is a request, each event of its answer is a message.
+
+    {"type": "response.create", …the body of POST /v1/responses} ─ read() ─▶ dialogues ─▶ the engine ─▶ EventWriter
+
+Requests of one connection are answered one after the other. Two things only the connection knows: which responses that
+were not to be stored it may go on from, and what a request with `generate: false` has sent ahead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from ... import logs
+from ...domain.models import JSON, Finished, Turn
+from ...engine.engine import Engine
+from ...errors import InvalidRequest, ProxyError
+from ..asgi import as_proxy_error, named, owner_of, read_aside
+from ..common import Naming, optional, retry_headers, wrong_type
+from ..openai import openai_error
+from . import body as responses
+from .body import ResponsesCall, response_id
+from .dialogues import Dialogues
+from .stream import EventWriter
+
+log = logs.get(__name__)
+
+CREATE = "response.create"
+# Messages that wait behind the one that is answered; and responses of `store: false` that can be continued. Clients
+# send one at a time, and go on from the last.
+AHEAD, CONTINUABLE = 16, 256
+# RFC 6455: closed because too much was sent, because the service restarts.
+POLICY_VIOLATION, RESTARTS = 1008, 1012
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a message asks. `ahead` is its body, where it is only there for the next message to go on from."""
+
+    call: ResponsesCall
+    stream_id: str | None
+    ahead: JSON | None
+
+
+def read(body: JSON, naming: Naming, *, ahead: tuple[str, JSON] | None = None) -> Asked:
+    """The call that a message means; `ahead` is the response that was made of one before, and its body.
+
+    Raises `InvalidRequest`, which names the field.
+    """
+    if body.get("type") != CREATE:
+        raise InvalidRequest(f"type must be {CREATE}: nothing else is understood here", param="type")
+    stream_id = optional(body, "stream_id", str, "a string")
+    generate = optional(body, "generate", bool, "true or false")
+    if body.get("background"):
+        raise InvalidRequest("background is not possible over a WebSocket: send a POST", param="background")
+    body = {name: value for name, value in body.items() if name not in ("type", "stream_id", "generate")}
+    if ahead is not None and body.get("previous_response_id") == ahead[0]:
+        before = ahead[1]
+        said = [*_items(before.get("input")), *_items(body.get("input"))]
+        body = {**before, **body, "input": said, "previous_response_id": before.get("previous_response_id")}
+    return Asked(responses.read(body, naming), stream_id, body if generate is False else None)
+
+
+def _items(given: object) -> list[Any]:
+    if given is None or isinstance(given, str):
+        return [{"role": "user", "content": given}] if given else []
+    if not isinstance(given, list):
+        raise wrong_type("input", "a string or a list of items")
+    return given
+
+
+def error_event(error: ProxyError) -> JSON:
+    """An error before the first event of its answer: as OpenAI sends it, and with the fields of its SDK's type."""
+    said: JSON = openai_error(error)["error"]
+    headers = {name.lower(): value for name, value in retry_headers(error).items()}
+    told = {name: said[name] for name in ("code", "message", "param")}
+    return {"type": "error", "status": error.status, "error": said, "headers": headers, "sequence_number": 0, **told}
+
+
+class ResponsesSocket:
+    """The WebSockets of one server."""
+
+    def __init__(self, engine: Engine, dialogues: Dialogues) -> None:
+        self._engine = engine
+        self._dialogues = dialogues
+
+    async def talk(self, socket: WebSocket) -> None:
+        """One connection, from its handshake to its end. Raises `QueueFull` before it is accepted."""
+        socket.scope["state"]["held"].stream()
+        await socket.accept()
+        await _Connection(self._engine, self._dialogues, socket).run()
+
+
+class _Connection:
+    def __init__(self, engine: Engine, dialogues: Dialogues, socket: WebSocket) -> None:
+        self._aside = engine.aside
+        self._dialogues = dialogues
+        self._socket = socket
+        self._inbox: deque[tuple[bytes | ProxyError, ExitStack]] = deque()
+        self._came = asyncio.Event()
+        self._about = replace(named(socket), idempotency_key=None, is_retry=False)  # those are of one request
+        self._count = 0
+        self._own: deque[str] = deque(maxlen=CONTINUABLE)
+        self._ahead: tuple[str, JSON] | None = None
+
+    async def run(self) -> None:
+        server = self._socket.scope["state"].get("socket")  # of ours; another server's drain is its own
+        reading = asyncio.create_task(self._read())
+        try:
+            while await self._next(reading):
+                message, held = self._inbox.popleft()
+                if server is not None:
+                    server.busy = True
+                answering = asyncio.create_task(self._answer(message))
+                try:
+                    await asyncio.wait({answering, reading}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    if not answering.done():  # the client left, or the server ends
+                        answering.cancel()
+                    await asyncio.gather(answering, return_exceptions=True)
+                    held.close()
+                if reading.done():
+                    reading.result()
+                    return
+                answering.result()
+                if server is not None:
+                    server.busy = False
+                    if server.leaving:
+                        await self._socket.close(RESTARTS)
+                        return
+        except WebSocketDisconnect:
+            log.info("client left its socket")
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            for _, held in self._inbox:
+                held.close()
+
+    async def _next(self, reading: asyncio.Task[None]) -> bool:
+        """Wait for a message; False where none can come any more."""
+        self._came.clear()
+        if not self._inbox and not reading.done():
+            came = asyncio.create_task(self._came.wait())
+            await asyncio.wait({came, reading}, return_when=asyncio.FIRST_COMPLETED)
+            came.cancel()
+        if reading.done():
+            reading.result()
+        return bool(self._inbox) and not reading.done()
+
+    async def _read(self) -> None:
+        """Take in messages until the client leaves: it is noticed while an answer is on its way, too."""
+        bounds, owner = self._socket.scope["state"]["held"].bounds, owner_of(self._socket)
+        while (event := await self._socket.receive())["type"] == "websocket.receive":
+            given = event.get("text")
+            raw: bytes = event.get("bytes") or b"" if given is None else given.encode()
+            message: bytes | ProxyError = raw
+            held = ExitStack()
+            try:
+                held.enter_context(bounds.request(owner)).body(len(raw))
+            except ProxyError as full:
+                held.close()
+                message = full
+            if len(self._inbox) >= AHEAD:
+                held.close()
+                await self._socket.close(POLICY_VIOLATION, f"more than {AHEAD} messages wait: take the answers first")
+                return
+            self._inbox.append((message, held))
+            self._came.set()
+
+    async def _answer(self, message: bytes | ProxyError) -> None:
+        self._count += 1
+        about = replace(
+            self._about,
+            fresh=self._about.fresh and self._count == 1,  # the agent begins anew once
+            request_id=f"{self._about.request_id}.{self._count}",
+        )
+        asked: Asked | None = None
+        writer: EventWriter | None = None
+        try:
+            if isinstance(message, ProxyError):
+                raise message
+            asked = await read_aside(self._aside, message, about, partial(read, ahead=self._ahead))
+            if asked.ahead is not None:
+                await self._say(asked, self._kept_ahead(asked.call, asked.ahead))
+                return
+            answer = await self._dialogues.submit(asked.call, own=self._own)
+            try:
+                writer = EventWriter(answer.accepted, frame=_frame, end=())
+                async for events in answer.batches():
+                    if isinstance(events[-1], Finished):
+                        await asyncio.sleep(0)  # a disconnect that is known already is noticed first
+                        if asked.call.call["store"] is False:
+                            self._own.append(response_id(answer.turn_id))
+                    await self._say(asked, (piece for event in events for piece in writer.feed(event)))
+                    if isinstance(events[-1], Finished):
+                        answer.acknowledge()
+            finally:
+                answer.leave()
+        except WebSocketDisconnect:
+            raise
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the client is told, and may ask again
+            error = as_proxy_error(exc)
+            await self._say(asked, [_frame(error_event(error))] if writer is None else writer.error(error))
+
+    def _kept_ahead(self, call: ResponsesCall, body: JSON) -> Iterable[bytes]:
+        """The events of a response that was not asked to say anything."""
+        now = time.time()
+        turn = Turn(
+            id=f"turn_{uuid.uuid4().hex}", seq=0, agent_key=0, parent_id=None, status="completed", model=call.model,
+            input=(), created_at=now, finished_at=now, call=call.call,
+        )  # fmt: skip
+        self._ahead = response_id(turn.id), body
+        return EventWriter(turn, frame=_frame, end=()).whole(turn)
+
+    async def _say(self, asked: Asked | None, pieces: Iterable[bytes]) -> None:
+        for piece in pieces:
+            text = piece.decode()
+            if asked is not None and asked.stream_id is not None:
+                text = f'{text[:-1]},"stream_id":{json.dumps(asked.stream_id)}}}'
+            await self._socket.send_text(text)
+
+
+def _frame(event: JSON) -> bytes:
+    return json.dumps(event, separators=(",", ":")).encode()

@@ -1,0 +1,374 @@
+"""Responses over a WebSocket: as OpenAI's own client speaks it, and what a client's message may do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from cli_session_proxy.backends.memory import MemoryBackend, echo
+from cli_session_proxy.domain.models import Block, Message
+from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.http import bounds
+from cli_session_proxy.http import connection as connections
+from cli_session_proxy.http.binding import bind
+from cli_session_proxy.http.server import Server, create_app
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.testing.upstream import Upstream
+from cli_session_proxy.wires.responses import socket as sockets
+
+from ...serving import serving
+from ...until import until
+from .conftest import Door, client_of
+
+JSON = dict[str, Any]
+KEY = "alices-secret-0123456789"
+SOON = 30.0
+FINAL = ("response.completed", "response.incomplete", "response.failed", "error")
+
+
+class Held:
+    """A model that waits until it is told to answer, and says so."""
+
+    def __init__(self) -> None:
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, path: Sequence[Message]) -> Any:
+        self.asked.set()
+        await self.go.wait()
+        return await echo(path)
+
+
+@asynccontextmanager
+async def opened(
+    tmp_path: Path, model: Callable[[Sequence[Message]], Awaitable[Any]] = echo, **options: Any
+) -> AsyncIterator[tuple[Engine, MemoryBackend, str]]:
+    """An engine without a CLI behind a server, and the server's `host:port`."""
+    settings = Settings(var=tmp_path / "var", port=0, disconnect_grace=0.05, **options)
+    backend = MemoryBackend(model)
+    engine = Engine(settings, backend=backend)
+    await engine.start()
+    try:
+        async with serving(engine, settings) as url:
+            yield engine, backend, url.removeprefix("http://").removesuffix("/v1")
+    finally:
+        await engine.stop()
+
+
+def at(place: str, path: str = "/v1/responses", **headers: str) -> connect:
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    return connect(f"ws://{place}{path}", additional_headers=given, open_timeout=SOON)
+
+
+async def asked(socket: ClientConnection, **body: Any) -> list[JSON]:
+    """All events of the answer to one message."""
+    await socket.send(json.dumps({"type": "response.create", "model": "sonnet", **body}))
+    return await answered(socket)
+
+
+async def answered(socket: ClientConnection) -> list[JSON]:
+    events: list[JSON] = []
+    async with asyncio.timeout(SOON):
+        while not events or events[-1]["type"] not in FINAL:
+            events.append(json.loads(await socket.recv()))
+    return events
+
+
+def said(events: list[JSON]) -> str:
+    return str(events[-1]["response"]["output"][-1]["content"][0]["text"])
+
+
+async def test_openais_client_talks_over_a_socket_and_goes_on_by_id(door: Door, upstream: Upstream) -> None:
+    texts = []
+    previous: str | None = None
+    async with door.openai.responses.connect() as socket:
+        for words in ("Remember: the colour is teal", "recall"):
+            given: JSON = {} if previous is None else {"previous_response_id": previous}
+            await socket.response.create(model="sonnet", input=words, store=False, **given)
+            async for event in socket:
+                if event.type == "response.completed":
+                    previous = event.response.id
+                    texts.append(event.response.output_text)
+                    break
+    assert texts == ["Noted: colour is teal.", "I remember: colour is teal."]
+    assert upstream.requests[-1].user_texts() == ["Remember: the colour is teal", "recall"]
+    with pytest.raises(openai.NotFoundError):  # it was not to be stored, and its connection is gone
+        await door.openai.responses.retrieve(previous or "")
+
+
+async def test_the_events_are_those_of_a_stream(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (_, _, place), at(place) as socket:
+        events = await asked(socket, input="hello")
+        async with httpx.AsyncClient(trust_env=False) as http:
+            streamed = await http.post(
+                f"http://{place}/v1/responses", json={"model": "sonnet", "input": "hello", "stream": True}
+            )
+    over_http = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert [event["type"] for event in events] == [event["type"] for event in over_http]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert said(events) == "You said: hello (1)"
+
+
+async def test_one_token_is_one_token_in_a_conversation_over_a_socket(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (_, backend, place), at(place) as socket:
+        client = client_of(f"http://{place}/v1")
+        conversation = (await client.conversations.create()).id
+        await client.close()
+        cut = await asked(socket, input="hello", conversation=conversation, max_output_tokens=1)
+        assert cut[-1]["type"] == "response.incomplete"
+        response = cut[-1]["response"]
+        assert (response["incomplete_details"]["reason"], response["usage"]["output_tokens"]) == (
+            "max_output_tokens",
+            1,
+        )
+        assert said(cut) == "You"
+        await asked(socket, input="and then?", conversation=conversation)
+    assert [block["text"] for message in backend.seen[-1] for block in message.content] == ["hello", "You", "and then?"]
+
+
+async def test_messages_are_answered_in_their_order_and_named_by_their_stream(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (_, _, place), at(place, X_Agent_Id="ada", X_Chain="new") as socket:
+        for number in (1, 2, 3):
+            said_now = {"type": "response.create", "model": "sonnet", "input": f"n{number}", "stream_id": f"s{number}"}
+            await socket.send(json.dumps(said_now))
+        answers = [await answered(socket) for _ in range(3)]
+    assert [said(events) for events in answers] == [f"You said: n{number} ({number})" for number in (1, 2, 3)]
+    assert [{event["stream_id"] for event in events} for events in answers] == [{"s1"}, {"s2"}, {"s3"}]
+
+
+async def test_what_was_sent_ahead_is_part_of_what_goes_on_from_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (_, backend, place), at(place) as socket:
+        ahead = await asked(socket, input="first", instructions="Be brief.", generate=False)
+        assert [event["type"] for event in ahead] == [
+            "response.created", "response.in_progress", "response.completed",
+        ]  # fmt: skip
+        assert ahead[-1]["response"]["output"] == []
+        assert backend.seen == []  # nobody was asked
+        events = await asked(socket, previous_response_id=ahead[-1]["response"]["id"], input="second")
+        assert said(events) == "You said: second (2)"
+        response = events[-1]["response"]
+        assert (response["instructions"], response["previous_response_id"]) == ("Be brief.", None)
+        again = await asked(socket, previous_response_id=response["id"], input="third")
+    assert said(again) == "You said: third (3)"
+
+
+async def test_only_the_connection_goes_on_from_what_was_not_to_be_stored(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (_, _, place):
+        async with at(place) as socket:
+            first = (await asked(socket, input="one", store=False))[-1]["response"]["id"]
+            assert said(await asked(socket, input="two", previous_response_id=first)) == "You said: two (2)"
+        async with at(place) as socket:
+            [error] = await asked(socket, input="two", previous_response_id=first)
+            assert (error["status"], error["error"]["code"], error["code"]) == (
+                400, "previous_response_not_found", "previous_response_not_found",
+            )  # fmt: skip
+            assert said(await asked(socket, input="anew")) == "You said: anew (1)"  # it can be used on
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "param"),
+    [
+        ("{", 400, None),
+        ("[]", 400, None),
+        ('{"type": "response.cancel"}', 400, "type"),
+        ('{"type": "response.create", "input": 1}', 400, "input"),
+        ('{"type": "response.create", "input": "x", "background": true}', 400, "background"),
+        ('{"type": "response.create", "input": "x", "stream_id": 7}', 400, "stream_id"),
+        ('{"type": "response.create", "input": "x", "generate": "no"}', 400, "generate"),
+        (b"\xff\x00", 400, None),
+    ],
+)
+async def test_a_message_that_means_nothing_is_an_error_event(
+    message: str | bytes, status: int, param: str | None, tmp_path: Path
+) -> None:
+    async with opened(tmp_path) as (_, _, place), at(place) as socket:
+        await socket.send(message)
+        [event] = await answered(socket)
+        assert (event["type"], event["status"], event["param"]) == ("error", status, param)
+        assert event["error"]["message"]
+        assert said(await asked(socket, input="hello")) == "You said: hello (1)"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": f"Bearer {KEY}x"}, 401),
+        ({"Authorization": f"Bearer {KEY}", "Host": "evil.example"}, 400),
+        ({"Authorization": f"Bearer {KEY}", "Origin": "http://evil.example"}, 400),
+        ({"Authorization": f"Bearer {KEY}", "Sec-Fetch-Site": "cross-site"}, 400),
+    ],
+)
+async def test_a_handshake_passes_the_gate_of_every_request(
+    headers: dict[str, str], status: int, tmp_path: Path
+) -> None:
+    async with opened(tmp_path, keys={"alice": KEY}) as (_, backend, place):
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(f"ws://{place}/v1/responses", additional_headers=headers, open_timeout=SOON):
+                pass
+        assert refused.value.response.status_code == status
+        assert json.loads(refused.value.response.body)["error"]["message"]
+        assert refused.value.response.headers["x-content-type-options"] == "nosniff"
+        with pytest.raises(InvalidStatus) as elsewhere:
+            async with at(place, "/v1/chat/completions", Authorization=f"Bearer {KEY}"):
+                pass
+        assert elsewhere.value.response.status_code == 404
+        async with at(place, "/agents/ada/v1/responses", Authorization=f"Bearer {KEY}") as socket:
+            await asked(socket, input="hello")
+        assert len(backend.seen) == 1
+
+
+async def test_each_key_has_its_own_responses(tmp_path: Path) -> None:
+    other = "bobs-secret-0123456789"
+    async with (
+        opened(tmp_path, keys={"alice": KEY, "bob": other}) as (_, _, place),
+        at(place, Authorization=f"Bearer {KEY}") as alice,
+        at(place, Authorization=f"Bearer {other}") as bob,
+    ):
+        first = (await asked(alice, input="one"))[-1]["response"]["id"]
+        [error] = await asked(bob, input="two", previous_response_id=first)
+        assert error["code"] == "previous_response_not_found"
+
+
+async def test_sockets_and_their_messages_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "EVENT_STREAMS", 1)
+    monkeypatch.setattr(sockets, "AHEAD", 2)
+    model = Held()
+    async with opened(tmp_path, model, max_body=4096) as (_, _, place):
+        async with at(place) as socket:
+            with pytest.raises(InvalidStatus) as refused:
+                async with at(place):
+                    pass
+            assert refused.value.response.status_code == 429
+            await socket.send(json.dumps({"type": "response.create", "input": "hold"}))
+            await asyncio.wait_for(model.asked.wait(), SOON)
+            for _ in range(3):
+                await socket.send(json.dumps({"type": "response.create", "input": "more"}))
+            with pytest.raises(ConnectionClosed) as closed:
+                await answered(socket)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1008
+        model.go.set()
+        async with at(place) as socket:
+            await socket.send("x" * 5000)
+            with pytest.raises(ConnectionClosed) as too_large:
+                await answered(socket)
+            assert too_large.value.rcvd is not None
+            assert too_large.value.rcvd.code == 1009
+
+
+async def test_a_client_that_leaves_ends_its_turn(tmp_path: Path) -> None:
+    model = Held()
+    async with opened(tmp_path, model) as (engine, _, place):
+        async with at(place, X_Agent_Id="ada") as socket:
+            await socket.send(json.dumps({"type": "response.create", "input": "hold"}))
+            await asyncio.wait_for(model.asked.wait(), SOON)
+        agent = await engine.store.agent("local", "ada")
+        assert agent is not None
+        async with asyncio.timeout(SOON):
+            await engine.settled(agent.key)
+        [turn] = [turn async for turn in engine.store.turns(agent.key)]
+    assert (turn.status, (turn.error or {})["detail"]) == ("cancelled", {"by": "left"})
+
+
+async def test_a_server_that_stops_ends_its_answers_first_and_lets_idle_sockets_go(tmp_path: Path) -> None:
+    model = Held()
+    settings = Settings(var=tmp_path / "var", port=0)
+    engine = Engine(settings, backend=MemoryBackend(model))
+    await engine.start()
+    listener = bind(settings)
+    server = Server(create_app(engine, settings), settings)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    await server.ready.wait()
+    place = f"127.0.0.1:{listener.getsockname()[1]}"
+    async with at(place) as idle, at(place) as busy:
+        await busy.send(json.dumps({"type": "response.create", "input": "hold"}))
+        await asyncio.wait_for(model.asked.wait(), SOON)
+        server.should_exit = True
+        with pytest.raises(ConnectionClosed) as let_go:
+            await idle.recv()
+        assert let_go.value.rcvd is not None
+        assert let_go.value.rcvd.code == 1012
+        model.go.set()
+        assert said(await answered(busy)) == "You said: hold (1)"
+        with pytest.raises(ConnectionClosed) as ended:
+            await busy.recv()
+        assert ended.value.rcvd is not None
+        assert ended.value.rcvd.code == 1012
+    await asyncio.wait_for(task, SOON)
+    await engine.stop()
+    listener.close()
+
+
+async def test_a_client_that_takes_nothing_is_not_read_any_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "STALLED", 0.05)
+    block: Block = {"type": "text", "text": "word " * 2_000_000}
+
+    async def much(_: Sequence[Message]) -> Sequence[Block]:
+        return (block,)
+
+    async with opened(tmp_path, much) as (engine, _, place):
+        host, port = place.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        writer.write(
+            b"GET /v1/responses HTTP/1.1\r\nHost: %b\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\nX-Agent-Id: ada\r\n\r\n"
+            % place.encode()
+        )
+        assert b"101" in await asyncio.wait_for(reader.readline(), SOON)
+        message = json.dumps({"type": "response.create", "input": "much"}).encode()
+        writer.write(bytes([0x81, 0x80 | len(message), 0, 0, 0, 0]) + message)
+
+        async def let_go() -> bool:
+            agent = await engine.store.agent("local", "ada")
+            turns = [] if agent is None else [turn async for turn in engine.store.turns(agent.key)]
+            return [turn.delivery for turn in turns] == ["undelivered"]
+
+        await until(let_go)
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "head", [b"Sec-WebSocket-Version: 7\r\n", b"Sec-WebSocket-Key: x\r\n", b"A: %b\r\n" % (b"a" * 9000)]
+)
+async def test_a_handshake_that_is_none_is_refused(head: bytes, tmp_path: Path) -> None:
+    async with opened(tmp_path) as (_, _, place):
+        host, port = place.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            b"GET /v1/responses HTTP/1.1\r\nHost: %b\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n%b\r\n"
+            % (place.encode(), head)
+        )
+        assert (await asyncio.wait_for(reader.readline(), SOON)).split()[1] in (b"400", b"426")
+        assert await asyncio.wait_for(reader.read(), SOON) is not None  # it is closed
+        writer.close()
+
+
+async def test_a_turn_that_fails_is_an_event_and_tells_no_words(tmp_path: Path) -> None:
+    async def broken(_: Sequence[Message]) -> Sequence[Block]:
+        raise RuntimeError("the PROMPT was in here")
+
+    async with opened(tmp_path, broken) as (_, _, place), at(place) as socket:
+        events = await asked(socket, input="hello")
+        assert events[-1]["type"] == "response.failed"
+        assert events[-1]["response"]["error"]["code"] == "upstream_error"
+        assert "PROMPT" not in json.dumps(events)
+
+
+async def test_a_client_of_responses_finds_the_response_of_a_socket(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (_, _, place), at(place) as socket:
+        kept = (await asked(socket, input="one"))[-1]["response"]
+        client = client_of(f"http://{place}/v1")
+        assert (await client.responses.retrieve(kept["id"])).output_text == "You said: one (1)"
+        await client.close()
