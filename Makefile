@@ -7,6 +7,8 @@ MERMAID := .tools/mermaid
 AI_SDK := .tools/ai-sdk
 AGENTS := .tools/agents
 AXE := .tools/axe
+FRAMEWORKS := .tools/frameworks
+SUITES := .tools/suites
 CCPROXY := .tools/ccproxy
 CLAUDE_MAX := .tools/claude-max
 UV := .tools/uv
@@ -24,8 +26,8 @@ MINUTES ?= 15
 SEED ?=
 CHAOS := $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-.PHONY: serve login demo test bench bench-quick peers trace check continuity full chaos agents dist image lock tools chromium bubblewrap \
-	clean
+.PHONY: serve login demo test bench bench-quick peers trace check continuity full chaos agents conformance dist image lock tools chromium \
+	bubblewrap clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
 	@$(BIN)/cli-session-proxy serve
@@ -49,8 +51,11 @@ chaos: $(VENV)/.test tools  ## random histories of breakages, one proxy and thre
 	@$(CHAOS) --proxies 1; one=$$?; $(CHAOS) --proxies 1 --tools; two=$$?; \
 	$(CHAOS) --proxies 3; three=$$?; $(CHAOS) --proxies 3 --tools --wrapper; exit $$((one + two + three + $$?))
 
-agents: $(VENV)/.test tools  ## long conversations of agent programs; about ten minutes
+agents: $(VENV)/.test tools $(FRAMEWORKS)/.installed  ## long conversations of agent programs, and of frameworks; a quarter of an hour
 	$(BIN)/python -m pytest tests/agents -n 2 -m 'agents or not agents'
+
+conformance: $(VENV)/.test $(SUITES)/.installed  ## other people's suites over the real CLI, half an hour; writes docs/conformance.md
+	$(BIN)/python -m tests.conformance --json var/conformance.json --docs docs/conformance.md
 
 bench: $(VENV)/.bench $(CCPROXY)/.installed  ## the proxy beside the bare CLI and ccproxy, a quarter of an hour; writes docs/bench.md
 	$(BIN)/python -m bench --json var/bench.json --docs docs
@@ -180,4 +185,21 @@ $(AGENTS)/.programs:
 	npm install --prefix $(AGENTS) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
 		@openai/codex@0.169.0 @google/gemini-cli@0.61.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.24.4
 	@for name in codex gemini opencode qwen; do test -e $(AGENTS)/node_modules/.bin/$$name || exit 1; done
+	@touch $@
+
+# Frameworks from PyPI, each with what it needs to talk to an address of its own; what they bring would change our venv.
+$(FRAMEWORKS)/.installed: $(VENV)/.made
+	$(BIN)/python -m venv $(FRAMEWORKS)/venv
+	$(FRAMEWORKS)/venv/bin/python -m pip install --quiet --disable-pip-version-check langgraph==1.2.22 \
+		langchain-openai==1.7.3 crewai==1.15.30 'smolagents[openai]==1.26.0' dspy==3.4.1 autogen-agentchat==0.7.5 \
+		'autogen-ext[openai]==0.7.5' llama-index-core==0.14.25 llama-index-llms-openai-like==0.8.1
+	@touch $@
+
+$(SUITES)/.installed: $(VENV)/.made
+	@mkdir -p $(SUITES)
+	npm install --prefix $(SUITES) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+		llmprobe@0.6.12
+	$(BIN)/python -m venv $(SUITES)/venv
+	$(SUITES)/venv/bin/python -m pip install --quiet --disable-pip-version-check llm-comply==0.5.0 \
+		langchain-tests==1.1.9 langchain-openai==1.7.3 langchain-anthropic==1.7.7 langchain-google-genai==4.4.0
 	@touch $@

@@ -28,6 +28,7 @@ _ASKS_FOR_JSON = re.compile(
     r"one JSON (?:object|value that validates against this JSON Schema), and nothing else.*", re.S
 )
 _KEY = re.compile(r'"(\w+)" \((?:an? )?(string|number|integer)')
+_BARE_KEYS = re.compile(r"keys? ['`\"](\w+)['`\"](?:,? and ['`\"](\w+)['`\"])?", re.I)
 _EXACTLY = re.compile(r"\b(?:exactly|word for word)\b[^:\n]*:\s*(.+)", re.I | re.S)
 _ALWAYS = re.compile(r'reply with exactly the word "(\w+)"', re.I)
 _COUNT = re.compile(r"count from (\d+) to (\d+)", re.I)
@@ -37,6 +38,7 @@ _MINE = re.compile(r"\bmy ([\w' ]+?) is (?:called )?(\w+)", re.I)
 _WHOSE = re.compile(r"what(?:'s| is) my ([\w' ]+?)\?", re.I)
 _LONG = re.compile(r"\b(essay|at length|story|poem)\b", re.I)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_QUOTED = re.compile(r"'([^']+)'")
 _NAME = re.compile(r"(?<=[a-z,:] )[A-Z]\w+(?: [A-Z]\w+)*")
 
 
@@ -103,7 +105,7 @@ def instance(schema: Any, told: str = "", root: JSON | None = None) -> Any:
             return instance(schema[name][0], told, root)
     kind = schema.get("type", "object" if "properties" in schema else "string")
     kind = kind[0] if isinstance(kind, list) else kind
-    numbers, names = _NUMBER.findall(told), _NAME.findall(told)
+    numbers, names = _NUMBER.findall(told), _NAME.findall(told) + _QUOTED.findall(told)
     if kind == "object":
         properties: JSON = schema.get("properties", {})
         required: list[str] = schema.get("required", list(properties))
@@ -159,7 +161,8 @@ def said(seen: Seen) -> str:
     schema = asked_schema(told)
     if schema == {}:
         keys = {name: "Ada" if kind == "string" else 36 for name, kind in _KEY.findall(told)}
-        return json.dumps(keys or {"answer": "yes"})
+        bare = {name: "yes" for found in _BARE_KEYS.findall(told) for name in found if name}
+        return json.dumps(keys or bare or {"answer": "yes"})
     if schema is not None:
         return json.dumps(instance(schema, told.partition("Answer this message with")[0]), ensure_ascii=False)
     system = "\n".join(part.get("text", "") for part in parts(seen.body.get("system")))

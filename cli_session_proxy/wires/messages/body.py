@@ -175,6 +175,7 @@ def message(turn: Turn) -> JSON:
     """The `message` object of a committed turn."""
     return {
         **_head(turn.id, turn.told_model),
+        "container": None,
         "content": _content(turn),
         "stop_reason": stop_reason(turn),
         "stop_sequence": turn.stop_sequence,
@@ -210,6 +211,7 @@ def usage(used: Usage) -> JSON:
             "ephemeral_5m_input_tokens": used.cache_write_tokens, "ephemeral_1h_input_tokens": 0,
         },
         "service_tier": "standard",
+        "inference_geo": None,
         "server_tool_use": None,
     }  # fmt: skip
 
@@ -242,9 +244,14 @@ def _content(turn: Turn) -> list[Block]:
     return [_whole(block) for block in turn.output if block.get("type") in kinds]
 
 
+# What Anthropic's types want beside what a block of the CLI has; its stand-in records of thinking have no signature.
+_REQUIRED: Mapping[str, JSON] = {
+    "text": {"citations": None}, "thinking": {"signature": ""}, "tool_use": {"caller": {"type": "direct"}},
+}  # fmt: skip
+
+
 def _whole(block: Block) -> Block:
-    # Anthropic's types want a signature; a CLI's stand-in record may have none.
-    return {"signature": "", **block} if block["type"] == "thinking" else dict(block)
+    return {**block, **{name: value for name, value in _REQUIRED.get(block["type"], {}).items() if name not in block}}
 
 
 class EventWriter(EventStream):

@@ -237,7 +237,7 @@ def message_item(item_id: str, status: str, content: list[JSON]) -> JSON:
 
 
 def reasoning_item(item_id: str, status: str | None, summary: list[JSON]) -> JSON:
-    item: JSON = {"id": item_id, "type": "reasoning", "summary": summary, "content": None, "encrypted_content": None}
+    item: JSON = {"id": item_id, "type": "reasoning", "summary": summary}
     return item if status is None else {**item, "status": status}
 
 

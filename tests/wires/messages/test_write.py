@@ -19,6 +19,9 @@ from ...fakes import TURN, started
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 THINKING = {"type": "thinking", "thinking": "Hm.", "signature": "sig"}
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": [1]}}
+# What Anthropic's types want of a block, beside what a turn keeps.
+TOLD_TEXT = {"type": "text", "citations": None}
+TOLD_CALL = {**CALL, "caller": {"type": "direct"}}
 USAGE = Usage(input_tokens=3, output_tokens=2, cache_read_tokens=30, cache_write_tokens=400, thinking_tokens=1)
 
 
@@ -66,12 +69,14 @@ def turn(**fields: Any) -> Turn:
 def test_a_message_has_what_the_type_wants() -> None:
     whole = messages.message(turn(output=(THINKING, CALL, {"type": "text", "text": "Hi."})))
     Message.model_validate(whole, strict=True)
-    assert whole["content"] == [THINKING, {"type": "text", "text": "Hi."}]
+    assert whole["content"] == [THINKING, {**TOLD_TEXT, "text": "Hi."}]
+    assert whole["container"] is None
     assert (whole["id"], whole["stop_reason"], whole["stop_sequence"]) == ("msg_1", "end_turn", None)
     assert whole["stop_details"] is None
     assert whole["usage"] == {
         "input_tokens": 3, "cache_creation_input_tokens": 400, "cache_read_input_tokens": 30, "output_tokens": 2,
         "output_tokens_details": {"thinking_tokens": 1}, "server_tool_use": None, "service_tier": "standard",
+        "inference_geo": None,
         "cache_creation": {"ephemeral_5m_input_tokens": 400, "ephemeral_1h_input_tokens": 0},
     }  # fmt: skip
 
@@ -90,7 +95,7 @@ def test_calls_are_handed_over_when_the_turn_waits_for_them() -> None:
     waiting = turn(status="requires_action", output=({"type": "text", "text": "I look."}, CALL))
     whole = messages.message(waiting)
     Message.model_validate(whole, strict=True)
-    assert (whole["content"], whole["stop_reason"]) == ([{"type": "text", "text": "I look."}, CALL], "tool_use")
+    assert (whole["content"], whole["stop_reason"]) == ([{**TOLD_TEXT, "text": "I look."}, TOLD_CALL], "tool_use")
     events = told([started(), *said([waiting.output[0]]), Finished(waiting)])
     assert rebuilt(events) == whole["content"]
 
@@ -122,7 +127,8 @@ def test_a_stream_tells_the_same_as_the_whole() -> None:
 
 def test_an_answer_that_never_came_in_pieces_is_told_whole() -> None:
     done = turn(output=(THINKING, {"type": "text", "text": "A"}, {"type": "text", "text": "B"}))
-    assert rebuilt(told([Started("a", "turn_1", "s", "warm"), Finished(done)])) == list(done.output)
+    texts = [{**TOLD_TEXT, "text": words} for words in ("A", "B")]
+    assert rebuilt(told([Started("a", "turn_1", "s", "warm"), Finished(done)])) == [THINKING, *texts]
 
 
 def test_an_error_ends_a_stream_in_the_wires_shape() -> None:

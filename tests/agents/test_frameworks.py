@@ -1,0 +1,80 @@
+"""Frameworks from PyPI, each in a small program of its own: two facts, each with a tool call where there are tools."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.domain.client_tools import cli_name
+from cli_session_proxy.testing.script import TOOL_RESULT, Behaviour, Reply, ToolUse
+from cli_session_proxy.testing.seen import Seen
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..conftest import ROOT, MakeSettings, required
+from ..every_wire import proxied
+from ..obedient import newest
+
+PYTHON = ROOT / ".tools" / "frameworks" / "venv" / "bin" / "python"
+PROGRAMS = Path(__file__).parent / "frameworks"
+# Seconds for a program that imports much on a busy machine.
+LONGEST = 240.0
+# What keeps their telemetry and their look-ups off.
+QUIET = {"CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+# Those that tell the results of tools as plain text, and the one whose program has no tool.
+IN_TEXT = ("smolagents_agent",)
+WITHOUT_TOOLS = ("dspy_agent",)
+# Its tasks are conversations of their own.
+ALONE = ("crewai_agent",)
+
+_FACT = re.compile(r"Remember: secret (\d+) is value-")
+
+pytestmark = [pytest.mark.agents, pytest.mark.timeout(300)]
+
+
+def behave(seen: Seen) -> Behaviour:
+    """Has the note of the newest fact read, and answers with it; by the tool for answers, where there is one."""
+    offered = [tool["name"] for tool in seen.body.get("tools") or ()]
+    if cli_name("final_answer") in offered and "content-" in newest(seen):
+        return ToolUse([(cli_name("final_answer"), {"answer": "It is noted."})])
+    facts = _FACT.findall(newest(seen))
+    if not facts or cli_name("note") not in offered or seen.texts()[-1][1].startswith(TOOL_RESULT):
+        return Reply()
+    return ToolUse([(cli_name("note"), {"number": int(facts[-1])})])
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in PROGRAMS.glob("*.py")))
+async def test_a_framework_has_two_turns_with_a_tool_each(
+    name: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    required(PYTHON, "make agents", what="the frameworks")
+    upstream.behave = behave
+    async with proxied(make_settings(claude_bin=claude_2)) as (_, root):
+        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "ROOT": root, **QUIET}
+        process = await asyncio.create_subprocess_exec(
+            str(PYTHON), str(PROGRAMS / f"{name}.py"), cwd=tmp_path, env=env, stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(LONGEST):
+                out, err = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    assert process.returncode == 0, f"{out.decode()}\n{err.decode()}"
+    assert not upstream.refused
+    texts = upstream.requests[-1].texts()
+    for number in (2,) if name in ALONE else (1, 2):
+        told = [text for role, text in texts if role == "user" and f"secret {number} is value-" in text]
+        assert len(told) == 1, number
+        if name not in WITHOUT_TOOLS:
+            result = f"content-{number}-{number * 7919}"
+            results = [
+                text for _, text in texts if result in text and (name in IN_TEXT or text.startswith(TOOL_RESULT))
+            ]
+            assert results, number
+            assert name in IN_TEXT or len(results) == 1, number
