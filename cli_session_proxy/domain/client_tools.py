@@ -290,7 +290,7 @@ def _in_our_id(block: Block, ours: Mapping[str, str]) -> Block:
 def mcp_result(block: Block) -> JSON | None:
     """A `tool_result` of words as the result of an MCP tools/call; None for any other.
 
-    An image that comes behind MCP is put into a file by the CLI, and the model is told its path (run on 2.1.330); in
+    An image that comes behind MCP is put into a file by the CLI, and the model is told its path (run on 2.1.330). In
     the transcript it is just the image.
     """
     content = block.get("content")
