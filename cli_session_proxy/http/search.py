@@ -15,8 +15,7 @@ from ..domain.searching import MAX_TEXT, Search, moment
 from ..engine.engine import Engine
 from ..errors import InvalidRequest
 from ..export import found as shown
-from ..wires.addresses import About, add
-from ..wires.bodies import is_on, owner_of, whole_number
+from ..wires.asgi import About, add, is_on, owner_of, whole_number
 from ..wires.schemas import COUNT, SWITCH, TEXT
 
 # Seconds in which a search takes in what is new; the answer says how far that came.
