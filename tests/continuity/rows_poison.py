@@ -208,13 +208,13 @@ def _notes(number: int, *words: str) -> Says:
 POISON = "poison"
 SURROGATE = "half a \ud800 character"
 REPLACED = r"The system prompt had changed: the new one stands at the head"
-REPLACED_2 = f"{REPLACED}.*asked again without 3 thoughts"
+REPLACED_2 = f"{REPLACED}(?s:.*)asked again without 3 thoughts"
 ANOTHERS: Block = {"type": "thinking", "thinking": "hm", "signature": "c2VhbGVk"}
 CLOCKS = dict.fromkeys(range(5, 15), r"what is new of it went to the model with the prompt")
 CUT_OFF = {UNPARSED: '{"city": "Be'}
 ROWS = (
     Row(POISON, "sealed thinking, system prompt replaced", _with(system="You are BETA."), quick=BOTH, prefix=False,
-        bare=False, says=(_notes(4, REPLACED_2), _notes(4, f"{REPLACED}.*3 thoughts"))),
+        bare=False, says=(_notes(4, REPLACED_2), _notes(4, f"{REPLACED}(?s:.*)3 thoughts"))),
     Row(POISON, "sealed thinking, a clock in the system prompt, ten times", a_clock, quick=BOTH, prefix=False,
         bare=False, says=({4: REPLACED, **CLOCKS}, {4: REPLACED, **CLOCKS, 15: "1 thought of earlier answers"})),
     Row(POISON, "sealed thinking, a tool added", _with(tools=TOOLS), clis=NEW, quick=NEW, prefix=False, bare=False,

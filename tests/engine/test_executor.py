@@ -21,7 +21,7 @@ async def test_a_silent_model_ends_the_turn_and_the_next_one_goes_on_without_it(
     model = Model()
     model.open.clear()
     async with core(settings.model_copy(update={"idle_timeout": 0.05}), model) as (engine, backend):
-        with pytest.raises(TurnTimeout, match=r"nothing came from the CLI for 0\.05 s"):
+        with pytest.raises(TurnTimeout, match=r"nothing came from the model for 0\.05 s"):
             await ask(engine, "one")
         model.open.set()
         second = await ask(engine, "two")

@@ -23,7 +23,7 @@ from ..store_samples import (
 
 # Seconds: more than the turns of any contract take.
 LONG = 60.0
-HIDDEN = "sk-ant-api03-abcdefghijklmnop"
+HIDDEN = "sk-ant-api03-fake-abcdefghijklmnop"
 
 
 async def _found(store: Store, text: str, owner: str | None = "local", **more: Any) -> Found:

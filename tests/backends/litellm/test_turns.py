@@ -28,12 +28,13 @@ from cli_session_proxy.errors import (
 )
 from cli_session_proxy.settings import ModelSettings, Settings
 
+from ...media import paper
 from ...talking import ask, request, running, text
 from ...until import until
 from .mixed import SCHEMA, WEATHER, picture
 from .servers import Provider, Reply, texts
 
-PDF = base64.b64encode(b"%PDF-1.4 x %%EOF").decode()
+PDF = base64.b64encode(paper()).decode()
 
 
 def result(call: str, content: Any, **more: Any) -> Message:
