@@ -375,7 +375,9 @@ def login(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(
+    epilog=_examples("commit ada --outcome passed", 'commit ada --outcome failed --why "it locks twice" -- --all')
+)
 def commit(
     agent_id: AgentId,
     options: Annotated[
@@ -410,7 +412,7 @@ def commit(
     _say(json.dumps(done, indent=1) if as_json else said)
 
 
-@app.command()
+@app.command(epilog=_examples("memory", "memory --repo ../service --fix-id login-race"))
 def memory(
     repo: Annotated[Path | None, typer.Option(help="The repository.", show_default="profile's, else here")] = None,
     fix_id: Annotated[
@@ -429,7 +431,12 @@ def memory(
     _say(json.dumps(found, indent=1) if as_json else attempts.print_memory(found))
 
 
-@app.command("bench-continuity")
+@app.command(
+    "bench-continuity",
+    epilog=_examples(
+        "bench-continuity --target http://127.0.0.1:8787/agents/{agent}/v1", "bench-continuity --target cli"
+    ),
+)
 def bench_continuity(
     target: Annotated[
         list[str],

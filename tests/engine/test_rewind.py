@@ -93,8 +93,8 @@ async def test_a_turn_that_comes_meanwhile_sees_the_head_before_or_after_it(sett
             await ask(engine, word)
         results = await asyncio.gather(engine.rewind("local", "a", "-1"), ask(engine, "three"), return_exceptions=True)
         assert not isinstance(results[1], BaseException)
-        rewound = not isinstance(results[0], SessionBusy)
-        assert words(backend.seen[-1]) == (["one", "three"] if rewound else ["one", "two", "three"])
+        after, before = ["one", "three"], ["one", "two", "three"]  # the turn came behind what was rewound, or before
+        assert words(backend.seen[-1]) in ([before] if isinstance(results[0], SessionBusy) else [after, before])
 
 
 async def test_a_proxy_that_lost_the_agent_cannot_move_its_head(settings: Settings) -> None:

@@ -20,7 +20,7 @@ from cli_session_proxy import errors, logs
 from cli_session_proxy.domain.models import Finished
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.server import Server, create_app
-from cli_session_proxy.settings import Settings
+from cli_session_proxy.settings import ALIASES, Settings
 from cli_session_proxy.wires import answers
 
 from ..fakes import AGENT, SESSION, TURN, FakeEngine, Step, hello, started, text, turn
@@ -164,7 +164,7 @@ async def test_an_agent_is_named_by_the_path_for_every_client(serving: Serving) 
 
 async def test_models_are_listed_and_looked_up(serving: Serving) -> None:
     async with serving() as door:
-        assert [m.id async for m in door.openai.models.list()] == ["sonnet", "opus", "haiku", "default"]
+        assert [m.id async for m in door.openai.models.list()] == ["sonnet", "opus", "haiku", "default", *ALIASES]
         assert (await door.openai.models.retrieve("claude-cli/opus")).id == "opus"
 
 

@@ -6,11 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from litellm.llms.custom_httpx.async_client_cleanup import close_litellm_async_clients
 
 from cli_session_proxy.settings import ModelSettings, Settings
 
-from ...litellm_offline import litellm
+from ...litellm_offline import close_clients
 from .servers import Provider
 
 KEYS = {"OPENAI_TEST_KEY": "sk-openai-test", "GEMINI_TEST_KEY": "gemini-test-key"}
@@ -21,8 +20,7 @@ async def provider() -> AsyncIterator[Provider]:
     async with Provider() as server:
         yield server
         # LiteLLM keeps its clients for the life of the process; their sockets belong to this test's loop.
-        await close_litellm_async_clients()
-        litellm.in_memory_llm_clients_cache.flush_cache()
+        await close_clients()
 
 
 @pytest.fixture

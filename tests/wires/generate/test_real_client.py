@@ -12,6 +12,7 @@ from google.genai import errors, types
 from google.genai.client import AsyncClient
 
 from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.settings import ALIASES
 from cli_session_proxy.testing.script import Reply
 from cli_session_proxy.testing.upstream import Upstream
 
@@ -111,7 +112,9 @@ async def test_counting_models_and_errors_speak_google(proxy: tuple[Engine, Asyn
     assert count.total_tokens is not None
     assert 1 <= count.total_tokens < 20
     listed = [model async for model in await client.models.list()]
-    assert [model.name for model in listed] == ["models/sonnet", "models/opus", "models/haiku", "models/default"]
+    assert [model.name for model in listed] == [
+        f"models/{name}" for name in ("sonnet", "opus", "haiku", "default", *ALIASES)
+    ]
     assert (await client.models.get(model="opus")).name == "models/opus"
     with pytest.raises(errors.ClientError) as caught:
         await client.models.generate_content(

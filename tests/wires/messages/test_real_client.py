@@ -13,6 +13,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.settings import ALIASES
 from cli_session_proxy.testing.script import Reply
 from cli_session_proxy.testing.upstream import Upstream
 
@@ -144,7 +145,7 @@ async def test_counting_and_models_speak_anthropic(proxy: tuple[Engine, anthropi
     many = await client.messages.count_tokens(model="sonnet", messages=HELLO, system="word " * 1000)
     assert 1 <= few.input_tokens < 20
     assert 1000 < many.input_tokens < 2000
-    names = ["sonnet", "opus", "haiku", "default"]
+    names = ["sonnet", "opus", "haiku", "default", *ALIASES]
     assert [model.id async for model in client.models.list()] == [*names, *(f"claude-cli/{name}" for name in names)]
     model = await client.models.retrieve("opus")
     assert (model.id, model.type, model.lifecycle) == ("opus", "model", "active")
