@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Literal
 
 # Why a session was written, or put back, before a turn:
@@ -132,8 +133,10 @@ class Evidence:
 
     def as_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {}
-        for name, nothing in _NONE.items():
-            value = getattr(self, name)
+        values = _VALUES(self)
+        if values == _NOTHING:  # nearly all turns of a long chain
+            return out
+        for (name, nothing), value in zip(_NONE.items(), values, strict=True):
             if value == nothing:
                 continue
             made = _AS_JSON.get(name)
@@ -149,6 +152,8 @@ class Evidence:
 
 
 _NONE: dict[str, Any] = {name: getattr(Evidence(), name) for name in Evidence.__slots__}
+_NOTHING = tuple(_NONE.values())
+_VALUES = attrgetter(*_NONE)
 _AS_JSON: dict[str, Any] = {
     "brought": Brought.as_json, "written": Repair.as_json, "repaired": Repair.as_json, "other": dict,
     "reloaded": list, "retries": list, "cuts": lambda cuts: [cut.as_json() for cut in cuts],

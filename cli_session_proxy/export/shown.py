@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 from .. import redact
 from ..domain.evidence import Evidence
-from ..domain.models import Block, Link, Message, Session, Turn
+from ..domain.models import JSON, Block, Link, Message, Session, Turn
 from . import explain
 from .schema import LinkDump, MessageDump, SessionDump, TurnDump, UsageDump
 from .words import shallow
@@ -23,7 +23,7 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
 
     `links` are those made at this turn; one of another turn tells nothing of it.
     """
-    reason, attempts = _redacted(explain.reason(row)), _redacted(tuple(map(explain.attempt, row.attempts)))
+    reason, attempts = _redacted(explain.reason(row)), _redacted(row.attempts)
     shown: TurnDump = {
         "id": row.id,
         "parent_id": row.parent_id,
@@ -39,7 +39,7 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
         "created_at": row.created_at,
         "started_at": row.started_at,
         "finished_at": row.finished_at,
-        "attempts": attempts,
+        "attempts": list(map(explain.attempt, attempts)),
         "system": row.system if verbatim else _redacted(row.system),
         "effort": row.effort,
         "profile": row.profile,
@@ -50,7 +50,7 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
         "tools": blocks(row.tools, verbatim=verbatim),
         "delivery": row.delivery,
         "origin": row.origin,
-        "says": says(row, links),
+        "says": says(row, links, attempts),
     }
     return shown
 
@@ -66,10 +66,12 @@ async def here(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False)
     return turn(row, links, verbatim=verbatim)
 
 
-def says(row: Turn, links: Sequence[Link] = ()) -> list[str]:
-    """What happened to a turn beside its links, in sentences (`TurnDump.says`)."""
+def says(row: Turn, links: Sequence[Link] = (), attempts: Sequence[JSON] | None = None) -> list[str]:
+    """What happened to a turn beside its links, in sentences (`TurnDump.says`). `attempts`: its own, without secrets."""
     own = [link for link in links if link.turn_id == row.id]
-    return explain.turn(Evidence.from_json(_redacted(row.evidence.as_json())), _redacted(row.attempts), own)
+    evidence = row.evidence.as_json()
+    told = Evidence.from_json(_redacted(evidence)) if evidence else row.evidence
+    return explain.turn(told, _redacted(row.attempts) if attempts is None else attempts, own)
 
 
 def message(row: Message, *, verbatim: bool = False) -> MessageDump:
@@ -112,7 +114,7 @@ def _block(row: Block, *, verbatim: bool) -> Block:
 
 
 def _redacted(value: Any) -> Any:
-    return redact.data(shallow(value))
+    return redact.data(shallow(value) if value else value)  # nearly always there is nothing
 
 
 def _without_images(value: Any) -> Any:
