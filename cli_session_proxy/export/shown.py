@@ -67,7 +67,7 @@ async def here(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False)
 
 
 def says(row: Turn, links: Sequence[Link] = (), attempts: Sequence[JSON] | None = None) -> list[str]:
-    """What happened to a turn beside its links, in sentences (`TurnDump.says`). `attempts`: its own, without secrets."""
+    """What happened to a turn beside its links, in sentences (`TurnDump.says`). `attempts`: without secrets."""
     own = [link for link in links if link.turn_id == row.id]
     evidence = row.evidence.as_json()
     told = Evidence.from_json(_redacted(evidence)) if evidence else row.evidence

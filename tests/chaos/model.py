@@ -52,11 +52,13 @@ class Plan:
     asked: int = 0
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     reached: asyncio.Event = field(default_factory=asyncio.Event)
+    request: Seen | None = None  # the newest one
 
     @property
     def held(self) -> bool:
-        """The upstream holds its answer now."""
-        return self.reached.is_set() and not self.opened.is_set()
+        """The upstream holds its answer now. A request whose CLI has ended holds nothing up any more."""
+        asking = self.request is not None and self.request.outcome == "running"
+        return asking and self.reached.is_set() and not self.opened.is_set()
 
 
 def filler(seed: int, size: int) -> str:
@@ -86,6 +88,7 @@ class Model:
         turn = int(found[1]) if found else None
         plan = self.plans.get(turn, Plan()) if turn is not None else Plan()
         plan.asked += 1
+        plan.request = seen
         text = f"ok-{number} to #{turn}# {filler(number, plan.size)}"
         calls = tuple(f"call-{number}-{at}" for at in range(plan.calls))
         self.note(
