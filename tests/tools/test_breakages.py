@@ -128,6 +128,22 @@ async def test_a_chain_with_calls_survives(
         await talk.engine.stop()
 
 
+async def test_parallel_results_are_kept_where_the_transcript_is_deleted_before_they_are_written(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    """The CLI makes a new file, in which each result hangs on its own call: only the last call is the path's end."""
+    async with running(make_settings(claude_bin=claude_2)) as engine:
+        talk = Talk(engine)
+        talk.turn = await both(engine, upstream)
+        weather, noon = calls(talk.turn)
+        talk.transcript.unlink()
+        await talk.say(results(result(noon, "noon"), result(weather, "sunny")))
+        await talk.say("list")
+    ids = [weather["id"], noon["id"]]
+    assert tool_blocks(upstream) == [(kind, one) for kind in ("call", "result") for one in ids]
+    assert heard(upstream) == ["where", "tool_result: sunny", "tool_result: noon", "list"]
+
+
 async def test_a_proxy_killed_while_calls_wait_gives_each_result_once(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

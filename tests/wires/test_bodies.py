@@ -100,7 +100,7 @@ async def test_a_large_body_that_takes_too_much_is_refused_and_the_next_one_is_r
     client: httpx.AsyncClient, aside: Aside, how: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if how == "spin":  # only there: on a busy machine to eat the memory may take longer than that
-        monkeypatch.setattr(aside.reading, "_seconds", 0.5)
+        monkeypatch.setattr(aside.reading, "_seconds", 2.0)
     status, said = await sent(client, MIB, **{how: True})
     assert status == 400
     assert said["error"].startswith("the body cannot be read: it takes more than ")

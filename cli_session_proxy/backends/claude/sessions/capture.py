@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -169,10 +169,10 @@ class Captures:
         if got is None:
             return self._take_anew(ready, path, said)
         parsed, now = got
-        records = sound(parsed.entries, ready.leaf, said, quiet=ready.quiet)
+        records = sound(parsed.entries, ready, said)
         if not records or parsed.broken:
             self.follow(session_id, before)  # to be read again, when more of it is there
-            more = parsed.broken > 0 or not is_whole(parsed.path, said)
+            more = parsed.broken > 0 or not is_whole(parsed.path, ready, said)
             return Taken(records, None, "unlinked", more)
         self.follow(session_id, reader)
         return Taken(records, now, "transcript")
@@ -183,7 +183,7 @@ class Captures:
         if got is None:
             # At calls there is no result yet that the CLI flushes its transcript before.
             return Taken([], None, "frames", more=bool(said.calls))
-        records = sound(behind(got[0].entries, ready.leaf), ready.leaf, said, quiet=ready.quiet)
+        records = sound(behind(got[0].entries, ready.leaf, ready.results), ready, said)
         return Taken(records, None, "replaced")
 
     def _take_copy(self, ready: Ready, path: Path, said: Said, known: Sequence[Entry]) -> Taken:
@@ -198,9 +198,9 @@ class Captures:
             return Taken([], None, "frames", more=bool(said.calls))
         parsed, mark = got
         own = behind_copy(known, parsed, ready.leaf)
-        records = sound(own, ready.leaf, said, quiet=ready.quiet)
+        records = sound(own, ready, said)
         if not records or parsed.broken:
-            more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], said)
+            more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], ready, said)
             return Taken(records, None, "unlinked", more)
         self.follow(said.session_id, reader)
         return Taken(records, mark, "copy")
@@ -247,15 +247,18 @@ def _made(ready: Ready, turn: Turn, said: Said) -> list[Record]:
     return [*asked, scribe.record(Message("assistant", client_tools.as_cli(said.finished)), turn.model)]
 
 
-def behind(entries: Sequence[Entry], leaf: str | None) -> list[Entry]:
-    """The lines behind the path's last record; where that is gone, those that hang on it. No others are the turn's."""
+def behind(entries: Sequence[Entry], leaf: str | None, results: Collection[str] = ()) -> list[Entry]:
+    """The lines behind the path's last record; where that is gone, those that hang on it, or give one of `results` to
+    its call: those of parallel calls hang on their own. No others are the turn's."""
     if leaf is None:
         return list(entries)
     for at, entry in enumerate(entries):
         if entry.uuid == leaf:
             return list(entries[at + 1 :])
-    first = next((at for at, entry in enumerate(entries) if entry.on_path and entry.parent == leaf), len(entries))
-    return list(entries[first:])
+    for at, entry in enumerate(entries):
+        if entry.on_path and (entry.parent == leaf or not _results_of([entry]).isdisjoint(results)):
+            return list(entries[at:])
+    return []
 
 
 def behind_copy(known: Sequence[Entry], parsed: Parsed, leaf: str | None) -> list[Entry]:
@@ -277,7 +280,7 @@ def _added(path: Path, ready: Ready, said: Said, known: Sequence[Entry]) -> list
     except OSError:
         return []
     copied = said.session_id != ready.session.id
-    return behind_copy(known, parsed, ready.leaf) if copied else behind(parsed.entries, ready.leaf)
+    return behind_copy(known, parsed, ready.leaf) if copied else behind(parsed.entries, ready.leaf, ready.results)
 
 
 def _goes_on(path: Path, ready: Ready, known: Sequence[Entry], said: Said) -> bool:
@@ -331,20 +334,28 @@ def is_copied(known: Sequence[Entry], copy: Sequence[Entry], *, wholly: bool) ->
     return bool(said) and all(spoken in rest for spoken in said)
 
 
-def sound(entries: Sequence[Entry], leaf: str | None, said: Said, *, quiet: bool) -> list[Record]:
+def sound(entries: Sequence[Entry], ready: Ready, said: Said) -> list[Record]:
     """These lines as records, if they are this turn's whole exchange hanging on the path; else none."""
     path = [entry for entry in entries if entry.on_path]
     ours = [entry for entry in path if entry.kind == "user"]
-    if not is_whole(path, said) or not transcript.unbroken(path, leaf):
+    if not is_whole(path, ready, said) or not transcript.unbroken(path, ready.leaf):
         return []
     tagged = any(entry.uuid == said.frame_uuid for entry in ours)
-    if not quiet and (not ours or (not tagged and any(entry.data.get("promptSource") for entry in ours))):
+    if not ready.quiet and (not ours or (not tagged and any(entry.data.get("promptSource") for entry in ours))):
         return []
     return [entry.record() for entry in entries]
 
 
-def is_whole(path: Sequence[Entry], said: Said) -> bool:
-    """Does it hold all that was said: the calls that wait, or an exchange with its end?"""
+def is_whole(path: Sequence[Entry], ready: Ready, said: Said) -> bool:
+    """Does it hold all that was said: the results that were brought, and the calls that wait or the answer's end?"""
+    if not ready.results.keys() <= _results_of(path):
+        return False
     if said.calls:
         return said.calls <= set(client_tools.calls_of(block for entry in path for block in entry.content))
     return transcript.is_complete(path)
+
+
+def _results_of(path: Sequence[Entry]) -> set[str]:
+    """The calls to which these lines give a result."""
+    blocks = (block for entry in path for block in entry.content)
+    return {str(block.get("tool_use_id")) for block in blocks if block.get("type") == "tool_result"}
