@@ -23,7 +23,7 @@ from ..aside.pool import Aside
 from ..backends.auto import backend_for
 from ..backends.base import Backend, Counts
 from ..domain.lineage import answer_text
-from ..domain.models import ANSWERED, FINISHED, JSON, ON_PATH, Agent, Message, Turn, TurnRequest
+from ..domain.models import ANSWERED, FINISHED, JSON, ON_PATH, Agent, Message, Record, Turn, TurnRequest
 from ..errors import (
     ClaudeUnavailable,
     ConfigError,
@@ -37,12 +37,13 @@ from ..errors import (
 from ..sandbox import Sandboxes
 from ..settings import NO_PROFILE, Settings
 from ..stores.auto import store_for
-from ..stores.base import KeyTaken, Store
+from ..stores.base import KeyTaken, MirrorKey, Store
 from ..tasks import Tasks, limited
 from .committing import Committed, Wanted, commit, history
 from .executor import Checks, Ends, Executor, Observer, adopt, not_run
 from .lanes import Lanes, Place, Slots
 from .live import Answer, Deliveries, LiveTurn, cancelled, kept, or_left, replay
+from .mirroring import Mirrors
 from .ownership import Instances, Ownership
 from .placement import HOUR, Placement
 from .readiness import Readiness, State
@@ -103,6 +104,7 @@ class Engine:
         self._readiness = Readiness(self, self.store, self._tasks.own)
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
         self._deliveries = Deliveries(self.store, self._instances, self._tasks, settings.disconnect_grace)
+        self.mirrors = Mirrors(self.store, self.backend, self._sandboxes, self._ownership, self.observers)
         self._executor = Executor(
             settings,
             self.store,
@@ -475,6 +477,11 @@ class Engine:
         if turn.status == "refused":
             raise UpstreamError("the model refused to summarise the conversation: commit it without the model")
         return answer_text(turn.output)
+
+    async def mirror(self, agent_id: str, key: MirrorKey, lines: Sequence[Record]) -> None:
+        """Take in what an application said with the Claude Agent SDK; see `mirroring.Mirrors`."""
+        # Own task: an application that is cancelled must not leave it half done.
+        await asyncio.shield(self._tasks.own(self.mirrors.append(agent_id, key, lines)))
 
     async def _adopt_changes(self) -> None:
         """Adopt what a person said in a session of ours, once it is complete and the agent is idle."""

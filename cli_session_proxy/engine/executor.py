@@ -64,7 +64,7 @@ from ..errors import (
 )
 from ..git_memory.recall import Recall, recall
 from ..settings import Settings
-from ..stores.base import AgentState, Commit, Lease, PathChanged, Store, TurnStart
+from ..stores.base import AgentState, Commit, Lease, PathChanged, Store, Taken, TurnStart
 from ..tasks import Tasks, limited, limited_by_life, uninterrupted
 from . import fallbacks
 from .live import LiveTurn, cancelled, said, with_end
@@ -608,12 +608,14 @@ class Executor:
             loop.call_soon(loop.call_soon, observer.turn_ended, turn, links)
 
 
-async def adopt(store: Store, lease: Lease, found: Adoptable, observers: Sequence[Observer]) -> Turn:
+async def adopt(
+    store: Store, lease: Lease, found: Adoptable, observers: Sequence[Observer], taken: Taken | None = None
+) -> Turn:
     """Add turns held outside the proxy to the chain, and move the head to the last of them."""
     session, last = found.session, found.turns[-1].id
     detail: JSON = {**found.detail, "turns": [turn.id for turn in found.turns]}
     link = Link(session.id, session.id, last, "adopted", detail, time.time())
-    adopted = await store.adopt(lease, found.turns, session, [link])
+    adopted = await store.adopt(lease, found.turns, session, [link], taken)
     for observer in observers:
         observer.adopted(adopted, link)
     return adopted

@@ -41,16 +41,18 @@ from ..base import (
     HeldLease,
     ImportedTurn,
     Lease,
+    MirrorKey,
     NewChain,
     NewTurn,
     Proxy,
     RequestMatch,
     Store,
+    Taken,
     TurnOutline,
     TurnPage,
     TurnStart,
 )
-from . import conversing, importing, leases, migrations, reading, writing
+from . import conversing, importing, leases, migrations, mirroring, reading, writing
 from .database import Database, Urgency
 from .migrations import MIGRATIONS, Migration
 
@@ -154,8 +156,15 @@ class SqlStore(Store):
     async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
         await self._db.write(lambda conn: writing.import_turns(conn, turns, head))
 
-    async def adopt(self, lease: Lease, turns: Sequence[ImportedTurn], session: Session, links: Sequence[Link]) -> Turn:
-        return await self._db.write(lambda conn: writing.adopt(conn, lease, turns, session, links))
+    async def adopt(
+        self,
+        lease: Lease,
+        turns: Sequence[ImportedTurn],
+        session: Session,
+        links: Sequence[Link],
+        taken: Taken | None = None,
+    ) -> Turn:
+        return await self._db.write(lambda conn: writing.adopt(conn, lease, turns, session, links, taken))
 
     async def rewind(self, lease: Lease, to: str | None) -> None:
         await self._db.write(lambda conn: writing.rewind(conn, lease, to))
@@ -349,6 +358,18 @@ class SqlStore(Store):
 
     async def remove_item(self, agent_key: int, item_id: str) -> bool:
         return await self._db.write(lambda conn: conversing.remove_item(conn, agent_key, item_id))
+
+    # the Agent SDK's sessions
+
+    async def mirror(self, agent_key: int, key: MirrorKey, lines: Sequence[Record]) -> None:
+        now = time.time()
+        await self._db.write(lambda conn: mirroring.mirror(conn, agent_key, key, lines, now))
+
+    async def mirrored(self, agent_key: int, key: MirrorKey) -> list[Record] | None:
+        return await self._db.read(lambda conn: mirroring.lines(conn, agent_key, key))
+
+    async def mirrors(self, agent_key: int, project: str) -> list[tuple[MirrorKey, float]]:
+        return await self._db.read(lambda conn: mirroring.listed(conn, agent_key, project))
 
     async def expired_agents(self, before: float) -> list[Agent]:
         return await self._db.read(lambda conn: reading.expired_agents(conn, before))
