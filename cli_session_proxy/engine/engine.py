@@ -12,7 +12,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
@@ -49,9 +49,12 @@ from .readiness import Readiness, State
 from .recovery import Recovery
 from .rewinding import Rewound, rewind
 
-__all__ = ["Answer", "Engine"]
+__all__ = ["Answer", "Engine", "HasLeft"]
 
 log = logs.get(__name__)
+
+# Whether the client of a request is known to have disconnected.
+HasLeft = Callable[[], Awaitable[bool]]
 
 
 # Seconds after the drain in which a CLI may end by itself: SIGTERM has promised an end (see `http.server`).
@@ -211,8 +214,11 @@ class Engine:
 
     # --- 1, 2: place and accept
 
-    async def submit(self, request: TurnRequest) -> Answer:
-        """Accept a request durably and in order; it runs on its own from here. Raises `ProxyError`."""
+    async def submit(self, request: TurnRequest, has_left: HasLeft | None = None) -> Answer:
+        """Accept a request durably and in order; it runs on its own from here. Raises `ProxyError`.
+
+        Nothing is accepted of a client that has left.
+        """
         if not self._open:
             raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
         if request.agent_id is None and request.continues is None and self.settings.profile_for(request.profile).tools:
@@ -221,9 +227,9 @@ class Engine:
                 "the profile turns the CLI's tools on, so the agent needs a name: send X-Agent-Id", param="agent_id"
             )
         # Own task: a disconnect must not orphan a stored turn.
-        return await or_left(self._tasks.own(self._accept(request)))
+        return await or_left(self._tasks.own(self._accept(request, has_left)))
 
-    async def _accept(self, request: TurnRequest) -> Answer:
+    async def _accept(self, request: TurnRequest, has_left: HasLeft | None) -> Answer:
         anew: Turn | None = None
         while True:
             found = await self._placement.resolve(request, admit=self._lanes.admit, anew=anew)
@@ -236,6 +242,13 @@ class Engine:
             place = self._lanes.take(found.agent.key)
             try:
                 await self._ownership.appear()
+                if has_left is not None and await has_left():
+                    # It may have sent the request again elsewhere by now, without anything that says so: that is the
+                    # turn then, and this one would be a second.
+                    log.info("client_left_before_acceptance")
+                    raise Interrupted(
+                        "the client left before its request was accepted: nothing was run", retry_after=0.0
+                    )
                 turn = await self.store.accept(replace(found.new, instance=self._instances.id))
             except KeyTaken:  # by the same request, which came in twice at once: it is that turn
                 self._lanes.give_up(place)
