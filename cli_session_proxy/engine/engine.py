@@ -12,7 +12,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
@@ -38,7 +38,7 @@ from ..sandbox import Sandboxes
 from ..settings import NO_PROFILE, Settings
 from ..stores.auto import store_for
 from ..stores.base import KeyTaken, MirrorKey, Store
-from ..tasks import Tasks, limited
+from ..tasks import Tasks, limited, uninterrupted
 from .committing import Committed, Wanted, commit, history
 from .executor import Checks, Ends, Executor, Observer, adopt, not_run
 from .lanes import Lanes, Place, Slots
@@ -50,9 +50,12 @@ from .readiness import Readiness, State
 from .recovery import Recovery
 from .rewinding import Rewound, rewind
 
-__all__ = ["Answer", "Engine"]
+__all__ = ["Answer", "Engine", "HasLeft"]
 
 log = logs.get(__name__)
+
+# Whether the client of a request is known to have disconnected.
+HasLeft = Callable[[], Awaitable[bool]]
 
 
 # Seconds after the drain in which a CLI may end by itself: SIGTERM has promised an end (see `http.server`).
@@ -213,8 +216,11 @@ class Engine:
 
     # --- 1, 2: place and accept
 
-    async def submit(self, request: TurnRequest) -> Answer:
-        """Accept a request durably and in order; it runs on its own from here. Raises `ProxyError`."""
+    async def submit(self, request: TurnRequest, has_left: HasLeft | None = None) -> Answer:
+        """Accept a request durably and in order; it runs on its own from here. Raises `ProxyError`.
+
+        Nothing is accepted of a client that has left.
+        """
         if not self._open:
             raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
         if request.agent_id is None and request.continues is None and self.settings.profile_for(request.profile).tools:
@@ -223,9 +229,9 @@ class Engine:
                 "the profile turns the CLI's tools on, so the agent needs a name: send X-Agent-Id", param="agent_id"
             )
         # Own task: a disconnect must not orphan a stored turn.
-        return await or_left(self._tasks.own(self._accept(request)))
+        return await or_left(self._tasks.own(self._accept(request, has_left)))
 
-    async def _accept(self, request: TurnRequest) -> Answer:
+    async def _accept(self, request: TurnRequest, has_left: HasLeft | None) -> Answer:
         anew: Turn | None = None
         while True:
             found = await self._placement.resolve(request, admit=self._lanes.admit, anew=anew)
@@ -238,6 +244,13 @@ class Engine:
             place = self._lanes.take(found.agent.key)
             try:
                 await self._ownership.appear()
+                if has_left is not None and await has_left():
+                    # It may have sent the request again elsewhere by now, without anything that says so: that is the
+                    # turn then, and this one would be a second.
+                    log.info("client_left_before_acceptance")
+                    raise Interrupted(
+                        "the client left before its request was accepted: nothing was run", retry_after=0.0
+                    )
                 turn = await self.store.accept(replace(found.new, instance=self._instances.id))
             except KeyTaken:  # by the same request, which came in twice at once: it is that turn
                 self._lanes.give_up(place)
@@ -380,15 +393,19 @@ class Engine:
             async with self._lanes.turn(place):
                 await self._in_turn(live, agent)
         except asyncio.CancelledError:
-            await self._ends.failed(live, cancelled(live.cancelled_by or "stopping"))
+            await self._fail(live, cancelled(live.cancelled_by or "stopping"))
         except ProxyError as exc:
-            await self._ends.failed(live, exc)
+            await self._fail(live, exc)
         except Exception:
             log.exception("turn_crashed", turn_id=live.turn.id)
-            await self._ends.failed(live, UpstreamError("the proxy failed in this turn; its log has the trace"))
+            await self._fail(live, UpstreamError("the proxy failed in this turn; its log has the trace"))
         finally:
             self._lanes.give_up(place)
             self._live.pop(live.turn.id, None)
+
+    async def _fail(self, live: LiveTurn, error: ProxyError) -> None:
+        """A cancellation that comes now finds the turn over: its clients hear the error all the same."""
+        await uninterrupted(self._tasks.own(self._ends.failed(live, error)))
 
     async def _in_turn(self, live: LiveTurn, agent: Agent) -> None:
         deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout
