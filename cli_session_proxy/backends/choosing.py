@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from ..domain.lineage import Past
@@ -61,7 +62,7 @@ class Backends:
         await self.own.forget(agent, session_ids)
 
     async def close(self) -> None:
-        await self.own.close()
+        await asyncio.gather(self.own.close(), self.models.close())
 
     def kill(self) -> None:
         self.own.kill()

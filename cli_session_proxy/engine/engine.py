@@ -38,7 +38,7 @@ from ..sandbox import Sandboxes
 from ..settings import NO_PROFILE, Settings
 from ..stores.auto import store_for
 from ..stores.base import KeyTaken, Store
-from ..tasks import Tasks, limited
+from ..tasks import Tasks, limited, uninterrupted
 from .committing import Committed, Wanted, commit, history
 from .executor import Checks, Ends, Executor, Observer, adopt, not_run
 from .lanes import Lanes, Place, Slots
@@ -391,15 +391,19 @@ class Engine:
             async with self._lanes.turn(place):
                 await self._in_turn(live, agent)
         except asyncio.CancelledError:
-            await self._ends.failed(live, cancelled(live.cancelled_by or "stopping"))
+            await self._fail(live, cancelled(live.cancelled_by or "stopping"))
         except ProxyError as exc:
-            await self._ends.failed(live, exc)
+            await self._fail(live, exc)
         except Exception:
             log.exception("turn_crashed", turn_id=live.turn.id)
-            await self._ends.failed(live, UpstreamError("the proxy failed in this turn; its log has the trace"))
+            await self._fail(live, UpstreamError("the proxy failed in this turn; its log has the trace"))
         finally:
             self._lanes.give_up(place)
             self._live.pop(live.turn.id, None)
+
+    async def _fail(self, live: LiveTurn, error: ProxyError) -> None:
+        """A cancellation that comes now finds the turn over: its clients hear the error all the same."""
+        await uninterrupted(self._tasks.own(self._ends.failed(live, error)))
 
     async def _in_turn(self, live: LiveTurn, agent: Agent) -> None:
         deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout

@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -258,6 +258,11 @@ class Executor:
                     await uninterrupted(self._own(attempt.exchange.discard(owned=owned)))
             if failed is None:
                 continue
+            # Where another proxy has taken the agent over, it ended our CLI: that says more than how the CLI ended.
+            with suppress(StoreUnavailable):
+                await self._ownership.verify(lease)
+            if live.cancelled_by is not None:  # while what the attempt left was put away
+                raise asyncio.CancelledError
             instead = first is not None and not isinstance(failed, fallbacks.OWN)  # who stood in cannot take it either
             if not (instead or fallbacks.helps(failed)):
                 raise failed

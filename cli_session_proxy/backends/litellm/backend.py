@@ -40,7 +40,7 @@ from ..base import (
     Retried,
 )
 from . import failures, messages, stream
-from .library import litellm
+from .library import Clients, litellm
 from .messages import Rendering
 
 NAME = "litellm"
@@ -118,6 +118,10 @@ class LiteLLMBackend:
         self.store = store
         self.scribe = scribe
         self.targets = {name: target_of(settings, name) for name in settings.models}
+        self.clients = Clients()
+
+    async def close(self) -> None:
+        await self.clients.close()
 
     async def can_take(self, job: Job) -> bool:
         """See `base.Backend`: by what LiteLLM knows of the model, and the settings say of it."""
@@ -237,6 +241,7 @@ class Execution:
         """One request. Raises `ProxyError`."""
         target, told = self._target, self._target.told
         response: Any = None
+        self._owner.clients.use()
         try:
             response = await litellm().acompletion(
                 **told.params | self._wanted,
