@@ -55,7 +55,7 @@ chaos: $(VENV)/.test tools  ## random histories of breakages, one proxy and thre
 agents: $(VENV)/.test tools $(AGENTS_MORE)/.programs $(FRAMEWORKS)/.installed  ## long conversations of agent programs, and of frameworks; a quarter of an hour
 	$(BIN)/python -m pytest tests/agents -n 2 -m 'agents or not agents'
 
-conformance: $(VENV)/.test $(SUITES)/.installed $(SUITES)/.sdks  ## other people's suites over the real CLI, half an hour; writes docs/conformance.md
+conformance: $(VENV)/.test $(SUITES)/.installed $(SUITES)/.sdks  ## other people's suites over the real CLI, a quarter of an hour; writes docs/conformance.md
 	$(BIN)/python -m tests.conformance --json var/conformance.json --docs docs/conformance.md
 
 bench: $(VENV)/.bench $(CCPROXY)/.installed  ## the proxy beside the bare CLI and ccproxy, a quarter of an hour; writes docs/bench.md
