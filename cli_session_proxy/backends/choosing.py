@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from ..domain.lineage import Past
 from ..domain.models import Agent, Record, Turn
-from .base import Adoptable, Backend, Comparison, Counts, Execution, Job, Seen, Settled
+from .base import Adoptable, Backend, Comparison, Counts, Execution, Job, Process, Seen, Settled
 from .litellm.backend import NAME, LiteLLMBackend
 
 
@@ -68,3 +68,6 @@ class Backends:
 
     def counts(self) -> Counts:
         return self.own.counts()
+
+    def processes(self) -> Sequence[Process]:
+        return self.own.processes()
