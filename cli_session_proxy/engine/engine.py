@@ -31,6 +31,7 @@ from ..errors import (
     InvalidRequest,
     NotFound,
     ProxyError,
+    SessionBusy,
     StoreUnavailable,
     UpstreamError,
 )
@@ -42,7 +43,7 @@ from ..tasks import Tasks, limited, uninterrupted
 from .committing import Committed, Wanted, commit, history
 from .executor import Checks, Ends, Executor, Observer, adopt, not_run
 from .lanes import Lanes, Place, Slots
-from .live import Answer, Deliveries, LiveTurn, cancelled, kept, or_left, replay
+from .live import Answer, Deliveries, LiveTurn, Progress, cancelled, kept, or_left, replay
 from .mirroring import Mirrors
 from .ownership import Instances, Ownership
 from .placement import HOUR, Placement
@@ -367,6 +368,15 @@ class Engine:
         live = self._live.get(turn_id)
         return None if live is None or live.done else live.attach(replayed=True)
 
+    def progress(self, agent_key: int | None = None) -> list[Progress]:
+        """The turns that wait or run in this proxy, of one agent or of all, in the order of acceptance."""
+        going = [
+            live
+            for live in self._live.values()
+            if not live.done and agent_key in (None, live.turn.agent_key) and self._deliveries.here(live)
+        ]
+        return [live.progress() for live in sorted(going, key=lambda live: live.turn.seq)]
+
     def keep(self, answer: Answer) -> None:
         """Let the turn run to its end without a client: kept is as good as delivered, it can be asked for."""
         self._tasks.own(kept(answer))
@@ -414,7 +424,9 @@ class Engine:
             async with limited(deadline, self._executor.too_long):
                 try:
                     await self._ends.store_all()
+                    live.does("lease")
                     live.lease = await held.enter_async_context(self._ownership.hold(agent, live.turn))
+                    live.does("slot", {"slots": self._slots.limit})
                     await held.enter_async_context(self._slots.slot())
                     # Read now: other proxies may have moved the head until a moment ago.
                     now = await self.store.standing(agent.key, live.turn.parent_id, at_head=at_head)
@@ -457,6 +469,26 @@ class Engine:
             raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
         # Own task: a disconnect must not leave it half done.
         return await asyncio.shield(self._tasks.own(rewind(self.store, self._ownership, agent, to)))
+
+    async def cancel(self, owner: str, agent_id: str, turn_id: str | None) -> list[str]:
+        """End a turn of the agent that waits or runs in this proxy, or all of them; their ids, when they have ended.
+
+        Raises `NotFound` where there is none, `SessionBusy` where another proxy runs it.
+        """
+        agent = await self.store.agent(owner, agent_id)
+        if agent is None:
+            raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
+        going = {turn.id for turn in await self.store.waiting(agent.key) if turn_id in (None, turn.id)}
+        here = [live for live in self._live.values() if live.turn.id in going and self._deliveries.here(live)]
+        if not going:
+            what = "no turn of this agent waits or runs" if turn_id is None else f"{turn_id!r} neither waits nor runs"
+            raise NotFound(f"{what}: there is nothing to cancel", param="turn")
+        if not here:
+            raise SessionBusy("another proxy runs this turn: cancel it there")
+        for live in here:
+            live.cancel("operator")
+        await asyncio.wait([live.task for live in here if live.task is not None])
+        return [live.turn.id for live in here]
 
     async def commit(self, owner: str, agent_id: str, wanted: Wanted) -> Committed:
         """Write the agent's attempt into its repository; see `committing.commit`. Raises `NotFound` too."""
