@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from .. import errors, logs
 from ..aside.pool import Aside
@@ -72,6 +73,7 @@ class Engine:
         self.observers: list[Observer] = []
         self.aside = Aside()
         self._live: dict[str, LiveTurn] = {}
+        self._accepting: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by agent
         self._running = 0  # turns in a slot
         self._open = self._stopped = False
         self._tasks = Tasks(expected=(ProxyError,))
@@ -79,7 +81,7 @@ class Engine:
         self._slots = Slots(min(settings.max_turns, settings.max_processes))
         self._lanes = Lanes(settings.lane_limit, settings.queue_limit, self._slots)
         self._sandboxes = Sandboxes(settings)
-        self._instances = Instances(settings.var)
+        self._instances = Instances(settings.var, self.store if self.store.spans_hosts else None)
         self.backend = backend or backend_for(
             settings,
             self.store,
@@ -205,7 +207,7 @@ class Engine:
         """This proxy has ended, or does not respond."""
         if instance == self._instances.id:
             return False
-        return not self._instances.alive(instance) or not await self.store.responds(instance or "")
+        return await self._instances.is_gone(instance) or not await self.store.responds(instance or "")
 
     def _spawned(self, seconds: float) -> None:
         for observer in self.observers:
@@ -242,27 +244,29 @@ class Engine:
                     return answer
                 anew = found
                 continue
-            place = self._lanes.take(found.agent.key)
-            try:
-                await self._ownership.appear()
-                if has_left is not None and await has_left():
-                    # It may have sent the request again elsewhere by now, without anything that says so: that is the
-                    # turn then, and this one would be a second.
-                    log.info("client_left_before_acceptance")
-                    raise Interrupted(
-                        "the client left before its request was accepted: nothing was run", retry_after=0.0
-                    )
-                turn = await self.store.accept(replace(found.new, instance=self._instances.id))
-            except KeyTaken:  # by the same request, which came in twice at once: it is that turn
-                self._lanes.give_up(place)
-                continue
-            except StoreUnavailable as exc:
-                self._lanes.give_up(place)
-                raise not_run(exc) from exc
-            except BaseException:
-                self._lanes.give_up(place)
-                raise
-            return self._launch(turn, found.agent, place, request.timeout)
+            # One at a time: the order of the lane is the order in the store, also where that writes side by side.
+            async with self._accepting.setdefault(found.agent.key, asyncio.Lock()):
+                place = self._lanes.take(found.agent.key)
+                try:
+                    await self._ownership.appear()
+                    if has_left is not None and await has_left():
+                        # It may have sent the request again elsewhere by now, without anything that says so: that is
+                        # the turn then, and this one would be a second.
+                        log.info("client_left_before_acceptance")
+                        raise Interrupted(
+                            "the client left before its request was accepted: nothing was run", retry_after=0.0
+                        )
+                    turn = await self.store.accept(replace(found.new, instance=self._instances.id))
+                except KeyTaken:  # by the same request, which came in twice at once: it is that turn
+                    self._lanes.give_up(place)
+                    continue
+                except StoreUnavailable as exc:
+                    self._lanes.give_up(place)
+                    raise not_run(exc) from exc
+                except BaseException:
+                    self._lanes.give_up(place)
+                    raise
+                return self._launch(turn, found.agent, place, request.timeout)
 
     def _launch(self, turn: Turn, agent: Agent, place: Place, timeout: float | None) -> Answer:
         live = self._deliveries.live(turn, agent.agent_id)

@@ -309,8 +309,8 @@ class Executor:
 
             # The turn to continue: decided by the request, or the head as it is now, less what never arrived.
             while attempt.at_head and (before := standing.parent) is not None and before.delivery == "undelivered":
-                if any(self._instances.alive(proxy) for proxy in await self.store.followers(before.id)):
-                    break  # clients at another proxy wait for it
+                if await self._instances.any_waits(await self.store.followers(before.id)):
+                    break
                 attempt.left_off.append(before.id)
                 attempt.evidence = replace(attempt.evidence, left_off=before.id)
                 standing = await self._standing(lease, before.parent_id, at_head=False)

@@ -344,6 +344,9 @@ class Leases(Protocol):
     async def responds(self, proxy_id: str) -> bool:
         """Its last heartbeat has not expired."""
 
+    async def silent(self, seconds: float) -> list[str]:
+        """The proxies whose last heartbeat expired longer ago than this, and that nobody has made resign."""
+
     async def resign(self, proxy_id: str) -> None:
         """Forget a proxy that has ended, or is about to: its leases are free, its clients are gone."""
 
@@ -609,7 +612,13 @@ class Searches(Protocol):
 
 
 class Store(Agents, Turns, Answers, Paths, Transfers, Mirrors, Conversations, Leases, Searches, Protocol):
-    """All of it on one database. See the module docstring for the contract. Times are UTC seconds since the epoch."""
+    """All of it on one database. See the module docstring for the contract. Times are UTC seconds since the epoch.
+
+    `spans_hosts`: other proxies on it may run elsewhere, so that only their heartbeats tell of them. Without it all of
+    them share one `var/`, where the kernel knows which of them live.
+    """
+
+    spans_hosts: bool = False
 
     async def open(self) -> None:
         """Create or migrate the schema (an older one is copied aside first; a newer one: `StoreUnavailable`)."""

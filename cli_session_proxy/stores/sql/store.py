@@ -173,12 +173,12 @@ class SqlStore(Store):
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         name = uuid.uuid4().hex
-        claim = self._db.claim(name)
+        claim = await asyncio.to_thread(self._db.claim, name)
         assert claim is not None  # nobody else knows the name
         try:
             return await self._bring_in(name, new, parts)
         finally:
-            claim.release()
+            await uninterrupted(asyncio.ensure_future(asyncio.to_thread(claim.release)))
 
     async def _bring_in(self, name: str, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         coming = importing.Coming(await self._db.write(lambda conn: importing.begin(conn, new, name)))
@@ -266,6 +266,9 @@ class SqlStore(Store):
 
     async def responds(self, proxy_id: str) -> bool:
         return await self._db.read(lambda conn: leases.responds(conn, proxy_id), quick=True)
+
+    async def silent(self, seconds: float) -> list[str]:
+        return await self._db.read(lambda conn: leases.silent(conn, seconds))
 
     async def resign(self, proxy_id: str) -> None:
         await self._db.write(lambda conn: leases.resign(conn, proxy_id), Urgency.JOURNAL)
