@@ -142,7 +142,8 @@ class ModelSettings(BaseModel):
     """`[models.<name>]`: a model that LiteLLM reaches. Clients ask for it by this name, as they ask for `sonnet`.
 
     `litellm` is LiteLLM's name of it, `params` go out with every request, below what the request itself says.
-    `fallbacks`: who answers where this one cannot. `thinking_as_text`: earlier thinking is shown to it as plain text,
+    `fallbacks`: who answers where this one cannot. `window_summary`: what the window leaves out is shown as a summary,
+    which the model itself is asked for. `thinking_as_text`: earlier thinking is shown to it as plain text,
     which is otherwise left out. `images`, `documents`, `tools`: what it takes; None: as LiteLLM knows it.
     """
 
@@ -152,6 +153,7 @@ class ModelSettings(BaseModel):
     api_base: str | None = None
     api_key_env: str | None = None
     window: WindowText | None = None
+    window_summary: bool = False
     params: dict[str, Any] = Field(default_factory=dict)
     fallbacks: tuple[str, ...] = ()
     thinking_as_text: bool = False
@@ -385,6 +387,20 @@ class Settings(BaseSettings):
                 "start again"
             )
         return key
+
+    def refuse_loop(self, model: str, base: str | None) -> None:
+        """Raises `ConfigError` where LiteLLM would ask this proxy itself for one of `models`: at `base`, where it would
+        look by itself, or where its provider's variable in the environment leads."""
+        told = self.models[model]
+        provider = told.litellm.partition("/")[0].upper().replace("-", "_") if "/" in told.litellm else "OPENAI"
+        names = (f"{provider}_API_BASE", f"{provider}_BASE_URL", f"{provider}_HOST")
+        given = {name: os.environ.get(name) for name in names} if told.api_base is None else {}
+        for place, address in {f"models.{model}": base, **given}.items():
+            if self._is_this_proxy(address):
+                raise ConfigError(
+                    f"setting models.{model}: {place} leads to {address}, which is this proxy itself, so a turn would "
+                    f"wait for its own end: set models.{model}.api_base to the address of the model's provider"
+                )
 
     def window_for(self, model: str, profile: Profile, wanted: Window | None) -> Window | None:
         """The request's own window, else the model's, else the profile's; None: the whole path."""
