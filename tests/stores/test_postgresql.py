@@ -318,8 +318,8 @@ async def test_a_commit_waits_for_the_servers_disk_whatever_its_own_setting_is(p
     assert found == ("off",)
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.full)])
-async def test_a_server_that_is_killed_and_comes_back_has_every_acknowledged_turn(times: int) -> None:
+@pytest.mark.full  # `tests.engine.test_hosts` kills one in every run
+async def test_a_server_that_is_killed_and_comes_back_has_every_acknowledged_turn() -> None:
     with server() as mortal:
         store = PostgresqlStore(mortal.new_url())
         async with opened(lambda: store):
@@ -340,7 +340,7 @@ async def test_a_server_that_is_killed_and_comes_back_has_every_acknowledged_tur
                         await asyncio.sleep(0.01)
 
             writing = [asyncio.create_task(writes(name)) for name in "abc"]
-            for _ in range(times):
+            for _ in range(5):
                 before = len(acknowledged)
                 await until(lambda before=before: len(acknowledged) > before + 10)  # type: ignore[misc]
                 await asyncio.to_thread(mortal.stop, signal.SIGKILL)
@@ -542,6 +542,7 @@ async def test_contract_behind_a_pooler(contract: Contract, pooled_url: str) -> 
     await contract(lambda: PostgresqlStore(pooled_url))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("contract", WRITER_CONTRACTS, ids=lambda contract: contract.__name__)
 async def test_writer_contract_behind_a_pooler(contract: WriterContract, postgres_url: str, pooled_url: str) -> None:
     clock = HandClock(postgres_url)
