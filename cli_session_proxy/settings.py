@@ -66,7 +66,7 @@ _file: ContextVar[Mapping[str, Any]] = ContextVar("settings_file", default=Mappi
 # leads to other files, or lets others in. Of profiles, each one's.
 _TRUSTED = {
     "claude_bin": "a program", "claude_config_dir": "a program's settings", "claude_env": "a program's environment",
-    "host": "who can come in", "allowed_origins": "who can come in",
+    "host": "who can come in", "allowed_origins": "who can come in", "store": "where conversations are kept",
     "models": "where conversations and keys are sent",
 }  # fmt: skip
 _TRUSTED_OF_PROFILES = {
@@ -224,7 +224,9 @@ class SandboxSettings(BaseModel):
 class Settings(BaseSettings):
     """Every option of the proxy. Times in seconds, sizes in bytes."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter=DELIMITER, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter=DELIMITER, extra="forbid", hide_input_in_errors=True
+    )
 
     # where these come from, where it listens, what it keeps
     config: Path | None = None
@@ -232,6 +234,7 @@ class Settings(BaseSettings):
     port: int = Field(default=8787, ge=0, le=65535)
     uds: Path | None = None  # a unix socket of this user's alone, instead of host and port
     var: Path = Path("var")
+    store: SecretStr | None = Field(default=None, repr=False)  # a PostgreSQL URL; None: SQLite in `var`
     allowed_origins: tuple[str, ...] = ()  # other pages that may ask: scheme://host[:port], exactly
     # the CLI
     claude_bin: Path | None = None
@@ -288,6 +291,15 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         return None if value is None else Path(os.path.abspath(value.expanduser()))
+
+    @field_validator("store", mode="after")
+    @classmethod
+    def _is_postgresql(cls, value: SecretStr | None) -> SecretStr | None:
+        """Its words are never repeated: there may be a password among them."""
+        url = "" if value is None else value.get_secret_value()
+        if value is None or url.startswith(("postgresql://", "postgres://")):
+            return value
+        raise ValueError("it takes postgresql://user@host:5432/database; leave it out for SQLite in --var")
 
     @model_validator(mode="after")
     def _models_fit_together(self) -> Settings:

@@ -352,6 +352,17 @@ class Counts(NamedTuple):
     memory: int
 
 
+class Process(NamedTuple):
+    """One process: the session that it serves (None for a spare), since when it runs its turn or waits for the next
+    (UTC seconds), and its bytes as last measured (0: not yet)."""
+
+    pid: int
+    state: Literal["busy", "warm", "spare"]
+    session_id: str | None
+    since: float
+    memory: int
+
+
 class Backend(Protocol):
     """One per engine. See the module docstring. `name` is kept with the turns that it settles."""
 
@@ -415,3 +426,6 @@ class Backend(Protocol):
         """End every process at once, without a wait. Any thread may ask for it."""
 
     def counts(self) -> Counts: ...
+
+    def processes(self) -> Sequence[Process]:
+        """What `counts` counts, one by one."""

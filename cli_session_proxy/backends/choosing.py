@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from ..domain.lineage import Past
 from ..domain.models import Agent, Record, Session, Turn
-from .base import Adoptable, Backend, Comparison, Counts, Execution, Job, Seen, Settled, TakenOver
+from .base import Adoptable, Backend, Comparison, Counts, Execution, Job, Process, Seen, Settled, TakenOver
 from .litellm.backend import NAME, LiteLLMBackend
 
 
@@ -80,3 +80,6 @@ class Backends:
 
     def counts(self) -> Counts:
         return self.own.counts()
+
+    def processes(self) -> Sequence[Process]:
+        return self.own.processes()

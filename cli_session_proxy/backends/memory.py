@@ -44,6 +44,7 @@ from .base import (
     Execution,
     Job,
     Kept,
+    Process,
     Refused,
     Seen,
     Settled,
@@ -136,6 +137,9 @@ class MemoryBackend:
 
     def counts(self) -> Counts:
         return Counts(0, 0, 0, 0)
+
+    def processes(self) -> Sequence[Process]:
+        return ()
 
 
 @dataclass(eq=False)

@@ -309,8 +309,8 @@ class Executor:
 
             # The turn to continue: decided by the request, or the head as it is now, less what never arrived.
             while attempt.at_head and (before := standing.parent) is not None and before.delivery == "undelivered":
-                if any(self._instances.alive(proxy) for proxy in await self.store.followers(before.id)):
-                    break  # clients at another proxy wait for it
+                if await self._instances.any_waits(await self.store.followers(before.id)):
+                    break
                 attempt.left_off.append(before.id)
                 attempt.evidence = replace(attempt.evidence, left_off=before.id)
                 standing = await self._standing(lease, before.parent_id, at_head=False)
@@ -444,6 +444,8 @@ class Executor:
         async with aclosing(exchange.say()) as heard, limited_by_life(clock_of() + idle, silent) as limit:
             async for event in heard:
                 limit.move(deadline if isinstance(event, ToolActivity) else clock_of() + idle)
+                if isinstance(event, BlockStart | AnswerBlocks | ToolActivity | Compacted):
+                    attempt.live.goes_on()
                 match event:
                     case Completed() | Called() | Refused():
                         attempt.live.at("result")
@@ -463,9 +465,12 @@ class Executor:
                     case Abandoned() if not cut:
                         attempt.abandoned(event.blocks)
                     case ToolActivity():
-                        attempt.tools.append(event.entry)
+                        attempt.tools.append({**event.entry, "at": time.time()})
+                        if event.entry.get("type") == "tool_use":
+                            attempt.live.does("tool", {"name": event.entry.get("name")})
                     case Retried():
-                        attempt.retries.append(event.detail)
+                        attempt.retries.append({**event.detail, "at": time.time()})
+                        attempt.live.does("retry", event.detail)
                     case Compacted():
                         attempt.evidence = replace(attempt.evidence, compacted=event.detail)
                     case _:

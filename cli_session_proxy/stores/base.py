@@ -288,6 +288,35 @@ class TurnPage:
     link_counts: dict[LinkReason, int]
 
 
+@dataclass(frozen=True, slots=True)
+class TurnFacts:
+    """Of a turn what sums and charts are made of. `model` is who answered, or was asked for; `code` its error's.
+
+    `repairs`: how many links of it stand for a repair.
+    """
+
+    id: str
+    seq: int
+    agent_key: int
+    status: Status
+    model: str
+    created_at: float
+    finished_at: float | None
+    cost_usd: float | None
+    usage: Usage
+    code: str | None
+    repairs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The shape of an agent's turns from one place on in the order of acceptance: of each the place of its parent (0:
+    none), and the places of those at which a session was repaired or adopted. Places begin with 1."""
+
+    parents: tuple[int, ...]
+    marked: tuple[int, ...]
+
+
 class Leases(Protocol):
     """Who may write an agent, by the store's clock.
 
@@ -314,6 +343,9 @@ class Leases(Protocol):
 
     async def responds(self, proxy_id: str) -> bool:
         """Its last heartbeat has not expired."""
+
+    async def silent(self, seconds: float) -> list[str]:
+        """The proxies whose last heartbeat expired longer ago than this, and that nobody has made resign."""
 
     async def resign(self, proxy_id: str) -> None:
         """Forget a proxy that has ended, or is about to: its leases are free, its clients are gone."""
@@ -472,8 +504,20 @@ class Paths(Protocol):
     def outlines(self, agent_key: int) -> AsyncIterator[TurnOutline]:
         """The same turns, of each only its outline: less than half the work."""
 
-    async def page(self, agent_key: int, *, before_seq: int | None, limit: int) -> TurnPage:
-        """At most `limit` turns of an agent accepted before `before_seq` (None: the newest ones), newest first."""
+    async def page(self, agent_key: int, *, before_seq: int | None, limit: int, newest: int | None = None) -> TurnPage:
+        """At most `limit` turns of an agent accepted before `before_seq` (None: the newest ones), newest first.
+
+        `newest`: the page begins with the turn at this place instead (`TurnPage.newest`).
+        """
+
+    async def tree(self, agent_key: int, *, after: int = 0) -> Tree:
+        """The shape of the turns behind the first `after` ones."""
+
+    async def places(self, agent_key: int, turn_ids: Sequence[str]) -> dict[str, int]:
+        """The places of these turns in the order of acceptance (1 is the agent's first turn)."""
+
+    async def facts(self, owner: str, *, since: float, limit: int) -> list[TurnFacts]:
+        """The newest `limit` turns of the owner's agents that were accepted since (UTC seconds), newest first."""
 
     async def repairs(self, agent_key: int, *, limit: int) -> list[Link]:
         """The newest `limit` links of an agent that are not a plain start, newest first."""
@@ -568,12 +612,21 @@ class Searches(Protocol):
 
 
 class Store(Agents, Turns, Answers, Paths, Transfers, Mirrors, Conversations, Leases, Searches, Protocol):
-    """All of it on one database. See the module docstring for the contract. Times are UTC seconds since the epoch."""
+    """All of it on one database. See the module docstring for the contract. Times are UTC seconds since the epoch.
+
+    `spans_hosts`: other proxies on it may run elsewhere, so that only their heartbeats tell of them. Without it all of
+    them share one `var/`, where the kernel knows which of them live.
+    """
+
+    spans_hosts: bool = False
 
     async def open(self) -> None:
         """Create or migrate the schema (an older one is copied aside first; a newer one: `StoreUnavailable`)."""
 
     async def close(self) -> None: ...
+
+    async def size(self) -> int | None:
+        """Bytes that it takes on its disk, with what it keeps beside itself; None where nobody can tell."""
 
     async def probe(self) -> None:
         """Write something that means nothing, durably, and read it. Raises `StoreUnavailable`."""

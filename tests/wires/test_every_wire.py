@@ -244,6 +244,7 @@ async def test_the_models_list_has_three_meanings(door: tuple[FakeEngine, httpx.
     assert (await client.get("/v1/models")).json()["object"] == "list"
     assert (await client.get("/v1/models/opus", headers=anthropic)).json()["display_name"] == "Opus"
     assert (await client.get("/v1beta/models/opus")).json()["name"] == "models/opus"
+    assert (await client.get("/v1/models/llama3:8b")).json()["object"] == "model"
     bad = await client.get("/v1/models/--help", headers=anthropic)
     assert_shape(bad, MESSAGES, 400, "invalid_request")
 

@@ -159,6 +159,9 @@ class ClaudeBackend:
     def counts(self) -> Counts:
         return self.pool.counts()
 
+    def processes(self) -> Sequence[base.Process]:
+        return self.pool.table.each()
+
 
 class _Execution:
     """One turn on one process. `base.Execution`."""

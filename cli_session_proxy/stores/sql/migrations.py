@@ -139,7 +139,7 @@ def prepare(conn: Connection, database: Database, migrations: Sequence[Migration
     Runs inside `Database.open`: of two programs that open it at once, one does it and the other finds it done.
     """
     newest = 1 + len(migrations)
-    version = _version(conn, database.name)
+    version = version_of(conn, database.name)
     if version is None:
         metadata.create_all(conn)
         conn.execute(meta.insert(), {"name": "schema_version", "value": str(newest)})
@@ -183,7 +183,7 @@ def _others(conn: Connection, database: Database) -> list[str]:
     return others
 
 
-def _version(conn: Connection, name: str) -> int | None:
+def version_of(conn: Connection, name: str) -> int | None:
     """The schema's version; None for an empty database."""
     names = inspect(conn).get_table_names()
     if not names:

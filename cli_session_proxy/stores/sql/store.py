@@ -48,6 +48,8 @@ from ..base import (
     RequestMatch,
     Store,
     Taken,
+    Tree,
+    TurnFacts,
     TurnOutline,
     TurnPage,
     TurnStart,
@@ -171,12 +173,12 @@ class SqlStore(Store):
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         name = uuid.uuid4().hex
-        claim = self._db.claim(name)
+        claim = await asyncio.to_thread(self._db.claim, name)
         assert claim is not None  # nobody else knows the name
         try:
             return await self._bring_in(name, new, parts)
         finally:
-            claim.release()
+            await uninterrupted(asyncio.ensure_future(asyncio.to_thread(claim.release)))
 
     async def _bring_in(self, name: str, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         coming = importing.Coming(await self._db.write(lambda conn: importing.begin(conn, new, name)))
@@ -265,6 +267,9 @@ class SqlStore(Store):
     async def responds(self, proxy_id: str) -> bool:
         return await self._db.read(lambda conn: leases.responds(conn, proxy_id), quick=True)
 
+    async def silent(self, seconds: float) -> list[str]:
+        return await self._db.read(lambda conn: leases.silent(conn, seconds))
+
     async def resign(self, proxy_id: str) -> None:
         await self._db.write(lambda conn: leases.resign(conn, proxy_id), Urgency.JOURNAL)
 
@@ -305,8 +310,30 @@ class SqlStore(Store):
                 yield outline
             seq = page[-1].seq
 
-    async def page(self, agent_key: int, *, before_seq: int | None, limit: int) -> TurnPage:
-        return await self._db.read(lambda conn: reading.page_back(conn, agent_key, before_seq, limit))
+    async def page(self, agent_key: int, *, before_seq: int | None, limit: int, newest: int | None = None) -> TurnPage:
+        return await self._db.read(lambda conn: reading.page_back(conn, agent_key, before_seq, limit, newest))
+
+    async def tree(self, agent_key: int, *, after: int = 0) -> Tree:
+        return await self._db.read(lambda conn: reading.tree(conn, agent_key, after))
+
+    async def places(self, agent_key: int, turn_ids: Sequence[str]) -> dict[str, int]:
+        return await self._db.read(lambda conn: reading.places(conn, agent_key, turn_ids))
+
+    async def facts(self, owner: str, *, since: float, limit: int) -> list[TurnFacts]:
+        # In pieces, each a read of its own: the turns that run meanwhile read between them.
+        found: list[TurnFacts] = []
+        before: int | None = None
+        while len(found) < limit:
+            most = min(reading.FACTS, limit - len(found))
+            piece = await self._db.read(partial(reading.facts, owner=owner, since=since, before=before, limit=most))
+            found += piece
+            if len(piece) < most:
+                break
+            before = piece[-1].seq
+        return found
+
+    async def size(self) -> int | None:
+        return await asyncio.to_thread(self._db.size)
 
     async def repairs(self, agent_key: int, *, limit: int) -> list[Link]:
         return await self._db.read(lambda conn: reading.repairs(conn, agent_key, limit))

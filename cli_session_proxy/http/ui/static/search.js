@@ -76,6 +76,27 @@ export class SearchView {
     fill(this.list, ...hits.map(drawHit));
     if (hits.length) this.list.firstChild.firstChild.tabIndex = 0;
   }
+
+  // as a list for the keyboard (see `Rows`)
+
+  get count() {
+    return this.list.children.length;
+  }
+
+  get hasFocus() {
+    return this.list.contains(document.activeElement);
+  }
+
+  activePlace() {
+    return [...this.list.children].findIndex((item) => item.contains(document.activeElement));
+  }
+
+  focus(place) {
+    for (const item of this.list.children) item.firstChild.tabIndex = -1;
+    const row = this.list.children[place].firstChild;
+    row.tabIndex = 0;
+    row.focus();
+  }
 }
 
 function drawHit(hit) {
