@@ -28,7 +28,7 @@ SEED ?=
 CHAOS := $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 .PHONY: serve login demo test bench bench-quick peers trace check continuity full chaos agents conformance dist image lock tools chromium \
-	bubblewrap clean
+	bubblewrap postgresql clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
 	@$(BIN)/cli-session-proxy serve
@@ -91,7 +91,7 @@ check: $(VENV)/.test  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(AGENTS)/.programs $(AXE)/.installed chromium bubblewrap  ## the old CLI and the npm packages that the tests use
+tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(AGENTS)/.programs $(AXE)/.installed chromium bubblewrap postgresql  ## the old CLI and the npm packages that the tests use
 
 # The tests of the page drive Debian's own chromium; nothing is downloaded past apt.
 chromium:
@@ -106,6 +106,15 @@ bubblewrap:
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
 	then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends bubblewrap; \
 	else echo "bubblewrap is needed for the tests of confined profiles: sudo apt-get install bubblewrap" >&2; exit 1; fi
+
+# Servers of the tests' own: no cluster of the machine is made for them, and none is started.
+postgresql:
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null && command -v pgbouncer >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
+	then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql-common \
+		&& sed -i 's/^#\?create_main_cluster.*/create_main_cluster = false/' /etc/postgresql-common/createcluster.conf \
+		&& DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends postgresql pgbouncer; \
+	else echo "PostgreSQL is needed for the tests of its store: sudo apt-get install postgresql pgbouncer" >&2; exit 1; fi
 
 clean:  ## remove what make installed and built; var/ stays
 	rm -rf $(VENV) .tools dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -123,7 +132,7 @@ $(VENV)/.serve: pyproject.toml $(VENV)/.made
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(VENV)/.made
-	$(PIP) --editable '.[claude,litellm,dev,clients,bench]'
+	$(PIP) --editable '.[claude,litellm,postgresql,dev,clients,bench]'
 	@touch $@ $(VENV)/.serve $(VENV)/.bench
 
 $(VENV)/.bench: pyproject.toml $(VENV)/.made

@@ -21,16 +21,22 @@ from cli_session_proxy.domain.models import Block, Link, Message, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..talking import claude, request, text
 from ..until import until
+from .score import Fact, Score, Thinking, summed_up
 
-__all__ = ["BareTalk", "EngineTalk", "Hand", "Refused", "Talk", "by_hand", "run_by_hand", "talking"]
+__all__ = [
+    "ASKS_FOR_SUMMARY", "BareTalk", "EngineTalk", "Hand", "Refused", "Talk", "by_hand", "run_by_hand", "talking",
+]  # fmt: skip
 
 POLL = 0.01
 PATIENCE = 30.0
 MODEL = "sonnet"
+# A line of the CLI's own request for a summary (1.0.120 and 2.1.330).
+ASKS_FOR_SUMMARY = "create a detailed summary"
 
 
 class Talk(AnyTalk, ABC):
@@ -42,6 +48,23 @@ class Talk(AnyTalk, ABC):
         super().__init__(upstream, MODEL)
         self.settings = settings
         self.extra: dict[str, Any] = {}
+        self.measured: Thinking | None = None
+        self.asked: list[list[Seen]] = []  # the requests upstream that each turn took for its prompt
+
+    async def tell(self, fact: Fact | None = None, *, tries: int = 1) -> Fact:
+        fact, asked = fact or self.new_fact(), len(self.upstream.requests)
+        said = fact.text.strip()
+        try:
+            return await super().tell(fact, tries=tries)
+        finally:
+            self.asked.append([seen for seen in self.upstream.requests[asked:] if seen.prompt.strip() == said])
+
+    async def probe(self, fact: Fact | None = None, *, summarised: bool = False) -> Score:
+        """See `AnyTalk`. `summarised`: the model knows a summary of what was acknowledged."""
+        told, fact, asked = list(self.facts), fact or self.new_fact(), len(self.upstream.requests)
+        found = await super().probe(fact)
+        seen = self.request_of(fact, asked) if summarised and found.refused is None else None
+        return found if seen is None else summed_up(seen, told, fact)
 
     @abstractmethod
     async def down(self) -> None: ...

@@ -119,6 +119,8 @@ async def test_the_answers_headers_its_model_the_dump_and_the_metrics_say_who_an
             "sonnet",
         )
         assert dump["says"][0].startswith("sonnet could not answer (its limit is reached): gpt did.")
+        (row, *_) = reversed((await client.get(f"{base}/chains/a/turns")).json()["data"])  # what the page shows
+        assert row["says"] == dump["says"]
         metrics = (await client.get(base.removesuffix("/v1") + "/metrics")).text
         assert 'cli_session_proxy_fallbacks_total{model="gpt",why="rate_limited"} 3.0' in metrics
 
