@@ -59,8 +59,9 @@ export class TurnView {
       this.section.hidden = false;
       this.section.scrollTop = again ? top : 0;
       this.shown = turnId;
-      this.onPlace(found.number, again);
       this.onFault(null);
+      await this.onPlace(found.number, again); // what follows reads the whole path: the list comes first
+      if (asked !== this.asked) return;
       if (["completed", "requires_action"].includes(found.turn.status)) {
         const compared = await get(`${path}/transcript`);
         if (asked === this.asked) this.drawTranscript(compared);
