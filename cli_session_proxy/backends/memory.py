@@ -48,6 +48,7 @@ from .base import (
     Refused,
     Seen,
     Settled,
+    TakenOver,
 )
 
 # What the model says to a path: blocks of the Messages API, `tool_use` among them, or that it refuses.
@@ -109,6 +110,17 @@ class MemoryBackend:
     ) -> Iterator[tuple[Record, ...]]:
         for past in history:
             yield (Record(json.dumps([one.as_json() for one in past.input])),)
+
+    def project_of(self, agent: Agent) -> str:
+        return agent.dir
+
+    async def lines_of(self, session: Session) -> Sequence[str]:
+        return ()
+
+    async def taken_over(
+        self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
+    ) -> TakenOver | None:
+        return None
 
     async def changes(self) -> AsyncGenerator[str, None]:
         await asyncio.Event().wait()

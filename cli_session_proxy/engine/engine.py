@@ -12,18 +12,19 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from .. import errors, logs
 from ..aside.pool import Aside
 from ..backends.auto import backend_for
 from ..backends.base import Backend, Counts
 from ..domain.lineage import answer_text
-from ..domain.models import ANSWERED, FINISHED, JSON, ON_PATH, Agent, Message, Turn, TurnRequest
+from ..domain.models import ANSWERED, FINISHED, JSON, ON_PATH, Agent, Message, Record, Turn, TurnRequest
 from ..errors import (
     ClaudeUnavailable,
     ConfigError,
@@ -38,21 +39,25 @@ from ..errors import (
 from ..sandbox import Sandboxes
 from ..settings import NO_PROFILE, Settings
 from ..stores.auto import store_for
-from ..stores.base import KeyTaken, Store
-from ..tasks import Tasks, limited
+from ..stores.base import KeyTaken, MirrorKey, Store
+from ..tasks import Tasks, limited, uninterrupted
 from .committing import Committed, Wanted, commit, history
 from .executor import Checks, Ends, Executor, Observer, adopt, not_run
 from .lanes import Lanes, Place, Slots
 from .live import Answer, Deliveries, LiveTurn, Progress, cancelled, kept, or_left, replay
+from .mirroring import Mirrors
 from .ownership import Instances, Ownership
 from .placement import HOUR, Placement
 from .readiness import Readiness, State
 from .recovery import Recovery
 from .rewinding import Rewound, rewind
 
-__all__ = ["Answer", "Engine"]
+__all__ = ["Answer", "Engine", "HasLeft"]
 
 log = logs.get(__name__)
+
+# Whether the client of a request is known to have disconnected.
+HasLeft = Callable[[], Awaitable[bool]]
 
 
 # Seconds after the drain in which a CLI may end by itself: SIGTERM has promised an end (see `http.server`).
@@ -68,6 +73,7 @@ class Engine:
         self.observers: list[Observer] = []
         self.aside = Aside()
         self._live: dict[str, LiveTurn] = {}
+        self._accepting: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by agent
         self._running = 0  # turns in a slot
         self._open = self._stopped = False
         self._tasks = Tasks(expected=(ProxyError,))
@@ -75,7 +81,7 @@ class Engine:
         self._slots = Slots(min(settings.max_turns, settings.max_processes))
         self._lanes = Lanes(settings.lane_limit, settings.queue_limit, self._slots)
         self._sandboxes = Sandboxes(settings)
-        self._instances = Instances(settings.var)
+        self._instances = Instances(settings.var, self.store if self.store.spans_hosts else None)
         self.backend = backend or backend_for(
             settings,
             self.store,
@@ -104,6 +110,7 @@ class Engine:
         self._readiness = Readiness(self, self.store, self._tasks.own)
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
         self._deliveries = Deliveries(self.store, self._instances, self._tasks, settings.disconnect_grace)
+        self.mirrors = Mirrors(self.store, self.backend, self._sandboxes, self._ownership, self.observers)
         self._executor = Executor(
             settings,
             self.store,
@@ -200,7 +207,7 @@ class Engine:
         """This proxy has ended, or does not respond."""
         if instance == self._instances.id:
             return False
-        return not self._instances.alive(instance) or not await self.store.responds(instance or "")
+        return await self._instances.is_gone(instance) or not await self.store.responds(instance or "")
 
     def _spawned(self, seconds: float) -> None:
         for observer in self.observers:
@@ -212,8 +219,11 @@ class Engine:
 
     # --- 1, 2: place and accept
 
-    async def submit(self, request: TurnRequest) -> Answer:
-        """Accept a request durably and in order; it runs on its own from here. Raises `ProxyError`."""
+    async def submit(self, request: TurnRequest, has_left: HasLeft | None = None) -> Answer:
+        """Accept a request durably and in order; it runs on its own from here. Raises `ProxyError`.
+
+        Nothing is accepted of a client that has left.
+        """
         if not self._open:
             raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
         if request.agent_id is None and request.continues is None and self.settings.profile_for(request.profile).tools:
@@ -222,9 +232,9 @@ class Engine:
                 "the profile turns the CLI's tools on, so the agent needs a name: send X-Agent-Id", param="agent_id"
             )
         # Own task: a disconnect must not orphan a stored turn.
-        return await or_left(self._tasks.own(self._accept(request)))
+        return await or_left(self._tasks.own(self._accept(request, has_left)))
 
-    async def _accept(self, request: TurnRequest) -> Answer:
+    async def _accept(self, request: TurnRequest, has_left: HasLeft | None) -> Answer:
         anew: Turn | None = None
         while True:
             found = await self._placement.resolve(request, admit=self._lanes.admit, anew=anew)
@@ -234,20 +244,29 @@ class Engine:
                     return answer
                 anew = found
                 continue
-            place = self._lanes.take(found.agent.key)
-            try:
-                await self._ownership.appear()
-                turn = await self.store.accept(replace(found.new, instance=self._instances.id))
-            except KeyTaken:  # by the same request, which came in twice at once: it is that turn
-                self._lanes.give_up(place)
-                continue
-            except StoreUnavailable as exc:
-                self._lanes.give_up(place)
-                raise not_run(exc) from exc
-            except BaseException:
-                self._lanes.give_up(place)
-                raise
-            return self._launch(turn, found.agent, place, request.timeout)
+            # One at a time: the order of the lane is the order in the store, also where that writes side by side.
+            async with self._accepting.setdefault(found.agent.key, asyncio.Lock()):
+                place = self._lanes.take(found.agent.key)
+                try:
+                    await self._ownership.appear()
+                    if has_left is not None and await has_left():
+                        # It may have sent the request again elsewhere by now, without anything that says so: that is
+                        # the turn then, and this one would be a second.
+                        log.info("client_left_before_acceptance")
+                        raise Interrupted(
+                            "the client left before its request was accepted: nothing was run", retry_after=0.0
+                        )
+                    turn = await self.store.accept(replace(found.new, instance=self._instances.id))
+                except KeyTaken:  # by the same request, which came in twice at once: it is that turn
+                    self._lanes.give_up(place)
+                    continue
+                except StoreUnavailable as exc:
+                    self._lanes.give_up(place)
+                    raise not_run(exc) from exc
+                except BaseException:
+                    self._lanes.give_up(place)
+                    raise
+                return self._launch(turn, found.agent, place, request.timeout)
 
     def _launch(self, turn: Turn, agent: Agent, place: Place, timeout: float | None) -> Answer:
         live = self._deliveries.live(turn, agent.agent_id)
@@ -388,15 +407,19 @@ class Engine:
             async with self._lanes.turn(place):
                 await self._in_turn(live, agent)
         except asyncio.CancelledError:
-            await self._ends.failed(live, cancelled(live.cancelled_by or "stopping"))
+            await self._fail(live, cancelled(live.cancelled_by or "stopping"))
         except ProxyError as exc:
-            await self._ends.failed(live, exc)
+            await self._fail(live, exc)
         except Exception:
             log.exception("turn_crashed", turn_id=live.turn.id)
-            await self._ends.failed(live, UpstreamError("the proxy failed in this turn; its log has the trace"))
+            await self._fail(live, UpstreamError("the proxy failed in this turn; its log has the trace"))
         finally:
             self._lanes.give_up(place)
             self._live.pop(live.turn.id, None)
+
+    async def _fail(self, live: LiveTurn, error: ProxyError) -> None:
+        """A cancellation that comes now finds the turn over: its clients hear the error all the same."""
+        await uninterrupted(self._tasks.own(self._ends.failed(live, error)))
 
     async def _in_turn(self, live: LiveTurn, agent: Agent) -> None:
         deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout
@@ -507,6 +530,11 @@ class Engine:
         if turn.status == "refused":
             raise UpstreamError("the model refused to summarise the conversation: commit it without the model")
         return answer_text(turn.output)
+
+    async def mirror(self, agent_id: str, key: MirrorKey, lines: Sequence[Record]) -> None:
+        """Take in what an application said with the Claude Agent SDK; see `mirroring.Mirrors`."""
+        # Own task: an application that is cancelled must not leave it half done.
+        await asyncio.shield(self._tasks.own(self.mirrors.append(agent_id, key, lines)))
 
     async def _adopt_changes(self) -> None:
         """Adopt what a person said in a session of ours, once it is complete and the agent is idle."""

@@ -525,7 +525,7 @@ class Deliveries:
         waited_for = False
         if turn_id not in self._elsewhere:
             try:
-                waited_for = any(self._instances.alive(proxy) for proxy in await self._store.followers(turn_id))
+                waited_for = await self._instances.any_waits(await self._store.followers(turn_id))
             except StoreUnavailable as exc:
                 log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
         if live.abandoned and not waited_for:

@@ -491,6 +491,8 @@ def beside(evidence: Evidence, fallback: Fallback | None) -> Iterator[str]:
         if note.code == "outside_window":
             noun, sentence = _NOTES[note.code]
             yield sentence.format(count(note.count, noun))
+    if evidence.window_summary is not None:
+        yield f"In their place the model was shown a summary, which it had made itself: {evidence.window_summary}"
 
 
 _UNABLE: Mapping[str, str] = {

@@ -172,6 +172,23 @@ class NewChain:
 
 
 @dataclass(frozen=True, slots=True)
+class MirrorKey:
+    """A transcript as the Claude Agent SDK names it. `subpath` is a sub-agent's; "" for the session's own."""
+
+    project: str
+    session_id: str
+    subpath: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The first `lines` of a mirrored transcript that are turns from now on."""
+
+    key: MirrorKey
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
 class TurnStart:
     """The journal entry, written before the frame is sent: what runs, where, as which attempt.
 
@@ -326,6 +343,9 @@ class Leases(Protocol):
 
     async def responds(self, proxy_id: str) -> bool:
         """Its last heartbeat has not expired."""
+
+    async def silent(self, seconds: float) -> list[str]:
+        """The proxies whose last heartbeat expired longer ago than this, and that nobody has made resign."""
 
     async def resign(self, proxy_id: str) -> None:
         """Forget a proxy that has ended, or is about to: its leases are free, its clients are gone."""
@@ -517,9 +537,16 @@ class Transfers(Protocol):
     async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
         """Store finished turns, parents first, all or none; `head` moves the agent's head to that turn."""
 
-    async def adopt(self, lease: Lease, turns: Sequence[ImportedTurn], session: Session, links: Sequence[Link]) -> Turn:
+    async def adopt(
+        self,
+        lease: Lease,
+        turns: Sequence[ImportedTurn],
+        session: Session,
+        links: Sequence[Link],
+        taken: Taken | None = None,
+    ) -> Turn:
         """What somebody else had in a session, all or none: these turns, the head at the last of them, the session that
-        ends there, and why. Returns the last one."""
+        ends there, and why; `taken` is not mirrored any more. Returns the last one."""
 
     async def rewind(self, lease: Lease, to: str | None) -> None:
         """Move the agent's head back to a turn before it, None for before the first; nothing else changes.
@@ -533,6 +560,24 @@ class Transfers(Protocol):
         `parts` is read once, piece by piece, on a thread. `new.head` is asked after the last part. `InvalidRequest`
         where the agent has turns already or a part does not fit the others. Other writers wait for one piece.
         """
+
+
+class Mirrors(Protocol):
+    """Transcripts of sessions that an application runs with the Claude Agent SDK.
+
+    Those of the sessions themselves wait here until their exchanges are whole, and then are turns; those of sub-agents
+    stay.
+    """
+
+    async def mirror(self, agent_key: int, key: MirrorKey, lines: Sequence[Record]) -> None:
+        """Append these lines, in order; without those whose uuid is known already, here or among the session's latest
+        turns."""
+
+    async def mirrored(self, agent_key: int, key: MirrorKey) -> list[Record] | None:
+        """The lines that no turn has taken over; None where nothing was ever mirrored under this key."""
+
+    async def mirrors(self, agent_key: int, project: str) -> list[tuple[MirrorKey, float]]:
+        """What was mirrored of this project, and when last."""
 
 
 class Conversations(Protocol):
@@ -566,8 +611,14 @@ class Searches(Protocol):
         """What the index holds of it by now."""
 
 
-class Store(Agents, Turns, Answers, Paths, Transfers, Conversations, Leases, Searches, Protocol):
-    """All of it on one database. See the module docstring for the contract. Times are UTC seconds since the epoch."""
+class Store(Agents, Turns, Answers, Paths, Transfers, Mirrors, Conversations, Leases, Searches, Protocol):
+    """All of it on one database. See the module docstring for the contract. Times are UTC seconds since the epoch.
+
+    `spans_hosts`: other proxies on it may run elsewhere, so that only their heartbeats tell of them. Without it all of
+    them share one `var/`, where the kernel knows which of them live.
+    """
+
+    spans_hosts: bool = False
 
     async def open(self) -> None:
         """Create or migrate the schema (an older one is copied aside first; a newer one: `StoreUnavailable`)."""

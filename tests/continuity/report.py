@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cli_session_proxy.continuity import report as benchmark
+from cli_session_proxy.continuity.running import Result
+
 from .row import Row
-from .score import Score
+from .score import Score, Thinking
 
 _HEAD = """# What survives a breakage: measured
 
@@ -20,6 +23,12 @@ Made by `make continuity`.
 | | broken | bare CLI 2.1 | proxy, CLI 2.1 | prefix | proxy, CLI 1.0 |
 |---|---|---|---|---|---|
 """
+_SERVED = """
+## The same from outside
+
+What `cli-session-proxy bench-continuity` does to any server, here to `cli-session-proxy serve`, CLI 2.1.
+
+"""
 
 
 @dataclass(slots=True)
@@ -28,13 +37,20 @@ class Report:
 
     scores: dict[str, dict[str, Score]] = field(default_factory=dict)
     groups: dict[str, tuple[str, str]] = field(default_factory=dict)
+    served: list[Result] = field(default_factory=list)  # the rows of `bench-continuity`, on a proxy that is served
+    measures: dict[str, dict[str, list[Thinking]]] = field(default_factory=dict)
 
     def add(self, row: Row, cli: str, bare: bool, score: Score) -> None:
         self.groups[str(row)] = (row.group, row.name)
         self.scores.setdefault(str(row), {})["bare" if bare else cli] = score
 
+    def measure(self, cli: str, found: Thinking) -> None:
+        self.measures.setdefault(found.what, {}).setdefault(cli, []).append(found)
+
     def write(self, path: Path) -> None:
-        path.write_text(_HEAD + "".join(f"{line}\n" for line in self._lines()) + self._sum(), encoding="utf-8")
+        served = _SERVED + benchmark.table("cli-session-proxy", self.served) if self.served else ""
+        lines = "".join(f"{line}\n" for line in self._lines())
+        path.write_text(_HEAD + lines + self._sum() + served, encoding="utf-8")
 
     def _lines(self) -> list[str]:
         lines = []
@@ -54,7 +70,21 @@ class Report:
             scores = [row[of] for row in self.scores.values() if of in row]
             if scores:
                 parts.append(f"{name} {sum(score.whole for score in scores)} of {len(scores)}")
-        return f"\nRows with every acknowledged turn remembered once, in order: {'; '.join(parts)}.\n"
+        return (
+            f"\nRows with every acknowledged turn remembered once, in order: {'; '.join(parts)}.\n" + self._thinking()
+        )
+
+    def _thinking(self) -> str:
+        lines = []
+        for what, by_cli in self.measures.items():
+            told = []
+            for cli, found in sorted(by_cli.items(), reverse=True):
+                kept, of = sum(one.kept for one in found), sum(one.of for one in found)
+                prefixes = [one.prefix for one in found if one.prefix is not None]
+                prefix = f", prefix {min(prefixes):.2f}" if prefixes else ""
+                told.append(f"CLI {cli} {kept / of:.2f} ({kept} of {of}){prefix}")
+            lines.append(f"Sealed thinking that is still accepted after {what}: {'; '.join(told)}.\n")
+        return "".join(f"\n{line}" for line in lines)
 
 
 def _cell(score: Score | None) -> str:

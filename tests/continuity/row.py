@@ -25,7 +25,9 @@ class Row:
     the tests tries it; the full matrix tries all of `clis`. `bare`: it means something without a proxy. `probe` is
     the next turn's text, `refused` the error that it must get, with the chain as before. `after` looks at what
     reached the model with it. `thinks`: the model thinks before each answer, which it cannot where somebody goes on by
-    hand: another head of the request makes every thought void.
+    hand: another head of the request makes every thought void. `calls`: the requests upstream that any turn from the
+    breakage on may take for its prompt (one for a summary has another). `summarised`: the model knows the acknowledged
+    turns by a summary.
     """
 
     group: str
@@ -44,6 +46,8 @@ class Row:
     wrapped: bool = False
     after: Callable[[Talk], None] | None = None
     thinks: bool = True
+    calls: int | None = None
+    summarised: bool = False
 
     def __str__(self) -> str:
         return f"{self.group}: {self.name}"

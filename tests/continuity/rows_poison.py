@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import random
+import json
+import re
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from PIL import Image
-
+from cli_session_proxy.backends.claude.sessions import summaries
+from cli_session_proxy.commands import upkeep
 from cli_session_proxy.domain.client_tools import UNPARSED
 from cli_session_proxy.domain.models import Block, Message, Tool
 from cli_session_proxy.testing.rules import Rules
-from cli_session_proxy.testing.script import Fail
+from cli_session_proxy.testing.script import Fail, Reply
 from cli_session_proxy.testing.seen import Seen, parts
 
-from ..media import document, paper
+from ..media import document, image, paper, picture
 from .row import BOTH, NEW, Breaks, Row, Says
-from .talk import EngineTalk, Refused, Talk
+from .score import Fact, Thinking
+from .talk import ASKS_FOR_SUMMARY, EngineTalk, Refused, Talk
 
 
 def engine(talk: Talk) -> EngineTalk:
@@ -38,7 +39,9 @@ def keeps(number: int) -> Callable[[Talk], None]:
     """Every thought of so many answers is shown again, and none had to be left out on the way."""
 
     def check(talk: Talk) -> None:
-        assert thoughts(talk.upstream.requests[-1]) == number
+        kept = thoughts(talk.upstream.requests[-1])
+        talk.measured = Thinking("a repair, a restart and a branch", kept, number)
+        assert kept == number
         assert not talk.upstream.refused
 
     return check
@@ -54,7 +57,12 @@ def _with(**extra: Any) -> Breaks:
     return run
 
 
+KEPT = 0.95
 CLOCK = "You are a clerk at desk {n}. It is {n}:0{n} PM on Monday, November {n}, 2026. Request id: req_8f{n}a9c."
+
+
+def _is_new(talk: Talk) -> bool:
+    return talk.settings.claude_bin is not None and talk.settings.claude_bin.readlink().name == "2.1"
 
 
 async def a_clock(talk: Talk) -> None:
@@ -62,18 +70,30 @@ async def a_clock(talk: Talk) -> None:
     talk.extra = {**talk.extra, "system": CLOCK.format(n=1)}
     await talk.tell()
     refused = len(talk.upstream.refused)
+    kept, prefixes = 0, []
     for number in range(2, 12):
-        before, kept = talk.upstream.requests[-1], thoughts(talk.upstream.requests[-1])
+        before = talk.upstream.requests[-1]
         talk.extra = {**talk.extra, "system": CLOCK.format(n=number)}
         await talk.tell()
         now = talk.upstream.requests[-1]
         assert now.body["system"] == before.body["system"]
         assert f"It is {number}:0{number} PM" in str(now.messages[-3:])
-        if talk.settings.claude_bin is not None and talk.settings.claude_bin.readlink().name == "2.1":
-            # CLI 1.0.120 itself changes the messages before, from the fifth turn on.
-            assert thoughts(now) == kept + 1
-            assert now.prefix_kept(before) == 1.0
-            assert len(talk.upstream.refused) == refused
+        kept += thoughts(now)
+        prefixes.append(now.prefix_kept(before))
+    # Of the answers since the first clock: one more at each turn.
+    talk.measured = Thinking("ten changes of a clock in the system prompt", kept, sum(range(1, 11)), min(prefixes))
+    if _is_new(talk):  # CLI 1.0.120 itself changes the messages before, from the fifth turn on
+        assert talk.measured.share >= KEPT
+        assert min(prefixes) >= KEPT
+        assert len(talk.upstream.refused) == refused
+
+
+async def another_model_and_back(talk: Talk) -> None:
+    """A sealed thought of one model is nothing to another one, and is shown again to the first."""
+    talk.model = "opus"
+    await talk.tell()
+    assert not thoughts(talk.upstream.requests[-1])
+    talk.model = "sonnet"
 
 
 TOOLS = (Tool("get_time", "The time."), Tool("get_weather", "The weather.", {"properties": {"a": {}, "b": {}}}))
@@ -144,19 +164,22 @@ def _result(id: str) -> Block:
     return {"type": "tool_result", "tool_use_id": id, "content": "seen"}
 
 
-def image(width: int, height: int, *, noise: bool = False) -> Block:
-    picture = Image.new("RGB", (width, height), "teal")
-    if noise:
-        picture = Image.frombytes("RGB", (width, height), random.Random(1).randbytes(3 * width * height))
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    data = base64.b64encode(file.getvalue()).decode()
-    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+async def foreign_ids(talk: Talk) -> None:
+    """Written anew once: a repair comes to the same ones."""
+    calls = (_call("functions.look:0"), _call("x|1"), _call("x|1"))
+    results = (_result("functions.look:0"), _result("x|1"))
+    await brings(_user(_words("look")), _assistant(*calls), _user(*results), _assistant(_words("Seen.")))(talk)
+    await talk.tell()
+    assert len(set(_ids(talk.upstream.requests[-1]))) == len(calls)
+    await rebuild(talk)
 
 
-def pdf(data: bytes) -> Block:
-    source = {"type": "base64", "media_type": "application/pdf", "data": base64.b64encode(data).decode()}
-    return {"type": "document", "source": source}
+def same_ids(talk: Talk) -> None:
+    assert _ids(talk.upstream.requests[-1]) == _ids(talk.upstream.requests[-2])
+
+
+def _ids(seen: Seen) -> list[str]:
+    return [block["id"] for message in seen.messages for block in parts(message["content"]) if block.get("id")]
 
 
 def brings_images(images: Sequence[Block]) -> Breaks:
@@ -167,16 +190,45 @@ def brings_images(images: Sequence[Block]) -> Breaks:
 
 
 async def a_huge_image(talk: Talk) -> None:
-    await brings_images([image(1250, 1250, noise=True)])(talk)
+    await brings_images([image(picture(1500, 1500, noise=True))])(talk)
 
 
 async def many_large_images(talk: Talk) -> None:
-    await brings_images([image(2100, 20) for _ in range(21)])(talk)
+    await brings_images([image(picture(2100, 20)) for _ in range(21)])(talk)
 
 
 async def more_than_a_request(talk: Talk) -> None:
+    """CLI 2.1 would have the conversation summarised; that request is not taken either."""
+    talk.upstream.when(ASKS_FOR_SUMMARY, TOO_LONG, times=None)
     talk.upstream.rules = replace(Rules(), request_bytes=200_000)
-    await brings_images([image(260, 260, noise=True)])(talk)
+    await brings_images([image(picture(260, 260, noise=True))])(talk)
+
+
+async def an_image_that_is_refused_later(talk: Talk) -> None:
+    """The provider took it, and refuses every later request with it."""
+    talk = engine(talk)
+    talk.beside = (image(picture(200, 200)),)
+    await talk.tell()
+    talk.beside = ()
+    talk.upstream.rules = replace(Rules(), image_side=100)
+
+
+async def an_adopted_session(talk: Talk) -> None:
+    """Somebody's own session, with an image in it that no model takes, becomes another agent."""
+    talk = engine(talk)
+    lines = [json.loads(line) for line in talk.transcript.read_text().splitlines()]
+    await talk.down()
+    leaf = [line for line in lines if line.get("type") == "assistant"][-1]
+    said = {**leaf, "uuid": str(uuid.uuid4()), "parentUuid": leaf["uuid"], "type": "user"}
+    said["message"] = {"role": "user", "content": [_words("what is this?"), image(picture(9000, 100))]}
+    answer = {**leaf, "uuid": str(uuid.uuid4()), "parentUuid": said["uuid"]}
+    answer["message"] = {**leaf["message"], "id": "msg_of_theirs", "content": [_words("A bar.")]}
+    file = talk.settings.var / "theirs.jsonl"
+    theirs = (json.dumps(line).replace(talk.session_id, str(SESSION)) for line in (*lines, said, answer))
+    file.write_text("".join(f"{line}\n" for line in theirs))
+    await upkeep.adopt(talk.settings, "local", str(file), "b")
+    talk.agent = "b"
+    await talk.up()
 
 
 async def an_unreadable_pdf(talk: Talk) -> None:
@@ -191,10 +243,65 @@ async def an_unreadable_pdf(talk: Talk) -> None:
     talk.beside = ()
 
 
+async def an_oversized_image(talk: Talk) -> None:
+    """The CLI makes it smaller by itself."""
+    talk = engine(talk)
+    talk.beside = (image(picture(9000, 100)),)
+    await talk.tell()
+    talk.beside = ()
+
+
+# --- a context that is full -------------------------------------------------------------------------------
+
+
+async def full(talk: Talk) -> None:
+    """The provider counts more than the CLI lets a request have: it has the conversation summarised."""
+    fact = talk.new_fact()
+    talk.upstream.when(fact.key, Reply(usage={"input_tokens": 990_000}, thinking="hm"))
+    await talk.tell(fact)
+    talk.upstream.when(ASKS_FOR_SUMMARY, Reply(f"<summary>{' '.join(fact.key for fact in talk.facts)}</summary>"))
+
+
+async def full_at_once(talk: Talk) -> None:
+    """No request that holds the whole conversation is taken, the CLI's own for a summary neither."""
+    for _ in range(6):
+        fact = talk.new_fact()
+        await talk.tell(Fact(f"{fact.text} {'word ' * 800}", fact.key))
+    talk.upstream.rules = Rules(context=6000)
+    talk.upstream.when(ASKS_FOR_SUMMARY, TOO_LONG, times=None)
+    talk.upstream.behave = lambda seen: Reply(
+        " ".join(dict.fromkeys(KEY.findall(seen.prompt))) if summaries.ASK in seen.prompt else None, thinking="hm"
+    )
+
+
 # --- limits and login -------------------------------------------------------------------------------------
 
 
 async def renewed_login(talk: Talk) -> None:
+    """By `claude auth login` in another terminal; the provider takes the login of the running process no more."""
+    env = {name: value for name, value in talk.settings.claude_env.items() if name != "ANTHROPIC_API_KEY"}
+    await talk.down()
+    _logged_in(talk, "old")
+    await talk.up(claude_env=env)
+    await talk.tell()
+    assert _token(talk.upstream.requests[-1]) == "old"
+    _logged_in(talk, "new")
+    talk.upstream.behave = lambda seen: Reply(thinking="hm") if _token(seen) == "new" else Fail(401)
+
+
+def _logged_in(talk: Talk, token: str) -> None:
+    assert talk.settings.claude_config_dir is not None
+    file = talk.settings.claude_config_dir / ".credentials.json"
+    login = {"accessToken": token, "refreshToken": None, "expiresAt": None, "scopes": ["user:inference"]}
+    file.write_text(json.dumps({"claudeAiOauth": login}))
+    file.chmod(0o600)
+
+
+def _token(seen: Seen) -> str:
+    return seen.headers.get("authorization", "").removeprefix("Bearer ")
+
+
+async def refused_login(talk: Talk) -> None:
     """The provider takes the login of the running process no more; a new process has a new one."""
     fact = talk.new_fact()
     talk.upstream.when(fact.key, Fail(401))
@@ -206,50 +313,76 @@ def _notes(number: int, *words: str) -> Says:
 
 
 POISON = "poison"
+SESSION = uuid.UUID(int=1, version=4)
+
+
+def poison(name: str, breaks: Breaks, **more: Any) -> Row:
+    """The next turn is answered with one request upstream more than it takes, at most."""
+    return Row(POISON, name, breaks, **{"bare": False, "calls": 2, **more})
+
+
+KEY = re.compile(r"fact-\d+-[0-9a-f]{8}")
+TOO_LONG = Fail(400, message="prompt is too long: 2 tokens > 1 maximum")
+CODER = {"coder": {"tools": ["Read"]}}
 SURROGATE = "half a \ud800 character"
 REPLACED = r"The system prompt had changed: the new one stands at the head"
 REPLACED_2 = f"{REPLACED}(?s:.*)asked again without 3 thoughts"
 ANOTHERS: Block = {"type": "thinking", "thinking": "hm", "signature": "c2VhbGVk"}
 CLOCKS = dict.fromkeys(range(5, 15), r"what is new of it went to the model with the prompt")
+TOO_LARGE = "1 image in the history that came in would have been too large"
+IN_PIECES = "the model knows a summary of its first 9 exchanges"
 CUT_OFF = {UNPARSED: '{"city": "Be'}
 ROWS = (
-    Row(POISON, "sealed thinking, system prompt replaced", _with(system="You are BETA."), quick=BOTH, prefix=False,
-        bare=False, says=(_notes(4, REPLACED_2), _notes(4, f"{REPLACED}(?s:.*)3 thoughts"))),
-    Row(POISON, "sealed thinking, a clock in the system prompt, ten times", a_clock, quick=BOTH, prefix=False,
-        bare=False, says=({4: REPLACED, **CLOCKS}, {4: REPLACED, **CLOCKS, 15: "1 thought of earlier answers"})),
-    Row(POISON, "sealed thinking, a tool added", _with(tools=TOOLS), clis=NEW, quick=NEW, prefix=False, bare=False,
+    poison("sealed thinking, system prompt replaced", _with(system="You are BETA."), quick=BOTH, prefix=False,
+        says=(_notes(4, REPLACED_2), _notes(4, f"{REPLACED}(?s:.*)3 thoughts"))),
+    poison("sealed thinking, a clock in the system prompt, ten times", a_clock, quick=BOTH, prefix=False,
+        says=({4: REPLACED, **CLOCKS}, {4: REPLACED, **CLOCKS, 15: "1 thought of earlier answers"})),
+    poison("sealed thinking, a tool added", _with(tools=TOOLS), clis=NEW, quick=NEW, prefix=False,
         says=_notes(4, "asked again without 3 thoughts")),
-    Row(POISON, "sealed thinking, tools in another order and spelling, restarted", tools_in_another_order, clis=NEW,
-        quick=NEW, prefix=False, bare=False, says=_notes(4, "asked again without 3 thoughts")),
-    Row(POISON, "sealed thinking, a branch", branch, bare=False, quick=NEW, prefix=False, after=keeps(3), says={5: ""}),
-    Row(POISON, "sealed thinking, rebuilt", rebuild, bare=False, quick=BOTH, after=keeps(3), says={4: "repaired"}),
-    Row(POISON, "sealed thinking, restarted", restart, bare=False, after=keeps(3)),
-    Row(POISON, "a brought history: an image over 5 MB", a_huge_image, bare=False, quick=BOTH,
-        says=_notes(5, "1 image in the history that came in would have been too large")),
-    Row(POISON, "a brought history: more than 20 images over 2,000 px", many_large_images, bare=False,
+    poison("sealed thinking, tools in another order and spelling, restarted", tools_in_another_order, clis=NEW,
+        quick=NEW, prefix=False, says=_notes(4, "asked again without 3 thoughts")),
+    poison("sealed thinking, the CLI's own tools changed", _with(profile="coder"), prefix=False,
+        settings={"profiles": CODER}, says=_notes(4, "3 thoughts")),
+    poison("sealed thinking, another model and back", another_model_and_back, quick=NEW, prefix=False,
+        says={4: "3 thoughts", 5: "1 thought"}),
+    poison("sealed thinking, a branch", branch, quick=NEW, prefix=False, after=keeps(3), says={5: ""}),
+    poison("sealed thinking, rebuilt", rebuild, quick=BOTH, after=keeps(3), says={4: "repaired"}),
+    poison("sealed thinking, restarted", restart, after=keeps(3)),
+    poison("a brought history: an image over 5 MB", a_huge_image, quick=BOTH,
+        says=_notes(5, TOO_LARGE)),
+    poison("a brought history: more than 20 images over 2,000 px", many_large_images,
         says=_notes(5, "21 images in the history that came in would have been too large")),
-    Row(POISON, "a brought history: images that fill the request (413)", more_than_a_request, bare=False, clis=("1.0",),
+    poison("an adopted session: an image over 8,000 px", an_adopted_session, prefix=False,
+        says=({4: "adopted", **_notes(5, TOO_LARGE)}, {4: "adopted", **_notes(5, TOO_LARGE, "3 thoughts")})),
+    # CLI 2.1 asks again without the image, and then without the thoughts behind it.
+    poison("an image that the provider refuses later", an_image_that_is_refused_later, prefix=False, calls=3,
+        says=(_notes(5, "asked again without 1 image"), _notes(5, "1 image of earlier turns left out"))),
+    poison("a brought history: images that fill the request (413)", more_than_a_request, prefix=False,
         says=_notes(5, "1 image of earlier turns left out")),
-    Row(POISON, "a brought history: a PDF that cannot be read", brings(_user(_words("read"), pdf(b"no PDF")),
-        _assistant(_words("I cannot."))), bare=False,
-        says=_notes(5, "1 document in the history that came in could not be read")),
-    Row(POISON, "a brought history: another's sealed thinking", brings(_user(_words("why?")), _assistant(ANOTHERS,
-        _words("So."))), bare=False, quick=NEW,
+    poison("a brought history: a PDF that cannot be read", brings(_user(_words("read"), document(b"no PDF")),
+        _assistant(_words("I cannot."))), says=_notes(5, "1 document in the history that came in could not be read")),
+    poison("a brought history: another's sealed thinking", brings(_user(_words("why?")), _assistant(ANOTHERS,
+        _words("So."))), quick=NEW,
         says=_notes(5, "1 thought in the client's history: left out")),
-    Row(POISON, "a brought history: a call without its result", brings(_user(_words("look")), _assistant(_call("c1")),
-        _user(_words("well?")), _assistant(_words("No."))), bare=False,
-        says=_notes(6, "1 call in the client's history")),
-    Row(POISON, "a brought history: ids of others, and one used twice", brings(_user(_words("look")), _assistant(
-        _call("functions.look:0"), _call("x|1"), _call("x|1")), _user(_result("functions.look:0"), _result("x|1")),
-        _assistant(_words("Seen."))), bare=False, quick=BOTH, says=_notes(6, "3 ids of tool calls")),
-    Row(POISON, "a brought history: arguments cut off", brings(_user(_words("look")), _assistant(
-        {**_call("c1"), "input": CUT_OFF}), _user(_result("c1")), _assistant(_words("Seen."))), bare=False,
+    poison("a brought history: a call without its result", brings(_user(_words("look")), _assistant(_call("c1")),
+        _user(_words("well?")), _assistant(_words("No."))), says=_notes(6, "1 call in the client's history")),
+    poison("a brought history: ids of others, and one used twice", foreign_ids, quick=BOTH, after=same_ids,
+        says={**_notes(6, "3 ids of tool calls"), 7: "repaired"}),
+    poison("a brought history: arguments cut off", brings(_user(_words("look")), _assistant(
+        {**_call("c1"), "input": CUT_OFF}), _user(_result("c1")), _assistant(_words("Seen."))),
         says=_notes(6, "The arguments of 1 call")),
-    Row(POISON, "a brought history: empty text", brings(_user(_words("go on")), _assistant(_words(" "))), bare=False,
+    poison("a brought history: empty text", brings(_user(_words("go on")), _assistant(_words(" "))),
         says=_notes(5, "1 message in the client's history was empty")),
-    Row(POISON, "a brought history: half a character", brings(_user(_words(SURROGATE)), _assistant(_words("Hm."))),
-        bare=False, quick=NEW, says=_notes(5, "1 half character")),
-    Row(POISON, "a PDF that cannot be read, sent live", an_unreadable_pdf, bare=False, quick=NEW, after=keeps(3)),
-    Row(POISON, "a login that was renewed under a warm process", renewed_login, clis=NEW, quick=NEW, bare=False,
+    poison("a brought history: half a character", brings(_user(_words(SURROGATE)), _assistant(_words("Hm."))),
+        quick=NEW, says=_notes(5, "1 half character")),
+    poison("a PDF that cannot be read, sent live", an_unreadable_pdf, quick=NEW, after=keeps(3)),
+    poison("an image over 8,000 px, sent live", an_oversized_image, quick=NEW,
+        says={4: "The CLI made 1 image of the prompt smaller"}),
+    # CLI 1.0.120 asks for its summary under another head: with sealed thoughts that is refused, and nothing is lost.
+    poison("a full context", full, summarised=True, prefix=False, says=({5: "compacted"}, {})),
+    poison("a full context that cannot be summarised at once", full_at_once, summarised=True, prefix=False,
+        says=({10: IN_PIECES}, {6: "5 thoughts of earlier answers", 10: IN_PIECES})),
+    poison("a login that was renewed under a warm process", renewed_login, quick=NEW),
+    poison("a login that the running process does not take up", refused_login, clis=NEW, quick=NEW,
         settings={"cli_retries": 0}, says={4: r"\*\*repaired\*\*: Attempt 1 failed \(.*401"}),
 )  # fmt: skip

@@ -49,13 +49,14 @@ async def a_pdf_that_cannot_be_read(talk: Talk) -> None:
 
 
 ROWS = (
-    Row(POISON, "a refused prompt", refused, quick=NEW, bare=False, says={4: "The model refused to answer"}),
+    Row(POISON, "a refused prompt", refused, quick=NEW, bare=False, calls=2, says={4: "The model refused to answer"}),
     Row(
         POISON,
         "a history that is refused, rewound",
         refused_until_rewound,
         clis=BOTH,
         bare=False,
+        calls=2,
         prefix=False,
         says={4: "The model refused to answer", 5: "2 requests in a row"},
     ),
@@ -64,6 +65,7 @@ ROWS = (
         "a PDF that only the provider cannot read",
         a_pdf_that_cannot_be_read,
         bare=False,
+        calls=2,
         says=({4: "invalid_request", 5: "rebuilt"}, {4: "invalid_request"}),
     ),
 )

@@ -16,20 +16,27 @@ from typing import Any
 from cli_session_proxy.backends.claude.process import environment
 from cli_session_proxy.continuity.talk import Refused
 from cli_session_proxy.continuity.talk import Talk as AnyTalk
+from cli_session_proxy.continuity.targets import print_mode
 from cli_session_proxy.domain.models import Block, Link, Message, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..talking import claude, request, text
 from ..until import until
+from .score import Fact, Score, Thinking, summed_up
 
-__all__ = ["BareTalk", "EngineTalk", "Hand", "Refused", "Talk", "by_hand", "run_by_hand", "talking"]
+__all__ = [
+    "ASKS_FOR_SUMMARY", "BareTalk", "EngineTalk", "Hand", "Refused", "Talk", "by_hand", "run_by_hand", "talking",
+]  # fmt: skip
 
 POLL = 0.01
 PATIENCE = 30.0
 MODEL = "sonnet"
+# A line of the CLI's own request for a summary (1.0.120 and 2.1.330).
+ASKS_FOR_SUMMARY = "create a detailed summary"
 
 
 class Talk(AnyTalk, ABC):
@@ -41,6 +48,23 @@ class Talk(AnyTalk, ABC):
         super().__init__(upstream, MODEL)
         self.settings = settings
         self.extra: dict[str, Any] = {}
+        self.measured: Thinking | None = None
+        self.asked: list[list[Seen]] = []  # the requests upstream that each turn took for its prompt
+
+    async def tell(self, fact: Fact | None = None, *, tries: int = 1) -> Fact:
+        fact, asked = fact or self.new_fact(), len(self.upstream.requests)
+        said = fact.text.strip()
+        try:
+            return await super().tell(fact, tries=tries)
+        finally:
+            self.asked.append([seen for seen in self.upstream.requests[asked:] if seen.prompt.strip() == said])
+
+    async def probe(self, fact: Fact | None = None, *, summarised: bool = False) -> Score:
+        """See `AnyTalk`. `summarised`: the model knows a summary of what was acknowledged."""
+        told, fact, asked = list(self.facts), fact or self.new_fact(), len(self.upstream.requests)
+        found = await super().probe(fact)
+        seen = self.request_of(fact, asked) if summarised and found.refused is None else None
+        return found if seen is None else summed_up(seen, told, fact)
 
     @abstractmethod
     async def down(self) -> None: ...
@@ -171,7 +195,7 @@ class BareTalk(Talk):
         self.session_id = ""
         self._cwd = settings.var / "bare"
         self._cwd.mkdir(parents=True)
-        self._children: set[int] = set()
+        self._children: dict[int, asyncio.subprocess.Process] = {}
 
     async def up(self, **changes: Any) -> None:
         if "var" in changes:
@@ -196,40 +220,20 @@ class BareTalk(Talk):
 
 
 async def run_by_hand(
-    talk: Talk, said: str, session_id: str | None, *, cwd: Path | None = None, children: set[int] | None = None
+    talk: Talk,
+    said: str,
+    session_id: str | None,
+    *,
+    cwd: Path | None = None,
+    children: dict[int, asyncio.subprocess.Process] | None = None,
 ) -> dict[str, Any]:
     """One `claude -p` in the agent's directory, as a person or a script would. Raises `Refused`."""
     assert talk.settings.claude_bin is not None
-    argv = [str(talk.settings.claude_bin), "-p", "--output-format", "json", "--model", talk.model]
-    argv += ["--system-prompt", talk.extra.get("system") or talk.settings.system_prompt]
-    argv += [f"--resume={session_id}"] if session_id else []
-    pipe = asyncio.subprocess.PIPE
-    try:
-        child = await asyncio.create_subprocess_exec(
-            *argv, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd or talk.cwd, env=talk.environment(),
-            limit=64 * 1024 * 1024,
-        )  # fmt: skip
-    except OSError as exc:
-        raise Refused("cannot start") from exc
-    children = set() if children is None else children
-    children.add(child.pid)
-    try:
-        async with asyncio.timeout(2 * PATIENCE):
-            out, _ = await child.communicate(said.encode("utf-8", "surrogatepass"))
-    except TimeoutError as exc:
-        raise Refused("no end") from exc
-    finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
-        children.discard(child.pid)
-    try:
-        result: dict[str, Any] = json.loads(out)
-    except ValueError as exc:
-        raise Refused(f"exit {child.returncode}") from exc
-    if result.get("is_error") or child.returncode:
-        raise Refused("error")
-    return result
+    return await print_mode(
+        talk.settings.claude_bin, said, session_id, model=talk.model,
+        system=talk.extra.get("system") or talk.settings.system_prompt, cwd=cwd or talk.cwd, env=talk.environment(),
+        children={} if children is None else children,
+    )  # fmt: skip
 
 
 class Hand:

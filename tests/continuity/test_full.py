@@ -3,7 +3,6 @@ said."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,14 +16,10 @@ from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from .rows_poison import image, more_than_a_request
+from ..media import image, picture
+from .rows_poison import KEY, TOO_LONG, more_than_a_request
 from .score import Fact
-from .talk import EngineTalk, Refused, talking
-
-FACT = re.compile(r"fact-\d+-[0-9a-f]{8}")
-# A line of the CLI's own request for a summary (1.0.120 and 2.1.330).
-ASKS_FOR_SUMMARY = "create a detailed summary"
-TOO_LONG = Fail(400, message="prompt is too long: 2 tokens > 1 maximum")
+from .talk import ASKS_FOR_SUMMARY, EngineTalk, Refused, talking
 
 
 def answers(seen: Seen) -> Behaviour:
@@ -32,7 +27,7 @@ def answers(seen: Seen) -> Behaviour:
     if ASKS_FOR_SUMMARY in seen.prompt:
         return TOO_LONG
     if summaries.ASK in seen.prompt:
-        return Reply(" ".join(dict.fromkeys(FACT.findall(seen.prompt))))
+        return Reply(" ".join(dict.fromkeys(KEY.findall(seen.prompt))))
     return Reply("Noted.", thinking="hm")
 
 
@@ -99,7 +94,7 @@ async def test_a_remedy_that_does_not_help_leaves_nothing_behind(
 ) -> None:
     """The image is left out, and the request is refused all the same: the next turn begins where this one did."""
     async with talking(make_settings(claude_bin=claude), upstream) as talk:
-        talk.beside = (image(200, 200),)
+        talk.beside = (image(picture(200, 200)),)
         await talk.tell()
         talk.beside = ()
         fact = talk.new_fact()

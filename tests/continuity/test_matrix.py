@@ -64,11 +64,15 @@ async def test_what_is_acknowledged_is_remembered(
         if isinstance(talk, EngineTalk):
             await talk.links()
         failed = await _broken(row, talk)
-        first = await talk.probe(row.probe() if row.probe else None) if failed is None else failed
+        probe = row.probe() if row.probe else None
+        first = await talk.probe(probe, summarised=row.summarised) if failed is None else failed
         report.add(row, cli, bare, first)
         if isinstance(talk, EngineTalk):
             await _check(row, cli, talk, first)
-            assert str(await talk.probe()).startswith(f"{len(talk.facts) - 1}/{len(talk.facts) - 1}")
+            if talk.measured is not None:
+                report.measure(cli, talk.measured)
+            again = await talk.probe(summarised=row.summarised)
+            assert str(again).startswith(f"{len(talk.facts) - 1}/{len(talk.facts) - 1}")
     finally:
         await talk.down()
 
@@ -90,6 +94,10 @@ async def _check(row: Row, cli: str, talk: EngineTalk, first: Score) -> None:
         assert first.refused == row.refused
         return
     assert first.whole, first
+    if row.calls is not None:
+        # Of its own accord CLI 1.0.120 sends each request that failed once more, not streamed; nothing turns that off.
+        calls = [[seen for seen in asked if cli != "1.0" or seen.body.get("stream")] for asked in talk.asked[TOLD:]]
+        assert max(map(len, calls)) <= row.calls, talk.upstream.refused
     if row.after is not None:
         row.after(talk)
     links = await talk.links()

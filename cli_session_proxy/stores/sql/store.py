@@ -41,18 +41,20 @@ from ..base import (
     HeldLease,
     ImportedTurn,
     Lease,
+    MirrorKey,
     NewChain,
     NewTurn,
     Proxy,
     RequestMatch,
     Store,
+    Taken,
     Tree,
     TurnFacts,
     TurnOutline,
     TurnPage,
     TurnStart,
 )
-from . import conversing, importing, leases, migrations, reading, writing
+from . import conversing, importing, leases, migrations, mirroring, reading, writing
 from .database import Database, Urgency
 from .migrations import MIGRATIONS, Migration
 
@@ -156,20 +158,27 @@ class SqlStore(Store):
     async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
         await self._db.write(lambda conn: writing.import_turns(conn, turns, head))
 
-    async def adopt(self, lease: Lease, turns: Sequence[ImportedTurn], session: Session, links: Sequence[Link]) -> Turn:
-        return await self._db.write(lambda conn: writing.adopt(conn, lease, turns, session, links))
+    async def adopt(
+        self,
+        lease: Lease,
+        turns: Sequence[ImportedTurn],
+        session: Session,
+        links: Sequence[Link],
+        taken: Taken | None = None,
+    ) -> Turn:
+        return await self._db.write(lambda conn: writing.adopt(conn, lease, turns, session, links, taken))
 
     async def rewind(self, lease: Lease, to: str | None) -> None:
         await self._db.write(lambda conn: writing.rewind(conn, lease, to))
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         name = uuid.uuid4().hex
-        claim = self._db.claim(name)
+        claim = await asyncio.to_thread(self._db.claim, name)
         assert claim is not None  # nobody else knows the name
         try:
             return await self._bring_in(name, new, parts)
         finally:
-            claim.release()
+            await uninterrupted(asyncio.ensure_future(asyncio.to_thread(claim.release)))
 
     async def _bring_in(self, name: str, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         coming = importing.Coming(await self._db.write(lambda conn: importing.begin(conn, new, name)))
@@ -257,6 +266,9 @@ class SqlStore(Store):
 
     async def responds(self, proxy_id: str) -> bool:
         return await self._db.read(lambda conn: leases.responds(conn, proxy_id), quick=True)
+
+    async def silent(self, seconds: float) -> list[str]:
+        return await self._db.read(lambda conn: leases.silent(conn, seconds))
 
     async def resign(self, proxy_id: str) -> None:
         await self._db.write(lambda conn: leases.resign(conn, proxy_id), Urgency.JOURNAL)
@@ -373,6 +385,18 @@ class SqlStore(Store):
 
     async def remove_item(self, agent_key: int, item_id: str) -> bool:
         return await self._db.write(lambda conn: conversing.remove_item(conn, agent_key, item_id))
+
+    # the Agent SDK's sessions
+
+    async def mirror(self, agent_key: int, key: MirrorKey, lines: Sequence[Record]) -> None:
+        now = time.time()
+        await self._db.write(lambda conn: mirroring.mirror(conn, agent_key, key, lines, now))
+
+    async def mirrored(self, agent_key: int, key: MirrorKey) -> list[Record] | None:
+        return await self._db.read(lambda conn: mirroring.lines(conn, agent_key, key))
+
+    async def mirrors(self, agent_key: int, project: str) -> list[tuple[MirrorKey, float]]:
+        return await self._db.read(lambda conn: mirroring.listed(conn, agent_key, project))
 
     async def expired_agents(self, before: float) -> list[Agent]:
         return await self._db.read(lambda conn: reading.expired_agents(conn, before))

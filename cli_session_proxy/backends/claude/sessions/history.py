@@ -9,7 +9,7 @@ what was mended.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,8 +32,8 @@ class Mender:
     """Goes through a history front to back. `open_calls` are those of the answer before it."""
 
     def __init__(self, open_calls: Iterable[str] = ()) -> None:
-        self._open = {call: call for call in open_calls}  # the client's id -> the id in the records
-        self._used = set(self._open)
+        self._open = [(call, call) for call in open_calls]  # the client's id, the id in the records
+        self._used = {known for _, known in self._open}
         self._numbers: Counter[str] = Counter()  # the last one given to ids that begin so
         self._mended: Counter[Code] = Counter()
 
@@ -45,14 +45,18 @@ class Mender:
 
     def asked(self, messages: Sequence[Message]) -> Message:
         """The user's run as one message: the results of the open calls first, as the API wants them."""
-        results: dict[str, Block] = {}
+        waiting: dict[str, deque[str]] = {}  # calls that share an id are answered in their order
+        for wanted, known in self._open:
+            waiting.setdefault(wanted, deque()).append(known)
+        results: dict[str, Block] = {}  # by the id in the records
         rest: list[Block] = []
         for block in (block for message in messages for block in message.content if _tells(block)):
             call = str(block.get("tool_use_id"))
             if block.get("type") != "tool_result":
                 rest.append(block)
-            elif call in self._open and call not in results:
-                results[call] = {**block, "tool_use_id": self._open[call]}
+            elif waiting.get(call):
+                known = waiting[call].popleft()
+                results[known] = {**block, "tool_use_id": known}
             else:
                 # A result that belongs to no call: its content, said by the user.
                 self._mended["results_without_call"] += 1
@@ -61,16 +65,15 @@ class Mender:
                 rest += [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
         missing = {"content": NO_RESULT, "is_error": True}
         found = [
-            results.get(call, {"type": "tool_result", "tool_use_id": known, **missing})
-            for call, known in self._open.items()
+            results.get(known, {"type": "tool_result", "tool_use_id": known, **missing}) for _, known in self._open
         ]
-        self._mended["calls_without_result"] += len(self._open.keys() - results.keys())
-        self._open = {}
+        self._mended["calls_without_result"] += len(self._open) - len(results)
+        self._open = []
         return Message("user", self._sound(found + rest))
 
     def said(self, blocks: Sequence[Block]) -> Message:
         """The assistant's run as one message."""
-        self._open = {}
+        self._open = []
         out = tuple(self._call(block) if block.get("type") == "tool_use" else block for block in blocks)
         self._mended["foreign_thinking_left_out"] += sum(block.get("type") in THINKING for block in out)
         telling = [block for block in out if block.get("type") not in THINKING and _tells(block)]
@@ -102,7 +105,7 @@ class Mender:
         self._mended["ids_rewritten"] += known != wanted
         self._mended["arguments_kept_as_text"] += set(block.get("input") or ()) == {UNPARSED}
         self._used.add(known)
-        self._open[wanted] = known
+        self._open.append((wanted, known))
         return {**block, "id": known}
 
 

@@ -5,7 +5,7 @@ import { count, fill, h, money, time } from "./dom.js";
 
 const SOON = 200; // ms after the last key until it is looked for
 const FIELDS = ["status", "since", "model", "min_cost"];
-const PART = { input: "asked", output: "answered", tools: "tools" };
+const PART = { input: "asked", output: "answered", tools: "tools", metadata: "metadata" };
 
 export class SearchView {
   /** `onAsk(query)` is told what is wanted whenever somebody changes it. */
