@@ -135,7 +135,12 @@ async def _turn(talk: Talk, line: str, write: Write, interrupts: Interrupts) -> 
 
 
 async def _answer(talk: Talk, line: str, write: Write) -> None:
-    waiting = asyncio.create_task(_tell_waits(talk, write))
+    async def tell_waits() -> None:
+        async with aclosing(talk.waits()) as waits:
+            async for words in waits:
+                write(f"  [{printable(words)}]\n")
+
+    waiting = asyncio.create_task(tell_waits())
     try:
         async with aclosing(talk.say(line)) as pieces:
             async for piece in pieces:
@@ -147,12 +152,6 @@ async def _answer(talk: Talk, line: str, write: Write) -> None:
     turn = await talk.last()
     if turn is not None:
         write(_told(turn))
-
-
-async def _tell_waits(talk: Talk, write: Write) -> None:
-    async with aclosing(talk.waits()) as waits:
-        async for words in waits:
-            write(f"  [{printable(words)}]\n")
 
 
 def _told(turn: JSON) -> str:

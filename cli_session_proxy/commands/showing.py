@@ -241,9 +241,14 @@ async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, wr
         console = Console(highlight=False)
         served = served_at(settings.var)
         watching: asyncio.Task[None] | None = None
+
+        async def watch(served: Served, key: dict[str, str]) -> None:
+            async with client_of(served, httpx.Timeout(ANSWER_TIMEOUT, read=None), key) as http:
+                await show_progress(http, agent_id, console)
+
         if console.is_terminal and shown.format == "markdown" and served is not None and await alive(served):
             with contextlib.suppress(ConfigError):  # without a key for the server the file is read all the same
-                watching = asyncio.create_task(_watch(served, key_of(settings, owner), agent_id, console))
+                watching = asyncio.create_task(watch(served, key_of(settings, owner)))
         try:
             async for happened in Follower(store, agent).follow():
                 for one in happened:
@@ -252,11 +257,6 @@ async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, wr
             if watching is not None:
                 watching.cancel()
                 await asyncio.wait([watching])
-
-
-async def _watch(served: Served, key: dict[str, str], agent_id: str, console: Console) -> None:
-    async with client_of(served, httpx.Timeout(ANSWER_TIMEOUT, read=None), key) as http:
-        await show_progress(http, agent_id, console)
 
 
 async def show_progress(http: httpx.AsyncClient, agent_id: str, console: Console) -> None:
