@@ -20,6 +20,8 @@ import pytest
 CI = bool(os.environ.get("CI"))
 # Seconds in which a server starts or stops, on a machine with more to do.
 PATIENCE = 60.0
+# Linux's file system in memory, and how much of it has to be free (bytes).
+MEMORY, ROOM = Path("/dev/shm"), 4 * 1024**3
 # The database user that owns everything.
 USER = "proxy"
 
@@ -123,8 +125,12 @@ class Postgres:
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A folder with a short path (a unix socket's has 107 bytes) that belongs to who the server runs as."""
-    with tempfile.TemporaryDirectory(prefix="csp-pg-", ignore_cleanup_errors=True) as name:
+    """A folder with a short path (a unix socket's has 107 bytes) that belongs to who the server runs as.
+
+    In memory where there is room: no test cuts the power, and hundreds of databases are thousands of files.
+    """
+    place = MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM else None
+    with tempfile.TemporaryDirectory(prefix="csp-pg-", dir=place, ignore_cleanup_errors=True) as name:
         who = unprivileged()
         if who:
             os.chown(name, who["user"], who["group"])
