@@ -68,6 +68,9 @@ def _turns(results: Results) -> Iterator[Bound]:
     other = results.median("turn with other parameters", "proxy")
     together = None if without is None or control is None else without + control
     yield _at_most("turn with other parameters ÷ one without and a control round trip", _over(other, together), 1.1)
+    told, bare = results.median("turn with other parameters", BARE), results.median("turn without parameters", BARE)
+    alone = None if without is None or told is None or bare is None else without + told - bare
+    yield _at_most("turn with other parameters ÷ one without and what they cost the bare CLI", _over(other, alone), 1.1)
     yield _at_least("warm turn, a spawn a turn ÷ proxy", results.ratio("turn", SPAWNED, "proxy"), 8)
     cpu = results.median(f"own CPU, answer of {CHUNKS:,} chunks", "proxy")
     yield _at_most(f"the proxy's CPU, answer of {CHUNKS:,} chunks", cpu, 60, " ms")
