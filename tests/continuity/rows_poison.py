@@ -257,7 +257,8 @@ async def an_oversized_image(talk: Talk) -> None:
 async def full(talk: Talk) -> None:
     """The provider counts more than the CLI lets a request have: it has the conversation summarised."""
     fact = talk.new_fact()
-    talk.upstream.when(fact.key, Reply(usage={"input_tokens": 990_000}, thinking="hm"))
+    thinking = None if talk.upstream.behave is None else "hm"
+    talk.upstream.when(fact.key, Reply(usage={"input_tokens": 990_000}, thinking=thinking))
     await talk.tell(fact)
     talk.upstream.when(ASKS_FOR_SUMMARY, Reply(f"<summary>{' '.join(fact.key for fact in talk.facts)}</summary>"))
 
@@ -380,8 +381,11 @@ ROWS = (
         says={4: "The CLI made 1 image of the prompt smaller"}),
     # CLI 1.0.120 asks for its summary under another head: with sealed thoughts that is refused, and nothing is lost.
     poison("a full context", full, summarised=True, prefix=False, says=({5: "compacted"}, {})),
+    # Without thoughts it gets its summary, with the prompt in it: it is stopped there, and the proxy makes one.
+    poison("a full context, without thoughts", full, thinks=False, summarised=True, prefix=False,
+        says=({5: "compacted"}, {5: "the model knows a summary of its first"})),
     poison("a full context that cannot be summarised at once", full_at_once, summarised=True, prefix=False,
-        says=({10: IN_PIECES}, {6: "5 thoughts of earlier answers", 10: IN_PIECES})),
+        says=({10: IN_PIECES}, {6: "5 thoughts", 7: "1 thought", 8: "1 thought", 9: "1 thought", 10: IN_PIECES})),
     poison("a login that was renewed under a warm process", renewed_login, quick=NEW),
     poison("a login that the running process does not take up", refused_login, clis=NEW, quick=NEW,
         settings={"cli_retries": 0}, says={4: r"\*\*repaired\*\*: Attempt 1 failed \(.*401"}),

@@ -38,6 +38,7 @@ SUMMARY = (
     "that follow:\n\n"
 )
 GOES_ON = "I go on from this summary."
+NO_TOKENS: Mapping[str, int] = {"input_tokens": 0, "output_tokens": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +187,10 @@ def shown(records: Sequence[Record]) -> list[Record]:
     ranges = [(mark["what"], _at(records, mark["since"]), at) for at, mark in marks if mark["mark"] == "leave_out"]
     out: list[Record] = []
     start = _at(records, window_of(records))
-    summed = 0
+    summed = summed_at = 0
     if newest := [(at, mark) for at, mark in marks if mark["mark"] == "summary"][-1:]:
         summed, mark = newest[0]
+        summed_at = summed
         summed = summed if mark["kept_from"] is None else _at(records, mark["kept_from"])
     if start > summed:  # what is summed up is outside the window, too
         out += [record for record in records[:start] if record.uuid is None and not is_mark(record)]
@@ -206,13 +208,17 @@ def shown(records: Sequence[Record]) -> list[Record]:
             continue
         kinds = {what for what, since, end in ranges if since <= at < end and _may_hold(record, what)}
         fits = at < fitted_before and (_may_hold(record, "images") or _may_hold(record, "documents"))
-        if record.uuid is None or not (kinds or gone or hangs or fits):
+        # What the request took before the summary: the CLI goes by it, and would compact what is short by now.
+        counted = at < summed_at and '"usage"' in record.line
+        if record.uuid is None or not (kinds or gone or hangs or fits or counted):
             out.append(record)
             continue
         was: JSON = json.loads(record.line)
         data = dict(was)
         if fits and not data.get("isSidechain") and (content := _content(data)):
             data["message"] = {**data["message"], "content": _fitted(content, instead)}
+        if counted and isinstance(data.get("message"), dict) and "usage" in data["message"]:
+            data["message"] = {**data["message"], "usage": dict(NO_TOKENS)}
         if hangs:
             data["parentUuid"], hangs = first, False
         for name in ("parentUuid", "logicalParentUuid", "sourceToolAssistantUUID"):
