@@ -6,6 +6,7 @@ CLAUDE_1 := .tools/claude-1.0.120
 MERMAID := .tools/mermaid
 AI_SDK := .tools/ai-sdk
 AGENTS := .tools/agents
+AGENTS_MORE := .tools/agents-more
 AXE := .tools/axe
 FRAMEWORKS := .tools/frameworks
 SUITES := .tools/suites
@@ -27,7 +28,7 @@ SEED ?=
 CHAOS := $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 .PHONY: serve login demo test bench bench-quick peers trace check continuity full chaos agents conformance dist image lock tools chromium \
-	bubblewrap clean
+	bubblewrap postgresql clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
 	@$(BIN)/cli-session-proxy serve
@@ -51,10 +52,10 @@ chaos: $(VENV)/.test tools  ## random histories of breakages, one proxy and thre
 	@$(CHAOS) --proxies 1; one=$$?; $(CHAOS) --proxies 1 --tools; two=$$?; \
 	$(CHAOS) --proxies 3; three=$$?; $(CHAOS) --proxies 3 --tools --wrapper; exit $$((one + two + three + $$?))
 
-agents: $(VENV)/.test tools $(FRAMEWORKS)/.installed  ## long conversations of agent programs, and of frameworks; a quarter of an hour
+agents: $(VENV)/.test tools $(AGENTS_MORE)/.programs $(FRAMEWORKS)/.installed  ## long conversations of agent programs, and of frameworks; a quarter of an hour
 	$(BIN)/python -m pytest tests/agents -n 2 -m 'agents or not agents'
 
-conformance: $(VENV)/.test $(SUITES)/.installed  ## other people's suites over the real CLI, half an hour; writes docs/conformance.md
+conformance: $(VENV)/.test $(SUITES)/.installed $(SUITES)/.sdks  ## other people's suites over the real CLI, a quarter of an hour; writes docs/conformance.md
 	$(BIN)/python -m tests.conformance --json var/conformance.json --docs docs/conformance.md
 
 bench: $(VENV)/.bench $(CCPROXY)/.installed  ## the proxy beside the bare CLI and ccproxy, a quarter of an hour; writes docs/bench.md
@@ -90,7 +91,7 @@ check: $(VENV)/.test  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(AGENTS)/.programs $(AXE)/.installed chromium bubblewrap  ## the old CLI and the npm packages that the tests use
+tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(AGENTS)/.programs $(AXE)/.installed chromium bubblewrap postgresql  ## the old CLI and the npm packages that the tests use
 
 # The tests of the page drive Debian's own chromium; nothing is downloaded past apt.
 chromium:
@@ -105,6 +106,15 @@ bubblewrap:
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
 	then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends bubblewrap; \
 	else echo "bubblewrap is needed for the tests of confined profiles: sudo apt-get install bubblewrap" >&2; exit 1; fi
+
+# Servers of the tests' own: no cluster of the machine is made for them, and none is started.
+postgresql:
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null && command -v pgbouncer >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
+	then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql-common \
+		&& sed -i 's/^#\?create_main_cluster.*/create_main_cluster = false/' /etc/postgresql-common/createcluster.conf \
+		&& DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends postgresql pgbouncer; \
+	else echo "PostgreSQL is needed for the tests of its store: sudo apt-get install postgresql pgbouncer" >&2; exit 1; fi
 
 clean:  ## remove what make installed and built; var/ stays
 	rm -rf $(VENV) .tools dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -122,7 +132,7 @@ $(VENV)/.serve: pyproject.toml $(VENV)/.made
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(VENV)/.made
-	$(PIP) --editable '.[claude,litellm,dev,clients,bench]'
+	$(PIP) --editable '.[claude,litellm,postgresql,dev,clients,bench]'
 	@touch $@ $(VENV)/.serve $(VENV)/.bench
 
 $(VENV)/.bench: pyproject.toml $(VENV)/.made
@@ -187,10 +197,20 @@ $(AGENTS)/.programs:
 	@for name in codex gemini opencode qwen; do test -e $(AGENTS)/node_modules/.bin/$$name || exit 1; done
 	@touch $@
 
+# Those that `make agents` alone runs: pi, and aider in an environment of its own.
+$(AGENTS_MORE)/.programs: $(UV)/.installed
+	@mkdir -p $(AGENTS_MORE)
+	npm install --prefix $(AGENTS_MORE) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+		@mariozechner/pi-coding-agent@0.73.1
+	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(AGENTS_MORE)/venv
+	$(UV)/bin/uv pip install --quiet --python $(AGENTS_MORE)/venv aider-chat==0.86.2
+	@touch $@
+
 # Frameworks from PyPI, each with what it needs to talk to an address of its own; what they bring would change our venv.
-$(FRAMEWORKS)/.installed: $(VENV)/.made
-	$(BIN)/python -m venv $(FRAMEWORKS)/venv
-	$(FRAMEWORKS)/venv/bin/python -m pip install --quiet --disable-pip-version-check langgraph==1.2.22 \
+# uv, because pip looks for versions that fit together for longer than anybody waits.
+$(FRAMEWORKS)/.installed: $(UV)/.installed
+	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(FRAMEWORKS)/venv
+	$(UV)/bin/uv pip install --quiet --python $(FRAMEWORKS)/venv langgraph==1.2.22 \
 		langchain-openai==1.7.3 crewai==1.15.30 'smolagents[openai]==1.26.0' dspy==3.4.1 autogen-agentchat==0.7.5 \
 		'autogen-ext[openai]==0.7.5' llama-index-core==0.14.25 llama-index-llms-openai-like==0.8.1
 	@touch $@
@@ -202,4 +222,18 @@ $(SUITES)/.installed: $(VENV)/.made
 	$(BIN)/python -m venv $(SUITES)/venv
 	$(SUITES)/venv/bin/python -m pip install --quiet --disable-pip-version-check llm-comply==0.5.0 \
 		langchain-tests==1.1.9 langchain-openai==1.7.3 langchain-anthropic==1.7.7 langchain-google-genai==4.4.0
+	@touch $@
+
+# The tests of the SDKs' own repositories are in their sdists.
+OPENAI_SDK := 2.54.0
+ANTHROPIC_SDK := 2.12.0
+$(SUITES)/.sdks: $(UV)/.installed
+	@mkdir -p $(SUITES)
+	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(SUITES)/sdks
+	$(UV)/bin/uv pip install --quiet --python $(SUITES)/sdks 'openai[aiohttp]==$(OPENAI_SDK)' \
+		'anthropic[aiohttp]==$(ANTHROPIC_SDK)' pytest==9.0.3 pytest-asyncio==1.3.0 respx==0.22.0 rich \
+		'http-snapshot[httpx]==0.1.9' inline-snapshot==0.32.5
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary openai,anthropic \
+		--dest $(SUITES) openai==$(OPENAI_SDK) anthropic==$(ANTHROPIC_SDK)
+	cd $(SUITES) && tar xzf openai-$(OPENAI_SDK).tar.gz && tar xzf anthropic-$(ANTHROPIC_SDK).tar.gz
 	@touch $@

@@ -54,28 +54,27 @@ def _row(measure: str, name: str, seconds: Sequence[float]) -> Row:
 async def parameters(bench: Bench) -> list[Row]:
     """A warm turn whose parameters are not those of the turn before, one without any, and the control round trip."""
     bare, proxy = bench.warm_cli("told-bare"), await bench.proxy("told-proxy")
-    plain: list[float] = []
-    others: list[float] = []
-    control: list[float] = []
+    found: dict[str, list[float]] = {}
     try:
         for n in range(bench.plan.turns + bench.plan.warm_up):
             limit = 30_000 + n
             await bare.turn("a", f"turn {n}")
-            round_trip = await bare.told("a", {"env": {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(limit)}})
-            await asyncio.sleep(SETTLE)
-            without = await proxy.turn("plain", f"turn {n}", stream=False)
-            await asyncio.sleep(SETTLE)
-            other = await proxy.turn("others", f"turn {n}", stream=False, max_tokens=limit)
+            took = {"control": await bare.told("a", {"env": {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(limit)}})}
+            wanted: list[tuple[str, dict[str, int]]] = [("plain", {}), ("others", {"max_tokens": limit})]
+            for agent, parameters in wanted if n % 2 else reversed(wanted):
+                await asyncio.sleep(SETTLE)
+                timing = await proxy.turn(agent, f"turn {n}", stream=False, **parameters)
+                took[agent] = timing.whole
             await asyncio.sleep(SETTLE)
             if n >= bench.plan.warm_up:
-                for found, one in ((plain, without.whole), (others, other.whole), (control, round_trip)):
-                    found.append(one)
+                for name, one in took.items():
+                    found.setdefault(name, []).append(one)
     finally:
         await asyncio.gather(bare.close(), proxy.close())
     return [
-        _row("turn without parameters", "proxy", plain),
-        _row("turn with other parameters", "proxy", others),
-        _row("control round trip", bare.name, control),
+        _row("turn without parameters", "proxy", found["plain"]),
+        _row("turn with other parameters", "proxy", found["others"]),
+        _row("control round trip", bare.name, found["control"]),
     ]
 
 

@@ -28,6 +28,15 @@ app = typer.Typer(
 )
 
 Var = Annotated[Path | None, typer.Option(help="Where chains, sandboxes and logs are kept.", show_default="var")]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help="Keep chains in PostgreSQL (postgresql://user@host/database) instead of a file in --var. The password "
+        "belongs in PGPASSWORD: other users of this machine can see the command line.",
+    ),
+]
 ClaudeBin = Annotated[
     Path | None, typer.Option(help="The Claude CLI to run.", show_default="PATH, then the [claude] extra")
 ]
@@ -81,6 +90,7 @@ def serve(
     ] = None,
     config: Config = None,
     var: Var = None,
+    store: StoreUrl = None,
     claude_bin: ClaudeBin = None,
     claude_config_dir: ConfigDir = None,
     default_model: Annotated[
@@ -120,13 +130,14 @@ def chains(
     ] = False,
     config: Config = None,
     var: Var = None,
+    store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """List the agents: turns, repairs, cost, size, and the totals."""
     from .commands import showing as commands
 
     wanted = commands.Wanted.parse(search, since, status, side=side)
-    settings = load(config=config, var=var)
+    settings = load(config=config, var=var, store=store)
     if watch:
         asyncio.run(commands.watch_chains(settings, wanted, limit))
         return
@@ -142,6 +153,7 @@ def show(
     wanted: Annotated[str, typer.Argument(metavar="AGENT|SESSION|TURN", help="Its name or id, or a part of it.")],
     config: Config = None,
     var: Var = None,
+    store: StoreUrl = None,
     claude_bin: ClaudeBin = None,
     claude_config_dir: ConfigDir = None,
     owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
@@ -150,7 +162,7 @@ def show(
     """Show one agent, session or turn: last words, repairs, failures, cost, and the command to go on by hand."""
     from .commands import inspecting
 
-    settings = load(config=config, var=var, claude_bin=claude_bin, claude_config_dir=claude_config_dir)
+    settings = load(config=config, var=var, store=store, claude_bin=claude_bin, claude_config_dir=claude_config_dir)
     told = asyncio.run(inspecting.show(settings, owner, wanted))
     if as_json:
         _say(json.dumps(told, indent=1))
@@ -172,13 +184,14 @@ def find(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many are shown.")] = 20,
     config: Config = None,
     var: Var = None,
+    store: StoreUrl = None,
     owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Look for words in all that was asked, answered and done; for agents, sessions and turns by a part of their id."""
     from .commands import finding
 
-    settings = load(config=config, var=var)
+    settings = load(config=config, var=var, store=store)
     more = {"model": model, "repaired": repaired, "min_cost": min_cost, "limit": limit}
     wanted = finding.parse(words or (), owner, since, until, status, **more)
     found, indexed = asyncio.run(finding.find(settings, wanted))
@@ -207,6 +220,7 @@ def dump(
     redact: Annotated[bool, typer.Option(help="Hide keys and tokens in what was said, too.")] = True,
     config: Config = None,
     var: Var = None,
+    store: StoreUrl = None,
     owner: Owner = "local",
 ) -> None:
     """Print an agent's chain: every turn, session and link."""
@@ -214,7 +228,7 @@ def dump(
 
     in_terminal = sys.stdout.isatty()
     chosen = commands.Shown(format or ("markdown" if in_terminal else "json"), not redact, last, turn)
-    settings = load(config=config, var=var)
+    settings = load(config=config, var=var, store=store)
     if follow:
         asyncio.run(commands.follow(settings, owner, agent_id, chosen, _write))
     elif in_terminal and chosen.format == "markdown":
@@ -231,11 +245,12 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     config: Config = None,
     var: Var = None,
+    store: StoreUrl = None,
     claude_config_dir: ConfigDir = None,
     owner: Owner = "local",
 ) -> None:
     """Remove an agent for good: chain, transcripts, sandbox and keys."""
-    settings = load(config=config, var=var, claude_config_dir=claude_config_dir)
+    settings = load(config=config, var=var, store=store, claude_config_dir=claude_config_dir)
     if not yes:
         typer.confirm(f"Remove agent {agent_id!r} with all its turns and files?", abort=True)
     from .commands import showing as commands
@@ -250,12 +265,13 @@ def rewind(
     to: Annotated[str, typer.Option("--to", metavar="TURN|-N", help="A turn of the path, or how many turns back.")],
     config: Config = None,
     var: Var = None,
+    store: StoreUrl = None,
     claude_config_dir: ConfigDir = None,
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
     """Take the last turns off an agent's path: they stay in the chain, the next turn branches before them."""
-    settings = load(config=config, var=var, claude_config_dir=claude_config_dir)
+    settings = load(config=config, var=var, store=store, claude_config_dir=claude_config_dir)
     from .commands import showing as commands
 
     done = asyncio.run(commands.rewind(settings, owner, agent_id, to))
@@ -268,6 +284,7 @@ def verify(
     agent_id: Annotated[str | None, typer.Argument(metavar="[AGENT_ID]")] = None,
     config: Config = None,
     var: Var = None,
+    store: StoreUrl = None,
     claude_config_dir: ConfigDir = None,
     owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
     as_json: AsJson = False,
@@ -276,7 +293,7 @@ def verify(
     from .commands import upkeep
 
     found = asyncio.run(
-        upkeep.verify(load(config=config, var=var, claude_config_dir=claude_config_dir), owner, agent_id)
+        upkeep.verify(load(config=config, var=var, store=store, claude_config_dir=claude_config_dir), owner, agent_id)
     )
     if as_json:
         _say(json.dumps([one.as_json() for one in found], indent=1))
@@ -292,6 +309,7 @@ def adopt(
     agent_id: Annotated[str | None, typer.Option(help="The new agent.", show_default="the session's id")] = None,
     config: Config = None,
     var: Var = None,
+    store: StoreUrl = None,
     claude_config_dir: ConfigDir = None,
     owner: Owner = "local",
     as_json: AsJson = False,
@@ -299,7 +317,7 @@ def adopt(
     """Bring an existing Claude session with its whole history into a new agent's chain."""
     from .commands import upkeep
 
-    settings = load(config=config, var=var, claude_config_dir=claude_config_dir)
+    settings = load(config=config, var=var, store=store, claude_config_dir=claude_config_dir)
     done = asyncio.run(upkeep.adopt(settings, owner, session, agent_id))
     _say(_json_of(done) if as_json else "\n".join(upkeep.print_adopted(done)))
 
@@ -312,13 +330,14 @@ def export(
     ] = None,
     config: Config = None,
     var: Var = None,
+    store: StoreUrl = None,
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
     """Write an agent's chain with all its records into one file. It holds the conversation in clear text."""
     from .commands import upkeep
 
-    done = asyncio.run(upkeep.export(load(config=config, var=var), owner, agent_id, output))
+    done = asyncio.run(upkeep.export(load(config=config, var=var, store=store), owner, agent_id, output))
     _say(_json_of(done) if as_json else f"wrote {done.turns} turns ({done.records} records) to {done.path}")
 
 
@@ -328,6 +347,7 @@ def import_(
     agent_id: Annotated[str | None, typer.Option(help="Another name for it.", show_default="as exported")] = None,
     config: Config = None,
     var: Var = None,
+    store: StoreUrl = None,
     claude_config_dir: ConfigDir = None,
     owner: Owner = "local",
     as_json: AsJson = False,
@@ -335,7 +355,7 @@ def import_(
     """Take a chain in that `export` wrote, here or on another machine."""
     from .commands import upkeep
 
-    settings = load(config=config, var=var, claude_config_dir=claude_config_dir)
+    settings = load(config=config, var=var, store=store, claude_config_dir=claude_config_dir)
     done = asyncio.run(upkeep.import_(settings, owner, file, agent_id))
     _say(_json_of(done) if as_json else f"imported agent {done.agent_id}: {done.turns} turns ({done.records} records)")
 
@@ -346,6 +366,7 @@ def doctor(
     port: Annotated[int | None, typer.Option(help="Where `serve` would listen.", show_default="8787")] = None,
     config: Config = None,
     var: Var = None,
+    store: StoreUrl = None,
     claude_bin: ClaudeBin = None,
     claude_config_dir: ConfigDir = None,
     as_json: AsJson = False,
@@ -395,13 +416,14 @@ def commit(
     ] = True,
     config: Config = None,
     var: Var = None,
+    store: StoreUrl = None,
     claude_bin: ClaudeBin = None,
     claude_config_dir: ConfigDir = None,
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
     """Commit what is staged, with what the agent tried: the next attempt is told (see docs/git-memory.md)."""
-    settings = load(config=config, var=var, claude_bin=claude_bin, claude_config_dir=claude_config_dir)
+    settings = load(config=config, var=var, store=store, claude_bin=claude_bin, claude_config_dir=claude_config_dir)
     from .commands import attempts
 
     given = {"fix_id": fix_id, "outcome": outcome, "why": why, "note": note, "model": model}
@@ -475,13 +497,16 @@ def chat(
     model: Annotated[str | None, typer.Option(help="sonnet, opus, haiku, …", show_default="default_model")] = None,
     config: Config = None,
     var: Var = None,
+    store: StoreUrl = None,
     claude_bin: ClaudeBin = None,
     claude_config_dir: ConfigDir = None,
     profile: Annotated[str | None, typer.Option(help="What the CLI may do beyond talking.")] = None,
     owner: Owner = "local",
 ) -> None:
     """Talk to an agent in the terminal; run it again and it goes on. Ctrl-C cancels a turn, Ctrl-D leaves."""
-    settings = load(config=config, var=var, claude_bin=claude_bin, claude_config_dir=claude_config_dir, profile=profile)
+    settings = load(
+        config=config, var=var, store=store, claude_bin=claude_bin, claude_config_dir=claude_config_dir, profile=profile
+    )
     from .commands import chatting
 
     asyncio.run(chatting.chat(settings, owner, agent_id, model, _write))

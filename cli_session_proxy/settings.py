@@ -66,7 +66,7 @@ _file: ContextVar[Mapping[str, Any]] = ContextVar("settings_file", default=Mappi
 # leads to other files, or lets others in. Of profiles, each one's.
 _TRUSTED = {
     "claude_bin": "a program", "claude_config_dir": "a program's settings", "claude_env": "a program's environment",
-    "host": "who can come in", "allowed_origins": "who can come in",
+    "host": "who can come in", "allowed_origins": "who can come in", "store": "where conversations are kept",
     "models": "where conversations and keys are sent",
 }  # fmt: skip
 _TRUSTED_OF_PROFILES = {
@@ -142,7 +142,8 @@ class ModelSettings(BaseModel):
     """`[models.<name>]`: a model that LiteLLM reaches. Clients ask for it by this name, as they ask for `sonnet`.
 
     `litellm` is LiteLLM's name of it, `params` go out with every request, below what the request itself says.
-    `fallbacks`: who answers where this one cannot. `thinking_as_text`: earlier thinking is shown to it as plain text,
+    `fallbacks`: who answers where this one cannot. `window_summary`: what the window leaves out is shown as a summary,
+    which the model itself is asked for. `thinking_as_text`: earlier thinking is shown to it as plain text,
     which is otherwise left out. `images`, `documents`, `tools`: what it takes; None: as LiteLLM knows it.
     """
 
@@ -152,6 +153,7 @@ class ModelSettings(BaseModel):
     api_base: str | None = None
     api_key_env: str | None = None
     window: WindowText | None = None
+    window_summary: bool = False
     params: dict[str, Any] = Field(default_factory=dict)
     fallbacks: tuple[str, ...] = ()
     thinking_as_text: bool = False
@@ -222,7 +224,9 @@ class SandboxSettings(BaseModel):
 class Settings(BaseSettings):
     """Every option of the proxy. Times in seconds, sizes in bytes."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter=DELIMITER, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter=DELIMITER, extra="forbid", hide_input_in_errors=True
+    )
 
     # where these come from, where it listens, what it keeps
     config: Path | None = None
@@ -230,6 +234,7 @@ class Settings(BaseSettings):
     port: int = Field(default=8787, ge=0, le=65535)
     uds: Path | None = None  # a unix socket of this user's alone, instead of host and port
     var: Path = Path("var")
+    store: SecretStr | None = Field(default=None, repr=False)  # a PostgreSQL URL; None: SQLite in `var`
     allowed_origins: tuple[str, ...] = ()  # other pages that may ask: scheme://host[:port], exactly
     # the CLI
     claude_bin: Path | None = None
@@ -286,6 +291,15 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         return None if value is None else Path(os.path.abspath(value.expanduser()))
+
+    @field_validator("store", mode="after")
+    @classmethod
+    def _is_postgresql(cls, value: SecretStr | None) -> SecretStr | None:
+        """Its words are never repeated: there may be a password among them."""
+        url = "" if value is None else value.get_secret_value()
+        if value is None or url.startswith(("postgresql://", "postgres://")):
+            return value
+        raise ValueError("it takes postgresql://user@host:5432/database; leave it out for SQLite in --var")
 
     @model_validator(mode="after")
     def _models_fit_together(self) -> Settings:
@@ -373,6 +387,20 @@ class Settings(BaseSettings):
                 "start again"
             )
         return key
+
+    def refuse_loop(self, model: str, base: str | None) -> None:
+        """Raises `ConfigError` where LiteLLM would ask this proxy itself for one of `models`: at `base`, where it would
+        look by itself, or where its provider's variable in the environment leads."""
+        told = self.models[model]
+        provider = told.litellm.partition("/")[0].upper().replace("-", "_") if "/" in told.litellm else "OPENAI"
+        names = (f"{provider}_API_BASE", f"{provider}_BASE_URL", f"{provider}_HOST")
+        given = {name: os.environ.get(name) for name in names} if told.api_base is None else {}
+        for place, address in {f"models.{model}": base, **given}.items():
+            if self._is_this_proxy(address):
+                raise ConfigError(
+                    f"setting models.{model}: {place} leads to {address}, which is this proxy itself, so a turn would "
+                    f"wait for its own end: set models.{model}.api_base to the address of the model's provider"
+                )
 
     def window_for(self, model: str, profile: Profile, wanted: Window | None) -> Window | None:
         """The request's own window, else the model's, else the profile's; None: the whole path."""

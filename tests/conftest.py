@@ -19,11 +19,13 @@ from hypothesis import settings as hypothesis_settings
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
 
+from .postgres import Postgres, server
+
 ROOT = Path(__file__).parent.parent
 FAKE_KEY = "sk-ant-fake-for-tests"
 CI = bool(os.environ.get("CI"))
 # Of the caller's environment these families never reach a test.
-FORBIDDEN = ("ANTHROPIC_", "CLAUDE", "AWS_", "GOOGLE_", "CLI_SESSION_PROXY_", "LITELLM_", "OPENAI_", "GEMINI_")
+FORBIDDEN = ("PG", "ANTHROPIC_", "CLAUDE", "AWS_", "GOOGLE_", "CLI_SESSION_PROXY_", "LITELLM_", "OPENAI_", "GEMINI_")
 MakeSettings = Callable[..., Settings]
 
 # No test is about its time: a loaded machine is as good as a quiet one.
@@ -138,6 +140,19 @@ def make_settings(claude_env: dict[str, str], tmp_path: Path) -> MakeSettings:
         return Settings(**{**given, **overrides})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A server of the tests' own. A test that stops it makes its own (`tests.postgres.server`)."""
+    with server() as made:
+        yield made
+
+
+@pytest.fixture
+def postgres_url(postgres: Postgres) -> str:
+    """A new database."""
+    return postgres.new_url()
 
 
 @pytest.fixture

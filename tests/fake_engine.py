@@ -20,6 +20,7 @@ from cli_session_proxy.domain.models import (
     TurnRequest,
     Usage,
 )
+from cli_session_proxy.engine.engine import HasLeft
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
 
@@ -101,7 +102,7 @@ class FakeEngine:
     async def stop(self) -> None:
         self.stops += 1
 
-    async def submit(self, request: TurnRequest) -> FakeAnswer:
+    async def submit(self, request: TurnRequest, has_left: HasLeft | None = None) -> FakeAnswer:
         self.threads.add(threading.current_thread().name)
         if self.accepting is not None:
             await self.accepting.wait()

@@ -26,7 +26,7 @@ from cli_session_proxy.domain.models import (
     TurnRequest,
     Usage,
 )
-from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.engine.engine import Engine, HasLeft
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.stores.base import Store, TurnOutline
 
@@ -171,7 +171,7 @@ class FakeEngine:
     def store(self) -> Store:
         return cast(Store, self.fake_store)
 
-    async def submit(self, request: TurnRequest) -> FakeAnswer:
+    async def submit(self, request: TurnRequest, has_left: HasLeft | None = None) -> FakeAnswer:
         self.requests.append(request)
         steps = self.script(request)
         answer = FakeAnswer(request.agent_id or "chat-1", steps)

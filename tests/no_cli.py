@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cli_session_proxy.domain.models import Record, TurnRequest
-from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.engine.engine import Engine, HasLeft
 from cli_session_proxy.engine.live import Answer, replay
 from cli_session_proxy.sandbox import directory_name
 from cli_session_proxy.settings import Settings
@@ -22,7 +22,7 @@ from .serving import serving
 class NoCli(Engine):
     """Each request is a turn after the head of its agent (`chat` where it names none), answered with `Hello.`"""
 
-    async def submit(self, request: TurnRequest) -> Answer:
+    async def submit(self, request: TurnRequest, has_left: HasLeft | None = None) -> Answer:
         name, now = request.agent_id or "chat", time.time()
         directory = directory_name(request.owner, name)
         agent = await self.store.ensure_agent(request.owner, name, directory, named=True, now=now)

@@ -28,7 +28,7 @@ _ASKS_FOR_JSON = re.compile(
     r"one JSON (?:object|value that validates against this JSON Schema), and nothing else.*", re.S
 )
 _KEY = re.compile(r'"(\w+)" \((?:an? )?(string|number|integer)')
-_BARE_KEYS = re.compile(r"keys? ['`\"](\w+)['`\"](?:,? and ['`\"](\w+)['`\"])?", re.I)
+_BARE_KEYS = re.compile(r"keys? ['`\"](\w+)['`\"](?:,? and ['`\"](\w+)['`\"])?|'(\w+)' and '(\w+)' keys", re.I)
 _EXACTLY = re.compile(r"\b(?:exactly|word for word)\b[^:\n]*:\s*(.+)", re.I | re.S)
 _ALWAYS = re.compile(r'reply with exactly the word "(\w+)"', re.I)
 _COUNT = re.compile(r"count from (\d+) to (\d+)", re.I)
@@ -127,7 +127,7 @@ def called(seen: Seen) -> list[tuple[str, JSON]]:
     tools = [tool for tool in seen.body.get("tools") or () if tool["name"].startswith(PREFIX)]
     told = newest(seen)
     forced = choice.get("type") in ("any", "tool")
-    if not tools or choice.get("type") == "none" or (seen.texts()[-1][1].startswith(TOOL_RESULT) and not forced):
+    if not tools or choice.get("type") == "none" or (answered(seen) and not forced):
         return []
     if choice.get("type") == "tool":
         chosen = [tool for tool in tools if tool["name"] == choice["name"]]
@@ -142,6 +142,12 @@ def called(seen: Seen) -> list[tuple[str, JSON]]:
 def _spoken_of(name: str, text: str) -> bool:
     words = [word for word in re.split(r"[_-]", name) if word not in ("get", "set", "the", "a")]
     return name in text or any(re.search(rf"\b{word}\b", text, re.I) for word in words if len(word) > 2)
+
+
+def answered(seen: Seen) -> bool:
+    """The request ends with the result of a tool."""
+    texts = seen.texts()
+    return bool(texts) and texts[-1][1].startswith(TOOL_RESULT)
 
 
 def newest(seen: Seen) -> str:
@@ -168,7 +174,7 @@ def said(seen: Seen) -> str:
     system = "\n".join(part.get("text", "") for part in parts(seen.body.get("system")))
     if always := _ALWAYS.search(f"{system}\n{told}"):
         return always[1]
-    if seen.texts()[-1][1].startswith(TOOL_RESULT):
+    if answered(seen):
         return scripted_answer(seen.texts())
     if exact := _EXACTLY.search(told):
         return exact[1].strip()

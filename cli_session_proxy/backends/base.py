@@ -291,6 +291,14 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenOver:
+    """Exchanges of a session that an application runs by itself, as turns; the first `lines` of its lines."""
+
+    found: Adoptable
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
 class ComparedRecord:
     """One record of a turn. `state`: equal, lost, changed, or on one side only. `chain` and `file` are what either side
     says, as blocks; None where it has no such record, and for the file where both say the same."""
@@ -344,6 +352,17 @@ class Counts(NamedTuple):
     memory: int
 
 
+class Process(NamedTuple):
+    """One process: the session that it serves (None for a spare), since when it runs its turn or waits for the next
+    (UTC seconds), and its bytes as last measured (0: not yet)."""
+
+    pid: int
+    state: Literal["busy", "warm", "spare"]
+    session_id: str | None
+    since: float
+    memory: int
+
+
 class Backend(Protocol):
     """One per engine. See the module docstring. `name` is kept with the turns that it settles."""
 
@@ -380,6 +399,18 @@ class Backend(Protocol):
         `above` is the turn that they follow, `known` the records of the path to it.
         """
 
+    def project_of(self, agent: Agent) -> str:
+        """The name under which the Claude Agent SDK keeps sessions of the agent's directory."""
+
+    async def lines_of(self, session: Session) -> Sequence[str]:
+        """The transcript of a session as the chain has it. Costs as much as its path is long."""
+
+    async def taken_over(
+        self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
+    ) -> TakenOver | None:
+        """The exchanges at the start of these lines that are whole, as turns behind `parent`; None for none. Only
+        looks."""
+
     def changes(self) -> AsyncGenerator[str, None]:
         """Sessions that somebody else may have said something in, by id. Never ends by itself."""
 
@@ -395,3 +426,6 @@ class Backend(Protocol):
         """End every process at once, without a wait. Any thread may ask for it."""
 
     def counts(self) -> Counts: ...
+
+    def processes(self) -> Sequence[Process]:
+        """What `counts` counts, one by one."""

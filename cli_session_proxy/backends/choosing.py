@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from ..domain.lineage import Past
-from ..domain.models import Agent, Record, Turn
-from .base import Adoptable, Backend, Comparison, Counts, Execution, Job, Seen, Settled
+from ..domain.models import Agent, Record, Session, Turn
+from .base import Adoptable, Backend, Comparison, Counts, Execution, Job, Process, Seen, Settled, TakenOver
 from .litellm.backend import NAME, LiteLLMBackend
 
 
@@ -51,6 +52,17 @@ class Backends:
     ) -> Iterator[tuple[Record, ...]]:
         return self.own.imported(agent, above, known, history, model)
 
+    def project_of(self, agent: Agent) -> str:
+        return self.own.project_of(agent)
+
+    async def lines_of(self, session: Session) -> Sequence[str]:
+        return await self.own.lines_of(session)
+
+    async def taken_over(
+        self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
+    ) -> TakenOver | None:
+        return await self.own.taken_over(agent, parent, session, lines)
+
     def changes(self) -> AsyncGenerator[str, None]:
         return self.own.changes()
 
@@ -61,10 +73,13 @@ class Backends:
         await self.own.forget(agent, session_ids)
 
     async def close(self) -> None:
-        await self.own.close()
+        await asyncio.gather(self.own.close(), self.models.close())
 
     def kill(self) -> None:
         self.own.kill()
 
     def counts(self) -> Counts:
         return self.own.counts()
+
+    def processes(self) -> Sequence[Process]:
+        return self.own.processes()

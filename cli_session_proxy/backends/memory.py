@@ -44,9 +44,11 @@ from .base import (
     Execution,
     Job,
     Kept,
+    Process,
     Refused,
     Seen,
     Settled,
+    TakenOver,
 )
 
 # What the model says to a path: blocks of the Messages API, `tool_use` among them, or that it refuses.
@@ -109,6 +111,17 @@ class MemoryBackend:
         for past in history:
             yield (Record(json.dumps([one.as_json() for one in past.input])),)
 
+    def project_of(self, agent: Agent) -> str:
+        return agent.dir
+
+    async def lines_of(self, session: Session) -> Sequence[str]:
+        return ()
+
+    async def taken_over(
+        self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
+    ) -> TakenOver | None:
+        return None
+
     async def changes(self) -> AsyncGenerator[str, None]:
         await asyncio.Event().wait()
         yield ""
@@ -124,6 +137,9 @@ class MemoryBackend:
 
     def counts(self) -> Counts:
         return Counts(0, 0, 0, 0)
+
+    def processes(self) -> Sequence[Process]:
+        return ()
 
 
 @dataclass(eq=False)

@@ -25,7 +25,7 @@ from ..backends.claude.process.capability import Capability
 from ..backends.claude.process.guardian import start_time
 from ..backends.claude.process.process_table import FIRST_WEIGHT
 from ..engine.ownership import Instances
-from ..errors import ClaudeUnavailable
+from ..errors import ClaudeUnavailable, ProxyError
 from ..http.binding import answers
 from ..http.served import OVER_SOCKET, Served, served_at
 from ..sandbox import Sandboxes
@@ -83,7 +83,10 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
         yield Finding("boundary", level, says or "bubblewrap can confine a CLI", fix)
     yield await _looked("disk", lambda: _disk(settings.var))
     yield _memory(settings)
-    health, last_at = await asyncio.to_thread(_store, settings.var / FILE)
+    if settings.store is None:
+        health, last_at = await asyncio.to_thread(_store, settings.var / FILE)
+    else:
+        health, last_at = await asyncio.to_thread(_server, settings.store.get_secret_value())
     yield health
     yield await _clock(last_at)
     yield await _strays(settings.var)
@@ -219,6 +222,25 @@ def _health(path: Path, conn: sqlite3.Connection) -> tuple[Finding, float | None
     old = "" if int(version) == newest else f" (migrated from {version} at the next start)"
     says = f"{path}: {agents} agents, {path.stat().st_size // MB} MB, schema {newest}{old}"
     return Finding("store", "ok", says), last_at
+
+
+def _server(url: str) -> tuple[Finding, float | None]:
+    """Health of a store in PostgreSQL, read only; and the time of its last turn."""
+    try:
+        from ..stores.postgresql.looking import look  # noqa: PLC0415 - its driver is an extra
+
+        found = look(url)
+    except ImportError as exc:
+        return Finding("store", "error", str(exc), "pip install 'cli-session-proxy[postgresql]'"), None
+    except ProxyError as exc:
+        says, _, mend = exc.message.rpartition(": ")
+        return Finding("store", "error", says, mend), None
+    newest = 1 + len(MIGRATIONS)
+    if found.schema is not None and found.schema > newest:
+        says = f"{found.name} has schema {found.schema}, this program knows up to {newest}"
+        return Finding("store", "error", says, "pip install --upgrade cli-session-proxy"), None
+    schema = "an empty database" if found.schema is None else f"{found.agents} agents, schema {found.schema}"
+    return Finding("store", "ok", f"{found.name}: PostgreSQL {found.server}, {schema}"), found.last_at
 
 
 def _broken(path: Path, why: str) -> Finding:

@@ -18,6 +18,7 @@ from ..export import explain, shown
 from ..export.words import count, printable
 from ..sandbox import Sandboxes
 from ..settings import Settings
+from ..stores.auto import place_of
 from ..stores.base import Store
 from .showing import opened
 
@@ -32,7 +33,7 @@ async def show(settings: Settings, owner: str | None, wanted: str) -> JSON:
     """What there is to see of it. Raises `NotFound` for a name that fits nothing, or too much."""
     async with opened(settings) as store:
         if store is None:
-            raise NotFound(f"nothing is kept in {settings.var} yet: see `chains`")
+            raise NotFound(f"nothing is kept in {place_of(settings)} yet: see `chains`")
         found = await _named(store, owner, wanted)
         if isinstance(found, Agent):
             return await _agent(settings, store, found)

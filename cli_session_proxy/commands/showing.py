@@ -31,9 +31,8 @@ from ..http.keys import Keys
 from ..http.served import Served, served_at
 from ..sandbox import LOCAL_OWNER, Sandboxes
 from ..settings import Settings
-from ..stores.auto import store_for
+from ..stores.auto import is_new, place_of, store_for
 from ..stores.base import Store, TurnPage
-from ..stores.sqlite.store import FILE
 from ..wires.common import encoded_agent_id
 
 Write = Callable[[str], None]
@@ -52,7 +51,7 @@ PARTS = {"json": chain_json, "markdown": markdown}
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncIterator[Store | None]:
     """The store, or None where nothing was ever kept: looking must not create it."""
-    if not (settings.var / FILE).exists():
+    if is_new(settings):
         yield None
         return
     async with made(settings) as store:
@@ -236,7 +235,7 @@ async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, wr
 async def agent_in(settings: Settings, store: Store | None, owner: str, agent_id: str) -> tuple[Store, Agent]:
     agent = None if store is None else await store.agent(owner, agent_id)
     if store is None or agent is None:
-        raise NotFound(f"there is no agent {agent_id!r} of {owner!r} in {settings.var}: see `chains`")
+        raise NotFound(f"there is no agent {agent_id!r} of {owner!r} in {place_of(settings)}: see `chains`")
     return store, agent
 
 
@@ -249,7 +248,7 @@ async def delete(settings: Settings, agent_id: str, owner: str = LOCAL_OWNER) ->
     async with opened(settings) as store:
         known = store is not None and await store.agent(owner, agent_id) is not None
     if not known or not await _delete_here(settings, owner, agent_id):
-        raise NotFound(f"there is no agent {agent_id!r} in {settings.var}: see `chains`")
+        raise NotFound(f"there is no agent {agent_id!r} in {place_of(settings)}: see `chains`")
 
 
 def client_of(

@@ -27,6 +27,7 @@ from ..export.portable import Moved
 from ..export.words import count, printable
 from ..sandbox import make_private
 from ..settings import Settings
+from ..stores.auto import place_of
 from ..stores.base import Store
 from .doctor import Finding, examine
 from .showing import made, opened
@@ -45,7 +46,7 @@ async def verify(settings: Settings, owner: str | None, agent_id: str | None) ->
             every = [row.agent async for row in store.summaries(owner)]
             agents = [agent for agent in every if agent_id in (None, agent.agent_id)]
         if agent_id is not None and not agents:
-            raise NotFound(f"there is no agent {agent_id!r} in {settings.var}: see `chains`")
+            raise NotFound(f"there is no agent {agent_id!r} in {place_of(settings)}: see `chains`")
         if store is None:
             return []
         verifier = Verifier(settings, store)
@@ -92,7 +93,7 @@ async def export(settings: Settings, owner: str, agent_id: str, path: Path | Non
     async with opened(settings) as store:
         agent = None if store is None else await store.agent(owner, agent_id)
         if store is None or agent is None:
-            raise NotFound(f"there is no agent {agent_id!r} of {owner!r} in {settings.var}: see `chains`")
+            raise NotFound(f"there is no agent {agent_id!r} of {owner!r} in {place_of(settings)}: see `chains`")
         target = path or Path(f"{agent.dir}.export.jsonl")
         with _bar(TextColumn("{task.completed} turns"), shown=True) as bar:
             task = bar.add_task("exporting", total=None)

@@ -313,43 +313,65 @@ class CliTalk(Talk):
         self._cwd.mkdir(parents=True, exist_ok=True)
 
     async def _say(self, said: str) -> str:
-        argv = [str(self.cli.claude), "-p", "--output-format", "json", "--model", self.model]
-        argv += ["--system-prompt", "You are a helpful assistant."]
-        argv += [f"--resume={self.session_id}"] if self.session_id else []
-        pipe = asyncio.subprocess.PIPE
         count = len(self.upstream.requests)
         env = environment(self.cli.folder / "home", self.upstream, self.cli.config)
-        child = await asyncio.create_subprocess_exec(
-            *argv, stdin=pipe, stdout=pipe, stderr=pipe, cwd=self._cwd, env=env, limit=64 * 1024 * 1024
-        )
-        self.cli.children[child.pid] = child
-        try:
-            async with asyncio.timeout(TURN):
-                asking = asyncio.ensure_future(child.communicate(said.encode("utf-8", "surrogatepass")))
-                if self.leave_after is not None:
-                    leaving = asyncio.ensure_future(self.leave_after.wait())
-                    await asyncio.wait({asking, leaving}, return_when=asyncio.FIRST_COMPLETED)
-                    leaving.cancel()
-                    if not asking.done():
-                        child.kill()
-                out, _ = await asking
-        except TimeoutError as exc:
-            raise Refused("no answer in time") from exc
-        finally:
-            if child.returncode is None:
-                child.kill()
-                await child.wait()
-            del self.cli.children[child.pid]
-        try:
-            result = json.loads(out)
-        except ValueError as exc:
-            raise Refused(f"exit {child.returncode}") from exc
-        if result.get("is_error") or child.returncode:
-            raise Refused("error")
+        result = await print_mode(
+            self.cli.claude, said, self.session_id, model=self.model, system="You are a helpful assistant.",
+            cwd=self._cwd, env=env, children=self.cli.children, leave_after=self.leave_after,
+        )  # fmt: skip
         self.session_id = result["session_id"]
         mine = [seen for seen in self.upstream.requests[count:] if said in "".join(seen.user_texts())]
         self.before = mine[-1] if mine else self.before
         return str(result["result"])
+
+
+async def print_mode(
+    claude: Path,
+    said: str,
+    session_id: str | None,
+    *,
+    model: str,
+    system: str,
+    cwd: Path,
+    env: Mapping[str, str],
+    children: dict[int, asyncio.subprocess.Process],
+    leave_after: asyncio.Event | None = None,
+) -> dict[str, Any]:
+    """One `claude -p`, as a script runs it; its result as JSON. `children` holds the process while it lives. Who drives
+    it goes away, and kills it, when `leave_after` is set. Raises `Refused`."""
+    argv = [str(claude), "-p", "--output-format", "json", "--model", model, "--system-prompt", system]
+    argv += [f"--resume={session_id}"] if session_id else []
+    pipe = asyncio.subprocess.PIPE
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *argv, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd, env=env, limit=64 * 1024 * 1024
+        )
+    except OSError as exc:
+        raise Refused("cannot start") from exc
+    children[child.pid] = child
+    asking = asyncio.ensure_future(child.communicate(said.encode("utf-8", "surrogatepass")))
+    waited: list[asyncio.Future[Any]] = [asking]
+    if leave_after is not None:
+        waited.append(asyncio.ensure_future(leave_after.wait()))
+    try:
+        await asyncio.wait(waited, timeout=TURN, return_when=asyncio.FIRST_COMPLETED)
+        in_time = asking.done()
+    finally:
+        for leaving in waited[1:]:
+            leaving.cancel()
+        if child.returncode is None:
+            child.kill()
+        out, _ = await asking
+        del children[child.pid]
+    if not in_time:
+        raise Refused("the client left" if leave_after is not None and leave_after.is_set() else "no answer in time")
+    try:
+        result: dict[str, Any] = json.loads(out)
+    except ValueError as exc:
+        raise Refused(f"exit {child.returncode}") from exc
+    if result.get("is_error") or child.returncode:
+        raise Refused("error")
+    return result
 
 
 Target = Server | Cli

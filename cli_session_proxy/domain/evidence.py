@@ -163,6 +163,7 @@ class Evidence:
     - `output_refused`  what was wrong with the structured output of the attempt before
     - `retries`, `cuts` the provider failed, or its stream broke off
     - `compacted`       the CLI put a summary in the place of what is before
+    - `window_summary`  what the model was shown in the place of the turns outside its window
     - `recalled`        earlier attempts at the same fix that the model was told, from a git repository
     - `refusal`         why there is no more of an answer: the model refused
     - `settled`         the answer was found in the transcript after the proxy had died
@@ -191,6 +192,7 @@ class Evidence:
     notes: tuple[Note, ...] = ()
     refusal: Refusal | None = None
     recalled: Recalled | None = None
+    window_summary: str | None = None
 
     @property
     def note(self) -> str:

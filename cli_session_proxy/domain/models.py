@@ -25,9 +25,9 @@ Continuity = Literal["started", "warm", "resumed", "rebuilt", "branched"]
 LinkReason = Literal["started", "forked_by_cli", "rebuilt", "branched", "moved", "adopted"]
 # Links that stand for a repair: the session had to be made equal to the path again.
 REPAIR_REASONS: frozenset[LinkReason] = frozenset({"rebuilt", "moved"})
-# Who ended a turn from outside: its client; that every client has `left`; the deletion of its agent; the proxy that was
-# `stopping`; or another proxy, which was granted the agent.
-CancelledBy = Literal["client", "left", "deletion", "stopping", "takeover"]
+# Who ended a turn from outside: its client; somebody who watched it (`operator`); that every client has `left`; the
+# deletion of its agent; the proxy that was `stopping`; or another proxy, which was granted the agent.
+CancelledBy = Literal["client", "operator", "left", "deletion", "stopping", "takeover"]
 # By which rule of `lineage` a turn continues what it continues; `adopted`: somebody else said it in the session.
 Rule = Literal["id", "fresh", "head", "new", "history", "unknown", "adopted"]
 # Did the answer reach its client? `pending` until the acknowledgement; `uncertain` after a crash in between.
@@ -478,7 +478,7 @@ class Chain:
 @dataclass(frozen=True, slots=True)
 class ChainSummary:
     """One row of `chains`. `bytes` is the size of what the store keeps for it. `side`: there is nothing in it but what
-    is suspected to be side calls."""
+    is suspected to be side calls. `failures`: turns that failed or were refused, whatever came after them."""
 
     agent: Agent
     turns: int
@@ -489,6 +489,7 @@ class ChainSummary:
     bytes: int
     last_at: float
     side: bool = False
+    failures: int = 0
 
 
 # --- what a running turn tells its client ---------------------------------------------------------------

@@ -17,7 +17,7 @@ SHORTEST_PART = 3
 
 # What a hit is found by: an agent's name, a session's or a turn's id, or the words of a turn.
 HitKind = Literal["agent", "session", "turn", "words"]
-Part = Literal["input", "output", "tools"]
+Part = Literal["input", "output", "tools", "metadata"]
 
 
 @dataclass(frozen=True, slots=True)

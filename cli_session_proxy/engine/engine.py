@@ -12,18 +12,19 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from .. import errors, logs
 from ..aside.pool import Aside
 from ..backends.auto import backend_for
 from ..backends.base import Backend, Counts
 from ..domain.lineage import answer_text
-from ..domain.models import ANSWERED, FINISHED, JSON, ON_PATH, Agent, Message, Turn, TurnRequest
+from ..domain.models import ANSWERED, FINISHED, JSON, ON_PATH, Agent, Message, Record, Turn, TurnRequest
 from ..errors import (
     ClaudeUnavailable,
     ConfigError,
@@ -31,27 +32,32 @@ from ..errors import (
     InvalidRequest,
     NotFound,
     ProxyError,
+    SessionBusy,
     StoreUnavailable,
     UpstreamError,
 )
 from ..sandbox import Sandboxes
 from ..settings import NO_PROFILE, Settings
 from ..stores.auto import store_for
-from ..stores.base import KeyTaken, Store
-from ..tasks import Tasks, limited
+from ..stores.base import KeyTaken, MirrorKey, Store
+from ..tasks import Tasks, limited, uninterrupted
 from .committing import Committed, Wanted, commit, history
 from .executor import Checks, Ends, Executor, Observer, adopt, not_run
 from .lanes import Lanes, Place, Slots
-from .live import Answer, Deliveries, LiveTurn, cancelled, kept, or_left, replay
+from .live import Answer, Deliveries, LiveTurn, Progress, cancelled, kept, or_left, replay
+from .mirroring import Mirrors
 from .ownership import Instances, Ownership
 from .placement import HOUR, Placement
 from .readiness import Readiness, State
 from .recovery import Recovery
 from .rewinding import Rewound, rewind
 
-__all__ = ["Answer", "Engine"]
+__all__ = ["Answer", "Engine", "HasLeft"]
 
 log = logs.get(__name__)
+
+# Whether the client of a request is known to have disconnected.
+HasLeft = Callable[[], Awaitable[bool]]
 
 
 # Seconds after the drain in which a CLI may end by itself: SIGTERM has promised an end (see `http.server`).
@@ -67,6 +73,7 @@ class Engine:
         self.observers: list[Observer] = []
         self.aside = Aside()
         self._live: dict[str, LiveTurn] = {}
+        self._accepting: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by agent
         self._running = 0  # turns in a slot
         self._open = self._stopped = False
         self._tasks = Tasks(expected=(ProxyError,))
@@ -74,7 +81,7 @@ class Engine:
         self._slots = Slots(min(settings.max_turns, settings.max_processes))
         self._lanes = Lanes(settings.lane_limit, settings.queue_limit, self._slots)
         self._sandboxes = Sandboxes(settings)
-        self._instances = Instances(settings.var)
+        self._instances = Instances(settings.var, self.store if self.store.spans_hosts else None)
         self.backend = backend or backend_for(
             settings,
             self.store,
@@ -103,6 +110,7 @@ class Engine:
         self._readiness = Readiness(self, self.store, self._tasks.own)
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
         self._deliveries = Deliveries(self.store, self._instances, self._tasks, settings.disconnect_grace)
+        self.mirrors = Mirrors(self.store, self.backend, self._sandboxes, self._ownership, self.observers)
         self._executor = Executor(
             settings,
             self.store,
@@ -199,7 +207,7 @@ class Engine:
         """This proxy has ended, or does not respond."""
         if instance == self._instances.id:
             return False
-        return not self._instances.alive(instance) or not await self.store.responds(instance or "")
+        return await self._instances.is_gone(instance) or not await self.store.responds(instance or "")
 
     def _spawned(self, seconds: float) -> None:
         for observer in self.observers:
@@ -211,8 +219,11 @@ class Engine:
 
     # --- 1, 2: place and accept
 
-    async def submit(self, request: TurnRequest) -> Answer:
-        """Accept a request durably and in order; it runs on its own from here. Raises `ProxyError`."""
+    async def submit(self, request: TurnRequest, has_left: HasLeft | None = None) -> Answer:
+        """Accept a request durably and in order; it runs on its own from here. Raises `ProxyError`.
+
+        Nothing is accepted of a client that has left.
+        """
         if not self._open:
             raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
         if request.agent_id is None and request.continues is None and self.settings.profile_for(request.profile).tools:
@@ -221,9 +232,9 @@ class Engine:
                 "the profile turns the CLI's tools on, so the agent needs a name: send X-Agent-Id", param="agent_id"
             )
         # Own task: a disconnect must not orphan a stored turn.
-        return await or_left(self._tasks.own(self._accept(request)))
+        return await or_left(self._tasks.own(self._accept(request, has_left)))
 
-    async def _accept(self, request: TurnRequest) -> Answer:
+    async def _accept(self, request: TurnRequest, has_left: HasLeft | None) -> Answer:
         anew: Turn | None = None
         while True:
             found = await self._placement.resolve(request, admit=self._lanes.admit, anew=anew)
@@ -233,20 +244,29 @@ class Engine:
                     return answer
                 anew = found
                 continue
-            place = self._lanes.take(found.agent.key)
-            try:
-                await self._ownership.appear()
-                turn = await self.store.accept(replace(found.new, instance=self._instances.id))
-            except KeyTaken:  # by the same request, which came in twice at once: it is that turn
-                self._lanes.give_up(place)
-                continue
-            except StoreUnavailable as exc:
-                self._lanes.give_up(place)
-                raise not_run(exc) from exc
-            except BaseException:
-                self._lanes.give_up(place)
-                raise
-            return self._launch(turn, found.agent, place, request.timeout)
+            # One at a time: the order of the lane is the order in the store, also where that writes side by side.
+            async with self._accepting.setdefault(found.agent.key, asyncio.Lock()):
+                place = self._lanes.take(found.agent.key)
+                try:
+                    await self._ownership.appear()
+                    if has_left is not None and await has_left():
+                        # It may have sent the request again elsewhere by now, without anything that says so: that is
+                        # the turn then, and this one would be a second.
+                        log.info("client_left_before_acceptance")
+                        raise Interrupted(
+                            "the client left before its request was accepted: nothing was run", retry_after=0.0
+                        )
+                    turn = await self.store.accept(replace(found.new, instance=self._instances.id))
+                except KeyTaken:  # by the same request, which came in twice at once: it is that turn
+                    self._lanes.give_up(place)
+                    continue
+                except StoreUnavailable as exc:
+                    self._lanes.give_up(place)
+                    raise not_run(exc) from exc
+                except BaseException:
+                    self._lanes.give_up(place)
+                    raise
+                return self._launch(turn, found.agent, place, request.timeout)
 
     def _launch(self, turn: Turn, agent: Agent, place: Place, timeout: float | None) -> Answer:
         live = self._deliveries.live(turn, agent.agent_id)
@@ -352,6 +372,15 @@ class Engine:
         live = self._live.get(turn_id)
         return None if live is None or live.done else live.attach(replayed=True)
 
+    def progress(self, agent_key: int | None = None) -> list[Progress]:
+        """The turns that wait or run in this proxy, of one agent or of all, in the order of acceptance."""
+        going = [
+            live
+            for live in self._live.values()
+            if not live.done and agent_key in (None, live.turn.agent_key) and self._deliveries.here(live)
+        ]
+        return [live.progress() for live in sorted(going, key=lambda live: live.turn.seq)]
+
     def keep(self, answer: Answer) -> None:
         """Let the turn run to its end without a client: kept is as good as delivered, it can be asked for."""
         self._tasks.own(kept(answer))
@@ -378,15 +407,19 @@ class Engine:
             async with self._lanes.turn(place):
                 await self._in_turn(live, agent)
         except asyncio.CancelledError:
-            await self._ends.failed(live, cancelled(live.cancelled_by or "stopping"))
+            await self._fail(live, cancelled(live.cancelled_by or "stopping"))
         except ProxyError as exc:
-            await self._ends.failed(live, exc)
+            await self._fail(live, exc)
         except Exception:
             log.exception("turn_crashed", turn_id=live.turn.id)
-            await self._ends.failed(live, UpstreamError("the proxy failed in this turn; its log has the trace"))
+            await self._fail(live, UpstreamError("the proxy failed in this turn; its log has the trace"))
         finally:
             self._lanes.give_up(place)
             self._live.pop(live.turn.id, None)
+
+    async def _fail(self, live: LiveTurn, error: ProxyError) -> None:
+        """A cancellation that comes now finds the turn over: its clients hear the error all the same."""
+        await uninterrupted(self._tasks.own(self._ends.failed(live, error)))
 
     async def _in_turn(self, live: LiveTurn, agent: Agent) -> None:
         deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout
@@ -395,7 +428,9 @@ class Engine:
             async with limited(deadline, self._executor.too_long):
                 try:
                     await self._ends.store_all()
+                    live.does("lease")
                     live.lease = await held.enter_async_context(self._ownership.hold(agent, live.turn))
+                    live.does("slot", {"slots": self._slots.limit})
                     await held.enter_async_context(self._slots.slot())
                     # Read now: other proxies may have moved the head until a moment ago.
                     now = await self.store.standing(agent.key, live.turn.parent_id, at_head=at_head)
@@ -439,6 +474,26 @@ class Engine:
         # Own task: a disconnect must not leave it half done.
         return await asyncio.shield(self._tasks.own(rewind(self.store, self._ownership, agent, to)))
 
+    async def cancel(self, owner: str, agent_id: str, turn_id: str | None) -> list[str]:
+        """End a turn of the agent that waits or runs in this proxy, or all of them; their ids, when they have ended.
+
+        Raises `NotFound` where there is none, `SessionBusy` where another proxy runs it.
+        """
+        agent = await self.store.agent(owner, agent_id)
+        if agent is None:
+            raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
+        going = {turn.id for turn in await self.store.waiting(agent.key) if turn_id in (None, turn.id)}
+        here = [live for live in self._live.values() if live.turn.id in going and self._deliveries.here(live)]
+        if not going:
+            what = "no turn of this agent waits or runs" if turn_id is None else f"{turn_id!r} neither waits nor runs"
+            raise NotFound(f"{what}: there is nothing to cancel", param="turn")
+        if not here:
+            raise SessionBusy("another proxy runs this turn: cancel it there")
+        for live in here:
+            live.cancel("operator")
+        await asyncio.wait([live.task for live in here if live.task is not None])
+        return [live.turn.id for live in here]
+
     async def commit(self, owner: str, agent_id: str, wanted: Wanted) -> Committed:
         """Write the agent's attempt into its repository; see `committing.commit`. Raises `NotFound` too."""
         agent = await self.store.agent(owner, agent_id)
@@ -475,6 +530,11 @@ class Engine:
         if turn.status == "refused":
             raise UpstreamError("the model refused to summarise the conversation: commit it without the model")
         return answer_text(turn.output)
+
+    async def mirror(self, agent_id: str, key: MirrorKey, lines: Sequence[Record]) -> None:
+        """Take in what an application said with the Claude Agent SDK; see `mirroring.Mirrors`."""
+        # Own task: an application that is cancelled must not leave it half done.
+        await asyncio.shield(self._tasks.own(self.mirrors.append(agent_id, key, lines)))
 
     async def _adopt_changes(self) -> None:
         """Adopt what a person said in a session of ours, once it is complete and the agent is idle."""

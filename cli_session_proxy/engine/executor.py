@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -64,7 +64,7 @@ from ..errors import (
 )
 from ..git_memory.recall import Recall, recall
 from ..settings import Settings
-from ..stores.base import AgentState, Commit, Lease, PathChanged, Store, TurnStart
+from ..stores.base import AgentState, Commit, Lease, PathChanged, Store, Taken, TurnStart
 from ..tasks import Tasks, limited, limited_by_life, uninterrupted
 from . import fallbacks
 from .live import LiveTurn, cancelled, said, with_end
@@ -258,6 +258,11 @@ class Executor:
                     await uninterrupted(self._own(attempt.exchange.discard(owned=owned)))
             if failed is None:
                 continue
+            # Where another proxy has taken the agent over, it ended our CLI: that says more than how the CLI ended.
+            with suppress(StoreUnavailable):
+                await self._ownership.verify(lease)
+            if live.cancelled_by is not None:  # while what the attempt left was put away
+                raise asyncio.CancelledError
             instead = first is not None and not isinstance(failed, fallbacks.OWN)  # who stood in cannot take it either
             if not (instead or fallbacks.helps(failed)):
                 raise failed
@@ -304,8 +309,8 @@ class Executor:
 
             # The turn to continue: decided by the request, or the head as it is now, less what never arrived.
             while attempt.at_head and (before := standing.parent) is not None and before.delivery == "undelivered":
-                if any(self._instances.alive(proxy) for proxy in await self.store.followers(before.id)):
-                    break  # clients at another proxy wait for it
+                if await self._instances.any_waits(await self.store.followers(before.id)):
+                    break
                 attempt.left_off.append(before.id)
                 attempt.evidence = replace(attempt.evidence, left_off=before.id)
                 standing = await self._standing(lease, before.parent_id, at_head=False)
@@ -439,6 +444,8 @@ class Executor:
         async with aclosing(exchange.say()) as heard, limited_by_life(clock_of() + idle, silent) as limit:
             async for event in heard:
                 limit.move(deadline if isinstance(event, ToolActivity) else clock_of() + idle)
+                if isinstance(event, BlockStart | AnswerBlocks | ToolActivity | Compacted):
+                    attempt.live.goes_on()
                 match event:
                     case Completed() | Called() | Refused():
                         attempt.live.at("result")
@@ -458,9 +465,12 @@ class Executor:
                     case Abandoned() if not cut:
                         attempt.abandoned(event.blocks)
                     case ToolActivity():
-                        attempt.tools.append(event.entry)
+                        attempt.tools.append({**event.entry, "at": time.time()})
+                        if event.entry.get("type") == "tool_use":
+                            attempt.live.does("tool", {"name": event.entry.get("name")})
                     case Retried():
-                        attempt.retries.append(event.detail)
+                        attempt.retries.append({**event.detail, "at": time.time()})
+                        attempt.live.does("retry", event.detail)
                     case Compacted():
                         attempt.evidence = replace(attempt.evidence, compacted=event.detail)
                     case _:
@@ -608,12 +618,14 @@ class Executor:
             loop.call_soon(loop.call_soon, observer.turn_ended, turn, links)
 
 
-async def adopt(store: Store, lease: Lease, found: Adoptable, observers: Sequence[Observer]) -> Turn:
+async def adopt(
+    store: Store, lease: Lease, found: Adoptable, observers: Sequence[Observer], taken: Taken | None = None
+) -> Turn:
     """Add turns held outside the proxy to the chain, and move the head to the last of them."""
     session, last = found.session, found.turns[-1].id
     detail: JSON = {**found.detail, "turns": [turn.id for turn in found.turns]}
     link = Link(session.id, session.id, last, "adopted", detail, time.time())
-    adopted = await store.adopt(lease, found.turns, session, [link])
+    adopted = await store.adopt(lease, found.turns, session, [link], taken)
     for observer in observers:
         observer.adopted(adopted, link)
     return adopted

@@ -6,6 +6,8 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from .. import errors, logs
 from ..domain.models import (
@@ -27,6 +29,54 @@ from ..tasks import Tasks
 from .ownership import Instances
 
 log = logs.get(__name__)
+
+# What a turn does, or waits for: the turn before it, another proxy that holds the agent, a free slot; a session that is
+# made ready; the model's first word, its next ones, a tool of the CLI's, the time at which the provider is asked again;
+# the commit.
+Doing = Literal["lane", "lease", "slot", "preparing", "thinking", "answering", "tool", "retry", "storing"]
+# The step that was reached last, and what follows it.
+_AFTER: Mapping[str, Doing] = {
+    "queued": "preparing", "session_ready": "thinking", "first_block": "answering", "result": "storing",
+    "committed": "storing",
+}  # fmt: skip
+# Of an answer that is being made, the end is shown: enough for a screen, little enough to be sent again and again.
+TAIL = 8000
+# Looked through for secrets in front of it: one that is cut in half is not known by its form.
+BEFORE = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A turn that waits or runs here, for somebody who watches: what it does since when, with the data of that.
+
+    `text` is the end of the answer as far as it was said, secrets and all, behind `skipped` characters of it.
+    """
+
+    turn: Turn
+    doing: Doing
+    since: float
+    detail: JSON
+    text: str
+    skipped: int
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The end of what was said, followed from event to event."""
+
+    read: int = 0
+    length: int = 0
+    text: str = ""
+
+    def follow(self, events: Sequence[TurnEvent]) -> None:
+        new = "".join(
+            str(event.delta["text"])
+            for event in events[self.read :]
+            if isinstance(event, BlockDelta) and event.delta.get("type") == "text_delta"
+        )
+        self.read = len(events)
+        self.length += len(new)
+        self.text = (self.text + new)[-TAIL - BEFORE :]
 
 
 class LiveTurn:
@@ -54,6 +104,8 @@ class LiveTurn:
         self.evidence = turn.evidence  # as it was stored last
         self._steps: dict[str, float] = {}
         self._accepted = time.time()
+        self._doing: tuple[Doing, float, JSON] = ("lane", self._accepted, {})
+        self._tail = _Tail()
         self.agent_id = agent_id
         self.cancelled_by: CancelledBy | None = None
         self.lease: Lease | None = None  # under which it runs
@@ -98,6 +150,7 @@ class LiveTurn:
                     block[name] += "".join(str(piece.get(name, "")) for piece in pieces[index])
         ends = [BlockStop(index) for index in shown if index not in ended]
         self._events = [*given, *ends, *(event for event in rest if getattr(event, "index", None) not in blocks)]
+        self._tail = _Tail()
         self._wake()
         return [block for block in shown.values() if block["type"] not in ("text", "thinking") or block[block["type"]]]
 
@@ -162,6 +215,22 @@ class LiveTurn:
         """
         if step not in self._steps or step != "queued":
             self._steps[step] = time.time()
+        self.does(_AFTER[step])
+
+    def does(self, what: Doing, detail: JSON | None = None) -> None:
+        """For who watches: what the turn does from now on, with the data of that."""
+        self._doing = (what, time.time(), detail or {})
+
+    def goes_on(self) -> None:
+        """The backend said something: no tool runs any more, and the provider answers."""
+        if self._doing[0] in ("tool", "retry"):
+            self.does("answering" if self.spoke else "thinking")
+
+    def progress(self) -> Progress:
+        """Looks only: who watches is no client."""
+        self._tail.follow(self._events)
+        what, since, detail = self._doing
+        return Progress(self.turn, what, since, detail, self._tail.text, self._tail.length - len(self._tail.text))
 
     @property
     def timings(self) -> JSON:
@@ -296,6 +365,7 @@ class Answer:
 RESTART = 5.0
 _WHY: Mapping[CancelledBy, str] = {
     "client": "cancelled by the client",
+    "operator": "cancelled by hand, on the page or by POST /v1/chains/{agent_id}/cancel",
     "left": "every client has left",
     "deletion": "the agent was deleted",
 }
@@ -414,6 +484,10 @@ class Deliveries:
         )
         return live
 
+    def here(self, live: LiveTurn) -> bool:
+        """This proxy runs the turn, or will."""
+        return live.turn.id not in self._elsewhere
+
     async def came_here(self, live: LiveTurn) -> None:
         """From now on this proxy delivers the answer, or runs the turn. Raises `StoreUnavailable`."""
         self._elsewhere.discard(live.turn.id)
@@ -451,7 +525,7 @@ class Deliveries:
         waited_for = False
         if turn_id not in self._elsewhere:
             try:
-                waited_for = any(self._instances.alive(proxy) for proxy in await self._store.followers(turn_id))
+                waited_for = await self._instances.any_waits(await self._store.followers(turn_id))
             except StoreUnavailable as exc:
                 log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
         if live.abandoned and not waited_for:

@@ -5,7 +5,8 @@ lease between turns, with the warm process, until another proxy asks for it. The
 that was replaced, so a proxy that was paused for a minute cannot write over its successor.
 
 On one machine the kernel says at once that a holder has ended: a proxy holds flock(2) on a file of its own as long
-as it lives.
+as it lives. Of proxies on another `var/` or host only their heartbeats in the store tell: one that does not respond is
+replaced when its lease has expired.
 
     <var>/run/<instance>.lock        held as long as the proxy lives
     <var>/run/<instance>/<pid>       a CLI of that proxy: its pid, start time and directory (see `recovery`)
@@ -23,7 +24,7 @@ import socket
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ from .. import logs
 from ..domain.models import Agent, Turn
 from ..errors import LeaseLost, ProxyError, StoreUnavailable
 from ..locks import RUN, SUFFIX, is_held
-from ..stores.base import Held, Lease, Proxy, Store
+from ..stores.base import Held, Lease, Leases, Proxy, Store
 
 log = logs.get(__name__)
 
@@ -46,12 +47,20 @@ HANDOVER_POLL = 0.05
 
 
 class Instances:
-    """The proxies on this `var/`: this one, and which others there are or were."""
+    """The proxies on this `var/`: this one, and which others there are or were.
 
-    def __init__(self, var: Path) -> None:
+    `elsewhere`: a store on which there may be proxies with another `var/`, too.
+    """
+
+    def __init__(self, var: Path, elsewhere: Leases | None = None) -> None:
         self.id = uuid.uuid4().hex
         self._run = var / RUN
+        self._elsewhere = elsewhere
         self._fd: int | None = None
+
+    @property
+    def spans_hosts(self) -> bool:
+        return self._elsewhere is not None
 
     def enter(self) -> None:
         """Count as alive from now on. The file appears under its name only when it is locked."""
@@ -83,11 +92,30 @@ class Instances:
         return [name[: -len(SUFFIX)] for name in names if name != self.id + SUFFIX]
 
     def alive(self, instance: str | None) -> bool:
+        """A proxy on this `var/`, by the kernel."""
         if instance == self.id:
             return self._fd is not None
         if instance is None:
             return False
         return is_held(self._file(instance))
+
+    def has_ended(self, instance: str) -> bool:
+        """It is proven: where proxies may be elsewhere, one of which nothing is known here may live."""
+        known_here = self._elsewhere is None or instance == self.id or self._file(instance).exists()
+        return known_here and not self.alive(instance)
+
+    async def is_gone(self, instance: str | None) -> bool:
+        """It has ended; of one that is elsewhere: it does not respond. Raises `StoreUnavailable`."""
+        if self._elsewhere is None or instance in (None, self.id) or self._file(instance or "").exists():
+            return not self.alive(instance)
+        return not await self._elsewhere.responds(instance or "")
+
+    async def any_waits(self, followers: Sequence[str]) -> bool:
+        """One of these proxies, whose clients wait for an answer, is there still."""
+        for proxy in followers:
+            if not await self.is_gone(proxy):
+                return True
+        return False
 
     def forget(self, instance: str) -> None:
         """Forget a proxy: nothing of it is left to settle."""
@@ -175,7 +203,7 @@ class Ownership:
         """Keep the leases alive. Until it is cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT * self._proxy.lease)
-            if self._held:
+            if self._held or self._instances.spans_hosts:  # elsewhere a turn that waits here needs a sign of life, too
                 try:
                     await self._renew()
                 except StoreUnavailable as exc:
@@ -186,7 +214,7 @@ class Ownership:
         while True:
             await asyncio.sleep(HANDOVER_POLL)
             self._slept()
-            if not self._held or not self._instances.others():
+            if not self._held or not (self._instances.spans_hosts or self._instances.others()):
                 continue
             try:
                 wanted = await self._store.wanted(self._proxy.id)
@@ -219,7 +247,12 @@ class Ownership:
                     await self._release(agent.key)
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, LAST_WAIT)
-            yield lease
+            try:
+                yield lease
+            except LeaseLost:
+                if self.holds(lease):  # the next turn asks for it anew, and does not wait for a heartbeat to find out
+                    del self._held[agent.key]
+                raise
 
     @asynccontextmanager
     async def hold_if_free(self, agent: Agent) -> AsyncIterator[Lease | None]:
@@ -261,7 +294,7 @@ class Ownership:
         held = self._held.get(agent.key)
         if held is None:
             got = await self._store.acquire(agent.key, self._proxy, expired=not self._slept())
-            if isinstance(got, Held) and not self._instances.alive(got.holder):
+            if isinstance(got, Held) and self._instances.has_ended(got.holder):
                 got = await self._store.acquire(agent.key, self._proxy, dead=(got.holder,))
             if isinstance(got, Held):
                 return None
@@ -289,12 +322,12 @@ class Ownership:
         A turn that is tried again keeps its old number but is last in its lane, so it does not count; neither does one
         of a proxy that does not respond. A turn that runs elsewhere without the lease has lost it.
         """
-        if not self._instances.others():
+        if not (self._instances.spans_hosts or self._instances.others()):
             return False
         for other in await self._store.waiting(agent.key):
             if other.instance is None or other.instance == self._instances.id:
                 continue
-            if other.status == "running" or not self._instances.alive(other.instance):
+            if other.status == "running" or await self._instances.is_gone(other.instance):
                 await self._settle(agent, lease)
                 return await self._comes_later(agent, lease, turn)
             first = turn is not None and other.seq < turn.seq and not other.attempts

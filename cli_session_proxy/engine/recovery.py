@@ -33,6 +33,9 @@ HoldIfFree = Callable[[Agent], AbstractAsyncContextManager[Lease | None]]
 
 # How often it is looked whether a proxy beside this one has ended. Seconds.
 NEIGHBOURS = 1.0
+# How long the heartbeat of a proxy elsewhere has been expired when all that it left is settled: it may be a pause
+# of its machine. An agent that is asked for meanwhile is taken over as soon as its lease has expired. Seconds.
+SILENT = 60.0
 # How often a turn that another proxy runs is looked at: the store is all that is shared. Seconds.
 FOLLOW = 0.1
 
@@ -67,7 +70,7 @@ class Recovery:
         for turn in await self._store.waiting(agent.key):
             if turn.instance == self._instances.id:
                 continue
-            if turn.status == "running" or not self._instances.alive(turn.instance):
+            if turn.status == "running" or await self._instances.is_gone(turn.instance):
                 found = await self._found(agent, turn)
                 if found is None:
                     await self._interrupted(lease, turn)
@@ -78,26 +81,34 @@ class Recovery:
     async def _uncertain(self, agent_key: int | None = None) -> None:
         """Mark answers that an ended proxy was about to deliver: whether they arrived is unknown."""
         for turn in await self._store.pending_deliveries():
-            if agent_key in (None, turn.agent_key) and not self._instances.alive(turn.instance):
+            if agent_key in (None, turn.agent_key) and await self._instances.is_gone(turn.instance):
                 await self._store.set_delivery(turn.id, "uncertain")
 
     async def watch(self, hold_if_free: HoldIfFree) -> None:
         """Recover what proxies beside this one leave when they end. Until it is cancelled."""
         while True:
             await asyncio.sleep(NEIGHBOURS)
-            if any(not self._instances.alive(other) for other in self._instances.others()):
-                try:
+            try:
+                ended = any(not self._instances.alive(other) for other in self._instances.others())
+                if ended or await self._silent():
                     await self.recover(hold_if_free)
-                except ProxyError as exc:
-                    log.warning("not_recovered", error=exc.message)
+            except ProxyError as exc:
+                log.warning("not_recovered", error=exc.message)
+
+    async def _silent(self) -> list[str]:
+        """The proxies elsewhere that have not responded for so long that what they left is settled for them."""
+        if not self._instances.spans_hosts:
+            return []
+        return [other for other in await self._store.silent(SILENT) if not self._instances.alive(other)]
 
     async def recover(self, hold_if_free: HoldIfFree) -> None:
         """Settle all that ended proxies left, of every agent, and forget them. Safe to run by several at once, and
         again. Raises `StoreUnavailable`."""
         dead = [other for other in self._instances.others() if not self._instances.alive(other)]
+        silent = await self._silent()
         strays = [stray for instance in dead for stray in self._instances.children(instance)]
         await self._backend.end_strays(strays)
-        open_turns = [turn async for turn in self._store.unfinished() if not self._instances.alive(turn.instance)]
+        open_turns = [turn async for turn in self._store.unfinished() if await self._instances.is_gone(turn.instance)]
         in_use = False
         for agent_key in dict.fromkeys(turn.agent_key for turn in open_turns):
             agent = await self._store.agent_by_key(agent_key)
@@ -109,7 +120,7 @@ class Recovery:
                 else:
                     await self.settle(agent, lease)
         await self._uncertain()
-        for instance in () if in_use else dead:
+        for instance in () if in_use else {*dead, *silent}:
             await self._store.resign(instance)
             self._instances.forget(instance)
 
@@ -123,7 +134,7 @@ class Recovery:
             if turn is None or turn.status in FINISHED:
                 return turn
             assert turn.instance is not None
-            if self._instances.alive(turn.instance) and await self._store.responds(turn.instance):
+            if not self._instances.has_ended(turn.instance) and await self._store.responds(turn.instance):
                 await asyncio.sleep(FOLLOW)
                 continue
             async with hold(agent) as lease:

@@ -91,12 +91,19 @@ class Follower:
         """The agent was deleted: nothing can happen any more."""
         return await self._store.agent_by_key(self._agent.key) is None
 
-    async def follow(self) -> AsyncIterator[list[Happened]]:
-        """What happens, a list each `POLL` seconds (mostly empty: a sign of life), until the agent is deleted."""
+    async def follow(self, beat: float = POLL) -> AsyncIterator[list[Happened]]:
+        """What happens, a list each `beat` seconds (mostly empty: a sign of life), until the agent is deleted.
+
+        The store is asked each `POLL` seconds, however short a beat is.
+        """
         await self.start()
+        beats = max(1, round(POLL / beat))
         while not await self.gone():
             yield await self.happened()
-            await asyncio.sleep(POLL)
+            for _ in range(beats - 1):
+                await asyncio.sleep(beat)
+                yield []
+            await asyncio.sleep(beat)
 
     def _watch(self, turn: Turn) -> None:
         self._watched.pop(turn.id, None)

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from ..domain.evidence import OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
-from ..domain.models import JSON, REPAIR_REASONS, Fallback, Link, LinkReason, Turn, Usage
+from ..domain.models import JSON, REPAIR_REASONS, Continuity, Fallback, Link, LinkReason, Rule, Turn, Usage
 from ..domain.notes import Code
+from ..engine.live import Doing
 from .words import count
 
 NO_SESSION = "none"
+
+# Why an agent needs a look: nothing works any more, the last turn did not, some of a day did not, its session had to be
+# repaired, its client owes results, its turn takes long.
+Attention = Literal["stuck", "failed", "failures", "repaired", "results", "long"]
 
 # Links that a reader looks for: repairs, and turns that somebody else had in the session.
 MARKED_REASONS: frozenset[LinkReason] = REPAIR_REASONS | {"adopted"}
@@ -250,6 +255,99 @@ def context(turns: int, missing: int, summarised: int, usage: Usage, *, extends:
     return said
 
 
+def placed(turn: Turn) -> list[str]:
+    """Why the turn continues what it continues, and how its session was had, in sentences; `reason` has the codes."""
+    where, evidence = turn.placed, turn.evidence
+    said = []
+    if where.rule is not None:
+        said.append(_RULES[where.rule])
+    if where.messages is not None and where.delta:
+        said.append(f"Its client sent what was new alone ({count(where.messages, 'message')}).")
+    elif where.messages is not None:
+        known = f", of which {where.matched} were known" if where.matched else ""
+        brought = f", {where.imported} were taken into the chain" if where.imported else ""
+        said.append(f"Its client sent {count(where.messages, 'message')}{known}{brought}.")
+    if where.diverged_at is not None:
+        said.append(f"They leave the agent's path behind message {where.diverged_at}.")
+    if where.side:
+        said.append("It looks like a side call (a title, a tag, a ping): it ran beside the conversation.")
+    if turn.continuity is not None:
+        said.append(_CONTINUITY[turn.continuity])
+    if evidence.verified:
+        said.append("The transcript was compared with the chain before it was used.")
+    return said
+
+
+_RULES: Mapping[Rule, str] = {
+    "id": "Its client named the turn that it continues.",
+    "fresh": "Its client asked for a new start (X-Chain: new).",
+    "head": "Its agent was named: it continues the agent's last answer.",
+    "new": "Nothing was said before: it begins the conversation.",
+    "history": "It continues the turn up to which the history that its client sent is known.",
+    "unknown": "The history that its client sent is not known here: it begins a conversation of its own.",
+    "adopted": "Somebody said it in the session by hand, and the chain took it in.",
+}
+_CONTINUITY: Mapping[Continuity, str] = {
+    "started": "A new session was started for it.",
+    "warm": "The process that had answered before answered again: nothing was read or written for it.",
+    "resumed": "A new process read the session's transcript.",
+    "rebuilt": "The session was written again from the chain, and a process read it.",
+    "branched": "The path was written as a session of its own, and a process read it.",
+}
+
+
+def attention(code: Attention, detail: JSON) -> str:
+    """Why somebody should look at an agent, in a few words."""
+    match code:
+        case "stuck":
+            return f"its last {detail['turns']} turns in a row came to nothing ({detail['why']})"
+        case "failed":
+            return f"its last turn came to nothing ({detail['why']})"
+        case "failures":
+            return f"{count(detail['turns'], 'turn')} of the last day came to nothing ({detail['why']})"
+        case "repaired":
+            return f"repaired {count(detail['repairs'], 'time')} within {count(detail['days'], 'day')}"
+        case "results":
+            return "waits for the results of its client's tools"
+    return "its turn has not ended"
+
+
+def doing(what: Doing, detail: JSON) -> str:
+    """What a running turn does, or waits for, in a few words."""
+    match what:
+        case "slot":
+            return f"waits for a free process: {detail.get('slots')} turns run already"
+        case "tool":
+            return f"runs {detail.get('name') or 'a tool'}"
+        case "retry":
+            return _asked_again(detail)
+    return _DOING[what]
+
+
+_DOING: Mapping[Doing, str] = {
+    "lane": "waits for the turn before it",
+    "lease": "waits for another proxy to hand the agent over",
+    "preparing": "makes the session ready",
+    "thinking": "waits for the model's first word",
+    "answering": "answers",
+    "storing": "stores the answer",
+}
+
+
+def _asked_again(retry: JSON) -> str:
+    """Of a retry of the provider's request, as the backend told it: `retry_delay_ms`, `attempt` of `max_retries`."""
+    delay, attempt, most = (retry.get(name) for name in ("retry_delay_ms", "attempt", "max_retries"))
+    status, error = retry.get("error_status"), retry.get("error")
+    said = "the provider is asked again"
+    if isinstance(delay, int | float):
+        asks = "asks to wait" if status in (429, 529) else "failed: it is asked again in"
+        said = f"the provider {asks} {delay / 1000:.3g} s"
+    if attempt is not None:
+        said += f", retry {attempt}" + (f" of {most}" if most is not None else "")
+    why = " ".join(str(part) for part in (status, error) if part and part != "unknown")
+    return f"{said} ({why})" if why else said
+
+
 def _attempts(attempts: Sequence[JSON]) -> Iterator[str]:
     """Attempts that others followed. They are counted here: a run that its client asked for counts its own anew."""
     for number, attempt in enumerate(attempts, 1):
@@ -393,6 +491,8 @@ def beside(evidence: Evidence, fallback: Fallback | None) -> Iterator[str]:
         if note.code == "outside_window":
             noun, sentence = _NOTES[note.code]
             yield sentence.format(count(note.count, noun))
+    if evidence.window_summary is not None:
+        yield f"In their place the model was shown a summary, which it had made itself: {evidence.window_summary}"
 
 
 _UNABLE: Mapping[str, str] = {

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
+from .. import redact
 from ..domain.models import JSON
+from ..engine.live import TAIL, Progress
 from ..engine.subscription import Happened
-from . import shown
+from . import explain, shown
 from .explain import MARKED_REASONS
 from .schema import TurnDump
 from .words import printable, time
@@ -30,6 +33,27 @@ def event(happened: Happened, told: TurnDump) -> str:
     """One server-sent event of the turn as it is told; its id is what `Last-Event-ID` brings back."""
     data = {"seq": happened.turn.seq, "turn": told, "links": [shown.link(link) for link in happened.links]}
     return f"id: {happened.turn.seq}\nevent: turn\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"
+
+
+def progress(going: Sequence[Progress]) -> list[JSON]:
+    """The turns that wait or run: what each does since when (UTC seconds), and the end of its answer so far, without
+    secrets, behind `skipped` characters."""
+    return [
+        {
+            "turn_id": one.turn.id,
+            "doing": one.doing,
+            "says": redact.text(explain.doing(one.doing, one.detail)),
+            "since": one.since,
+            "text": redact.text(one.text)[-TAIL:],
+            "skipped": one.skipped,
+        }
+        for one in going
+    ]
+
+
+def progress_event(going: Sequence[JSON]) -> str:
+    """One server-sent event of `progress`. It has no id: nothing of it is told again."""
+    return f"event: progress\ndata: {json.dumps({'turns': going}, separators=(',', ':'))}\n\n"
 
 
 def lines(happened: Happened, *, verbatim: bool = False) -> str:

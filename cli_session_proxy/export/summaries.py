@@ -17,6 +17,7 @@ def summary_json(row: ChainSummary) -> JSON:
         "turns": row.turns,
         "sessions": row.sessions,
         "repairs": row.repairs,
+        "failures": row.failures,
         "state": row.state,
         "cost_usd": row.cost_usd,
         "bytes": row.bytes,

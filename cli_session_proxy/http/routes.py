@@ -13,9 +13,10 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from ..domain.models import JSON, Agent
 from ..engine.committing import Wanted
 from ..engine.engine import Engine
-from ..engine.subscription import Follower
+from ..engine.subscription import POLL, Follower
 from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
-from ..export import FORMATS, live
+from ..export import FORMATS
+from ..export import live as telling
 from ..export.summaries import summary_json
 from ..sandbox import Sandboxes
 from ..settings import ALIASES, MODELS, Settings
@@ -43,6 +44,11 @@ REWIND: JSON = {
     "type": "object", "required": ["to"],
     "properties": {"to": {"type": "string", "description": "a turn of the path to the head, or -N for N turns back"}},
 }  # fmt: skip
+STOP = b"/cancel"
+CANCEL: JSON = {
+    "type": "object",
+    "properties": {"turn": {"type": "string", "description": "one that waits or runs; without it all of the agent's"}},
+}
 COMMIT = b"/commit"
 COMMITTED: JSON = {
     "type": "object",
@@ -55,7 +61,9 @@ COMMITTED: JSON = {
     },
 }  # fmt: skip
 COMMIT_LIMIT = 16 * 1024
-REWIND_LIMIT = 4096  # bytes of its body
+REWIND_LIMIT = 4096  # bytes of its body, and of a cancellation's
+# Seconds between two looks at a running turn: a text that moves so often reads as live.
+WATCHED = 0.1
 SEQ_DIGITS = 19  # a seq is a 64-bit number
 # A dump that a browser shows is of no origin: whatever were in it could not ask the proxy for anything.
 DUMP_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
@@ -91,10 +99,12 @@ class Routes:
         add(app, "GET", "/v1beta/models", self.models)
         add(app, "GET", "/v1beta/models/{model:path}", self.model)
         add(app, "GET", "/v1/chains", self.chains, About(query={"search": TEXT, "limit": COUNT, "side": SWITCH}))
-        add(app, "GET", "/v1/chains/{agent_id}/events", self.events, About(media=(EVENT_STREAM,)))
+        followed = About(query={"live": SWITCH}, media=(EVENT_STREAM,))
+        add(app, "GET", "/v1/chains/{agent_id}/events", self.events, followed)
         shown = About(query={"format": {"enum": list(FORMATS)}, "redact": SWITCH}, media=dumps)
         add(app, "GET", "/v1/chains/{agent_id:path}", self.dump, shown)
         add(app, "POST", "/v1/chains/{agent_id:path}/rewind", self.rewind, About(body=REWIND))
+        add(app, "POST", "/v1/chains/{agent_id:path}/cancel", self.cancel, About(body=CANCEL))
         add(app, "POST", "/v1/chains/{agent_id:path}/commit", self.commit, About(body=COMMITTED))
         add(app, "DELETE", "/v1/chains/{agent_id:path}", self.delete)
         add(app, "GET", "/healthz", self.healthz)
@@ -159,21 +169,30 @@ class Routes:
         return StreamingResponse(_utf8(text), media_type=written.media_type, headers=headers)
 
     async def events(self, request: Request) -> Response:
-        """Server-sent events: `turn` for each that began or ended, from `Last-Event-ID` (a seq) or from now on."""
+        """Server-sent events: `turn` for each that began or ended, from `Last-Event-ID` (a seq) or from now on.
+
+        `?live=1`: also `progress`, what the turns that run in this proxy do, wait for and have said so far.
+        """
+        live = is_on(request, "live", default=False)
         agent = await self._agent(request, EVENTS)
         last = request.headers.get("last-event-id", "")
         after = int(last) if last.isascii() and last.isdigit() and len(last) < SEQ_DIGITS else None
         request.scope["state"]["held"].stream()
-        return StreamingResponse(self._event_texts(agent, after), media_type="text/event-stream")
+        return StreamingResponse(self._event_texts(agent, after, live=live), media_type="text/event-stream")
 
-    async def _event_texts(self, agent: Agent, after: int | None) -> AsyncIterator[bytes]:
+    async def _event_texts(self, agent: Agent, after: int | None, *, live: bool) -> AsyncIterator[bytes]:
         yield b": following\n\n"
         quiet = time.monotonic()
-        async for happened in Follower(self._engine.store, agent, after).follow():
+        told: list[JSON] = []
+        follower = Follower(self._engine.store, agent, after)
+        async for happened in follower.follow(WATCHED if live else POLL):
             if not self._engine.ready:
                 return
             for one in happened:
-                yield live.event(one, await self._tell(one.turn, one.links)).encode()
+                yield telling.event(one, await self._tell(one.turn, one.links)).encode()
+            if live and (going := telling.progress(self._engine.progress(agent.key))) != told:
+                told = going
+                yield telling.progress_event(going).encode()
             if happened or time.monotonic() - quiet > self._settings.keepalive:
                 quiet = time.monotonic()
                 yield b": alive\n\n"
@@ -189,6 +208,16 @@ class Routes:
         body = parse_body(await read_body(request, REWIND_LIMIT))
         to = required(body, "to", str, "a turn's id or -N")
         return (await self._engine.rewind(owner_of(request), _agent_in_path(request, BACK), to)).as_json()
+
+    async def cancel(self, request: Request) -> JSON:
+        """End a turn that waits or runs: nothing of it is kept, and the conversation is as before."""
+        body = parse_body(await read_body(request, REWIND_LIMIT))
+        turn = body.get("turn")
+        if turn is not None and not isinstance(turn, str):
+            raise InvalidRequest("turn must be a turn's id", param="turn")
+        agent_id = _agent_in_path(request, STOP)
+        ended = await self._engine.cancel(owner_of(request), agent_id, turn)
+        return {"object": "chain.cancelled", "agent_id": agent_id, "cancelled": ended}
 
     async def commit(self, request: Request) -> JSON:
         """Write the attempt into the repository that the profile of its turns names. No request names one."""

@@ -1,1 +1,21 @@
-"""The proxy from Python: `ask`, the shared runtime, and the LiteLLM provider."""
+"""The proxy from Python: `ask`, the shared runtime, the LiteLLM provider, the Agent SDK's session store.
+
+Importing it is cheap: what it exports is loaded at first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .session_store import ChainSessionStore
+
+__all__ = ["ChainSessionStore"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ChainSessionStore":
+        from .session_store import ChainSessionStore  # noqa: PLC0415 - it needs the Agent SDK
+
+        return ChainSessionStore
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

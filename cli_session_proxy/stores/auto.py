@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError
 from ..settings import Settings
 from .base import Store
 from .sqlite.store import FILE, SqliteStore
 
+if TYPE_CHECKING:
+    from .postgresql.store import PostgresqlStore
+
 
 def store_for(settings: Settings) -> Store:
-    """The store of these settings, `<var>/chains.sqlite3`; not opened, and the directory is the caller's."""
-    return SqliteStore(settings.var / FILE)
+    """The store of these settings; not opened, and the directory is the caller's.
+
+    Raises `ConfigError` for a URL that is none, and where the driver is not installed.
+    """
+    return (
+        SqliteStore(settings.var / FILE) if settings.store is None else _postgresql(settings.store.get_secret_value())
+    )
+
+
+def is_new(settings: Settings) -> bool:
+    """Nothing was ever kept there, so that looking must not make it."""
+    return settings.store is None and not (settings.var / FILE).exists()
+
+
+def place_of(settings: Settings) -> str:
+    """How messages call it. It holds no password."""
+    return str(settings.var) if settings.store is None else _postgresql(settings.store.get_secret_value()).database.name
+
+
+def _postgresql(url: str) -> PostgresqlStore:
+    try:
+        # Imported here: a store on SQLite needs neither the driver nor its 40 ms.
+        from .postgresql.store import PostgresqlStore  # noqa: PLC0415
+    except ImportError as exc:
+        raise ConfigError(
+            f"a store in PostgreSQL needs its driver ({exc}): pip install 'cli-session-proxy[postgresql]'"
+        ) from exc
+    return PostgresqlStore(url)

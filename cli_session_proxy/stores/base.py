@@ -172,6 +172,23 @@ class NewChain:
 
 
 @dataclass(frozen=True, slots=True)
+class MirrorKey:
+    """A transcript as the Claude Agent SDK names it. `subpath` is a sub-agent's; "" for the session's own."""
+
+    project: str
+    session_id: str
+    subpath: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The first `lines` of a mirrored transcript that are turns from now on."""
+
+    key: MirrorKey
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
 class TurnStart:
     """The journal entry, written before the frame is sent: what runs, where, as which attempt.
 
@@ -271,6 +288,35 @@ class TurnPage:
     link_counts: dict[LinkReason, int]
 
 
+@dataclass(frozen=True, slots=True)
+class TurnFacts:
+    """Of a turn what sums and charts are made of. `model` is who answered, or was asked for; `code` its error's.
+
+    `repairs`: how many links of it stand for a repair.
+    """
+
+    id: str
+    seq: int
+    agent_key: int
+    status: Status
+    model: str
+    created_at: float
+    finished_at: float | None
+    cost_usd: float | None
+    usage: Usage
+    code: str | None
+    repairs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The shape of an agent's turns from one place on in the order of acceptance: of each the place of its parent (0:
+    none), and the places of those at which a session was repaired or adopted. Places begin with 1."""
+
+    parents: tuple[int, ...]
+    marked: tuple[int, ...]
+
+
 class Leases(Protocol):
     """Who may write an agent, by the store's clock.
 
@@ -297,6 +343,9 @@ class Leases(Protocol):
 
     async def responds(self, proxy_id: str) -> bool:
         """Its last heartbeat has not expired."""
+
+    async def silent(self, seconds: float) -> list[str]:
+        """The proxies whose last heartbeat expired longer ago than this, and that nobody has made resign."""
 
     async def resign(self, proxy_id: str) -> None:
         """Forget a proxy that has ended, or is about to: its leases are free, its clients are gone."""
@@ -455,8 +504,20 @@ class Paths(Protocol):
     def outlines(self, agent_key: int) -> AsyncIterator[TurnOutline]:
         """The same turns, of each only its outline: less than half the work."""
 
-    async def page(self, agent_key: int, *, before_seq: int | None, limit: int) -> TurnPage:
-        """At most `limit` turns of an agent accepted before `before_seq` (None: the newest ones), newest first."""
+    async def page(self, agent_key: int, *, before_seq: int | None, limit: int, newest: int | None = None) -> TurnPage:
+        """At most `limit` turns of an agent accepted before `before_seq` (None: the newest ones), newest first.
+
+        `newest`: the page begins with the turn at this place instead (`TurnPage.newest`).
+        """
+
+    async def tree(self, agent_key: int, *, after: int = 0) -> Tree:
+        """The shape of the turns behind the first `after` ones."""
+
+    async def places(self, agent_key: int, turn_ids: Sequence[str]) -> dict[str, int]:
+        """The places of these turns in the order of acceptance (1 is the agent's first turn)."""
+
+    async def facts(self, owner: str, *, since: float, limit: int) -> list[TurnFacts]:
+        """The newest `limit` turns of the owner's agents that were accepted since (UTC seconds), newest first."""
 
     async def repairs(self, agent_key: int, *, limit: int) -> list[Link]:
         """The newest `limit` links of an agent that are not a plain start, newest first."""
@@ -476,9 +537,16 @@ class Transfers(Protocol):
     async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
         """Store finished turns, parents first, all or none; `head` moves the agent's head to that turn."""
 
-    async def adopt(self, lease: Lease, turns: Sequence[ImportedTurn], session: Session, links: Sequence[Link]) -> Turn:
+    async def adopt(
+        self,
+        lease: Lease,
+        turns: Sequence[ImportedTurn],
+        session: Session,
+        links: Sequence[Link],
+        taken: Taken | None = None,
+    ) -> Turn:
         """What somebody else had in a session, all or none: these turns, the head at the last of them, the session that
-        ends there, and why. Returns the last one."""
+        ends there, and why; `taken` is not mirrored any more. Returns the last one."""
 
     async def rewind(self, lease: Lease, to: str | None) -> None:
         """Move the agent's head back to a turn before it, None for before the first; nothing else changes.
@@ -492,6 +560,24 @@ class Transfers(Protocol):
         `parts` is read once, piece by piece, on a thread. `new.head` is asked after the last part. `InvalidRequest`
         where the agent has turns already or a part does not fit the others. Other writers wait for one piece.
         """
+
+
+class Mirrors(Protocol):
+    """Transcripts of sessions that an application runs with the Claude Agent SDK.
+
+    Those of the sessions themselves wait here until their exchanges are whole, and then are turns; those of sub-agents
+    stay.
+    """
+
+    async def mirror(self, agent_key: int, key: MirrorKey, lines: Sequence[Record]) -> None:
+        """Append these lines, in order; without those whose uuid is known already, here or among the session's latest
+        turns."""
+
+    async def mirrored(self, agent_key: int, key: MirrorKey) -> list[Record] | None:
+        """The lines that no turn has taken over; None where nothing was ever mirrored under this key."""
+
+    async def mirrors(self, agent_key: int, project: str) -> list[tuple[MirrorKey, float]]:
+        """What was mirrored of this project, and when last."""
 
 
 class Conversations(Protocol):
@@ -525,13 +611,22 @@ class Searches(Protocol):
         """What the index holds of it by now."""
 
 
-class Store(Agents, Turns, Answers, Paths, Transfers, Conversations, Leases, Searches, Protocol):
-    """All of it on one database. See the module docstring for the contract. Times are UTC seconds since the epoch."""
+class Store(Agents, Turns, Answers, Paths, Transfers, Mirrors, Conversations, Leases, Searches, Protocol):
+    """All of it on one database. See the module docstring for the contract. Times are UTC seconds since the epoch.
+
+    `spans_hosts`: other proxies on it may run elsewhere, so that only their heartbeats tell of them. Without it all of
+    them share one `var/`, where the kernel knows which of them live.
+    """
+
+    spans_hosts: bool = False
 
     async def open(self) -> None:
         """Create or migrate the schema (an older one is copied aside first; a newer one: `StoreUnavailable`)."""
 
     async def close(self) -> None: ...
+
+    async def size(self) -> int | None:
+        """Bytes that it takes on its disk, with what it keeps beside itself; None where nobody can tell."""
 
     async def probe(self) -> None:
         """Write something that means nothing, durably, and read it. Raises `StoreUnavailable`."""

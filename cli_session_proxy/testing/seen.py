@@ -109,10 +109,12 @@ def _line(data: JSON) -> tuple[bytes, bool]:
     return text.encode("utf-8", "surrogatepass") + b"\n", "cache_control" in data
 
 
-def _without_markers(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {key: _without_markers(value) for key, value in data.items() if key != "cache_control"}
-    return [_without_markers(item) for item in data] if isinstance(data, list) else data
+def _without_markers(block: JSON) -> JSON:
+    """Where a marker may stand: on a tool or block, and on the blocks in a tool's result."""
+    bare = {key: value for key, value in block.items() if key != "cache_control"}
+    if isinstance(bare.get("content"), list):
+        bare["content"] = [_without_markers(part) if isinstance(part, dict) else part for part in bare["content"]]
+    return bare
 
 
 def spoken(text: str) -> str | None:

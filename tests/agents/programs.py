@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from ..conftest import ROOT
 
 MODULES = ROOT / ".tools" / "agents" / "node_modules"
+MORE_MODULES = ROOT / ".tools" / "agents-more" / "node_modules"
 
 
 class Program(ABC):
@@ -169,4 +170,30 @@ class Qwen(Program):
         return {"file_path": str(file)}
 
 
+class Pi(Program):
+    name = "pi"
+    tool = "read"
+
+    def __init__(self, url: str, home: Path, work: Path) -> None:
+        super().__init__(url, home, work)
+        self.binary = MORE_MODULES / ".bin" / "pi"
+
+    def set_up(self) -> dict[str, str]:
+        folder = self.home / ".pi" / "agent"
+        folder.mkdir(parents=True)
+        provider = {
+            "baseUrl": f"{self.url}/v1", "api": "openai-completions", "apiKey": "none", "models": [{"id": "sonnet"}],
+        }  # fmt: skip
+        (folder / "models.json").write_text(json.dumps({"providers": {"p": provider}}))
+        return {"PI_OFFLINE": "1"}
+
+    def say(self, prompt: str, *, first: bool) -> list[str]:
+        return ["-p", *([] if first else ["--continue"]), "--provider", "p", "--model", "sonnet", prompt]
+
+    def read(self, file: Path) -> dict[str, Any]:
+        return {"path": str(file)}
+
+
 PROGRAMS: dict[str, type[Program]] = {kind.name: kind for kind in (Codex, ClaudeCode, Gemini, OpenCode, Qwen)}
+# `make agents` alone installs and runs these.
+MORE: dict[str, type[Program]] = {kind.name: kind for kind in (Pi,)}

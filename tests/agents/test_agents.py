@@ -30,7 +30,7 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..conftest import MakeSettings, required
 from ..obedient import asked_schema, instance, newest
 from ..serving import serve
-from .programs import PROGRAMS, Program
+from .programs import MORE, PROGRAMS, Program
 from .relay import Relay, share_kept
 
 # Seconds for one turn of a program that starts Node.js and a sandbox first, on a busy machine.
@@ -174,10 +174,10 @@ async def history(
     work = tmp_path / "work"
     work.mkdir()
     async with Relay() as relay:
-        program = PROGRAMS[request.param](relay.url, home, work)
+        program = (PROGRAMS | MORE)[request.param](relay.url, home, work)
         if request.param == "claude":
             program.binary = claude_2
-        required(program.binary, "make tools", what=request.param)
+        required(program.binary, "make tools, or make agents", what=request.param)
         made = History(program, make_settings(claude_bin=claude_2), relay, tmp_path)
         upstream.behave = made.behave
         yield made
@@ -195,7 +195,7 @@ async def test_a_program_goes_on_by_its_own_resume_after_a_kill_and_with_no_tran
 
 @pytest.mark.agents
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("history", PROGRAMS, indirect=True)
+@pytest.mark.parametrize("history", [*PROGRAMS, *MORE], indirect=True)
 async def test_ten_turns_with_tools_and_four_proxies(history: History, upstream: Upstream) -> None:
     for turns in (1, 3, 2, 4):
         async with history.served():

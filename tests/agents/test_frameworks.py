@@ -19,14 +19,16 @@ from ..every_wire import proxied
 from ..obedient import newest
 
 PYTHON = ROOT / ".tools" / "frameworks" / "venv" / "bin" / "python"
+# Of what cannot be in one environment with the others.
+APART = {"aider_agent": ROOT / ".tools" / "agents-more" / "venv" / "bin" / "python"}
 PROGRAMS = Path(__file__).parent / "frameworks"
 # Seconds for a program that imports much on a busy machine.
 LONGEST = 240.0
 # What keeps their telemetry and their look-ups off.
 QUIET = {"CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-# Those that tell the results of tools as plain text, and the one whose program has no tool.
+# Those that tell the results of tools as plain text, and those whose program has no tool.
 IN_TEXT = ("smolagents_agent",)
-WITHOUT_TOOLS = ("dspy_agent",)
+WITHOUT_TOOLS = ("aider_agent", "dspy_agent")
 # Its tasks are conversations of their own.
 ALONE = ("crewai_agent",)
 
@@ -50,12 +52,12 @@ def behave(seen: Seen) -> Behaviour:
 async def test_a_framework_has_two_turns_with_a_tool_each(
     name: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
-    required(PYTHON, "make agents", what="the frameworks")
+    python = required(APART.get(name, PYTHON), "make agents", what="the frameworks")
     upstream.behave = behave
     async with proxied(make_settings(claude_bin=claude_2)) as (_, root):
         env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "ROOT": root, **QUIET}
         process = await asyncio.create_subprocess_exec(
-            str(PYTHON), str(PROGRAMS / f"{name}.py"), cwd=tmp_path, env=env, stdin=asyncio.subprocess.DEVNULL,
+            str(python), str(PROGRAMS / f"{name}.py"), cwd=tmp_path, env=env, stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:

@@ -34,8 +34,9 @@ async def run(suite: Suite, root: str, folder: Path) -> list[Case]:
     report.unlink(missing_ok=True)
     command = [part.replace("ROOT", root).replace("REPORT", str(report)) for part in suite.command]
     env = {"PATH": os.environ["PATH"], "HOME": str(folder), "ROOT": root, "NO_COLOR": "1"}
+    env |= {name: value.replace("ROOT", root) for name, value in suite.env.items()}
     process = await asyncio.create_subprocess_exec(
-        *command, cwd=folder, env=env, stdin=asyncio.subprocess.DEVNULL,
+        *command, cwd=suite.folder or folder, env=env, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -87,8 +88,9 @@ def page(results: list[tuple[Suite, list[Case]]]) -> tuple[str, list[Verdict]]:
         "",
         "Other people's suites against the proxy over the real CLI, with a small scripted model that does what it is",
         "told (`tests/obedient.py`). `make conformance` runs them and writes this page. What they say of the model",
-        "itself is left out: it is a script. openai-python's and anthropic-python's own tests are in their sdists on",
-        "PyPI; they are not run here yet.",
+        "itself is left out: it is a script. Of openai-python's and anthropic-python's own tests (in their sdists)",
+        "those are run that ask a server for what the proxy serves: chat completions, Responses, Conversations,",
+        "Messages and models. What LangChain's tests would fetch from the network is a picture and a PDF of our own.",
         "",
         "| suite | version | passed | failed | not run |",
         "|---|---|---|---|---|",

@@ -1,11 +1,14 @@
 """LangChain's own tests of a chat model, for the four wires that it has a model for. Run in the suites' own venv; the
-proxy's address is in ROOT."""
+proxy's address is in ROOT. A picture and a PDF, which they would fetch from elsewhere, are in PICTURE and PAPER."""
 
 from __future__ import annotations
 
+import base64
 import os
 from typing import Any
 
+import httpx
+import pytest
 from langchain_anthropic import ChatAnthropic
 from langchain_core.language_models import BaseChatModel
 from langchain_google_genai import ChatGoogleGenerativeAI
@@ -13,6 +16,14 @@ from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 ROOT = os.environ["ROOT"]
+
+
+@pytest.fixture(autouse=True)
+def without_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(url: str, **_: object) -> httpx.Response:
+        return httpx.Response(200, content=base64.b64decode(os.environ["PAPER" if url.endswith(".pdf") else "PICTURE"]))
+
+    monkeypatch.setattr(httpx, "get", get)
 
 
 class TestChat(ChatModelIntegrationTests):
@@ -24,8 +35,13 @@ class TestChat(ChatModelIntegrationTests):
     def chat_model_params(self) -> dict[str, Any]:
         return {"model": "sonnet", "base_url": f"{ROOT}/v1", "api_key": "none", "stream_usage": True, "max_retries": 0}
 
+    model_override_value = "opus"
     supports_image_inputs = True
+    supports_image_tool_message = True
     supports_json_mode = True
+    supports_pdf_inputs = True
+    supports_pdf_tool_message = True
+    supports_anthropic_inputs = True
 
 
 class TestResponses(TestChat):
@@ -43,9 +59,11 @@ class TestMessages(ChatModelIntegrationTests):
     def chat_model_params(self) -> dict[str, Any]:
         return {"model": "sonnet", "base_url": ROOT, "api_key": "none", "max_retries": 0}
 
+    model_override_value = "opus"
     supports_image_inputs = True
     supports_image_tool_message = True
     supports_pdf_inputs = True
+    supports_pdf_tool_message = True
     supports_anthropic_inputs = True
 
 
@@ -59,4 +77,7 @@ class TestGenerateContent(ChatModelIntegrationTests):
         return {"model": "gemini-2.5-flash", "base_url": ROOT, "google_api_key": "none", "max_retries": 0}
 
     supports_image_inputs = True
+    supports_image_tool_message = True
     supports_json_mode = True
+    supports_pdf_inputs = True
+    supports_pdf_tool_message = True

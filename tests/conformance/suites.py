@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 from xml.etree import ElementTree
 
 from ..conftest import ROOT
+from ..media import paper, picture
 
 SUITES = ROOT / ".tools" / "suites"
 PYTHON = SUITES / "venv" / "bin" / "python"
@@ -28,19 +31,35 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """`name` is the suite's, with the wire or model it is pointed at; `command` has the address as ROOT and the path of
-    its report as REPORT. `thinks`: the model thinks."""
+    """`name` is the suite's, with the wire or model it is pointed at; `command` and `env` have the address as ROOT and
+    the path of the report as REPORT. `folder`: where it runs, else in one that is empty. `thinks`: the model thinks."""
 
     name: str
     version: str
     command: tuple[str, ...]
     thinks: bool = False
-    env: tuple[tuple[str, str], ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None
 
 
 LLMPROBE = "llmprobe"
 COMPLY = "llm-comply"
 LANGCHAIN = "langchain-tests"
+OPENAI = "openai-python"
+ANTHROPIC = "anthropic-python"
+
+# The tests of the SDKs' own repositories for what the proxy serves: the address, and the files. Their other files ask
+# for what it does not have (files, images, batches, organisations), or talk to a mock inside the test.
+SDK_TESTS = {
+    (OPENAI, "2.54.0"): (
+        "ROOT/v1",
+        "chat/test_completions test_responses responses/test_input_items responses/test_input_tokens"
+        " test_conversations conversations/test_items test_models",
+    ),
+    (ANTHROPIC, "2.12.0"): ("ROOT", "test_messages test_models beta/test_messages beta/test_models"),
+}
+
+_VARIANT = re.compile(r"^Test(?:Async)?|\[.*\]$|test_(?:method|raw_response|streaming_response)_")
 
 # Its formats, each with the end of the address and a model for which it asks for thoughts.
 FORMATS = {
@@ -68,7 +87,15 @@ def all_suites() -> list[Suite]:
         "-o", "asyncio_default_test_loop_scope=session", "-o", "asyncio_default_fixture_loop_scope=session",
     )  # fmt: skip
     file = str(Path(__file__).with_name("langchain_suite.py"))
-    found.append(Suite(LANGCHAIN, "1.1.9", (str(PYTHON), *pytest, "--junitxml", "REPORT", file)))
+    media = {"PICTURE": picture(8, 8), "PAPER": base64.b64encode(paper()).decode()}
+    found.append(Suite(LANGCHAIN, "1.1.9", (str(PYTHON), *pytest, "--junitxml", "REPORT", file), env=media))
+    for (name, version), (address, files) in SDK_TESTS.items():
+        plugin = ("-p", "tests._alias_httpx") if name == ANTHROPIC else ()
+        options = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", *plugin, "--junitxml", "REPORT")
+        paths = [f"tests/api_resources/{file}.py" for file in files.split()]
+        command = (str(SUITES / "sdks" / "bin" / "python"), *options, *paths)
+        folder = SUITES / f"{name.removesuffix('-python')}-{version}"
+        found.append(Suite(name, version, command, env={"TEST_API_BASE_URL": address}, folder=folder))
     return found
 
 
@@ -78,6 +105,8 @@ def cases(suite: Suite, report: str) -> list[Case]:
         return _llmprobe(json.loads(report)["conformance"]["results"])
     if suite.name == LANGCHAIN:
         return _junit(report)
+    if suite.name in (OPENAI, ANTHROPIC):  # each as a method, raw and streamed, sync and async, loose and strict
+        return [replace(case, id=_VARIANT.sub("", case.id)) for case in _junit(report)]
     outcomes: Mapping[str, Outcome] = {"passed": "passed", "failed": "failed", "skipped": "not run"}
     return [
         Case(case["id"], outcomes[case["status"]], "; ".join(case.get("errors", ())))

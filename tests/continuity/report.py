@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cli_session_proxy.continuity import report as benchmark
+from cli_session_proxy.continuity.running import Result
+
 from .row import Row
 from .score import Score, Thinking
 
@@ -20,6 +23,12 @@ Made by `make continuity`.
 | | broken | bare CLI 2.1 | proxy, CLI 2.1 | prefix | proxy, CLI 1.0 |
 |---|---|---|---|---|---|
 """
+_SERVED = """
+## The same from outside
+
+What `cli-session-proxy bench-continuity` does to any server, here to `cli-session-proxy serve`, CLI 2.1.
+
+"""
 
 
 @dataclass(slots=True)
@@ -28,6 +37,7 @@ class Report:
 
     scores: dict[str, dict[str, Score]] = field(default_factory=dict)
     groups: dict[str, tuple[str, str]] = field(default_factory=dict)
+    served: list[Result] = field(default_factory=list)  # the rows of `bench-continuity`, on a proxy that is served
     measures: dict[str, dict[str, list[Thinking]]] = field(default_factory=dict)
 
     def add(self, row: Row, cli: str, bare: bool, score: Score) -> None:
@@ -38,7 +48,9 @@ class Report:
         self.measures.setdefault(found.what, {}).setdefault(cli, []).append(found)
 
     def write(self, path: Path) -> None:
-        path.write_text(_HEAD + "".join(f"{line}\n" for line in self._lines()) + self._sum(), encoding="utf-8")
+        served = _SERVED + benchmark.table("cli-session-proxy", self.served) if self.served else ""
+        lines = "".join(f"{line}\n" for line in self._lines())
+        path.write_text(_HEAD + lines + self._sum() + served, encoding="utf-8")
 
     def _lines(self) -> list[str]:
         lines = []

@@ -16,6 +16,7 @@ from typing import Any
 from cli_session_proxy.backends.claude.process import environment
 from cli_session_proxy.continuity.talk import Refused
 from cli_session_proxy.continuity.talk import Talk as AnyTalk
+from cli_session_proxy.continuity.targets import print_mode
 from cli_session_proxy.domain.models import Block, Link, Message, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
@@ -194,7 +195,7 @@ class BareTalk(Talk):
         self.session_id = ""
         self._cwd = settings.var / "bare"
         self._cwd.mkdir(parents=True)
-        self._children: set[int] = set()
+        self._children: dict[int, asyncio.subprocess.Process] = {}
 
     async def up(self, **changes: Any) -> None:
         if "var" in changes:
@@ -219,40 +220,20 @@ class BareTalk(Talk):
 
 
 async def run_by_hand(
-    talk: Talk, said: str, session_id: str | None, *, cwd: Path | None = None, children: set[int] | None = None
+    talk: Talk,
+    said: str,
+    session_id: str | None,
+    *,
+    cwd: Path | None = None,
+    children: dict[int, asyncio.subprocess.Process] | None = None,
 ) -> dict[str, Any]:
     """One `claude -p` in the agent's directory, as a person or a script would. Raises `Refused`."""
     assert talk.settings.claude_bin is not None
-    argv = [str(talk.settings.claude_bin), "-p", "--output-format", "json", "--model", talk.model]
-    argv += ["--system-prompt", talk.extra.get("system") or talk.settings.system_prompt]
-    argv += [f"--resume={session_id}"] if session_id else []
-    pipe = asyncio.subprocess.PIPE
-    try:
-        child = await asyncio.create_subprocess_exec(
-            *argv, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd or talk.cwd, env=talk.environment(),
-            limit=64 * 1024 * 1024,
-        )  # fmt: skip
-    except OSError as exc:
-        raise Refused("cannot start") from exc
-    children = set() if children is None else children
-    children.add(child.pid)
-    try:
-        async with asyncio.timeout(2 * PATIENCE):
-            out, _ = await child.communicate(said.encode("utf-8", "surrogatepass"))
-    except TimeoutError as exc:
-        raise Refused("no end") from exc
-    finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
-        children.discard(child.pid)
-    try:
-        result: dict[str, Any] = json.loads(out)
-    except ValueError as exc:
-        raise Refused(f"exit {child.returncode}") from exc
-    if result.get("is_error") or child.returncode:
-        raise Refused("error")
-    return result
+    return await print_mode(
+        talk.settings.claude_bin, said, session_id, model=talk.model,
+        system=talk.extra.get("system") or talk.settings.system_prompt, cwd=cwd or talk.cwd, env=talk.environment(),
+        children={} if children is None else children,
+    )  # fmt: skip
 
 
 class Hand:

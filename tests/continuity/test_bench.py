@@ -16,7 +16,8 @@ import pytest
 
 from cli_session_proxy import cli
 from cli_session_proxy.commands import benching
-from cli_session_proxy.continuity import report, rows
+from cli_session_proxy.continuity import report as table
+from cli_session_proxy.continuity import rows
 from cli_session_proxy.continuity.running import Result, provider, run
 from cli_session_proxy.continuity.score import Fact, Score, score
 from cli_session_proxy.continuity.talk import Talk
@@ -30,6 +31,7 @@ from ..serving import serving
 from ..talking import running
 from . import score as scores_of_the_matrix
 from . import talk as talks_of_the_matrix
+from .report import Report
 
 TOY = Path(__file__).parent / "toy.py"
 
@@ -80,8 +82,11 @@ def squeezed(found: Score) -> bool:
 
 @pytest.mark.parametrize(
     ("kind", "deserves"),
-    [("forgetful", lost), ("doubling", doubled), ("flat", squeezed)],
-    ids=["forgetful", "doubling", "flat"],
+    [
+        pytest.param("forgetful", lost, id="forgetful"),
+        pytest.param("doubling", doubled, id="doubling", marks=pytest.mark.full),
+        pytest.param("flat", squeezed, id="flat", marks=pytest.mark.full),
+    ],
 )
 async def test_a_server_that_is_wrong_at_every_turn_scores_so_on_each_row(
     kind: str, deserves: Callable[[Score], bool], tmp_path: Path
@@ -133,6 +138,24 @@ async def test_this_proxy_keeps_them_on_every_wire(
             assert by_id.score.prefix == 1.0
 
 
+@pytest.mark.full
+async def test_this_proxy_keeps_every_row_of_the_benchmark(claude_2: Path, tmp_path: Path, report: Report) -> None:
+    port, config = free_port(), tmp_path / "config"
+    serve = [sys.executable, "-m", "cli_session_proxy", "serve", "--port", str(port), "--var", str(tmp_path / "var"),
+             "--claude-config-dir", str(config), "--claude-bin", str(claude_2)]  # fmt: skip
+    async with provider() as upstream:
+        server = Server(
+            f"http://127.0.0.1:{port}/v1", "chat", upstream, tmp_path, agent_header="X-Agent-Id",
+            start=shlex.join(serve), config=config,
+        )  # fmt: skip
+        await server.up()
+        try:
+            report.served = await run(server, upstream, lambda _result: None)
+        finally:
+            await server.down()
+    assert {str(one.row): str(one.score) for one in report.served if one.score is None or not one.score.whole} == {}
+
+
 def test_the_command_prints_the_table_and_writes_json_a_badge_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,7 +168,7 @@ def test_the_command_prints_the_table_and_writes_json_a_badge_and_a_picture(
     printed = capsys.readouterr().out
     assert "0 of 2 rows kept every acknowledged turn once and in order" in printed
     data = json.loads((tmp_path / "out" / "continuity.json").read_text())
-    assert (data["schema"], data["whole"], data["rows_run"]) == (report.SCHEMA, 0, 2)
+    assert (data["schema"], data["whole"], data["rows_run"]) == (table.SCHEMA, 0, 2)
     assert data["rows"][0]["lost"] == rows.TOLD
     for file in ("badge.svg", "continuity.svg"):
         ElementTree.parse(tmp_path / "out" / file)
@@ -197,6 +220,6 @@ def test_flattened_turns_are_told_apart_from_lost_ones() -> None:
 def test_a_row_that_was_left_out_says_why() -> None:
     row = rows.ROWS[1]
     results = [Result(row, None, why="it has no files")]
-    assert "– (it has no files)" in report.table("toy", results)
-    assert report.as_json("toy", results)["rows"][0]["left_out"] == "it has no files"
-    assert report.kept(results) == (0, 0)
+    assert "– (it has no files)" in table.table("toy", results)
+    assert table.as_json("toy", results)["rows"][0]["left_out"] == "it has no files"
+    assert table.kept(results) == (0, 0)

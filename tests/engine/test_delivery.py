@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cli_session_proxy.errors import TurnCancelled
+from cli_session_proxy.errors import Interrupted, TurnCancelled
 from cli_session_proxy.settings import Settings
 
 from ..talking import ask, request
@@ -40,6 +40,24 @@ async def test_an_answer_that_nobody_took_is_left_off_the_path(settings: Setting
         await until(undelivered)
         await ask(engine, "two")
     assert words(backend.seen[-1]) == ["two"]
+
+
+async def test_nothing_is_run_for_a_client_that_left_before_its_request_was_accepted(settings: Settings) -> None:
+    looks: list[int] = []
+
+    async def has_left() -> bool:
+        looks.append(engine.queued())
+        return True
+
+    async with core(settings) as (engine, backend):
+        await ask(engine, "one")
+        with pytest.raises(Interrupted, match="nothing was run"):
+            await engine.submit(request("two"), has_left)
+        assert looks == [1]  # at the last moment: it had its place in the lane
+        assert engine.queued() == 0
+        assert [words(turn.input) for turn in await turns(engine)] == [["one"]]
+        await ask(engine, "two")
+    assert [words(seen) for seen in backend.seen] == [["one"], ["one", "two"]]
 
 
 async def test_the_same_request_claims_an_answer_that_nobody_took(settings: Settings) -> None:

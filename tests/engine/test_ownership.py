@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Sequence
 
 import pytest
 
+from cli_session_proxy.backends.base import Adoptable, Execution, Job
 from cli_session_proxy.backends.memory import MemoryBackend
-from cli_session_proxy.domain.models import Agent
+from cli_session_proxy.domain.models import Agent, Block, Message
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.errors import ClaudeUnavailable, StoreUnavailable
+from cli_session_proxy.errors import ClaudeUnavailable, LeaseLost, StoreUnavailable, UpstreamError
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import Granted, Held, Lease, Proxy
+from cli_session_proxy.stores.base import Granted, Held, HeldLease, Lease, Proxy
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 
 from ..talking import ask
@@ -110,3 +112,51 @@ async def test_a_turn_keeps_its_place_while_its_proxy_has_not_asked_for_the_leas
         slow.goes_on.set()
         await first.stop()
         await second.stop()
+
+
+class TakenOver(SqliteStore):
+    """Another proxy is granted every lease once `lost` is set."""
+
+    lost = False
+    told = 0
+
+    async def renew(self, proxy: Proxy) -> list[HeldLease]:
+        if not self.lost:
+            return await super().renew(proxy)
+        self.told += 1
+        return []
+
+
+@pytest.mark.parametrize("notices", ["as it wakes up", "while the process is put away"])
+async def test_a_turn_whose_process_the_new_holder_ended_says_that_the_agent_was_taken_over(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, notices: str
+) -> None:
+    """Not that its CLI ended: a client that hears of the takeover sends its request again."""
+    settings = settings.model_copy(update={"lease": 0.3})
+    store = TakenOver(settings.var / FILE)
+
+    async def ended(_path: Sequence[Message]) -> Sequence[Block]:
+        store.lost = True
+        if notices == "as it wakes up":
+            time.sleep(settings.lease)  # noqa: ASYNC251  # the whole proxy is paused
+        raise UpstreamError("the CLI ended")
+
+    class PutsAwaySlowly(MemoryBackend):
+        async def prepare(self, job: Job) -> Execution | Adoptable:
+            execution = await super().prepare(job)
+
+            async def discard(*, owned: bool) -> None:
+                if notices != "as it wakes up":
+                    await until(lambda: store.told > 0)
+
+            monkeypatch.setattr(execution, "discard", discard)
+            return execution
+
+    engine = Engine(settings, store, PutsAwaySlowly(ended))
+    await engine.start()
+    try:
+        with pytest.raises(LeaseLost, match="another proxy has taken this agent over"):
+            async with asyncio.timeout(60):
+                await ask(engine, "one")
+    finally:
+        await engine.stop()

@@ -39,7 +39,7 @@ async def test_a_machine_that_sleeps_while_another_proxy_waits_for_the_agent_fen
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     """Both proxies sleep, and the one that waits wakes up first: to it, every lease of the others has expired."""
-    settings = make_settings(claude_bin=claude_2, lease=2 * LEASE)
+    settings = make_settings(claude_bin=claude_2, lease=4 * LEASE)
     gate = Gate()
     upstream.when("slow", gate)
     store = store_for(settings)

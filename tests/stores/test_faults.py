@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -132,23 +133,29 @@ async def test_a_full_disk_is_named_and_loses_nothing(path: Path) -> None:
     agent = await an_agent(store)
     done = await complete(store, agent, "t1")
 
-    def no_more_pages(conn: Connection) -> None:
+    def no_more_pages(conn: Connection) -> int:
         (pages,) = conn.exec_driver_sql("PRAGMA page_count").one()
         conn.exec_driver_sql(f"PRAGMA max_page_count={pages}")
+        return threading.get_ident()
 
-    def pages_again(conn: Connection) -> None:
+    def pages_again(conn: Connection) -> int:
         conn.exec_driver_sql("PRAGMA max_page_count=1000000")
+        return threading.get_ident()
+
+    async def on_both_connections(work: Callable[[Connection], int]) -> None:
+        await store.database.write(work, Urgency.JOURNAL)
+        # a quick write goes to the thread as well while that one waits for the disk
+        while await store.database.write(work, Urgency.JOURNAL, quick=True) != threading.get_ident():
+            pass
 
     # one that is written on the writer's thread, and one small enough for the event loop
     for size in (100_000, 20_000):
-        for quick in (False, True):
-            await store.database.write(no_more_pages, Urgency.JOURNAL, quick=quick)
+        await on_both_connections(no_more_pages)
         with pytest.raises(StoreUnavailable, match=r"full.*free space"):
             await store.accept(a_turn(agent, "t2", system="x" * size))
         assert await turn_of(store, "t1") == done
         assert await store.turn("t2") is None
-        for quick in (False, True):
-            await store.database.write(pages_again, Urgency.JOURNAL, quick=quick)
+        await on_both_connections(pages_again)
     await complete(store, agent, "t2", "t1")
     await store.close()
 

@@ -33,6 +33,8 @@ from ..talking import ask, text
 class DictStore:
     """What it lacks is an `AttributeError`: a turn that needs more of the contract fails this test."""
 
+    spans_hosts = False
+
     def __init__(self) -> None:
         self.agents: dict[int, Agent] = {}
         self.kept: dict[str, Turn] = {}

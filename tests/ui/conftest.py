@@ -122,7 +122,8 @@ async def page_of(
     try:
         await page.goto(f"{url.removesuffix('/v1')}/ui{at}")
         yield page
-        assert [fault for fault in faults if not (failing and f"status of {failing}" in fault)] == []
+        told = [fault for fault in faults if not (failing and f"status of {failing}" in fault)]
+        assert told == [], told
     finally:
         await context.close()
 

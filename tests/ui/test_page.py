@@ -63,19 +63,58 @@ async def test_the_files_allow_nothing_inline_and_nothing_from_elsewhere(tmp_pat
         assert (await http.get("/ui/nothing.js")).json()["error"]["code"] == "not_found"
 
 
-async def test_ten_thousand_turns_open_at_once_and_can_be_paged_to_the_first(browser: Browser, tmp_path: Path) -> None:
+async def test_of_ten_thousand_turns_those_in_sight_are_drawn_wherever_somebody_jumps(
+    browser: Browser, tmp_path: Path
+) -> None:
     settings = store_only(tmp_path)
     async with running(settings) as engine, serving(engine, settings) as url:
-        await imported(engine, await an_agent(engine, "long"), [(f"question {n}", "a") for n in range(1, 10_001)])
+        agent = await an_agent(engine, "long")
+        await imported(engine, agent, [(f"question {n}", "a") for n in range(1, 10_001)])
         async with page_of(browser, url) as page:
+            rows = page.locator("#chain .row")
             await page.locator("#chains .row").click()
-            await expect(page.locator("#chain .asked").first).to_have_text("question 10000", timeout=2000)
-            assert await page.locator("#chain .row").count() <= 300
+            await expect(page.locator("#chain .asked").first).to_have_text("question 10000")
+            assert await rows.count() <= 300
             await page.keyboard.press("Shift+G")
-            await expect(page.locator("#chain .asked").last).to_have_text("question 1", timeout=30_000)
-            assert await page.locator("#chain .row").count() == 10_000
-            numbers = await page.locator("#chain .row").evaluate_all("rows => rows.map(row => row.dataset.turn)")
-            assert len(set(numbers)) == 10_000
+            await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 1")
+            await expect(page.locator("#chain .asked").last).to_have_text("question 1")
+            await page.keyboard.press("k")
+            await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 2")
+            await page.keyboard.press("g")
+            await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 10000")
+            # a link to one in the middle brings it into sight, and Escape leads to it
+            await page.evaluate(f"location.hash = '#/long/turn_{agent.key}_t5000'")
+            await expect(page.locator("#turn h2")).to_contain_text("Turn 5000")
+            await expect(page.locator("#chain .row.open .asked")).to_have_text("question 5000")
+            await expect(page.locator("#chain .row.open")).to_be_in_viewport()
+            await expect(page.locator("#turn dl.facts").first).to_contain_text("#4999")
+            await page.keyboard.press("Escape")
+            await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 5000")
+            await page.locator("#chain").evaluate("list => (list.scrollTop = list.scrollHeight * 0.75)")
+            await expect(page.locator("#chain .asked", has_text="question 2500")).to_have_count(1)
+            assert await rows.count() <= 300
+            assert await rows.first.evaluate("row => row.parentNode.ariaSetSize") == "10000"
+
+
+async def test_a_turn_that_is_new_stands_above_what_somebody_reads(browser: Browser, tmp_path: Path) -> None:
+    settings = store_only(tmp_path)
+    async with running(settings) as engine, serving(engine, settings) as url:
+        agent = await an_agent(engine, "long")
+        last = await imported(engine, agent, [(f"question {n}", "a") for n in range(1, 401)])
+        async with page_of(browser, url, at=f"#/long/turn_{agent.key}_t200") as page:
+            opened = page.locator("#chain .row.open")
+            await expect(opened.locator(".asked")).to_have_text("question 200")
+            await expect(page.locator("#live")).to_have_text("live")
+            before = await opened.bounding_box()
+            await imported(engine, agent, [("one more", "b")], parent=last, mark="n")
+            await expect(page.locator("#chain .summary p")).to_contain_text("401 turns")
+            now = await opened.bounding_box()
+            assert before is not None
+            assert now is not None
+            assert abs(now["y"] - before["y"]) < 2
+            await page.keyboard.press("Escape")
+            await page.keyboard.press("g")
+            await expect(page.locator("#chain .row:focus .asked")).to_have_text("one more")
 
 
 async def test_branches_are_drawn_in_lanes_of_their_own(browser: Browser, tmp_path: Path) -> None:

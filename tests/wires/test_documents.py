@@ -95,6 +95,14 @@ def test_a_pdf_and_a_text_are_documents_on_every_wire(read: Read, pdf: Any, text
     assert read(text) == (Message("user", (TEXT_BLOCK,)),)
 
 
+def test_a_result_of_a_tool_may_be_a_document() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    part = {"type": "file", "file": {"file_data": _data("application/pdf", PDF)}}
+    said = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "call_1", "content": [part]}]
+    answered = chat.read([{"role": "user", "content": "read it"}, *said])[1][-1]
+    assert answered.content == ({"type": "tool_result", "tool_use_id": "call_1", "content": [PDF_BLOCK]},)
+
+
 @pytest.mark.parametrize(("read", "part"), REFUSED)
 def test_a_file_that_is_only_named_is_refused_in_words(read: Read, part: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"data|inlineData"):

@@ -15,13 +15,16 @@ from anthropic import APIStatusError, AsyncAnthropic
 from google.genai.errors import APIError as GoogleError
 from openai import APIError, AsyncOpenAI
 
+from cli_session_proxy.domain.models import TurnRequest
+from cli_session_proxy.engine.engine import HasLeft
 from cli_session_proxy.engine.live import cancelled
-from cli_session_proxy.errors import Overloaded, ProxyError
+from cli_session_proxy.errors import Interrupted, Overloaded, ProxyError
 from cli_session_proxy.settings import Settings
 
 from ..every_wire import google_client, ollama_client
-from ..fakes import FakeEngine, hello, started, text
+from ..fakes import FakeAnswer, FakeEngine, hello, started, text
 from ..serving import serving
+from ..until import until
 
 MESSAGES = "/v1/messages"
 GENERATE = "/v1beta/models/sonnet:generateContent"
@@ -199,6 +202,37 @@ async def test_an_agent_is_named_by_the_path_on_every_wire(
     assert (await client.post(path, json=by_body)).headers["x-agent-id"] == "c"
 
 
+class Slow(FakeEngine):
+    """Accepts nothing until the client has left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.noticed = asyncio.Event()
+
+    async def submit(self, request: TurnRequest, has_left: HasLeft | None = None) -> FakeAnswer:
+        assert has_left is not None
+        assert not await has_left()
+        self.asked.set()
+        await until(has_left)
+        self.noticed.set()
+        raise Interrupted("nothing was run", retry_after=0.0)
+
+
+@pytest.mark.parametrize("path", [*BODIES, "/v1/chat/completions", "/v1/responses"])
+async def test_the_engine_can_ask_whether_the_client_has_left(tmp_path: Path, path: str) -> None:
+    engine = Slow()
+    said = {"model": "sonnet", "input": "hello", "messages": [{"role": "user", "content": "hello"}]}
+    async with (
+        serving(engine.as_engine(), Settings(var=tmp_path / "var", port=0)) as url,
+        httpx.AsyncClient(base_url=url.removesuffix("/v1"), trust_env=False, timeout=60) as client,
+    ):
+        asking = asyncio.create_task(client.post(path, json=BODIES.get(path, said)))
+        await asyncio.wait_for(engine.asked.wait(), 60)
+        asking.cancel()
+        await asyncio.wait_for(engine.noticed.wait(), 60)
+
+
 async def test_the_models_list_has_three_meanings(door: tuple[FakeEngine, httpx.AsyncClient]) -> None:
     _, client = door
     anthropic, google = {"anthropic-version": "2023-06-01", "x-api-key": "k"}, {"x-goog-api-key": "k"}
@@ -210,6 +244,7 @@ async def test_the_models_list_has_three_meanings(door: tuple[FakeEngine, httpx.
     assert (await client.get("/v1/models")).json()["object"] == "list"
     assert (await client.get("/v1/models/opus", headers=anthropic)).json()["display_name"] == "Opus"
     assert (await client.get("/v1beta/models/opus")).json()["name"] == "models/opus"
+    assert (await client.get("/v1/models/llama3:8b")).json()["object"] == "model"
     bad = await client.get("/v1/models/--help", headers=anthropic)
     assert_shape(bad, MESSAGES, 400, "invalid_request")
 

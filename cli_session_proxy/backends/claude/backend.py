@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -12,14 +13,14 @@ from ...domain.client_tools import ToolPolicy, as_cli
 from ...domain.evidence import Evidence
 from ...domain.identifiers import is_model
 from ...domain.lineage import Past
-from ...domain.models import JSON, Agent, BlockDelta, BlockStart, BlockStop, Continuity, Link, Record, Turn
+from ...domain.models import JSON, Agent, BlockDelta, BlockStart, BlockStop, Continuity, Link, Record, Session, Turn
 from ...domain.parameters import Name
 from ...errors import ClaudeNotLoggedIn, ClaudeUnavailable, ContextTooLong, ProxyError
 from ...sandbox import Sandboxes
 from ...settings import Settings
 from ...stores.base import AgentState, Store
 from .. import base
-from ..base import Adoptable, Answered, Counts, Event, Execution, Job, Kept, Lost, Remedy, Settled
+from ..base import Adoptable, Answered, Counts, Event, Execution, Job, Kept, Lost, Remedy, Settled, TakenOver
 from .process import events, failures
 from .process.child import end_left
 from .process.pool import Pool, Restarts
@@ -104,6 +105,22 @@ class ClaudeBackend:
         for one in history_of:
             yield tuple(history.records(scribe, mender, one.input, as_cli(one.output), model, one.notes))
 
+    def project_of(self, agent: Agent) -> str:
+        return self.sessions.transcript_of(agent, str(uuid.UUID(int=0))).parent.name
+
+    async def lines_of(self, session: Session) -> Sequence[str]:
+        return await adoption.lines_of(self._store, session)
+
+    async def taken_over(
+        self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
+    ) -> TakenOver | None:
+        above = parent
+        known: list[Record] = []
+        while above is not None and not any(record.uuid for record in known):
+            known = await self._store.own_records(above.id)
+            above = await self._store.turn(above.parent_id) if above.parent_id is not None else None
+        return await asyncio.to_thread(adoption.taken_over, agent, parent, known, session, lines)
+
     def changes(self) -> AsyncGenerator[str, None]:
         return self._watcher.changes()
 
@@ -141,6 +158,9 @@ class ClaudeBackend:
 
     def counts(self) -> Counts:
         return self.pool.counts()
+
+    def processes(self) -> Sequence[base.Process]:
+        return self.pool.table.each()
 
 
 class _Execution:

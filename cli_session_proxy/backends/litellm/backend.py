@@ -13,11 +13,12 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from ...domain.client_tools import calls_of, short_name
 from ...domain.evidence import Evidence
-from ...domain.lineage import Past
+from ...domain.lineage import Past, answer_text
 from ...domain.models import JSON, Agent, Block, Continuity, Link, Record, Session, Turn, Usage
 from ...domain.notes import Note
 from ...domain.parameters import Name
@@ -40,8 +41,9 @@ from ..base import (
     Retried,
 )
 from . import failures, messages, stream
-from .library import litellm
+from .library import Clients, litellm
 from .messages import Rendering
+from .summary import TOKENS, Summaries
 
 NAME = "litellm"
 # Seconds before a provider that failed is asked again: this, then twice as long each time; never longer than it says
@@ -69,6 +71,21 @@ class Target:
     tools: bool
     context: int | None
 
+    def cost(self, used: Usage) -> float | None:
+        """US dollars by LiteLLM's price list; None for a model that is not in it."""
+        try:
+            asked, said = litellm().cost_per_token(
+                model=self.told.litellm,
+                prompt_tokens=used.prompt_tokens,
+                completion_tokens=used.output_tokens,
+                cache_read_input_tokens=used.cache_read_tokens,
+                cache_creation_input_tokens=used.cache_write_tokens,
+            )
+        except Exception:  # noqa: BLE001 - LiteLLM raises many kinds for a model without a price
+            return None
+        total = float(asked) + float(said)
+        return total if math.isfinite(total) else None
+
     def honoured(self, **asked: Any) -> bool:
         """Whether this parameter reaches the provider: LiteLLM drops what the model does not take."""
         optional = litellm().utils.get_optional_params
@@ -80,7 +97,8 @@ def target_of(settings: Settings, name: str) -> Target:
     """Raises `ConfigError`, at start: a key that is not there, a name that LiteLLM does not know."""
     told = settings.models[name]
     module = litellm()
-    _, provider, _, _ = module.get_llm_provider(told.litellm, api_base=told.api_base)
+    _, provider, _, base = module.get_llm_provider(told.litellm, api_base=told.api_base)
+    settings.refuse_loop(name, base)
     known: JSON = {}
     with suppress(Exception):  # a server of one's own is in no list
         known = dict(module.get_model_info(told.litellm))
@@ -103,10 +121,10 @@ def target_of(settings: Settings, name: str) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The turns before the new one that the model is shown, and how many are left out before them."""
+    """The turns before the new one that the model is shown, and those that are left out before them."""
 
     turns: tuple[Turn, ...]
-    outside: int
+    outside: tuple[Turn, ...]
     tokens: int
 
 
@@ -118,6 +136,11 @@ class LiteLLMBackend:
         self.store = store
         self.scribe = scribe
         self.targets = {name: target_of(settings, name) for name in settings.models}
+        self.clients = Clients()
+        self.summaries = Summaries()
+
+    async def close(self) -> None:
+        await self.clients.close()
 
     async def can_take(self, job: Job) -> bool:
         """See `base.Backend`: by what LiteLLM knows of the model, and the settings say of it."""
@@ -138,11 +161,73 @@ class LiteLLMBackend:
         added = [block for block in job.prompt if not any(block is own for own in job.answers.rest)]
         turns = ((turn.input, turn.output) for turn in path.turns)
         asked = await asyncio.to_thread(rendering.path, turns, job.turn.input, added)
+        notes = [*rendering.notes, *([Note("outside_window", len(path.outside))] if path.outside else [])]
+        costs: list[float] = []
+        summary = None
+        if path.outside and target.told.window_summary:
+            ask = partial(self._asked, target, costs)
+            summary = await self.summaries.of(target.name, path.outside, target.context, ask)
+            silent = len(path.outside) if summary is None else summary.silent
+            notes += [Note("not_summarised", silent)] if silent else []
+        if summary is not None:
+            first = next(message for message in asked if message["role"] == "user")
+            was = first["content"]
+            opening = {"type": "text", "text": summary.shown}
+            first["content"] = f"{summary.shown}\n\n{was}" if isinstance(was, str) else [opening, *was]
+        taken = {call for turn in path.turns for call in calls_of(turn.output)}
         if job.system:
             asked.insert(0, {"role": "system", "content": job.system})
-        outside = [Note("outside_window", path.outside)] if path.outside else []
-        taken = {call for turn in path.turns for call in calls_of(turn.output)}
-        return Execution(self, job, target, asked, taken, [*rendering.notes, *outside])
+        evidence = Evidence(notes=tuple(notes), window_summary=summary.text if summary is not None else None)
+        return Execution(self, job, target, asked, taken, evidence, sum(costs))
+
+    async def _asked(self, target: Target, costs: list[float], said: str) -> str:
+        """The model's answer to one text, beside every conversation. Raises `ProxyError`."""
+        answer = stream.Answer({}, set())
+        messages = [{"role": "user", "content": said}]
+        async with aclosing(self.request(target, messages, {"max_tokens": TOKENS}, answer)) as heard:
+            async for _ in heard:
+                pass
+        costs.append(target.cost(answer.usage or Usage()) or 0.0)
+        return answer_text(answer.blocks)
+
+    async def request(
+        self, target: Target, asked: list[JSON], wanted: JSON, answer: stream.Answer
+    ) -> AsyncGenerator[Event, None]:
+        """One request. Raises `ProxyError`."""
+        told = target.told
+        response: Any = None
+        self.clients.use()
+        try:
+            response = await litellm().acompletion(
+                **told.params | wanted,
+                model=told.litellm,
+                messages=asked,
+                stream=True,
+                stream_options={"include_usage": True},
+                api_base=told.api_base,
+                api_key=target.key,
+                timeout=self.settings.turn_timeout,
+                drop_params=True,
+                max_retries=0,
+                num_retries=0,
+            )
+            async for chunk in response:
+                seen = False
+                for event in answer.feed(chunk):
+                    seen = True
+                    yield event
+                if not seen:
+                    yield Activity("chunk")
+        except ProxyError:
+            raise
+        except Exception as exc:
+            if failures.is_guarded(exc):
+                answer.finish = "content_filter"
+                return
+            raise failures.error_for(exc, target.name, target.key) from exc
+        finally:
+            if response is not None:
+                await response.aclose()
 
     async def _path(self, job: Job) -> Path:
         turns = await self.store.path(job.parent.id) if job.parent is not None else []
@@ -167,7 +252,7 @@ def _within(turns: Sequence[Turn], job: Job) -> Path:
     sizes = [size_of(turn, parent) for turn, parent in zip([*turns, job.turn], before, strict=True)]
     outside = left_out(job.window, sizes)
     system = TurnSize(len(job.system or "") // CHARACTERS_PER_TOKEN, True)
-    return Path(tuple(turns[outside:]), outside, sum(size.tokens for size in (system, *sizes[outside:])))
+    return Path(tuple(turns[outside:]), tuple(turns[:outside]), sum(size.tokens for size in (system, *sizes[outside:])))
 
 
 class Execution:
@@ -182,7 +267,8 @@ class Execution:
         target: Target,
         asked: list[JSON],
         taken: set[str],
-        notes: Sequence[Note],
+        evidence: Evidence,
+        spent: float,
     ) -> None:
         self._owner = owner
         self._job = job
@@ -199,7 +285,8 @@ class Execution:
             reason: Literal["branched", "started"] = "branched" if before is not None else "started"
             self.continuity = reason
             self.links = (Link(before, self.session_id, job.turn.id, reason, {}, time.time()),)
-        self.evidence = Evidence(notes=tuple(notes))
+        self.evidence = evidence
+        self._spent = spent  # beside the answer, in US dollars
         self._wanted, self.unmet = _parameters(job, target)
 
     async def say(self) -> AsyncGenerator[Event, None]:
@@ -208,7 +295,8 @@ class Execution:
         while True:
             begun = False
             try:
-                async with aclosing(self._once(answer)) as heard:
+                asking = self._owner.request(self._target, self._asked, self._wanted, answer)
+                async with aclosing(asking) as heard:
                     async for event in heard:
                         begun = True
                         yield event
@@ -232,42 +320,6 @@ class Execution:
             return
         async for event in self._ended(answer):
             yield event
-
-    async def _once(self, answer: stream.Answer) -> AsyncGenerator[Event, None]:
-        """One request. Raises `ProxyError`."""
-        target, told = self._target, self._target.told
-        response: Any = None
-        try:
-            response = await litellm().acompletion(
-                **told.params | self._wanted,
-                model=told.litellm,
-                messages=self._asked,
-                stream=True,
-                stream_options={"include_usage": True},
-                api_base=told.api_base,
-                api_key=target.key,
-                timeout=self._owner.settings.turn_timeout,
-                drop_params=True,
-                max_retries=0,
-                num_retries=0,
-            )
-            async for chunk in response:
-                seen = False
-                for event in answer.feed(chunk):
-                    seen = True
-                    yield event
-                if not seen:
-                    yield Activity("chunk")
-        except ProxyError:
-            raise
-        except Exception as exc:
-            if failures.is_guarded(exc):
-                answer.finish = "content_filter"
-                return
-            raise failures.error_for(exc, target.name, target.key) from exc
-        finally:
-            if response is not None:
-                await response.aclose()
 
     async def _ended(self, answer: stream.Answer) -> AsyncGenerator[Event, None]:
         used = answer.usage or Usage()
@@ -320,19 +372,9 @@ class Execution:
     async def discard(self, *, owned: bool) -> None: ...
 
     def _cost(self, used: Usage) -> float | None:
-        """US dollars by LiteLLM's price list; None for a model that is not in it."""
-        try:
-            asked, said = litellm().cost_per_token(
-                model=self._target.told.litellm,
-                prompt_tokens=used.prompt_tokens,
-                completion_tokens=used.output_tokens,
-                cache_read_input_tokens=used.cache_read_tokens,
-                cache_creation_input_tokens=used.cache_write_tokens,
-            )
-        except Exception:  # noqa: BLE001 - LiteLLM raises many kinds for a model without a price
-            return None
-        total = float(asked) + float(said)
-        return total if math.isfinite(total) else None
+        """With what was asked beside the answer; None where nobody knows the model's price."""
+        cost = self._target.cost(used)
+        return None if cost is None else cost + self._spent
 
     def _estimated(self, answer: stream.Answer) -> Usage:
         """An answer that we ended comes without a count."""

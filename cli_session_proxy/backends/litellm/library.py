@@ -6,11 +6,18 @@ count retries ourselves.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
+from collections.abc import MutableMapping
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
+from ... import logs
 from ...errors import ConfigError
+
+log = logs.get(__name__)
 
 
 @cache
@@ -25,5 +32,41 @@ def litellm() -> Any:
         ) from exc
     module.telemetry = False
     module.suppress_debug_info = True
-    module.disable_aiohttp_transport = True  # its sessions are left open when the loop ends
     return module
+
+
+class Clients:
+    """LiteLLM's HTTP clients, for one engine. It makes them at need, keeps them for the process, and closes none when
+    their loop ends: the last engine of a loop does. Most are in a cache, by loop; one is for every loop, and has a
+    session on the one that used it last."""
+
+    _users: ClassVar[MutableMapping[asyncio.AbstractEventLoop, set[Clients]]] = WeakKeyDictionary()
+
+    def use(self) -> None:
+        """A request is about to be sent on this loop."""
+        self._users.setdefault(asyncio.get_running_loop(), set()).add(self)
+
+    async def close(self) -> None:
+        """No request of this engine is under way any more."""
+        loop = asyncio.get_running_loop()
+        users = self._users.get(loop, set())
+        if self not in users:
+            return
+        users.remove(self)
+        if users:
+            return
+        cached = litellm().in_memory_llm_clients_cache
+        for key in [key for key in cached.cache_dict if key.endswith(f"-{id(loop)}")]:
+            client = cached.cache_dict[key]
+            cached.delete_cache(key)
+            close = getattr(client, "close", None) or getattr(client, "aclose", None)
+            try:
+                closing = close() if close is not None else None
+                if inspect.isawaitable(closing):
+                    await closing
+            except Exception as exc:  # noqa: BLE001 - of any provider: the others are closed all the same
+                log.warning("client_not_closed", error=type(exc).__name__)
+        shared = vars(litellm()).get("module_level_aclient")
+        session: Any = getattr(getattr(getattr(shared, "client", None), "_transport", None), "client", None)
+        if getattr(session, "_loop", None) is loop:  # the next request has a new one
+            await session.close()

@@ -13,13 +13,14 @@ from starlette.responses import JSONResponse, Response
 
 from ...domain.models import Agent, Turn
 from ...engine.engine import Engine
-from ...errors import NotFound
-from ...export import shown
+from ...errors import InvalidRequest, NotFound
+from ...export import explain, shown
 from ...wires.asgi import About, add, is_on, owner_of, whole_number
 from ...wires.common import decoded_agent_id
-from ...wires.schemas import COUNT, SWITCH
+from ...wires.schemas import COUNT, SWITCH, TEXT
 from ..large_turns import Teller
 from . import views
+from .overview import Overview
 
 STATIC = Path(__file__).parent / "static"
 FILES: Mapping[str, str] = {
@@ -34,11 +35,18 @@ FILES: Mapping[str, str] = {
     "markdown.js": "text/javascript; charset=utf-8",
     "search.js": "text/javascript; charset=utf-8",
     "turn.js": "text/javascript; charset=utf-8",
+    "rows.js": "text/javascript; charset=utf-8",
+    "overview.js": "text/javascript; charset=utf-8",
+    "charts.js": "text/javascript; charset=utf-8",
 }
+# What the page draws of what was said: by pixels, not by a program.
+IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+# Agents whose newest words are asked for at once.
+PREVIEWS = 20
 # Nothing but our own files is loaded or run, nothing is sent elsewhere, and no page may frame this one.
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -58,6 +66,7 @@ class Ui:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._tell = Teller(engine.aside.showing)
+        self._overview = Overview(engine)
 
     def add_to(self, app: Starlette) -> None:
         chain = "/v1/chains/{agent_id}"
@@ -66,8 +75,12 @@ class Ui:
             ("/ui", self.page, page),
             ("/ui/", self.page, page),
             ("/ui/{name}", self.file, About(media=("text/html", "text/css", "text/javascript"))),
-            (f"{chain}/turns", self.turns, About(query={"before": COUNT, "limit": COUNT})),
+            ("/v1/overview", self.overview, None),
+            ("/v1/previews", self.previews, About(query={"agent": TEXT})),
+            (f"{chain}/turns", self.turns, About(query={"before": COUNT, "from": COUNT, "limit": COUNT})),
+            (f"{chain}/tree", self.tree, About(query={"after": COUNT})),
             (f"{chain}/turns/{{turn_id}}", self.turn, About(query={"redact": SWITCH})),
+            (f"{chain}/turns/{{turn_id}}/images/{{sha256}}", self.image, About(media=tuple(sorted(IMAGES)))),
             (f"{chain}/turns/{{turn_id}}/transcript", self.transcript, None),
             (f"{chain}/turns/{{turn_id}}/seen", self.seen, None),
             (f"{chain}/repairs", self.repairs, None),
@@ -86,13 +99,38 @@ class Ui:
 
     # what it shows
 
+    async def overview(self, request: Request) -> Response:
+        """What needs a look, what runs just now, and what the last days cost."""
+        return JSONResponse(await self._overview.of(owner_of(request)))
+
+    async def previews(self, request: Request) -> Response:
+        """The newest words of some agents: `?agent=NAME&agent=NAME`, at most 20."""
+        names = request.query_params.getlist("agent")
+        if len(names) > PREVIEWS:
+            raise InvalidRequest(f"{len(names)} agents: ask for {PREVIEWS} at once, at most", param="agent")
+        data = []
+        for name in names:
+            agent = await self._engine.store.agent(owner_of(request), name)
+            found = await self._engine.store.page(agent.key, before_seq=None, limit=1) if agent is not None else None
+            data += [{"agent_id": name, **views.newest(turn)} for turn in (found.turns if found is not None else ())]
+        return JSONResponse({"object": "list", "data": data})
+
     async def turns(self, request: Request) -> Response:
-        """A page of turns, newest first: `?before=SEQ&limit=N`."""
+        """A page of turns, newest first: `?before=SEQ&limit=N`; `?from=N`: beginning with the agent's N-th turn."""
         before = whole_number(request, "before", None)
+        newest = whole_number(request, "from", None)
         limit = whole_number(request, "limit", PAGE) or PAGE
         agent = await self._agent(request)
-        page = await self._engine.store.page(agent.key, before_seq=before, limit=min(limit, MAX_PAGE))
+        page = await self._engine.store.page(agent.key, before_seq=before, limit=min(limit, MAX_PAGE), newest=newest)
         return JSONResponse(views.page(agent, page))
+
+    async def tree(self, request: Request) -> Response:
+        """The shape of the whole chain: of each turn in the order of acceptance its parent's place, from 1 (0: none),
+        and the places of those with repairs. `?after=N`: without the first N."""
+        agent = await self._agent(request)
+        after = whole_number(request, "after", None) or 0
+        found = await self._engine.store.tree(agent.key, after=after)
+        return JSONResponse({"object": "tree", "after": after, "parents": found.parents, "marked": found.marked})
 
     async def turn(self, request: Request) -> Response:
         """`?redact=0` shows what was said as it is."""
@@ -100,16 +138,30 @@ class Ui:
         agent = await self._agent(request)
         turn = await self._turn(request, agent)
         around = await self._engine.store.page(agent.key, before_seq=turn.seq + 1, limit=1)
-        children = await self._engine.store.children(turn.id)
+        children = [child.id for child in await self._engine.store.children(turn.id)]
+        related = [*children, *([turn.parent_id] if turn.parent_id else [])]
+        told = await self._tell(turn, around.links, verbatim=verbatim)
         return JSONResponse(
             {
-                "turn": await self._tell(turn, around.links, verbatim=verbatim),
+                "turn": told,
                 "links": [shown.link(link) for link in around.links],
                 "number": around.newest,
-                "children": [child.id for child in children],
+                "numbers": await self._engine.store.places(agent.key, related[:MAX_PAGE]),
+                "children": children,
                 "is_head": agent.head == turn.id,
+                "placed": explain.placed(turn),
+                "waterfall": views.waterfall(turn, told),
             }
         )
+
+    async def image(self, request: Request) -> Response:
+        """An image that was said in this turn, by its hash; only kinds that a browser draws and that run nothing."""
+        turn = await self._turn(request, await self._agent(request))
+        wanted = request.path_params["sha256"]
+        found = await asyncio.to_thread(views.image, turn, wanted)
+        if found is None or found[0] not in IMAGES:
+            raise NotFound(f"turn {turn.id!r} has no image {wanted[:64]!r} that can be shown", param="sha256")
+        return Response(found[1], media_type=found[0])
 
     async def transcript(self, request: Request) -> Response:
         """The difference between the chain and the transcript at this turn."""
@@ -129,7 +181,8 @@ class Ui:
         """The newest links that are not a plain start, newest first."""
         agent = await self._agent(request)
         links = await self._engine.store.repairs(agent.key, limit=NEWEST_REPAIRS)
-        return JSONResponse({"object": "list", "data": [shown.link(link) for link in links]})
+        numbers = await self._engine.store.places(agent.key, [link.turn_id for link in links if link.turn_id])
+        return JSONResponse({"object": "list", "data": [shown.link(link) for link in links], "numbers": numbers})
 
     async def _agent(self, request: Request) -> Agent:
         agent_id = decoded_agent_id(request.path_params["agent_id"].encode("latin-1"))

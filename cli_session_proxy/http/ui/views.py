@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,13 +11,16 @@ from typing import Any
 
 from ... import redact
 from ...backends.base import Comparison, Seen
-from ...domain.models import JSON, Agent, Block, Link, Turn
+from ...domain.models import JSON, ON_PATH, Agent, Block, Link, Turn
 from ...export import explain, shown
+from ...export.schema import TurnDump
 from ...export.words import shallow
 from ...stores.base import TurnPage
 
 # A row is two lines on a screen; the whole text is shown when the turn is opened.
 PREVIEW = 240
+# The way of a turn, as `LiveTurn.at` names its steps.
+STEPS = ("queued", "session_ready", "first_block", "result", "committed")
 # Blocks of a request that are shown: what stands before them is the chain's, turn by turn.
 NEWEST_SENT = 200
 # A record is compared whole and shown this far (characters).
@@ -62,6 +67,83 @@ def row(turn: Turn, number: int, links: Sequence[Link]) -> JSON:
         "links": [shown.link(link) for link in links],
         "says": shown.says(turn, links),
     }
+
+
+def newest(turn: Turn) -> JSON:
+    """An agent's last words, for its row."""
+    return {
+        "turn_id": turn.id,
+        "asked": preview(block for message in turn.input for block in message.content),
+        "answered": preview(turn.output) or (str(turn.error.get("code")) if turn.error else ""),
+    }
+
+
+def waterfall(turn: Turn, told: TurnDump) -> list[JSON]:
+    """What happened within the turn: its steps, its attempts, calls of the CLI's tools with their results, and when the
+    provider was asked again. `from` and `to` are milliseconds since the acceptance; `to` None: just a moment.
+
+    What an older version kept without a time is not in it.
+    """
+    began = turn.created_at
+
+    def millis(at: float) -> float:
+        return round(max(0.0, at - began) * 1000, 1)
+
+    out: list[JSON] = []
+    before = 0.0
+    for step in STEPS:
+        at = turn.timings.get(step)
+        if isinstance(at, int | float):
+            out.append({"kind": "step", "name": step, "from": min(before, at), "to": at, "failed": False})
+            before = at
+    attempts = [one for one in told["attempts"] if isinstance(one.get("started_at"), int | float)]
+    for one in attempts if len(attempts) > 1 else ():
+        ended = one.get("ended_at")
+        out.append(
+            {
+                "kind": "attempt", "name": str(one.get("n")), "from": millis(one["started_at"]),
+                "to": millis(ended) if isinstance(ended, int | float) else None,
+                "failed": one.get("status") not in ON_PATH, "why": str(one.get("why") or one.get("code") or ""),
+            }
+        )  # fmt: skip
+    calls: dict[str, JSON] = {}
+    for tool in told["tools"]:
+        at, of = tool.get("at"), str(tool.get("id") or tool.get("tool_use_id"))
+        if not isinstance(at, int | float):
+            continue
+        if str(tool.get("type")).endswith("tool_use"):
+            calls[of] = {"kind": "tool", "name": str(tool.get("name")), "from": millis(at), "to": None, "failed": False}
+            out.append(calls[of])
+        elif of in calls:
+            calls[of] |= {"to": millis(at), "failed": bool(tool.get("is_error"))}
+    for retry in told["reason"].get("retries") or ():
+        at, delay = retry.get("at"), retry.get("retry_delay_ms")
+        if isinstance(at, int | float):
+            ends = millis(at) + delay if isinstance(delay, int | float) else None
+            said = explain.doing("retry", retry)
+            out.append({"kind": "retry", "name": said, "from": millis(at), "to": ends, "failed": True})
+    return out
+
+
+def image(turn: Turn, sha256: str) -> tuple[str, bytes] | None:
+    """The media type and the bytes of an image of the turn, wherever it stands; None where there is none."""
+    left: list[Any] = [*turn.output, *(block for message in turn.input for block in message.content), *turn.tools]
+    while left:
+        block = left.pop()
+        if isinstance(block, list | tuple):
+            left += block
+        elif isinstance(block, dict):
+            source = block.get("source")
+            if block.get("type") == "image" and isinstance(source, dict) and isinstance(source.get("data"), str):
+                try:
+                    raw = base64.b64decode(source["data"])
+                except ValueError:
+                    continue  # a file's image that is none
+                if hashlib.sha256(raw).hexdigest() == sha256:
+                    return str(source.get("media_type")), raw
+            else:
+                left += block.values()
+    return None
 
 
 def preview(blocks: Iterable[Block]) -> str:

@@ -89,6 +89,10 @@ class Database(Protocol):
         """Put a copy aside before a migration from `version`, inside its transaction. `StoreUnavailable` where it
         cannot be made."""
 
+    def size(self) -> int | None:
+        """Bytes on its disk; None where it does not tell. Blocks."""
+        return None
+
     async def purge(self) -> None:
         """After a deletion: leave nothing of it in what the database has freed."""
 

@@ -17,7 +17,7 @@ from ...domain.identifiers import is_session_id
 from ...domain.models import FINISHED, Agent, Conversation, Item, Link, Session
 from ...errors import InvalidRequest, NotFound
 from ..base import ChainPart, NewChain, WholeTurn
-from . import conversing, reading, writing
+from . import conversing, mirroring, reading, writing
 from .database import Database
 from .tables import COMING, agents, items, sessions, turns
 
@@ -81,6 +81,7 @@ class Coming:
         empty = _refuse_taken(conn, new)
         if empty is not None:
             conversing.hand_over(conn, empty.key, self.agent.key)
+            mirroring.hand_over(conn, empty.key, self.agent.key)
             writing.delete_agent(conn, empty.key)
         head = new.head()
         try:

@@ -92,6 +92,10 @@ def wanted(conn: Connection, proxy_id: str) -> list[int]:
     return list(conn.scalars(query))
 
 
+def silent(conn: Connection, seconds: float) -> list[str]:
+    return list(conn.scalars(select(proxies.c.id).where(proxies.c.until < _NOW - seconds)))
+
+
 def resign(conn: Connection, proxy_id: str) -> None:
     conn.execute(leases.update().where(leases.c.holder == proxy_id).values(holder=None, wanted=None))
     conn.execute(followers.delete().where(followers.c.proxy == proxy_id))

@@ -19,7 +19,7 @@ from ...domain.models import PLAIN, Placed
 from ...errors import StoreUnavailable
 from .database import Database
 from .rows import dumps, loads, size
-from .tables import conversations, followers, items, leases, links, meta, metadata, proxies, turns
+from .tables import conversations, followers, items, leases, links, meta, metadata, mirrored, proxies, turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,11 @@ def _fallbacks(conn: Connection) -> None:
         conn.exec_driver_sql(f"ALTER TABLE {turns.name} ADD COLUMN {turns.c.fallback.name} TEXT")
 
 
+def _mirrored(conn: Connection) -> None:
+    """Transcripts of the Agent SDK's own sessions."""
+    metadata.create_all(conn, tables=[mirrored])
+
+
 def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
     old = loads(row.evidence)
     try:
@@ -124,6 +129,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("leases", _leases),
     Migration("typed turns", _typed_turns, alone=True),
     Migration("fallbacks", _fallbacks),
+    Migration("the Agent SDK's sessions", _mirrored),
 )
 
 
@@ -133,7 +139,7 @@ def prepare(conn: Connection, database: Database, migrations: Sequence[Migration
     Runs inside `Database.open`: of two programs that open it at once, one does it and the other finds it done.
     """
     newest = 1 + len(migrations)
-    version = _version(conn, database.name)
+    version = version_of(conn, database.name)
     if version is None:
         metadata.create_all(conn)
         conn.execute(meta.insert(), {"name": "schema_version", "value": str(newest)})
@@ -177,7 +183,7 @@ def _others(conn: Connection, database: Database) -> list[str]:
     return others
 
 
-def _version(conn: Connection, name: str) -> int | None:
+def version_of(conn: Connection, name: str) -> int | None:
     """The schema's version; None for an empty database."""
     names = inspect(conn).get_table_names()
     if not names:

@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 
 from ...domain.models import ANSWERED, FINISHED, REPAIR_REASONS, Agent, Chain, ChainSummary, Link, Record, Session, Turn
-from ..base import AgentState, RequestMatch, TurnOutline, TurnPage
+from ..base import AgentState, RequestMatch, Tree, TurnFacts, TurnOutline, TurnPage
 from . import rows
 from .database import Prepared
 from .rows import chunks
@@ -47,6 +47,12 @@ PAGE = 100
 # Of turns with one and the same path the newest few are looked at: very many strangers may share an opening.
 CANDIDATES = 8
 
+# Rows of sums and charts that are read at once: a few milliseconds.
+FACTS = 500
+
+# Links that a reader of a long chain looks for.
+MARKED = REPAIR_REASONS | {"adopted"}
+
 # How `placed` says that a turn is suspected to be a side call.
 SIDE = '%"side":true%'
 
@@ -55,6 +61,10 @@ Position = tuple[float, int]
 
 _TURN = select(*rows.TURN)
 _OUTLINE = select(*rows.OUTLINE)
+_FACTS = (
+    turns.c.id, turns.c.seq, turns.c.agent_key, turns.c.status, turns.c.model, turns.c.answered_by, turns.c.created_at,
+    turns.c.finished_at, turns.c.cost_usd, turns.c.usage, turns.c.error,
+)  # fmt: skip
 
 _AGENT = Prepared(
     select(agents).where(agents.c.owner == bindparam("of_owner"), agents.c.agent_id == bindparam("named"))
@@ -154,8 +164,9 @@ def _summaries(conn: Connection, found: Sequence[Any]) -> list[ChainSummary]:
     keys = [row.key for row in found]
     turn = turns.c
     aside = func.sum(case((turn.placed.like(SIDE), 1), else_=0), type_=Integer)
+    lost = func.sum(case((turn.status.in_(("failed", "refused")), 1), else_=0), type_=Integer)
     last = func.max(turn.seq)
-    own = _by_agent(conn, turns, keys, func.count(), func.sum(turn.cost_usd), func.sum(turn.bytes), aside, last)
+    own = _by_agent(conn, turns, keys, func.count(), func.sum(turn.cost_usd), func.sum(turn.bytes), aside, lost, last)
     latest = select(turn.agent_key, turn.status).where(turn.seq.in_([last for *_, last in own.values()]))
     state = {row.agent_key: row.status for row in conn.execute(latest)}
     opened = _by_agent(conn, sessions, keys, func.count())
@@ -166,7 +177,7 @@ def _summaries(conn: Connection, found: Sequence[Any]) -> list[ChainSummary]:
     pictures = _by_agent(conn, image_refs, keys, func.sum(drawn))
     summary = []
     for row in found:
-        count, cost, size, side, _ = own.get(row.key, (0, None, 0, 0, 0))
+        count, cost, size, side, failed, _ = own.get(row.key, (0, None, 0, 0, 0, 0))
         (number,), (repaired,), (drawn_size,) = (part.get(row.key, (0,)) for part in (opened, repairs, pictures))
         bytes_kept = int(size + drawn_size)
         summary.append(
@@ -180,6 +191,7 @@ def _summaries(conn: Connection, found: Sequence[Any]) -> list[ChainSummary]:
                 bytes_kept,
                 row.last_at,
                 side=0 < count == side,
+                failures=failed,
             )
         )
     return summary
@@ -286,8 +298,13 @@ def page_of_outlines(conn: Connection, agent_key: int, after_seq: int) -> list[T
     return [rows.turn_outline(row) for row in conn.execute(query.order_by(turns.c.seq).limit(PAGE))]
 
 
-def page_back(conn: Connection, agent_key: int, before_seq: int | None, limit: int) -> TurnPage:
+def page_back(
+    conn: Connection, agent_key: int, before_seq: int | None, limit: int, newest: int | None = None
+) -> TurnPage:
     own = turns.c.agent_key == agent_key
+    if newest is not None:
+        at = conn.scalar(select(turns.c.seq).where(own).order_by(turns.c.seq).offset(newest - 1).limit(1))
+        before_seq = None if at is None else at + 1
     query = _TURN.where(own) if before_seq is None else _TURN.where(own, turns.c.seq < before_seq)
     found = _turns(conn, query.order_by(turns.c.seq.desc()).limit(limit))
     why = [
@@ -296,10 +313,45 @@ def page_back(conn: Connection, agent_key: int, before_seq: int | None, limit: i
         for row in conn.execute(select(links).where(links.c.turn_id.in_(part)).order_by(links.c.n))
     ]
     total = conn.scalar(select(func.count()).where(own)) or 0
-    newest = conn.scalar(select(func.count()).where(own, turns.c.seq <= found[0].seq)) if found else 0
+    first = conn.scalar(select(func.count()).where(own, turns.c.seq <= found[0].seq)) if found else 0
     reasons = select(links.c.reason, func.count().label("number")).where(links.c.agent_key == agent_key)
     counts = {row.reason: row.number for row in conn.execute(reasons.group_by(links.c.reason))}
-    return TurnPage(tuple(found), tuple(why), newest or 0, total, counts)
+    return TurnPage(tuple(found), tuple(why), first or 0, total, counts)
+
+
+def tree(conn: Connection, agent_key: int, after: int) -> Tree:
+    own = turns.c.agent_key == agent_key
+    found = conn.execute(select(turns.c.id, turns.c.parent_id).where(own).order_by(turns.c.seq).offset(after)).all()
+    at = {row.id: place for place, row in enumerate(found, after + 1)}
+    at |= places(conn, agent_key, [row.parent_id for row in found if row.parent_id and row.parent_id not in at])
+    why = select(links.c.turn_id).where(links.c.agent_key == agent_key, links.c.reason.in_(sorted(MARKED))).distinct()
+    marked = sorted(at[turn_id] for turn_id in conn.scalars(why) if turn_id in at)
+    parents = tuple(at.get(row.parent_id, 0) for row in found)
+    return Tree(parents, tuple(place for place in marked if place > after))
+
+
+def places(conn: Connection, agent_key: int, turn_ids: Sequence[str]) -> dict[str, int]:
+    own = turns.c.agent_key == agent_key
+    at = {}
+    for part in chunks(list(dict.fromkeys(turn_ids))):
+        for row in conn.execute(select(turns.c.id, turns.c.seq).where(own, turns.c.id.in_(part))).all():
+            at[row.id] = conn.scalar(select(func.count()).where(own, turns.c.seq <= row.seq)) or 0
+    return at
+
+
+def facts(conn: Connection, *, owner: str, since: float, before: int | None, limit: int) -> list[TurnFacts]:
+    query = select(*_FACTS).join(agents, agents.c.key == turns.c.agent_key)
+    query = query.where(agents.c.owner == owner, turns.c.created_at >= since)
+    if before is not None:
+        query = query.where(turns.c.seq < before)
+    found = conn.execute(query.order_by(turns.c.seq.desc()).limit(limit)).all()
+    repaired: dict[str, int] = {}
+    for part in chunks([row.id for row in found]):
+        why = select(links.c.turn_id, func.count().label("number")).where(
+            links.c.turn_id.in_(part), links.c.reason.in_(sorted(REPAIR_REASONS))
+        )
+        repaired |= {row.turn_id: row.number for row in conn.execute(why.group_by(links.c.turn_id))}
+    return [rows.facts(row, repaired.get(row.id, 0)) for row in found]
 
 
 def repairs(conn: Connection, agent_key: int, limit: int) -> list[Link]:

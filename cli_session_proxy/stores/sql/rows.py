@@ -28,7 +28,7 @@ from ...domain.models import (
     TurnOptions,
     Usage,
 )
-from ..base import TurnOutline
+from ..base import TurnFacts, TurnOutline
 from .database import InsertNew, Prepared
 from .tables import image_refs, images, turns
 
@@ -202,6 +202,12 @@ def turn_outline(row: Row[Any]) -> TurnOutline:
     turn_id, seq, parent_id, status, session_id, asked, evidence, attempts = tuple(row)
     known = _messages(asked), _evidence(evidence), tuple(loads(attempts))
     return TurnOutline(turn_id, seq, parent_id, status, session_id, *known)
+
+
+def facts(row: Any, repairs: int) -> TurnFacts:
+    code = None if row.error is None else str(loads(row.error).get("code"))
+    known = row.created_at, row.finished_at, row.cost_usd, Usage.from_json(loads(row.usage)), code, repairs
+    return TurnFacts(row.id, row.seq, row.agent_key, row.status, row.answered_by or row.model, *known)
 
 
 def agent(row: Row[Any]) -> Agent:

@@ -41,16 +41,20 @@ from ..base import (
     HeldLease,
     ImportedTurn,
     Lease,
+    MirrorKey,
     NewChain,
     NewTurn,
     Proxy,
     RequestMatch,
     Store,
+    Taken,
+    Tree,
+    TurnFacts,
     TurnOutline,
     TurnPage,
     TurnStart,
 )
-from . import conversing, importing, leases, migrations, reading, writing
+from . import conversing, importing, leases, migrations, mirroring, reading, writing
 from .database import Database, Urgency
 from .migrations import MIGRATIONS, Migration
 
@@ -154,20 +158,27 @@ class SqlStore(Store):
     async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
         await self._db.write(lambda conn: writing.import_turns(conn, turns, head))
 
-    async def adopt(self, lease: Lease, turns: Sequence[ImportedTurn], session: Session, links: Sequence[Link]) -> Turn:
-        return await self._db.write(lambda conn: writing.adopt(conn, lease, turns, session, links))
+    async def adopt(
+        self,
+        lease: Lease,
+        turns: Sequence[ImportedTurn],
+        session: Session,
+        links: Sequence[Link],
+        taken: Taken | None = None,
+    ) -> Turn:
+        return await self._db.write(lambda conn: writing.adopt(conn, lease, turns, session, links, taken))
 
     async def rewind(self, lease: Lease, to: str | None) -> None:
         await self._db.write(lambda conn: writing.rewind(conn, lease, to))
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         name = uuid.uuid4().hex
-        claim = self._db.claim(name)
+        claim = await asyncio.to_thread(self._db.claim, name)
         assert claim is not None  # nobody else knows the name
         try:
             return await self._bring_in(name, new, parts)
         finally:
-            claim.release()
+            await uninterrupted(asyncio.ensure_future(asyncio.to_thread(claim.release)))
 
     async def _bring_in(self, name: str, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         coming = importing.Coming(await self._db.write(lambda conn: importing.begin(conn, new, name)))
@@ -256,6 +267,9 @@ class SqlStore(Store):
     async def responds(self, proxy_id: str) -> bool:
         return await self._db.read(lambda conn: leases.responds(conn, proxy_id), quick=True)
 
+    async def silent(self, seconds: float) -> list[str]:
+        return await self._db.read(lambda conn: leases.silent(conn, seconds))
+
     async def resign(self, proxy_id: str) -> None:
         await self._db.write(lambda conn: leases.resign(conn, proxy_id), Urgency.JOURNAL)
 
@@ -296,8 +310,30 @@ class SqlStore(Store):
                 yield outline
             seq = page[-1].seq
 
-    async def page(self, agent_key: int, *, before_seq: int | None, limit: int) -> TurnPage:
-        return await self._db.read(lambda conn: reading.page_back(conn, agent_key, before_seq, limit))
+    async def page(self, agent_key: int, *, before_seq: int | None, limit: int, newest: int | None = None) -> TurnPage:
+        return await self._db.read(lambda conn: reading.page_back(conn, agent_key, before_seq, limit, newest))
+
+    async def tree(self, agent_key: int, *, after: int = 0) -> Tree:
+        return await self._db.read(lambda conn: reading.tree(conn, agent_key, after))
+
+    async def places(self, agent_key: int, turn_ids: Sequence[str]) -> dict[str, int]:
+        return await self._db.read(lambda conn: reading.places(conn, agent_key, turn_ids))
+
+    async def facts(self, owner: str, *, since: float, limit: int) -> list[TurnFacts]:
+        # In pieces, each a read of its own: the turns that run meanwhile read between them.
+        found: list[TurnFacts] = []
+        before: int | None = None
+        while len(found) < limit:
+            most = min(reading.FACTS, limit - len(found))
+            piece = await self._db.read(partial(reading.facts, owner=owner, since=since, before=before, limit=most))
+            found += piece
+            if len(piece) < most:
+                break
+            before = piece[-1].seq
+        return found
+
+    async def size(self) -> int | None:
+        return await asyncio.to_thread(self._db.size)
 
     async def repairs(self, agent_key: int, *, limit: int) -> list[Link]:
         return await self._db.read(lambda conn: reading.repairs(conn, agent_key, limit))
@@ -349,6 +385,18 @@ class SqlStore(Store):
 
     async def remove_item(self, agent_key: int, item_id: str) -> bool:
         return await self._db.write(lambda conn: conversing.remove_item(conn, agent_key, item_id))
+
+    # the Agent SDK's sessions
+
+    async def mirror(self, agent_key: int, key: MirrorKey, lines: Sequence[Record]) -> None:
+        now = time.time()
+        await self._db.write(lambda conn: mirroring.mirror(conn, agent_key, key, lines, now))
+
+    async def mirrored(self, agent_key: int, key: MirrorKey) -> list[Record] | None:
+        return await self._db.read(lambda conn: mirroring.lines(conn, agent_key, key))
+
+    async def mirrors(self, agent_key: int, project: str) -> list[tuple[MirrorKey, float]]:
+        return await self._db.read(lambda conn: mirroring.listed(conn, agent_key, project))
 
     async def expired_agents(self, before: float) -> list[Agent]:
         return await self._db.read(lambda conn: reading.expired_agents(conn, before))

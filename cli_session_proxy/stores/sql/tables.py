@@ -181,6 +181,20 @@ records = Table(
     Column("line", LargeBinary, nullable=False),
 )
 
+# Transcripts that an application writes with the Claude Agent SDK, as far as no turn has taken them over (migration 5).
+mirrored = Table(
+    "mirrored",
+    metadata,
+    Column("agent_key", ForeignKey("agents.key"), primary_key=True),
+    Column("project", Text, primary_key=True),
+    Column("session_id", Text, primary_key=True),
+    Column("subpath", Text, primary_key=True),
+    Column("n", Integer, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("uuid", Text),
+    Column("line", LargeBinary, nullable=False),
+)
+
 # Every frame that was sent, of every attempt: `turns.frame_uuid` knows only the latest.
 frames = Table(
     "frames",

@@ -24,8 +24,8 @@ from ...domain.models import (
     Turn,
 )
 from ...errors import NotFound, SessionBusy, StoreUnavailable
-from ..base import Commit, ImportedTurn, KeyTaken, Lease, NewTurn, PathChanged, TurnStart
-from . import conversing, leases, reading, rows
+from ..base import Commit, ImportedTurn, KeyTaken, Lease, NewTurn, PathChanged, Taken, TurnStart
+from . import conversing, leases, mirroring, reading, rows
 from .database import InsertNew, Prepared
 from .rows import Cutter
 from .tables import PROBE, agents, frames, idempotency_keys, links, meta, records, sessions, turns
@@ -98,6 +98,7 @@ def delete_agent(conn: Connection, key: int) -> None:
     conn.execute(sessions.delete().where(sessions.c.agent_key == key))
     conn.execute(frames.delete().where(frames.c.agent_key == key))
     conversing.forget(conn, key)
+    mirroring.forget(conn, key)
     rows.forget_images(conn, key)
     conn.execute(turns.delete().where(turns.c.agent_key == key))
     conn.execute(agents.delete().where(agents.c.key == key))
@@ -152,11 +153,18 @@ def import_turns(conn: Connection, imported: Sequence[ImportedTurn], head: str |
 
 
 def adopt(
-    conn: Connection, lease: Lease, theirs: Sequence[ImportedTurn], session: Session, why: Sequence[Link]
+    conn: Connection,
+    lease: Lease,
+    theirs: Sequence[ImportedTurn],
+    session: Session,
+    why: Sequence[Link],
+    taken: Taken | None,
 ) -> Turn:
     leases.check(conn, lease)
     import_turns(conn, theirs, theirs[-1].id)
     save_session(conn, session, why)
+    if taken is not None:
+        mirroring.take(conn, lease.agent_key, taken.key, taken.lines)
     (turn,) = rows.loaded_turns(conn, [_need(conn, theirs[-1].id, None)])
     return turn
 

@@ -212,6 +212,11 @@ class SqliteDatabase(Database):
     def forget_copies(self, owner: str, agent_id: str) -> None:
         copies.forget(self.path, owner, agent_id)
 
+    def size(self) -> int:
+        beside = (".search", ".search-wal")
+        files = [self.path.with_name(self.path.name + end) for end in ("", "-wal", *beside)]
+        return sum(file.stat().st_size for file in files if file.exists())
+
     async def purge(self) -> None:
         """Truncate the log of earlier pages. While a reader still uses it, a later write truncates it."""
         if not self._open or self._write_thread is None:

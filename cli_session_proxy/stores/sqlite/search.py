@@ -3,7 +3,7 @@
 It is a cache as a transcript is one. No turn waits for it: it is brought up to date by who searches, newest turns
 first, in short transactions on its own file. Another version of it, or a broken file, is made anew.
 
-    words   rowid = turns.seq; what was asked, answered, and done by tools, without secrets
+    words   rowid = turns.seq; what was asked, answered, done by tools, and noted by the client, without secrets
     docs    each of these turns, with its status when it was taken in: with another one by now it is taken in again
 
 What is deleted leaves the index with the agent. A piece is read from the chains under the index's write lock, and an
@@ -30,7 +30,7 @@ from ..sql.tables import COMING
 T = TypeVar("T")
 
 # Raise it when what is taken into the index changes: an index of another version is made anew.
-VERSION = 1
+VERSION = 2
 # Turns that are taken in at once: a few milliseconds, so that searches side by side take turns.
 PIECE = 100
 # Characters of each part of a turn that can be found.
@@ -40,11 +40,11 @@ SNIPPET = 24
 # How often an index is made anew for one call; a disk that spoils it again is no matter of the index.
 TRIES = 2
 OPENS, CLOSES = "\x02", "\x03"
-PARTS: tuple[Part, ...] = ("input", "output", "tools")
+PARTS: tuple[Part, ...] = ("input", "output", "tools", "metadata")
 
 _SCHEMA = f"""
     CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(
-        input, output, tools, tokenize = "unicode61 remove_diacritics 2"
+        input, output, tools, metadata, tokenize = "unicode61 remove_diacritics 2"
     );
     CREATE TABLE IF NOT EXISTS docs (
         seq INTEGER PRIMARY KEY, agent_key INTEGER NOT NULL, turn_id TEXT NOT NULL, status TEXT NOT NULL
@@ -63,9 +63,15 @@ def _said(column: str) -> str:
     )"""
 
 
+# What a client noted of its request, each note with its name: `user_id: …` is found by either.
+_NOTED = f"""(
+    SELECT substr(group_concat(key || ': ' || atom, char(10)), 1, {LONGEST})
+    FROM json_tree(turn.options, '$.metadata') WHERE atom IS NOT NULL
+)"""
 _STALE = "chains.turns turn LEFT JOIN docs ON docs.seq = turn.seq WHERE docs.status IS NOT turn.status"
 _NEW = f"""
-    SELECT turn.seq, turn.agent_key, turn.id, turn.status, {_said("input")}, {_said("output")}, {_said("tools")}
+    SELECT turn.seq, turn.agent_key, turn.id, turn.status, {_said("input")}, {_said("output")}, {_said("tools")},
+    {_NOTED}
     FROM chains.turns turn WHERE turn.seq = ?
 """
 _AGENT = "agent.key, agent.owner, agent.agent_id, agent.dir, agent.named, agent.head, agent.created_at"
@@ -159,7 +165,8 @@ class SearchIndex:
                         shown = [redact.text(text or "") for text in said]
                         conn.execute("DELETE FROM words WHERE rowid = ?", (seq,))
                         conn.execute(
-                            "INSERT INTO words (rowid, input, output, tools) VALUES (?, ?, ?, ?)", (seq, *shown)
+                            "INSERT INTO words (rowid, input, output, tools, metadata) VALUES (?, ?, ?, ?, ?)",
+                            (seq, *shown),
                         )
                         conn.execute(
                             "INSERT OR REPLACE INTO docs VALUES (?, ?, ?, ?)", (seq, agent_key, turn_id, status)

@@ -23,10 +23,10 @@ from types import ModuleType
 from typing import Any
 
 from ..store_samples import StoreFactory
-from . import agents, beside, leases, paths, search, searching, turns, writers
+from . import agents, beside, leases, mirrors, paths, search, searching, turns, writers
 from .writers import Clock
 
-__all__ = ["CONTRACTS", "WRITER_CONTRACTS", "Clock", "Contract", "WriterContract"]
+__all__ = ["CONTRACTS", "SEARCH_CONTRACTS", "WRITER_CONTRACTS", "Clock", "Contract", "WriterContract"]
 
 Contract = Callable[[StoreFactory], Awaitable[None]]
 WriterContract = Callable[[StoreFactory, Clock], Awaitable[None]]
@@ -41,7 +41,9 @@ def _contracts_of(module: ModuleType) -> Iterator[Callable[..., Any]]:
 
 CONTRACTS: tuple[Contract, ...] = tuple(
     contract
-    for module in (agents, turns, paths, search, searching, leases, beside)
+    for module in (agents, turns, paths, search, searching, leases, beside, mirrors)
     for contract in _contracts_of(module)
 )
+# Those of `CONTRACTS` that a store without an index leaves out: it says so, and everything else works.
+SEARCH_CONTRACTS: tuple[Contract, ...] = tuple(_contracts_of(searching))
 WRITER_CONTRACTS: tuple[WriterContract, ...] = tuple(_contracts_of(writers))

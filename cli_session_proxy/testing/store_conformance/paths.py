@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from ...domain.models import Link
-from ...stores.base import ImportedTurn, TurnOutline
+from ...stores.base import ImportedTurn, Tree, TurnOutline
 from ..store_samples import (
     StoreFactory,
     a_lease,
@@ -121,3 +121,46 @@ async def a_path_is_one_branch_of_the_tree(factory: StoreFactory) -> None:
         assert [turn.id for turn in await store.children("t1")] == ["t2", "t3"]
         assert await store.path("none") == []
         assert await store.records("none") == []
+
+
+async def a_tree_tells_the_places_of_parents_and_of_repairs(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent, other = await an_agent(store), await an_agent(store, "other")
+        await complete(store, other, "o1", session="s2")
+        await complete(store, agent, "t1")
+        await complete(store, agent, "t2", "t1", links=(Link("s", "s", "t2", "rebuilt", {}, 1.0),))
+        await complete(store, agent, "t3", "t1", links=(Link("s", "b", "t3", "branched", {}, 2.0),))
+        await complete(store, agent, "t4", "t3")
+        assert await store.tree(agent.key) == Tree((0, 1, 1, 3), (2,))
+        assert await store.tree(agent.key, after=2) == Tree((1, 3), ())
+        assert await store.tree(agent.key, after=9) == Tree((), ())
+        assert await store.places(agent.key, ["t4", "t1", "o1", "gone"]) == {"t1": 1, "t4": 4}
+
+
+async def a_page_may_begin_at_a_place(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        await store.import_turns(imported_turns(agent, 9), head="i8")
+        page = await store.page(agent.key, before_seq=None, limit=3, newest=5)
+        assert ([turn.id for turn in page.turns], page.newest, page.total) == (["i4", "i3", "i2"], 5, 9)
+        newest = await store.page(agent.key, before_seq=None, limit=1, newest=99)
+        assert newest.turns[0].id == "i8"
+
+
+async def facts_are_the_newest_turns_of_one_owner(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        foreign = await an_agent(store, "b", "somebody")
+        await complete(store, foreign, "f1", session="s2")
+        first = await complete(store, agent, "t1")
+        await complete(store, agent, "t2", "t1", links=(Link("s", "s", "t2", "rebuilt", {}, 1.0),))
+        error = {"code": "overloaded", "message": "busy"}
+        await store.accept(a_turn(agent, "t3"))
+        await store.fail("t3", "cancelled", error, [], {}, 9.0)
+        found = await store.facts(agent.owner, since=0.0, limit=10)
+        assert [(one.id, one.status, one.repairs, one.code) for one in found] == [
+            ("t3", "cancelled", 0, "overloaded"), ("t2", "completed", 1, None), ("t1", "completed", 0, None),
+        ]  # fmt: skip
+        assert (found[-1].usage, found[-1].cost_usd, found[-1].agent_key) == (first.usage, first.cost_usd, agent.key)
+        assert [one.id for one in await store.facts(agent.owner, since=0.0, limit=1)] == ["t3"]
+        assert await store.facts(agent.owner, since=first.created_at + 1e9, limit=10) == []

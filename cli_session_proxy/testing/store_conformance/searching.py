@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...domain.models import Agent, Block, Link, Message
+from ...domain.models import Agent, Block, Link, Message, TurnOptions
 from ...domain.searching import Found, Search
 from ...stores.base import ImportedTurn, NewTurn, Store
 from ..store_samples import (
@@ -42,6 +42,19 @@ async def _said(store: Store, agent: Agent, id: str, *said: Block, tools: tuple[
         None, 0, tools=tools, **more,
     )  # fmt: skip
     await store.import_turns([turn])
+
+
+async def what_a_client_noted_is_found_by_its_name_and_its_value(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        noted = {"user_id": "ada-17", "conversation_id": "thread 9", "tags": ["blue"], "pages": 250, "key": HIDDEN}
+        await store.accept(a_turn(agent, "t1", options=TurnOptions(metadata=noted)))
+        await store.accept(a_turn(agent, "t2"))
+        for text in ("ada-17", "user_id", '"conversation_id thread 9"', "blue", "250", "ask ada"):
+            assert await _turns(store, text) == ["t1"], text
+        (hit,) = (await _found(store, "ada-17")).hits
+        assert hit.part == "metadata"
+        assert await _turns(store, HIDDEN) == []
 
 
 async def words_find_what_was_asked_answered_and_done(factory: StoreFactory) -> None:

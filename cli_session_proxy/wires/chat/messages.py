@@ -79,7 +79,7 @@ def _tool(message: Part, where: str) -> Message:
     if isinstance(content, str):
         result = content
     else:
-        result = list(_blocks(message, where, {"text": _text, "image_url": _image}))
+        result = list(_blocks(message, where, {"text": _text, "image_url": _image, "file": _file}))
     return Message("user", ({"type": "tool_result", "tool_use_id": call_id, "content": result},))
 
 

@@ -27,6 +27,6 @@ class ChatRoutes:
 
     async def chat_completions(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, chat.read)
-        answer = await self._engine.submit(call.request)
+        answer = await self._engine.submit(call.request, request.is_disconnected)
         writer = partial(chat.ChunkWriter, answer.turn_id, call.request.model, include_usage=call.include_usage)
         return reply(answer, call, self._settings.keepalive, chat.completion, writer)

@@ -14,11 +14,14 @@ def _is_googles(asked: Asked) -> bool:
     return "x-goog-api-key" in asked.headers or re.search(r"(^|&)key=", asked.query) is not None
 
 
+# What follows a model's name in Google's addresses; other vendors' names have colons too (`llama3:8b`, `…-v1:0`).
+_METHOD = re.compile(r"/v1/models/.*:(?:\w+(?:Contents?|Tokens|Answer)|predict\w*)", re.S)
+
 WIRE = Wire(
     name=generate.WIRE,
     claims=(
         Claim("/v1beta"),
-        Claim("/v1/models", form=re.compile(r"/v1/models/.*:\w+", re.S)),
+        Claim("/v1/models", form=_METHOD),
         Claim("/v1/models", by=_is_googles),
     ),
     errors=GOOGLE,

@@ -39,7 +39,7 @@ class InteractionsRoutes:
 
     async def create(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, interactions.read)
-        answer = await self._engine.submit(await self._continued(call))
+        answer = await self._engine.submit(await self._continued(call), request.is_disconnected)
         keepalive = self._settings.keepalive
         return kept_reply(self._engine, answer, call, keepalive, interactions.interaction, EventWriter)
 

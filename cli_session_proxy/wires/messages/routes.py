@@ -27,7 +27,7 @@ class MessagesRoutes:
 
     async def create(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, messages.read)
-        answer = await self._engine.submit(call.request)
+        answer = await self._engine.submit(call.request, request.is_disconnected)
         writer = partial(messages.EventWriter, answer.turn_id, call.request.model, request.scope["state"]["request_id"])
         return reply(answer, call, self._settings.keepalive, messages.message, writer)
 

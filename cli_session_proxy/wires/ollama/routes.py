@@ -56,7 +56,7 @@ class OllamaRoutes:
         call = await read_call(request, self._settings.max_body, read)
         if isinstance(call, ollama.Load):
             return JSONResponse(ollama.loaded(call))
-        answer = await self._engine.submit(call.request)
+        answer = await self._engine.submit(call.request, request.is_disconnected)
         return reply(
             answer,
             call,

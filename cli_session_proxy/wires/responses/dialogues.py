@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from ...domain.identifiers import agent_id_of, conversation_id
 from ...domain.models import ANSWERED, FINISHED, JSON, Agent, Block, Conversation, Item, Message, Turn, TurnRequest
 from ...domain.reminders import reminder
-from ...engine.engine import Engine
+from ...engine.engine import Engine, HasLeft
 from ...engine.live import Answer
 from ...errors import InvalidRequest, NotFound, PreviousNotFound
 from ...sandbox import directory_name
@@ -52,7 +52,9 @@ class Dialogues:
             raise InvalidRequest(f"Cannot cancel a {kind} response.", param="response_id")  # OpenAI's own words
         return turn
 
-    async def submit(self, call: ResponsesCall, *, own: Collection[str] = ()) -> Answer:
+    async def submit(
+        self, call: ResponsesCall, *, own: Collection[str] = (), has_left: HasLeft | None = None
+    ) -> Answer:
         """Accept what a client of Responses asks. Raises `ProxyError`.
 
         `own` are responses that were not to be stored, and that its connection may go on from all the same.
@@ -60,11 +62,11 @@ class Dialogues:
         call = await self._with_items(call)
         if call.conversation is not None:
             agent = await self._conversation_agent(call.naming.owner, call.conversation)
-            return await self._in_conversation(call, agent)
+            return await self._in_conversation(call, agent, has_left)
         if call.previous is not None:
             parent = await self._previous(call.naming.owner, call.previous, own)
-            return await self._engine.submit(_request(call, call.messages, parent, continues=parent.id))
-        return await self._engine.submit(_request(call, call.messages, await self._head(call)))
+            return await self._engine.submit(_request(call, call.messages, parent, continues=parent.id), has_left)
+        return await self._engine.submit(_request(call, call.messages, await self._head(call)), has_left)
 
     async def parent(self, call: ResponsesCall) -> Turn | None:
         """The turn that the call would continue, as far as that is known before it runs."""
@@ -198,7 +200,7 @@ class Dialogues:
 
     # --- a turn in a conversation
 
-    async def _in_conversation(self, call: ResponsesCall, agent: Agent) -> Answer:
+    async def _in_conversation(self, call: ResponsesCall, agent: Agent, has_left: HasLeft | None) -> Answer:
         """Continue the head, with what was written by hand since; without what was taken out."""
         lock = self._lock(agent)
         async with lock:
@@ -215,14 +217,14 @@ class Dialogues:
             removed = set((await self._notes(agent)).removed)
             if not removed and all(message.role == "user" for message in said):
                 request = _request(call, said, await self._head(call), takes=takes)
-                return await self._engine.submit(request)
+                return await self._engine.submit(request, has_left)
             # Exchanges are brought in, or the path is left: that needs a head which does not move meanwhile.
             await self._engine.settled(agent.key)
             agent = await self._conversation_agent(agent.owner, conversation_id(agent.agent_id))
             kept, rest = await self._without(agent, removed)
             head = await self._head(call)
             request = _request(call, (*rest, *said), head, takes=takes, continues=kept.id if kept else None)
-            return await self._engine.submit(replace(request, fresh=kept is None))
+            return await self._engine.submit(replace(request, fresh=kept is None), has_left)
 
     async def _without(self, agent: Agent, removed: set[str]) -> tuple[Turn | None, tuple[Message, ...]]:
         """The last turn before anything was taken out, and what was said after it but for that."""

@@ -13,6 +13,8 @@ import pytest
 
 from cli_session_proxy.backends.claude.process.parameters import Takes, told
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
+from cli_session_proxy.backends.claude.sessions import stopping
+from cli_session_proxy.backends.claude.transcript import Scribe, parse_records
 from cli_session_proxy.domain.client_tools import Offers, ToolOptions
 from cli_session_proxy.domain.models import Message, Tool, ToolChoice, Turn
 from cli_session_proxy.domain.parameters import Parameters
@@ -121,6 +123,38 @@ async def test_an_answer_that_is_cut_in_thinking_or_in_a_call_ends_there_too(
     assert after.continuity == "resumed"
     told_to_the_model = json.dumps(upstream.requests[-1].messages)
     assert not any(words in told_to_the_model for words in ("tool_use", "limit hit", "interrupted", "API Error"))
+
+
+async def test_an_empty_answer_whose_records_were_not_written_yet_leaves_no_words_of_the_clis_own(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a prompt without an answer a CLI that resumes puts "No response requested."."""
+
+    def not_there_yet(path: Path) -> bytes:
+        raise FileNotFoundError(path)
+
+    upstream.when("call", Reply([*CALL.content], stop_reason="max_tokens"))  # type: ignore[misc]
+    upstream.when("both", Reply([{"type": "text", "text": "I"}, *CALL.content], stop_reason="max_tokens"))  # type: ignore[misc]
+    async with running(make_settings(claude_bin=claude_2)) as engine:
+        with monkeypatch.context() as patched:
+            patched.setattr("cli_session_proxy.backends.claude.sessions.capture.contents", not_there_yet)
+            cut = await ask(engine, "call", tools=TOOLS)
+        await ask(engine, "both", tools=TOOLS)
+        await ask(engine, "list", tools=TOOLS)
+    assert (text(cut), cut.stop_reason) == ("", "max_tokens")
+    assert [said.strip() for said in upstream.requests[-1].user_texts()] == ["call", "both", "list"]
+    assert [said for role, said in upstream.requests[-1].texts() if role == "assistant"] == ["I"]
+
+
+def test_a_prompt_behind_words_of_the_clis_own_is_kept_where_its_answer_is_cut() -> None:
+    scribe = Scribe("00000000-0000-4000-8000-000000000000", Path("/agents/a"), "2.1.330", 0.0, None)
+    own = scribe.record(Message("assistant", ({"type": "text", "text": "No response requested."},)), "sonnet")
+    asked = scribe.record(Message("user", ({"type": "text", "text": "both"},)), "sonnet")
+    said = scribe.record(Message("assistant", ({"type": "text", "text": "I am"},)), "sonnet")
+    added = parse_records([own, asked, said]).entries
+    *whole, last = stopping.cut(added, ({"type": "text", "text": "I"},), scribe, "sonnet", unseen=True)
+    assert [record.uuid for record in whole] == [own.uuid, asked.uuid]
+    assert json.loads(last.line)["message"]["content"] == [{"type": "text", "text": "I"}]
 
 
 async def test_an_old_cli_is_cut_by_us_and_says_what_it_cannot_do(

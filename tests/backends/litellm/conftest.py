@@ -9,7 +9,6 @@ import pytest
 
 from cli_session_proxy.settings import ModelSettings, Settings
 
-from ...litellm_offline import close_clients
 from .servers import Provider
 
 KEYS = {"OPENAI_TEST_KEY": "sk-openai-test", "GEMINI_TEST_KEY": "gemini-test-key"}
@@ -19,8 +18,6 @@ KEYS = {"OPENAI_TEST_KEY": "sk-openai-test", "GEMINI_TEST_KEY": "gemini-test-key
 async def provider() -> AsyncIterator[Provider]:
     async with Provider() as server:
         yield server
-        # LiteLLM keeps its clients for the life of the process; their sockets belong to this test's loop.
-        await close_clients()
 
 
 @pytest.fixture

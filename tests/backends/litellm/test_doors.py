@@ -10,15 +10,20 @@ from typing import Any
 
 import httpx
 import pytest
+from claude_agent_sdk import project_key_for_directory
 
+from cli_session_proxy import ask as asking
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ConfigError
-from cli_session_proxy.settings import CONFIG_FILE, Settings, load
+from cli_session_proxy.sdk import ChainSessionStore, runtime
+from cli_session_proxy.settings import CONFIG_FILE, ModelSettings, Settings, load
+from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import ROOT
 from ...litellm_offline import offline_environment
 from ...serving import serving
 from ...talking import running
-from .servers import Provider, texts
+from .servers import Provider, Reply, texts
 
 
 async def test_the_list_of_models_names_what_is_configured_in_each_wires_shape(
@@ -88,6 +93,13 @@ async def test_metadata_is_kept_with_the_turn_and_names_nobody(
             agent = answer.headers["x-agent-id"]
             assert agent.startswith("auto_")
             turn = (await client.get(f"{base}/chains/{agent}")).json()["turns"][0]
+            for words in ("u-1", "conversation_id c-7"):
+                (hit,) = [
+                    hit
+                    for hit in (await client.get(f"{base}/search", params={"q": words})).json()["data"]
+                    if hit["turn_id"] == turn["id"]
+                ]
+                assert "".join(piece["text"] for piece in hit["snippet"]).startswith("conversation_id: c-7")
             kept = {"conversation_id": "c-7", "user_id": "u-1"} | ({"n": 3} if path != "responses" else {})
             assert turn["metadata"] == kept
 
@@ -106,6 +118,27 @@ async def test_a_window_comes_in_a_header_and_a_bad_one_is_refused(
         headers["X-Window"] = "everything"
         refused = await client.post(f"{base}/chat/completions", json=body, headers=headers)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "X-Window")
+
+
+async def test_an_application_of_the_agent_sdk_resumes_what_another_model_said(
+    with_models: Callable[..., Settings], provider: Provider, upstream: Upstream, claude_2: Path
+) -> None:
+    runtime.configure(with_models(claude_bin=claude_2))
+    try:
+        await asking("one", agent_id="a", model="sonnet")
+        provider.next(Reply("by gpt"))
+        await asking("two", agent_id="a", model="gpt")
+        store = ChainSessionStore("a")
+        project = project_key_for_directory(await store.directory())
+        (found,) = await store.list_sessions(project)
+        loaded: Any = await store.load({"project_key": project, "session_id": found["session_id"]})
+    finally:
+        await asyncio.to_thread(runtime.close)
+    said = [one for one in loaded if one["type"] in ("user", "assistant") and not one.get("isMeta")]
+    words = [one["message"]["content"] for one in said]
+    texts_of = [text if isinstance(text, str) else text[-1]["text"] for text in words]
+    assert (texts_of[0], texts_of[-2:]) == ("one", ["two", "by gpt"])
+    assert said[-2]["parentUuid"] in {one["uuid"] for one in loaded if "uuid" in one}
 
 
 # --- settings
@@ -139,6 +172,17 @@ def test_a_model_that_cannot_be_is_refused_at_start_in_words(text: str, says: st
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("variable", ["OPENAI_BASE_URL", "OPENAI_API_BASE"])
+def test_a_model_that_the_environment_leads_back_here_is_refused_at_start(
+    make_settings: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "http://localhost:8787/v1")
+    settings = make_settings(port=8787, models={"gpt": ModelSettings(litellm="openai/gpt-4o")})
+    with pytest.raises(ConfigError, match="this proxy itself"):
+        Engine(settings)
+    Engine(make_settings(port=8788, models=settings.models))
+
+
 def test_a_file_of_anybodys_sends_no_conversation_anywhere() -> None:
     Path(CONFIG_FILE).write_text('[models.gpt]\nlitellm = "openai/x"\napi_base = "https://evil.example/v1"')
     with pytest.raises(ConfigError, match="where conversations and keys are sent"):
@@ -151,11 +195,11 @@ async def test_litellm_is_imported_only_where_a_model_is_configured(tmp_path: Pa
         "import sys; from cli_session_proxy.settings import Settings, ModelSettings\n"
         f"s = Settings(var={str(tmp_path)!r}){models}\n"
         "from cli_session_proxy.http import server\nfrom cli_session_proxy.engine.engine import Engine\n"
-        "Engine(s)\nprint('litellm' in sys.modules)"
+        "Engine(s)\nprint([one for one in ('litellm', 'openai', 'aiohttp', 'claude_agent_sdk') if one in sys.modules])"
     )
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, cwd=tmp_path,
         env=offline_environment(PYTHONPATH=str(ROOT), HOME=str(tmp_path)),
     )  # fmt: skip
     out, _ = await process.communicate()
-    assert out.decode().strip() == str(bool(models))
+    assert out.decode().strip() == str(["litellm", "openai", "aiohttp"] if models else [])

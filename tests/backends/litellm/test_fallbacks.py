@@ -28,7 +28,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ...serving import serving
 from ...talking import ask, events, running, text
-from .mixed import Talk, claude_told, picture
+from .mixed import WEATHER, Talk, claude_told, picture
 from .servers import Provider, Reply, texts
 
 
@@ -39,12 +39,15 @@ def limited(seconds: float) -> Fail:
 
 
 class Clock:
-    """The wall clock, which a test may put forward."""
+    """The clock by which the executor knows whether a limit is over, which a test may put forward. The leases go on by
+    the real one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead = 0.0
-        real = time.time
-        monkeypatch.setattr("cli_session_proxy.engine.executor.time.time", lambda: real() + self.ahead)
+        monkeypatch.setattr("cli_session_proxy.engine.executor.time", self)
+
+    def time(self) -> float:
+        return time.time() + self.ahead
 
 
 async def test_at_a_limit_the_fallback_answers_with_all_facts_and_claude_comes_back_after_the_reset(
@@ -57,28 +60,28 @@ async def test_at_a_limit_the_fallback_answers_with_all_facts_and_claude_comes_b
         talk = Talk(engine, upstream, provider)
         for _ in range(5):
             await talk.tell("sonnet")
-        upstream.next(*[limited(30)] * 20)
+        upstream.next(*[limited(300)] * 20)
         provider.next(Reply("noted by gpt"))
-        sixth = await ask(engine, "fact 6")
+        sixth = await ask(engine, "fact 6", tools=(WEATHER,))
         asked = len(upstream.requests)
         talk.path += [("user", "fact 6")]
         assert talk.shown("gpt") == talk.told()
         assert (sixth.backend, sixth.told_model, sixth.session_id) == ("litellm", "gpt", talk.turns[0].session_id)
         assert sixth.fallback is not None
         assert (sixth.fallback.asked, sixth.fallback.model, sixth.fallback.why) == ("sonnet", "gpt", "rate_limited")
-        assert 0 < sixth.fallback.until - time.time() <= 31
+        assert 0 < sixth.fallback.until - time.time() <= 301
         talk.path += [("assistant", "noted by gpt")]
 
         # Until the reset the agent stays there, and Claude is not asked.
         provider.next(Reply("noted by gpt too"))
-        seventh = await ask(engine, "fact 7")
+        seventh = await ask(engine, "fact 7", tools=(WEATHER,))
         talk.path += [("user", "fact 7"), ("assistant", "noted by gpt too")]
         assert (seventh.backend, seventh.fallback, len(upstream.requests)) == ("litellm", sixth.fallback, asked)
 
         # After it, one turn asks Claude again, and finds all of it.
-        clock.ahead = 40.0
+        clock.ahead = 400.0
         upstream.heal()
-        eighth = await ask(engine, "fact 8")
+        eighth = await ask(engine, "fact 8", tools=(WEATHER,))
         talk.path += [("user", "fact 8")]
         assert claude_told(upstream.requests[-1].messages) == talk.told()
         assert (eighth.backend, eighth.fallback, eighth.told_model) == ("claude", None, "sonnet")
@@ -116,6 +119,8 @@ async def test_the_answers_headers_its_model_the_dump_and_the_metrics_say_who_an
             "sonnet",
         )
         assert dump["says"][0].startswith("sonnet could not answer (its limit is reached): gpt did.")
+        (row, *_) = reversed((await client.get(f"{base}/chains/a/turns")).json()["data"])  # what the page shows
+        assert row["says"] == dump["says"]
         metrics = (await client.get(base.removesuffix("/v1") + "/metrics")).text
         assert 'cli_session_proxy_fallbacks_total{model="gpt",why="rate_limited"} 3.0' in metrics
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from cli_session_proxy.backends.litellm import summary
+from cli_session_proxy.backends.litellm.summary import SHOWN
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.domain.windows import TurnSize, Window, left_out
+from cli_session_proxy.export import explain
 from cli_session_proxy.settings import Profile, Settings
 from cli_session_proxy.testing.script import Reply as Thought
 from cli_session_proxy.testing.upstream import Upstream
@@ -98,6 +101,63 @@ async def test_a_window_of_ten_on_a_chain_of_five_hundred(
         whole = await ask(engine, "all of it", model="gemini")
     assert len(provider.gemini[-1]["contents"]) > 1000  # nothing of the chain is gone
     assert whole.evidence.notes == ()
+
+
+def opening(provider: Provider) -> str:
+    """The first words of the user's in the last request."""
+    return next(said for role, said in texts(provider.openai[-1]) if role == "user")
+
+
+async def test_what_a_window_leaves_out_is_summarised_once_for_each_cut_and_never_in_the_chain(
+    with_models: Callable[..., Settings], provider: Provider
+) -> None:
+    settings = with_models(of_models={"gpt": {"window": "4 turns", "window_summary": True}})
+    async with running(settings) as engine:
+        for number in range(4):
+            await ask(engine, f"q{number}", model="gpt")
+        provider.next(Reply("they spoke of 0 and 1"), Reply("a4"))
+        turn = await ask(engine, "q4", model="gpt")
+        asked = provider.openai[-2]["messages"][-1]["content"]
+        assert ("user: q0" in asked, "user: q1" in asked, "q2" in asked) == (True, True, False)
+        assert opening(provider) == f"{SHOWN}\nthey spoke of 0 and 1\n\nq2"
+        before, requests = provider.openai[-1]["messages"], len(provider.openai)
+        await ask(engine, "q5", model="gpt")
+        assert (provider.openai[-1]["messages"][: len(before)], len(provider.openai)) == (before, requests + 1)
+        provider.next(Reply("they spoke of 0 to 3"), Reply("a6"))
+        later = await ask(engine, "q6", model="gpt")
+        asked = provider.openai[-2]["messages"][-1]["content"]
+        assert ("they spoke of 0 and 1" in asked, "user: q0" in asked, "user: q3" in asked) == (True, False, True)
+        assert opening(provider).startswith(f"{SHOWN}\nthey spoke of 0 to 3\n\n")
+        path = await engine.store.path(later.id)
+        said = [block["text"] for one in path for message in one.input for block in message.content]
+        assert said == [f"q{number}" for number in range(7)]
+        assert turn.evidence.window_summary == "they spoke of 0 and 1"
+        assert any("they spoke of 0 and 1" in line for line in explain.beside(turn.evidence, None))
+    assert provider.refused == []
+
+
+async def test_a_summary_is_bounded_and_a_model_that_makes_none_answers_all_the_same(
+    with_models: Callable[..., Settings], provider: Provider
+) -> None:
+    settings = with_models(of_models={"gpt": {"window": "2 turns", "window_summary": True}}, cli_retries=0)
+    long = "word " * (summary.PIECE // 5)
+    async with running(settings) as engine:
+        brought = [
+            message for number in range(6) for message in (Message.user(f"{number} {long}"), Message.assistant("a"))
+        ]
+        provider.next(*[Reply(f"summary {number} " + "x" * summary.LONGEST) for number in range(summary.MOST_CALLS)])
+        turn = await ask(engine, *brought, Message.user("q"), model="gpt")
+        assert len(provider.openai) == summary.MOST_CALLS + 1
+        assert max(len(one["messages"][-1]["content"]) for one in provider.openai[:-1]) < 1.5 * summary.PIECE
+        assert len(turn.evidence.window_summary or "") == summary.LONGEST
+        assert [note.code for note in turn.evidence.notes] == ["outside_window", "not_summarised"]
+        provider.next(Reply(status=500), Reply("an answer"))
+        without = await ask(engine, *brought, Message.user("q"), agent="b", model="gpt")
+    assert (without.status, without.evidence.window_summary) == ("completed", None)
+    assert [(note.code, note.count) for note in without.evidence.notes] == [
+        ("outside_window", 5),
+        ("not_summarised", 5),
+    ]
 
 
 async def test_a_request_says_its_own_window(with_models: Callable[..., Settings], provider: Provider) -> None:

@@ -52,6 +52,13 @@ def test_tools_of_every_kind_are_offered_or_named() -> None:
     }
 
 
+def test_no_summary_of_its_reasoning_is_a_summary_of_none() -> None:
+    asked = read(reasoning={"effort": "low", "summary": "none"})
+    assert asked.call["reasoning"] == {"effort": "low", "summary": None}  # a Response's own type has no "none"
+    with pytest.raises(InvalidRequest, match=r"reasoning\.summary must be"):
+        read(reasoning={"summary": "nothing"})
+
+
 def test_tools_that_an_item_brings_are_offered_too() -> None:
     tool = {"type": "function", "name": "late", "parameters": {"type": "object", "properties": {}}}
     assert [one.name for one in read({"type": "additional_tools", "tools": [tool]}).tools] == ["late"]

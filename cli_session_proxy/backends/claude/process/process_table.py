@@ -14,7 +14,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import psutil
 
@@ -22,6 +22,7 @@ from .... import logs
 from ....errors import ClaudeUnavailable, QueueFull
 from ....settings import Settings
 from ....tasks import Average
+from ...base import Process
 from .guardian import Guardian
 from .process import ClaudeProcess, Launch
 
@@ -142,6 +143,19 @@ class ProcessTable:
     def weight(self) -> int:
         """Bytes of all processes, as far as measured; 0 without a limit, which disables measuring."""
         return 0 if self._memory.budget is None else self._memory.of(process.pid for process in self.all())
+
+    def each(self) -> list[Process]:
+        """Every process that serves a session or may, and what it weighs as last measured."""
+        clock = time.time() - time.monotonic()
+        told = []
+        for session_id, process in self.processes.items():
+            state: Literal["busy", "warm", "spare"] = "spare" if process in self.spares else "warm"
+            since = process.last_used
+            if process in self._in_use:
+                state, since = "busy", self._in_use[process]
+            serves = None if state == "spare" else session_id
+            told.append(Process(process.pid, state, serves, clock + since, self._memory.measured(process.pid)))
+        return told
 
     # --- one more
 
@@ -447,6 +461,10 @@ class Memory:
     def of(self, pids: Iterable[int]) -> int:
         """Bytes, as far as measured."""
         return sum(self._weights.get(pid, self._expected) for pid in pids)
+
+    def measured(self, pid: int) -> int:
+        """Bytes of one; 0 where it was not weighed yet."""
+        return self._weights.get(pid, 0)
 
     def over(self, pids: Collection[int]) -> bool:
         return self.budget is not None and self.of(pids) > self.budget

@@ -12,21 +12,22 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ....domain import lineage
 from ....domain.evidence import Brought, Evidence
 from ....domain.identifiers import is_model, is_session_id
-from ....domain.models import JSON, Agent, Link, Placed, Session, Turn
+from ....domain.models import JSON, Agent, Link, Placed, Record, Session, Turn
 from ....errors import InvalidRequest, NotFound
 from ....sandbox import Sandboxes, directory_name
 from ....settings import Settings
 from ....stores.base import ChainPart, ImportedTurn, NewChain, Store, WholeTurn
-from ...base import Adoptable
+from ...base import Adoptable, TakenOver
 from .. import transcript
 from ..process import environment
+from . import paths
 from .exchanges import TranscriptExchange, exchanges
 from .fitting import Fitting, Look
 from .foreign import ForeignFile, Progress, survey
@@ -75,6 +76,46 @@ def adoptable(agent: Agent, parent: Turn, foreign: Foreign) -> Adoptable:
     turns = tuple(adopter.turn(exchange) for exchange in exchanges(foreign.entries))
     session = replace(foreign.session, tip_turn_id=turns[-1].id, mark=None)
     return Adoptable(turns, session, {"note": foreign.note}, transcript.has_ended(foreign.entries))
+
+
+# --- a session that an application runs with the Claude Agent SDK
+
+BY_SDK = "said with the Claude Agent SDK"
+
+
+async def lines_of(store: Store, session: Session) -> list[str]:
+    """The path that ends at the session's tip, as a transcript under its id."""
+    shown = await paths.shown(store, session.tip_turn_id)
+    said = (record.line for record in shown if not transcript.is_file(record))
+    return await asyncio.to_thread(lambda: [transcript.with_session_id(line, session.id) for line in said])
+
+
+def taken_over(
+    agent: Agent, parent: Turn | None, known: Sequence[Record], session: Session, lines: Sequence[Record]
+) -> TakenOver | None:
+    """The whole exchanges of these lines, behind `parent`. `known`: the last records of the path to it.
+
+    Where the chain went on while the application spoke, what it said comes behind that: its first record is hung there.
+    """
+    entries = transcript.parse_records(lines).entries
+    found = list(exchanges(entries))
+    while found and not (found[-1].complete and transcript.has_ended(found[-1].entries)):
+        found.pop()
+    if not found:
+        return None
+    leaf = transcript.parse_records(known).leaf
+    first = next(entry for exchange in found for entry in exchange.path)
+    if not transcript.unbroken([first], leaf):
+        hung = first.hung_on(leaf)
+        found = [
+            TranscriptExchange(tuple(hung if entry is first else entry for entry in exchange.entries))
+            for exchange in found
+        ]
+    adopter = Adopter(agent.key, session.id, BY_SDK, parent, parent.model if parent else "default")
+    turns = tuple(adopter.turn(exchange) for exchange in found)
+    session = replace(session, tip_turn_id=turns[-1].id, mark=None)
+    count = sum(len(exchange.entries) for exchange in found)
+    return TakenOver(Adoptable(turns, session, {"note": BY_SDK}, True), count)
 
 
 # --- a whole session ----------------------------------------------------------------------------------------

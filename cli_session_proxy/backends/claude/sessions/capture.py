@@ -22,7 +22,7 @@ from ..transcript import Entry, Head, Parsed, Reader, Scribe
 from ..transcript.files import contents
 from . import partials, paths, stopping
 from .exchanges import is_prompt
-from .reopening import SYNTHETIC_MODEL
+from .reopening import SYNTHETIC_MODEL, closing
 
 # How many transcripts are followed without reading them again; beyond it one is re-hashed at its next turn.
 READERS = 1024
@@ -229,7 +229,7 @@ class Captures:
         scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
         if any(entry.kind == "user" for entry in added) or (added and ready.quiet):
             unseen = ready.process.launch.capability.takes_tools
-            records = stopping.cut(added, said.finished, scribe, turn.model, unseen=unseen)
+            records = stopping.cut(added, said.finished, scribe, turn.model, unseen=unseen, quiet=ready.quiet)
         elif await asyncio.to_thread(_goes_on, path, ready, known, said):
             records = _made(ready, turn, said)
         else:
@@ -266,6 +266,9 @@ def _made(ready: LiveSession, turn: Turn, said: TurnOutcome) -> list[Record]:
     if ready.lead:  # the results are there already
         content = tuple(block for block in content if block.get("type") != "tool_result")
     asked = [scribe.record(Message("user", content), turn.model, record_uuid=said.frame_uuid)] if content else []
+    if not said.finished and ready.process.launch.capability.takes_tools:
+        # An empty answer is dropped by a CLI that loads it, which then puts words of its own behind the prompt.
+        return [*asked, closing(scribe)]
     return [*asked, scribe.record(Message("assistant", client_tools.as_cli(said.finished)), turn.model)]
 
 

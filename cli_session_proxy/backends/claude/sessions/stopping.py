@@ -14,17 +14,22 @@ from ..transcript import Entry, Scribe
 from .reopening import closing
 
 
-def cut(entries: Sequence[Entry], output: Sequence[Block], scribe: Scribe, model: str, *, unseen: bool) -> list[Record]:
+def cut(
+    entries: Sequence[Entry], output: Sequence[Block], scribe: Scribe, model: str, *, unseen: bool, quiet: bool = False
+) -> list[Record]:
     """The turn's records as far as the answer goes: whole ones, then one with its last text.
 
     `output` is the answer as cut; what may be short of it is the last text. `unseen`: the CLI takes an answer that the
-    model never sees, for one of which nothing is left.
+    model never sees, for one of which nothing is left. `quiet`: they hold no prompt; else what the CLI writes before it
+    is no part of the answer.
     """
     ends_in_words = bool(output) and output[-1].get("type") == "text"
     whole = len(output) - ends_in_words
-    kept: list[Entry] = []
+    prompts = [] if quiet else [at for at, entry in enumerate(entries) if entry.on_path and entry.kind == "user"]
+    start = prompts[0] if prompts else 0
+    kept: list[Entry] = list(entries[:start])
     full = False
-    for entry in entries:
+    for entry in entries[start:]:
         if full and entry.on_path and entry.kind == "user":
             break  # the CLI's own words, which ask the model to go on
         if entry.on_path and entry.kind == "assistant":

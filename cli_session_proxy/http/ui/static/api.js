@@ -53,6 +53,11 @@ export async function get(path, signal) {
   return (await request(path, { signal })).json();
 }
 
+/** A file as an address of this page's own, for an <img>. */
+export async function blob(path, signal) {
+  return URL.createObjectURL(await (await request(path, { signal })).blob());
+}
+
 export async function post(path, body) {
   const headers = { "Content-Type": "application/json" };
   return (await request(path, { method: "POST", body: JSON.stringify(body), headers })).json();
@@ -62,9 +67,9 @@ export function chainPath(agentId) {
   return `/v1/chains/${encodeURIComponent(agentId)}`;
 }
 
-/** Follow an agent's events until `signal` aborts: `take(name, data)` for each. Ends when the proxy ends it. */
+/** Follow an agent's events until `signal` aborts, with what its running turns say: `take(name, data)` for each. */
 export async function follow(agentId, take, signal) {
-  const answer = await request(`${chainPath(agentId)}/events`, { signal });
+  const answer = await request(`${chainPath(agentId)}/events?live=1`, { signal });
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let kept = "";
   for (;;) {

@@ -1,26 +1,32 @@
 // One chain: its turns newest first, as a tree on a timeline, with every link at its turn. Follows what happens.
+//
+// Of all turns the shape of the tree is known, of those in sight and around it what they are. A turn's place is its number in
+// the order of acceptance, from 1.
 
 import { chainPath, follow, get } from "./api.js";
-import { coloured, count, fill, h, MEANING, money, REPAIRS, session, time } from "./dom.js";
+import { canceller, coloured, count, fill, h, MEANING, money, REPAIRS, session, time } from "./dom.js";
 import { draw, layout } from "./graph.js";
+import { Rows } from "./rows.js";
 
-const PAGE = 100;
-const BULK = 1000; // when everything is wanted
+const PAGE = 100; // turns that are asked for at once
+const KEPT = 30; // of such pages
 const AGAIN = 2000; // ms until a lost connection is tried again
 
 export class ChainView {
-  constructor(section, { onFault, onLive, onTurn }) {
+  constructor(section, { onFault, onLive, onTurn, onProgress }) {
     this.section = section;
     this.summary = section.querySelector(".summary");
-    this.list = section.querySelector(".list");
-    this.more = section.querySelector(".more");
+    this.going = section.querySelector(".going");
     this.empty = section.querySelector(".empty");
-    Object.assign(this, { onFault, onLive, onTurn });
+    Object.assign(this, { onFault, onLive, onTurn, onProgress });
     this.agentId = null;
-    this.more.addEventListener("click", () => this.older());
-    new IntersectionObserver((seen) => seen.some((one) => one.isIntersecting) && this.older(), {
-      root: section, rootMargin: "600px",
-    }).observe(this.more);
+    this.order = []; // the places of all turns, as they are listed
+    this.rows = new Rows(section, section.querySelector(".list"), {
+      keyAt: (at) => this.order[at],
+      stateAt: (at) => this.stateAt(at),
+      draw: (element, at) => this.drawRow(element, at),
+      onDrawn: (from, to) => this.want(from, to),
+    });
   }
 
   async open(agentId) {
@@ -28,44 +34,69 @@ export class ChainView {
     this.close();
     this.agentId = agentId;
     this.section.hidden = false;
-    this.turns = []; // newest first
-    this.known = new Map(); // id -> {turn, element, drawn}
-    this.next = null;
-    this.loading = null;
+    this.turns = new Map(); // place -> turn
+    this.pages = new Map(); // number of a page -> asked for, or there
+    this.parents = [0]; // place -> the parent's place
+    this.marked = new Set(); // places with repairs
+    this.order = [];
     this.about = null;
     this.opened = null;
     this.empty.hidden = true;
-    fill(this.list);
+    this.rows.clear();
+    this.rows.count = 0;
+    fill(this.going);
     this.timeline = h("details.timeline", { hidden: true }, h("summary", null, "Links and repairs"), h("ol"));
     this.timeline.addEventListener("toggle", () => this.showTimeline());
     this.summarised = null;
+    const jump = (words, title, to) => {
+      const button = h("button", { type: "button", title }, words);
+      button.addEventListener("click", to);
+      return button;
+    };
+    this.jumps = h("span.jumps", { hidden: true }, jump("Newest", "g", () => this.rows.focus(0)), " ",
+      jump("First", "G", () => this.rows.focus(this.order.length - 1)));
     fill(this.summary, h("h1", { title: agentId }, agentId), h("p"), this.timeline);
+    this.section.scrollTop = 0;
     this.stop = new AbortController();
     const { signal } = this.stop;
-    if ((await this.load(PAGE, signal)) && !signal.aborted) this.tail(signal);
+    if ((await this.newest(signal)) && !signal.aborted) this.tail(signal);
   }
 
   close() {
     if (this.stop) this.stop.abort();
     this.agentId = null;
     this.section.hidden = true;
-    this.more.hidden = true;
     this.onLive("");
   }
 
   // what there is
 
-  /** False where there is no such agent. */
-  async load(limit, signal) {
-    const before = this.next ? `&before=${this.next}` : "";
+  /** The newest turns and the shape of all. False where there is no such agent. */
+  async newest(signal) {
+    const path = chainPath(this.agentId);
+    const after = Math.max(0, this.parents.length - 1 - PAGE); // one that waited may have got another parent
     try {
-      const page = await get(`${chainPath(this.agentId)}/turns?limit=${limit}${before}`, signal);
-      if (signal.aborted) return;
-      this.take(page);
-      for (const turn of page.data) this.learn(turn);
-      this.next = page.next;
-      this.render();
+      const [page, tree] = await Promise.all([
+        get(`${path}/turns?limit=${PAGE}`, signal), get(after ? `${path}/tree?after=${after}` : `${path}/tree`, signal),
+      ]);
+      if (signal.aborted) return true;
+      const before = this.about && new Map([...this.turns].map(([place, turn]) => [place, JSON.stringify(turn)]));
+      this.about = { head: page.head, total: page.total, links: page.link_counts, since: page.created_at };
+      this.parents.length = Math.min(this.parents.length, after + 1);
+      // Both were read a moment apart: what only one knows comes with the next event.
+      const total = Math.min(page.total, after + tree.parents.length);
+      tree.parents.slice(0, total - after).forEach((parent, n) => (this.parents[after + 1 + n] = parent));
+      for (const place of tree.marked) this.marked.add(place);
+      this.order = newestFirst(this.parents);
+      this.numbers = this.order.every((place, at) => place === total - at) ? null : new Map(this.order.map((place, at) => [place, total - at]));
+      this.lanes = layout(this.order, (place) => this.parents[place]);
+      for (const number of this.pages.keys()) this.pages.set(number, "old");
+      this.learn(page);
+      this.fresh = before ? new Set(page.data.filter((turn) => before.get(turn.number) !== JSON.stringify(turn)).map((turn) => turn.number)) : new Set();
+      this.renderSummary();
+      this.rows.update(this.order.length);
       this.onFault(null);
+      return true;
     } catch (fault) {
       if (signal.aborted) return true;
       if (fault.status !== 404) this.onFault(fault);
@@ -78,46 +109,71 @@ export class ChainView {
     return true;
   }
 
-  take(page) {
-    this.about = { head: page.head, total: page.total, links: page.link_counts, since: page.created_at };
-  }
-
-  async older(limit = PAGE) {
-    if (!this.next || this.loading) return this.loading;
-    this.loading = this.load(limit, this.stop.signal).finally(() => (this.loading = null));
-    return this.loading;
-  }
-
-  /** Everything down to the first turn. */
-  async all() {
-    while (this.next && this.agentId) await this.older(BULK);
-  }
-
-  learn(turn) {
-    const known = this.known.get(turn.id);
-    if (known) {
-      Object.assign(known.turn, turn);
-      return false;
+  learn(page) {
+    for (const turn of page.data) {
+      this.turns.set(turn.number, turn);
+      if (turn.says.length || turn.links.some((link) => REPAIRS.has(link.reason))) this.marked.add(turn.number);
     }
-    this.known.set(turn.id, { turn, element: null, item: null, drawn: null });
-    this.turns.push(turn);
-    return true;
+    const places = page.data.map((turn) => turn.number);
+    for (const number of new Set(places.map(pageOf))) {
+      const first = number * PAGE + 1;
+      const whole = places.includes(first) && (places.includes(first + PAGE - 1) || places.includes(this.parents.length - 1));
+      if (whole) this.pages.set(number, "there");
+    }
+  }
+
+  /** Ask for the turns at these places of the list, as far as they are not here as they are now. */
+  want(from, to) {
+    if (!this.agentId) return;
+    const numbers = new Set(this.order.slice(from, to).map(pageOf));
+    for (const number of numbers) {
+      const state = this.pages.get(number);
+      if (state !== "there" && state !== "asked") this.ask(number, this.stop.signal);
+    }
+    for (const [number, state] of this.pages) { // the oldest ones that nobody looks at
+      if (this.pages.size <= KEPT) break;
+      if (state === "asked" || numbers.has(number)) continue;
+      this.pages.delete(number);
+      for (let place = number * PAGE + 1; place <= (number + 1) * PAGE; place += 1) this.turns.delete(place);
+    }
+  }
+
+  async ask(number, signal) {
+    const had = this.pages.get(number);
+    this.pages.set(number, "asked");
+    const from = Math.min((number + 1) * PAGE, this.parents.length - 1);
+    try {
+      const page = await get(`${chainPath(this.agentId)}/turns?limit=${from - number * PAGE}&from=${from}`, signal);
+      if (signal.aborted) return;
+      this.pages.set(number, "there");
+      this.learn(page);
+      this.rows.update(this.order.length);
+    } catch (fault) {
+      if (signal.aborted) return;
+      if (had) this.pages.set(number, had);
+      else this.pages.delete(number);
+      this.onFault(fault);
+    }
   }
 
   // what happens
 
   async tail(signal) {
+    const take = (name, data) => {
+      if (name === "turn") this.changed(signal);
+      if (name === "progress") this.progress(data.turns);
+    };
     while (!signal.aborted) {
       try {
         this.onLive("live");
-        await follow(this.agentId, () => this.changed(signal), signal);
+        await follow(this.agentId, take, signal);
       } catch (fault) {
         if (signal.aborted) return;
         if (fault.status && fault.status !== 404) this.onFault(fault);
         this.onLive("reconnecting");
       }
       await new Promise((done) => setTimeout(done, AGAIN));
-      await this.newest(signal);
+      if (!signal.aborted) await this.newest(signal);
     }
   }
 
@@ -131,60 +187,58 @@ export class ChainView {
       do {
         this.askAgain = false;
         await this.newest(signal);
+        if (!signal.aborted && this.opened) this.onTurn(this.opened);
       } while (this.askAgain && !signal.aborted);
       this.asking = null;
     })();
   }
 
-  async newest(signal) {
-    try {
-      const page = await get(`${chainPath(this.agentId)}/turns?limit=${PAGE}`, signal);
-      if (signal.aborted) return;
-      const before = new Set(this.known.keys());
-      this.take(page);
-      for (const turn of page.data) this.learn(turn);
-      if (this.turns.length === page.data.length) this.next = page.next;
-      this.render(before);
-      if (this.opened && page.data.some((turn) => turn.id === this.opened)) this.onTurn(this.opened);
-    } catch (fault) {
-      if (!signal.aborted) this.onFault(fault);
+  /** What the turns that run do, and what they have said so far. */
+  progress(turns) {
+    this.running = turns;
+    const shown = new Map([...this.going.children].map((one) => [one.dataset.turn, one]));
+    for (const one of turns) {
+      let card = shown.get(one.turn_id);
+      if (!card) {
+        card = h("div.card", { "data-turn": one.turn_id },
+          h("p", null, h("a", { href: this.href(one.turn_id) }, "Running turn"), " ", h("span.doing"), " ", canceller(this.agentId, one.turn_id, this.onFault)),
+          h("p.said-so-far", { tabindex: "0", role: "group", "aria-label": "What it has said so far" }));
+        this.going.append(card);
+      }
+      shown.delete(one.turn_id);
+      card.dataset.doing = one.doing;
+      fill(card.querySelector(".doing"), one.says);
+      const said = card.querySelector(".said-so-far");
+      if (said.textContent !== one.text) {
+        fill(said, one.text);
+        said.scrollTop = said.scrollHeight;
+      }
     }
+    for (const card of shown.values()) card.remove();
+    this.onProgress(turns);
   }
 
   // how it looks
 
-  mark(turnId) {
-    this.opened = turnId;
-    for (const row of this.list.querySelectorAll(".row.open")) row.classList.remove("open");
-    const known = this.known && this.known.get(turnId);
-    if (known && known.element) known.element.classList.add("open");
+  href(turnId) {
+    return `#/${encodeURIComponent(this.agentId)}/${encodeURIComponent(turnId)}`;
   }
 
-  render(before = null) {
-    this.renderSummary();
-    this.turns = newestFirst(this.turns);
-    const numbers = this.turns.map((turn) => turn.number).sort((a, b) => b - a);
-    this.turns.forEach((turn, at) => (turn.number = numbers[at]));
-    const graph = layout(this.turns);
-    let at = this.list.firstChild;
-    this.turns.forEach((turn, n) => {
-      const known = this.known.get(turn.id);
-      const drawn = JSON.stringify([turn, graph[n], this.about.head === turn.id]);
-      if (known.drawn !== drawn) {
-        if (!known.element) {
-          known.element = h("a.row", { tabindex: "-1" });
-          known.item = h("li", null, known.element);
-        }
-        this.drawRow(known.element, turn, graph[n]);
-        if (before && known.drawn !== null) known.element.classList.add("fresh");
-        known.drawn = drawn;
-      }
-      if (before && !before.has(turn.id)) known.element.classList.add("fresh");
-      if (known.item !== at) this.list.insertBefore(known.item, at);
-      else at = at.nextSibling;
-    });
-    if (this.turns.length && !this.list.querySelector('[tabindex="0"]')) this.list.firstChild.firstChild.tabIndex = 0;
-    this.more.hidden = !this.next;
+  mark(turnId) {
+    this.opened = turnId;
+    this.rows.update(this.order.length);
+  }
+
+  /** The number that is shown of the turn at this place: a turn always has a higher one than its parent. */
+  numberOf(place) {
+    return (this.numbers && this.numbers.get(place)) || place;
+  }
+
+  /** Bring an opened turn into sight, once. */
+  reveal(place) {
+    if (!this.agentId || !this.order.length) return;
+    const at = this.order.indexOf(place);
+    if (at >= 0) this.rows.reveal(at);
   }
 
   renderSummary() {
@@ -195,7 +249,8 @@ export class ChainView {
     const chips = Object.entries(links).map(([reason, number]) =>
       h("span.reason", { "data-reason": reason, title: MEANING[reason] }, `${reason} ${number.toLocaleString("en")}`));
     fill(this.summary.querySelector("h1"), this.agentId);
-    fill(this.summary.querySelector("p"), count(total, "turn"), " ", ...chips);
+    fill(this.summary.querySelector("p"), count(total, "turn"), " ", ...chips, this.jumps);
+    this.jumps.hidden = total < 10;
     this.timeline.hidden = Object.keys(links).every((reason) => reason === "started");
     if (this.timeline.open) this.showTimeline();
   }
@@ -205,37 +260,51 @@ export class ChainView {
     if (!this.timeline.open) return;
     const { signal } = this.stop;
     try {
-      const { data } = await get(`${chainPath(this.agentId)}/repairs`, signal);
-      fill(this.timeline.querySelector("ol"), ...data.map((link) => h("li", null, time(link.at), " ", this.turnOf(link), drawLink(link))));
+      const { data, numbers } = await get(`${chainPath(this.agentId)}/repairs`, signal);
+      const place = (link) => (numbers[link.turn_id] ? `turn ${this.numberOf(numbers[link.turn_id])}` : link.turn_id.slice(0, 13));
+      const at = (link) => (link.turn_id ? h("a", { href: this.href(link.turn_id), title: link.turn_id }, place(link)) : h("span.quiet", null, "no turn"));
+      fill(this.timeline.querySelector("ol"), ...data.map((link) => h("li", null, time(link.at), " ", at(link), drawLink(link))));
     } catch (fault) {
       if (!signal.aborted) this.onFault(fault);
     }
   }
 
-  turnOf(link) {
-    if (!link.turn_id) return h("span.quiet", null, "no turn");
-    const known = this.known.get(link.turn_id);
-    const href = `#/${encodeURIComponent(this.agentId)}/${encodeURIComponent(link.turn_id)}`;
-    return h("a", { href, title: link.turn_id }, known ? `turn ${known.turn.number}` : link.turn_id.slice(0, 13));
+  shapeAt(at) {
+    const place = this.order[at];
+    const turn = this.turns.get(place);
+    return {
+      column: this.lanes.column[at], from: this.lanes.from[at], through: this.lanes.through[at],
+      ends: !this.parents[place], head: Boolean(turn) && turn.id === this.about.head,
+    };
   }
 
-  /** The number of a turn that is in the list. */
-  numberOf(turnId) {
-    const known = this.known && this.known.get(turnId);
-    return known ? known.turn.number : null;
+  stateAt(at) {
+    const turn = this.turns.get(this.order[at]);
+    return JSON.stringify([turn, this.shapeAt(at), this.numberOf(this.order[at]), Boolean(turn) && turn.id === this.opened]);
   }
 
-  drawRow(row, turn, at) {
-    row.href = `#/${encodeURIComponent(this.agentId)}/${encodeURIComponent(turn.id)}`;
+  drawRow(row, at) {
+    const place = this.order[at];
+    const turn = this.turns.get(place);
+    const shape = this.shapeAt(at);
+    const number = this.numberOf(place);
+    row.classList.toggle("coming", !turn);
+    if (!turn) {
+      row.removeAttribute("href");
+      delete row.dataset.turn;
+      fill(row, draw(shape), h("div.words", null, h("p.asked.quiet", null, "…"), h("p.answered")), h("div.facts", null, h("span", null, `#${number}`)));
+      return;
+    }
+    row.href = this.href(turn.id);
     row.dataset.turn = turn.id;
     row.classList.toggle("open", turn.id === this.opened);
-    row.classList.toggle("repaired", turn.says.length > 0 || turn.links.some((link) => REPAIRS.has(link.reason)));
+    row.classList.toggle("repaired", this.marked.has(place));
     row.classList.toggle("off", ["refused", "failed", "cancelled"].includes(turn.status) || isLost(turn)); // on no path
+    if (this.fresh.has(place)) row.classList.add("fresh");
     coloured(row, turn.session_id);
-    const head = this.about.head === turn.id;
     fill(
       row,
-      draw(at, { head }),
+      draw(shape),
       h("div.words", null,
         h("p.asked", null, turn.asked || "(nothing asked)"),
         h("p.answered", null, turn.answered || (turn.error ? turn.error : "")),
@@ -243,13 +312,21 @@ export class ChainView {
         ...turn.says.map(drawSaid),
       ),
       h("div.facts", null,
-        h("span", null, `#${turn.number} `, time(turn.created_at)),
-        h("span", null, ...badges(turn, head)),
+        h("span", null, `#${number} `, time(turn.created_at)),
+        h("span", null, ...badges(turn, shape.head)),
         h("span.quiet", null, session(turn.session_id), " ", money(turn.cost_usd)),
       ),
     );
   }
+
+  /** The place in the list of the next repair behind this one; -1 where there is none. */
+  repairAfter(at) {
+    for (let next = at + 1; next < this.order.length; next += 1) if (this.marked.has(this.order[next])) return next;
+    return -1;
+  }
 }
+
+const pageOf = (place) => Math.floor((place - 1) / PAGE);
 
 /** An answer that is known not to have reached its client. */
 function isLost(turn) {
@@ -267,7 +344,7 @@ function badges(turn, head) {
   return out;
 }
 
-/** A link with what it says: what broke, and how it was mended. */
+/** A link with what it says: what broke, and how it was repaired. */
 export function drawLink(link) {
   const from = link.from_session && link.from_session !== link.to_session;
   return h("p.link", { "data-reason": link.reason },
@@ -276,26 +353,25 @@ export function drawLink(link) {
 
 /** What happened to a turn beside its links: the same look as a repair. */
 export function drawSaid(text) {
-  return h("p.link", { "data-reason": "mended" }, h("strong", null, "mended"), " ", text);
+  return h("p.link", { "data-reason": "mended" }, h("strong", null, "repaired"), " ", text);
 }
 
 /** Newest first, but a turn always above the one that it continues: one that waited may continue a later one. */
-export function newestFirst(turns) {
-  const waiting = new Map(); // parent -> its turns that came before it
-  const known = new Set(turns.map((turn) => turn.id));
-  const placed = new Set();
+export function newestFirst(parents) {
   const out = [];
-  const take = (turn) => {
-    if (known.has(turn.parent_id) && !placed.has(turn.parent_id)) {
-      waiting.set(turn.parent_id, [...(waiting.get(turn.parent_id) || []), turn]);
-      return;
+  const placed = new Uint8Array(parents.length);
+  const waiting = new Map(); // parent -> its turns that came before it
+  for (let next = 1; next < parents.length; next += 1) {
+    const ready = [];
+    if (parents[next] && !placed[parents[next]]) waiting.set(parents[next], [...(waiting.get(parents[next]) || []), next]);
+    else ready.push(next);
+    while (ready.length) {
+      const place = ready.shift();
+      placed[place] = 1;
+      out.push(place);
+      ready.unshift(...(waiting.get(place) || []));
+      waiting.delete(place);
     }
-    placed.add(turn.id);
-    out.push(turn);
-    const held = waiting.get(turn.id) || [];
-    waiting.delete(turn.id);
-    held.forEach(take);
-  };
-  [...turns].sort((a, b) => a.seq - b.seq).forEach(take);
+  }
   return out.reverse();
 }

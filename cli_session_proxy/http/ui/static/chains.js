@@ -1,21 +1,54 @@
-// The list of chains: asked for again every other second while the page is looked at.
+// The list of agents: the last active at once, all others behind them, and what changes every other second.
 
 import { get } from "./api.js";
-import { bytes, count, fill, h, money, time } from "./dom.js";
+import { ago, bytes, count, fill, h, money } from "./dom.js";
+import { Rows } from "./rows.js";
 
 const EVERY = 2000;
-const LIMIT = 500;
+const FIRST = 100; // drawn at once, and asked for again and again
+const MOST = 20000; // agents that are listed
+const WHOLE = 60000; // ms after which all of them are asked for again
+const PREVIEWS = 20; // newest words that are asked for at once
+
+const ORDER = {
+  active: (a, b) => b.last_at - a.last_at,
+  name: (a, b) => a.agent_id.localeCompare(b.agent_id, undefined, { numeric: true }),
+  turns: (a, b) => b.turns - a.turns,
+  cost_usd: (a, b) => b.cost_usd - a.cost_usd,
+  repairs: (a, b) => b.repairs - a.repairs,
+  failures: (a, b) => b.failures - a.failures,
+  bytes: (a, b) => b.bytes - a.bytes,
+};
+const ONLY = {
+  all: () => true,
+  trouble: (row) => row.failures > 0 || row.repairs > 0 || row.state === "cancelled",
+  repaired: (row) => row.repairs > 0,
+  failed: (row) => row.failures > 0,
+  running: (row) => row.state === "running" || row.state === "queued",
+  waiting: (row) => row.state === "requires_action",
+};
 
 export class Chains {
   constructor(section, search, { onFault }) {
-    this.list = section.querySelector(".list");
     this.empty = section.querySelector(".empty");
+    this.tools = section.querySelector(".tools");
+    this.totals = section.querySelector(".totals");
     this.search = search;
     this.onFault = onFault;
-    this.rows = [];
-    this.drawn = new Map();
+    this.known = new Map(); // agent id -> row
+    this.shown = [];
+    this.words = new Map(); // agent id -> {of, asked, answered}
     this.open = null;
     this.asked = 0;
+    this.wholeAt = 0;
+    this.rows = new Rows(section, section.querySelector(".list"), {
+      keyAt: (place) => this.shown[place].agent_id,
+      stateAt: (place) => this.stateOf(this.shown[place]),
+      draw: (element, place) => this.drawRow(element, this.shown[place]),
+      onDrawn: () => this.preview(),
+    });
+    this.tools.addEventListener("input", () => this.draw());
+    this.tools.addEventListener("submit", (event) => event.preventDefault());
   }
 
   start() {
@@ -28,77 +61,98 @@ export class Chains {
 
   async refresh() {
     const asked = ++this.asked;
-    const words = this.search.value.trim();
-    const query = new URLSearchParams({ limit: LIMIT, ...(words ? { search: words } : {}) });
     try {
-      const { data } = await get(`/v1/chains?${query}`);
+      const { data } = await get(`/v1/chains?limit=${FIRST}`);
       if (asked !== this.asked) return; // a later question is under way
-      this.rows = data.filter((row) => row.agent_id.toLowerCase().includes(words.toLowerCase()));
-      this.draw(words);
+      // Who was active since the last of these, and is not among them, is gone.
+      const last = data.length === FIRST ? data[data.length - 1].last_at : 0;
+      const there = new Set(data.map((row) => row.agent_id));
+      for (const [name, row] of this.known) if (row.last_at > last && !there.has(name)) this.known.delete(name);
+      for (const row of data) this.known.set(row.agent_id, row);
+      this.draw();
       this.onFault(null);
+      if (data.length === FIRST && performance.now() - this.wholeAt > WHOLE) await this.whole();
     } catch (fault) {
       this.onFault(fault);
     }
   }
 
-  draw(words) {
-    const shown = this.rows.slice(0, LIMIT);
-    const wanted = [];
-    const kept = new Map();
-    for (const row of shown) {
-      const state = JSON.stringify(row) + (row.agent_id === this.open);
-      let entry = this.drawn.get(row.agent_id);
-      if (!entry) {
-        const element = h("a.row", { tabindex: "-1" });
-        entry = { state: null, element, item: h("li", null, element) };
-      }
-      if (entry.state !== state) {
-        drawRow(entry.element, row, row.agent_id === this.open);
-        entry.state = state;
-      }
-      kept.set(row.agent_id, entry);
-      wanted.push(entry.item);
-    }
-    this.drawn = kept;
-    place(this.list, wanted);
-    if (!this.list.querySelector('[tabindex="0"]') && wanted.length) wanted[0].firstChild.tabIndex = 0;
-    this.empty.hidden = wanted.length > 0;
-    fill(this.empty, words ? `No agent matches “${words}”.` : "No chains yet: send a request, or try cli-session-proxy chat.");
+  async whole() {
+    this.wholeAt = performance.now();
+    const { data } = await get(`/v1/chains?limit=${MOST}`);
+    const fresh = new Map(data.map((row) => [row.agent_id, row]));
+    this.known = fresh;
+    this.draw();
+  }
+
+  draw() {
+    const words = this.search.value.trim().toLowerCase();
+    const { only, order } = this.tools.elements;
+    const home = document.body.dataset.view === "chains";
+    const wanted = home ? ONLY[only.value] : ONLY.all;
+    this.shown = [...this.known.values()].filter((row) => wanted(row) && row.agent_id.toLowerCase().includes(words));
+    this.shown.sort(home ? ORDER[order.value] : ORDER.active);
+    this.rows.update(this.shown.length);
+    this.empty.hidden = this.shown.length > 0;
+    fill(this.empty, this.known.size ? (words ? `No agent matches “${this.search.value.trim()}”.` : "No agent is like that.")
+      : "No chains yet: send a request, or try cli-session-proxy chat.");
+    const sum = (name) => this.shown.reduce((all, row) => all + row[name], 0);
+    const some = this.shown.length < this.known.size ? ` of ${this.known.size.toLocaleString("en")}` : "";
+    const says = `${count(this.shown.length, "agent")}${some}, ${count(sum("turns"), "turn")}, ${count(sum("repairs"), "repair")}, ${count(sum("failures"), "failure")}, ${money(sum("cost_usd"))}, ${bytes(sum("bytes"))}`;
+    if (this.totals.textContent !== says) fill(this.totals, says);
   }
 
   mark(agentId) {
     this.open = agentId;
-    this.draw(this.search.value.trim());
+    this.draw();
   }
-}
 
-/** Put the elements in this order without touching those that stand right: focus and scrolling stay. */
-function place(list, wanted) {
-  const keep = new Set(wanted);
-  for (const child of [...list.children]) if (!keep.has(child)) child.remove();
-  wanted.forEach((element, at) => {
-    if (list.children[at] !== element) {
-      const focused = element.contains(document.activeElement) && document.activeElement;
-      list.insertBefore(element, list.children[at] || null);
-      if (focused) focused.focus();
+  stateOf(row) {
+    const words = this.words.get(row.agent_id);
+    return JSON.stringify([row, row.agent_id === this.open, words && words.asked, words && words.answered, ago(row.last_at).textContent]);
+  }
+
+  drawRow(element, row) {
+    element.href = `#/${encodeURIComponent(row.agent_id)}`;
+    element.dataset.agent = row.agent_id;
+    element.classList.toggle("open", row.agent_id === this.open);
+    const state = row.state || "new";
+    const words = this.words.get(row.agent_id);
+    fill(
+      element,
+      h("span.name", { title: row.agent_id }, row.agent_id),
+      h("span.state", { "data-state": state }, state.replace("_", " ")),
+      h("span.number", null, count(row.turns, "turn")),
+      row.repairs ? h("span.number.repaired", null, count(row.repairs, "repair")) : h("span.number.quiet", null, "no repairs"),
+      row.failures ? h("span.number.failed", null, `${row.failures} failed`) : h("span.number.quiet", null, "none failed"),
+      h("span.number", null, money(row.cost_usd)),
+      h("span.number.quiet", null, bytes(row.bytes)),
+      ago(row.last_at),
+      h("span.preview", null, words && h("span", null, words.asked), words && words.answered && h("span.quiet", null, ` → ${words.answered}`)),
+    );
+  }
+
+  /** The newest words of the agents in sight, where they are not known as they are now. */
+  async preview() {
+    if (this.previewing || document.body.dataset.view !== "chains") return;
+    this.previewing = true;
+    try {
+      for (;;) {
+        const lacking = this.shown.slice(this.rows.from, this.rows.to).filter((row) => {
+          const words = this.words.get(row.agent_id);
+          return row.turns > 0 && (!words || words.of !== `${row.turns} ${row.state}`);
+        }).slice(0, PREVIEWS);
+        if (!lacking.length) return;
+        const query = new URLSearchParams(lacking.map((row) => ["agent", row.agent_id]));
+        const { data } = await get(`/v1/previews?${query}`);
+        const found = new Map(data.map((one) => [one.agent_id, one]));
+        for (const row of lacking) this.words.set(row.agent_id, { asked: "", answered: "", ...found.get(row.agent_id), of: `${row.turns} ${row.state}` });
+        this.rows.update(this.shown.length);
+      }
+    } catch (fault) {
+      this.onFault(fault);
+    } finally {
+      this.previewing = false;
     }
-  });
-}
-
-function drawRow(element, row, open) {
-  element.href = `#/${encodeURIComponent(row.agent_id)}`;
-  element.dataset.agent = row.agent_id;
-  element.classList.toggle("open", open);
-  const state = row.state || "new";
-  fill(
-    element,
-    h("span.name", { title: row.agent_id }, row.agent_id),
-    h("span.state", { "data-state": state }, state.replace("_", " ")),
-    h("span.number", null, count(row.turns, "turn")),
-    h("span.number", null, count(row.sessions, "session")),
-    row.repairs ? h("span.number.repaired", null, count(row.repairs, "repair")) : h("span.number.quiet", null, "no repairs"),
-    h("span.number", null, money(row.cost_usd)),
-    h("span.number.quiet", null, bytes(row.bytes)),
-    time(row.last_at),
-  );
+  }
 }

@@ -1,5 +1,7 @@
 // Elements and texts. Every text of a conversation goes through textContent: nothing is ever parsed as HTML.
 
+import { chainPath, post } from "./api.js";
+
 /** h("p.note", {title: "…"}, "text", child, …): an element; false and null children are left out. */
 export function h(kind, attributes, ...children) {
   const [name, ...classes] = kind.split(".");
@@ -89,6 +91,53 @@ export function time(seconds) {
   const today = at.toDateString() === new Date().toDateString();
   const text = today ? clock.format(at) : `${day.format(at)} ${clock.format(at).slice(0, 5)}`;
   return h("time", { datetime: at.toISOString(), title: at.toLocaleString() }, text);
+}
+
+/** How long ago that was; the time itself as the title. */
+export function ago(seconds) {
+  if (!seconds) return h("time");
+  const at = new Date(seconds * 1000);
+  const passed = Math.max(0, Date.now() / 1000 - seconds);
+  const [one] = [[86400, "d"], [3600, "h"], [60, "min"]].filter(([length]) => passed >= length);
+  const text = one ? `${Math.floor(passed / one[0])} ${one[1]} ago` : "just now";
+  return h("time", { datetime: at.toISOString(), title: at.toLocaleString() }, text);
+}
+
+/** A button that does this when it is confirmed. `sure` says what it will do. */
+export function confirmed(words, sure, yes, no, act) {
+  const place = h("span.confirm");
+  const ask = h("button", { type: "button" }, words);
+  const agree = h("button", { type: "button" }, yes);
+  const keep = h("button", { type: "button" }, no);
+  ask.addEventListener("click", () => {
+    fill(place, sure, " ", agree, " ", keep);
+    keep.focus();
+  });
+  keep.addEventListener("click", () => {
+    fill(place, ask);
+    ask.focus();
+  });
+  agree.addEventListener("click", async () => {
+    agree.disabled = keep.disabled = true;
+    await act();
+    agree.disabled = keep.disabled = false;
+  });
+  fill(place, ask);
+  return place;
+}
+
+/** Ends a turn that waits or runs. */
+export function canceller(agentId, turnId, onFault) {
+  const place = confirmed("Cancel", "End this turn now? Nothing of it is kept.", "Cancel the turn", "Let it run", async () => {
+    try {
+      await post(`${chainPath(agentId)}/cancel`, { turn: turnId });
+      onFault(null);
+    } catch (fault) {
+      onFault(fault);
+    }
+  });
+  place.classList.add("cancel");
+  return place;
 }
 
 /** What a link's reason means, in a few words; the whole story is the link's own `says`. */

@@ -5,24 +5,38 @@ const DOT = 17; // px below the row's top
 const LANES = 10; // more branches than this share the last lane
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Lanes for turns given newest first. Each: {column, from: [...], through: [...], ends} in lane numbers. */
-export function layout(turns) {
-  const waiting = []; // lane -> the id that it leads to, null where the lane is free
-  return turns.map((turn) => {
-    const from = [];
-    waiting.forEach((id, lane) => id === turn.id && from.push(lane));
-    let column = from.length ? from[0] : waiting.indexOf(null);
+/**
+ * Lanes for turns given newest first, as `at` (the place of each) and `parent` (the place of its parent, 0: none). Each turn:
+ * its lane, and as bits the lanes that lead to it and those that pass it by.
+ */
+export function layout(order, parentOf) {
+  const waiting = []; // lane -> the place that it leads to, 0 where the lane is free
+  const lanes = { column: new Uint8Array(order.length), from: new Uint16Array(order.length), through: new Uint16Array(order.length) };
+  const bit = (lane) => 1 << Math.min(lane, LANES - 1);
+  order.forEach((place, n) => {
+    let column = -1;
+    let from = 0;
+    let through = 0;
+    waiting.forEach((wanted, lane) => {
+      if (wanted === place) {
+        if (column < 0) column = lane;
+        from |= bit(lane);
+        waiting[lane] = 0;
+      }
+    });
+    if (column < 0) column = waiting.indexOf(0);
     if (column < 0) column = waiting.length;
-    from.forEach((lane) => (waiting[lane] = null));
-    const through = [];
-    waiting.forEach((id, lane) => id !== null && lane !== column && through.push(lane));
-    waiting[column] = turn.parent_id;
-    while (waiting.length && waiting[waiting.length - 1] === null) waiting.pop();
-    return { column, from, through, ends: turn.parent_id === null };
+    waiting.forEach((wanted, lane) => wanted && (through |= bit(lane)));
+    waiting[column] = parentOf(place);
+    while (waiting.length && !waiting[waiting.length - 1]) waiting.pop();
+    lanes.column[n] = Math.min(column, LANES - 1);
+    lanes.from[n] = from;
+    lanes.through[n] = through;
   });
+  return lanes;
 }
 
-const x = (lane) => 8 + Math.min(lane, LANES - 1) * LANE;
+const x = (lane) => 8 + lane * LANE;
 
 function line(svg, x1, y1, x2, y2) {
   const element = document.createElementNS(SVG, "line");
@@ -30,15 +44,19 @@ function line(svg, x1, y1, x2, y2) {
   svg.append(element);
 }
 
-export function draw(at, { head }) {
+/** The part beside one turn. `ends`: it continues nothing. */
+export function draw({ column, from, through, ends, head }) {
   const svg = document.createElementNS(SVG, "svg");
-  const widest = Math.max(at.column, ...at.from, ...at.through, 0);
+  let widest = column;
   svg.setAttribute("aria-hidden", "true");
-  for (const lane of at.through) line(svg, x(lane), 0, x(lane), "100%");
-  for (const lane of at.from) line(svg, x(lane), 0, x(at.column), DOT);
-  if (!at.ends) line(svg, x(at.column), DOT, x(at.column), "100%");
+  for (let lane = 0; lane < LANES; lane += 1) {
+    if (through & (1 << lane)) line(svg, x(lane), 0, x(lane), "100%");
+    if (from & (1 << lane)) line(svg, x(lane), 0, x(column), DOT);
+    if ((through | from) & (1 << lane)) widest = Math.max(widest, lane);
+  }
+  if (!ends) line(svg, x(column), DOT, x(column), "100%");
   const dot = document.createElementNS(SVG, "circle");
-  dot.setAttribute("cx", x(at.column));
+  dot.setAttribute("cx", x(column));
   dot.setAttribute("cy", DOT);
   dot.setAttribute("r", head ? 6 : 4.5);
   if (head) dot.setAttribute("class", "head");

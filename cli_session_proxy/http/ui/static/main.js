@@ -4,6 +4,7 @@ import { onKeyNeeded, useKey } from "./api.js";
 import { ChainView } from "./chain.js";
 import { Chains } from "./chains.js";
 import { fill, h } from "./dom.js";
+import { Overview } from "./overview.js";
 import { SearchView } from "./search.js";
 import { TurnView } from "./turn.js";
 
@@ -31,14 +32,23 @@ function onLive(state) {
 }
 
 const turn = new TurnView(at("turn"), {
-  numberOf: (id) => chain.numberOf(id), onFault: faultOf("turn"),
+  numberOf: (place) => chain.numberOf(place), onFault: faultOf("turn"),
+  onPlace: (place, again) => {
+    opened = place;
+    if (!again) chain.reveal(place);
+    if (chain.running) turn.progress(chain.running);
+  },
   onRewound: (agentId, id) => {
     chain.changed(chain.stop.signal);
     turn.open(agentId, id);
   },
 });
 const chains = new Chains(at("chains"), search, { onFault: faultOf("chains") });
-const chain = new ChainView(at("chain"), { onFault: faultOf("chain"), onLive, onTurn: (id) => turn.open(chain.agentId, id) });
+const chain = new ChainView(at("chain"), {
+  onFault: faultOf("chain"), onLive, onTurn: (id) => turn.open(chain.agentId, id), onProgress: (turns) => turn.progress(turns),
+});
+const overview = new Overview(at("overview"), { onFault: faultOf("overview") });
+let opened = null; // the place of the opened turn
 
 const found = new SearchView(at("found"), search, {
   onFault: faultOf("search"),
@@ -70,16 +80,19 @@ async function go() {
   drawCrumbs();
   if (here.query) found.open(here.query);
   else if (last.query || !at("found").hidden) found.close();
-  if (here.query || last.query) chains.refresh();
   chains.mark(here.agent);
+  if (!here.agent && !here.query) overview.refresh();
+  const left = opened;
+  if (here.turn !== last.turn) opened = null;
   if (here.turn) turn.open(here.agent, here.turn);
   else turn.close();
   if (here.agent) await chain.open(here.agent);
   else chain.close();
   if (here.agent) chain.mark(here.turn);
+  if (here.turn && opened) chain.reveal(opened);
   if (here.query) return;
-  if (!here.agent && last.agent) focusRow(rowOf("agent", last.agent));
-  else if (here.agent && !here.turn) focusRow(rowOf("turn", last.turn) || rows()[0]);
+  if (!here.agent && last.agent) chains.rows.focus(chains.shown.findIndex((row) => row.agent_id === last.agent));
+  else if (here.agent && !here.turn) chain.rows.focus(Math.max(0, here.agent === last.agent && left ? chain.order.indexOf(left) : chain.rows.activePlace()));
 }
 
 /** The way back, where one view fills the screen. */
@@ -89,8 +102,6 @@ function drawCrumbs() {
     here.agent && [" › ", of(`#/${encodeURIComponent(here.agent)}`, here.agent, !here.turn)], here.turn && " › turn");
 }
 
-const rowOf = (name, value) => rows().find((row) => row.dataset[name] === value);
-
 function back() {
   if (here.query) location.hash = before;
   else if (here.turn) location.hash = `#/${encodeURIComponent(here.agent)}`;
@@ -99,51 +110,31 @@ function back() {
 
 // --- keys
 
-function rows() {
-  const lists = here.query ? "#chains, #found" : here.agent ? "#chain" : "#chains";
-  return [...document.querySelectorAll(lists)].flatMap((one) => [...one.querySelectorAll(".list .row")]);
+/** The lists of this view, one behind the other. */
+function lists() {
+  if (here.query) return [chains.rows, found];
+  return [here.agent ? chain.rows : chains.rows];
 }
 
-function focusRow(row) {
-  if (!row) return;
-  const old = row.closest(".list").querySelector('[tabindex="0"]');
-  if (old) old.tabIndex = -1;
-  row.tabIndex = 0;
-  row.focus();
-  row.scrollIntoView({ block: "nearest" });
+function focusAt(list, place) {
+  if (place >= 0 && place < list.count) list.focus(place);
 }
 
-async function step(by) {
-  const all = rows();
-  const now = all.indexOf(document.activeElement);
-  const base = now >= 0 ? now : all.findIndex((row) => row.tabIndex === 0 && document.activeElement !== document.body);
-  if (base + by >= all.length && here.agent && chain.next) {
-    await chain.older();
-    return focusRow(rows()[base + by]);
-  }
-  return focusRow(all[base < 0 ? 0 : Math.max(0, Math.min(all.length - 1, base + by))]);
-}
-
-async function nextRepair() {
-  if (!here.agent) return;
-  for (;;) {
-    const all = rows();
-    const from = all.indexOf(document.activeElement) + 1;
-    const found = all.slice(from).find((row) => row.classList.contains("repaired"));
-    if (found || !chain.next) return focusRow(found);
-    await chain.older(1000);
-  }
-}
-
-async function oldest() {
-  if (here.agent) await chain.all();
-  const all = rows();
-  focusRow(all[all.length - 1]);
+function step(by) {
+  const all = lists();
+  const list = all.find((one) => one.hasFocus) || all.find((one) => one.activePlace() >= 0 && one.count) || all[0];
+  const now = list.activePlace();
+  if (now < 0) return focusAt(all.find((one) => one.count) || list, 0);
+  const next = now + by;
+  const other = all[all.indexOf(list) + by];
+  if ((next < 0 || next >= list.count) && other && other.count) return focusAt(other, by < 0 ? other.count - 1 : 0);
+  return focusAt(list, Math.max(0, Math.min(list.count - 1, next)));
 }
 
 const KEYS = {
   j: () => step(1), ArrowDown: () => step(1), k: () => step(-1), ArrowUp: () => step(-1),
-  r: nextRepair, g: () => focusRow(rows()[0]), G: oldest,
+  r: () => here.agent && focusAt(chain.rows, chain.repairAfter(chain.rows.hasFocus ? chain.rows.activePlace() : -1)),
+  g: () => focusAt(lists()[0], 0), G: () => focusAt(lists().at(-1), lists().at(-1).count - 1),
   "/": () => search.focus(), "?": () => help.showModal(), Escape: back,
 };
 
@@ -155,7 +146,7 @@ document.addEventListener("keydown", (event) => {
       if (here.query) location.hash = before;
       event.preventDefault();
     } else if (event.key === "Enter" && event.target === search) {
-      focusRow(rows()[0]);
+      focusAt(lists().find((one) => one.count) || lists()[0], 0);
       event.preventDefault();
     }
     return;
@@ -196,6 +187,7 @@ askKey.addEventListener("submit", async (event) => {
   field.value = "";
   askKey.hidden = true;
   chains.refresh();
+  overview.refresh();
   chain.close();
   go();
 });
@@ -203,3 +195,4 @@ askKey.addEventListener("submit", async (event) => {
 addEventListener("hashchange", go);
 go();
 chains.start();
+overview.start();

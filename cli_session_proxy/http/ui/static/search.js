@@ -5,7 +5,7 @@ import { count, fill, h, money, time } from "./dom.js";
 
 const SOON = 200; // ms after the last key until it is looked for
 const FIELDS = ["status", "since", "model", "min_cost"];
-const PART = { input: "asked", output: "answered", tools: "tools" };
+const PART = { input: "asked", output: "answered", tools: "tools", metadata: "metadata" };
 
 export class SearchView {
   /** `onAsk(query)` is told what is wanted whenever somebody changes it. */
@@ -75,6 +75,27 @@ export class SearchView {
     fill(this.says, hits.length ? `${count(hits.length, "hit")} in ${among}.` : `None of ${among} has it.`, reading);
     fill(this.list, ...hits.map(drawHit));
     if (hits.length) this.list.firstChild.firstChild.tabIndex = 0;
+  }
+
+  // as a list for the keyboard (see `Rows`)
+
+  get count() {
+    return this.list.children.length;
+  }
+
+  get hasFocus() {
+    return this.list.contains(document.activeElement);
+  }
+
+  activePlace() {
+    return [...this.list.children].findIndex((item) => item.contains(document.activeElement));
+  }
+
+  focus(place) {
+    for (const item of this.list.children) item.firstChild.tabIndex = -1;
+    const row = this.list.children[place].firstChild;
+    row.tabIndex = 0;
+    row.focus();
   }
 }
 

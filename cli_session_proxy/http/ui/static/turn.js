@@ -1,9 +1,9 @@
 // One turn, whole: what was said, why it ran where it ran, what it took, and whether the transcript agrees.
 
-import { chainPath, get, post } from "./api.js";
+import { blob, chainPath, get, post } from "./api.js";
 import { drawSaid } from "./chain.js";
 import { markdown } from "./markdown.js";
-import { coloured, copier, count, fill, h, millis, money, session, short, time } from "./dom.js";
+import { bytes, canceller, coloured, confirmed, copier, count, fill, h, millis, money, session, short, time } from "./dom.js";
 
 // The way of a turn, in order; each part of the bar ends at its step.
 const STEPS = ["queued", "session_ready", "first_block", "result", "committed"];
@@ -27,9 +27,10 @@ const LONG = 4000; // characters of one text that are shown at once
 const LONGEST_FORMATTED = 50000; // characters of an answer that are shown as Markdown
 
 export class TurnView {
-  constructor(section, { numberOf, onFault, onRewound }) {
+  constructor(section, { numberOf, onFault, onRewound, onPlace }) {
     this.section = section;
-    Object.assign(this, { numberOf, onFault, onRewound });
+    Object.assign(this, { numberOf, onFault, onRewound, onPlace });
+    this.addresses = []; // of images, to be given up with the turn
     this.asked = 0;
   }
 
@@ -53,10 +54,12 @@ export class TurnView {
       const again = this.shown === turnId;
       this.bare = bare;
       const top = this.section.scrollTop;
+      for (const address of this.addresses.splice(0)) URL.revokeObjectURL(address);
       this.draw(agentId, found);
       this.section.hidden = false;
       this.section.scrollTop = again ? top : 0;
       this.shown = turnId;
+      this.onPlace(found.number, again);
       this.onFault(null);
       if (["completed", "requires_action"].includes(found.turn.status)) {
         const compared = await get(`${path}/transcript`);
@@ -76,14 +79,15 @@ export class TurnView {
       h("a", { href: `#/${encodeURIComponent(agentId)}` }, "The turns of this agent"), " · ", h("a", { href: "#/" }, "All agents")));
   }
 
-  draw(agentId, { turn, links, number, children, is_head: isHead }) {
-    const to = (id) => h("a", { href: `#/${encodeURIComponent(agentId)}/${encodeURIComponent(id)}`, title: id }, id.slice(0, 13));
-    const place = (id) => this.numberOf(id);
-    const parent = (id) => (place(id) ? h("a", { href: `#/${encodeURIComponent(agentId)}/${encodeURIComponent(id)}`, title: id }, `#${place(id)}`) : to(id));
+  draw(agentId, { turn, links, number, numbers, children, is_head: isHead, placed, waterfall: fell }) {
+    const to = (id) => h("a", { href: `#/${encodeURIComponent(agentId)}/${encodeURIComponent(id)}`, title: id },
+      numbers[id] ? `#${this.numberOf(numbers[id])}` : id.slice(0, 13));
+    const running = turn.status === "queued" || turn.status === "running";
+    const image = (one) => this.thumbnail(agentId, turn.id, one);
     const others = children.length > 1 ? ` (${children.length} branches)` : "";
     fill(
       this.section,
-      h("h2", null, `Turn ${this.numberOf(turn.id) || number} `, h("span.badge", { "data-state": turn.status }, turn.status.replace("_", " ")), " ",
+      h("h2", null, `Turn ${this.numberOf(number)} `, h("span.badge", { "data-state": turn.status }, turn.status.replace("_", " ")), " ",
         turn.continuity && h("span.badge", { "data-continuity": turn.continuity }, turn.continuity), " ",
         isHead && h("span.badge.head", null, "head")),
       facts([
@@ -93,11 +97,13 @@ export class TurnView {
         ...Object.entries(turn.metadata || {}).map(([name, value]) => [name, short(value)]),
         ["session", turn.session_id ? coloured(h("code.session", null, turn.session_id), turn.session_id) : session(null)],
         ["accepted", time(turn.created_at)],
-        ["continues", turn.parent_id ? parent(turn.parent_id) : neverBegan(turn) ? "undecided: it never began" : "nothing: a new start"],
+        ["continues", turn.parent_id ? to(turn.parent_id) : neverBegan(turn) ? "undecided: it never began" : "nothing: a new start"],
         ["continued by", children.length ? [...children.flatMap((id) => [to(id), " "]), others] : "nothing yet"],
         ["came from", ORIGIN[turn.origin] || `a request (${turn.origin})`],
         ["answer", turn.output.length || !turn.error ? turn.delivery : "none"],
       ]),
+      running && h("div.card.now", { hidden: true }, h("p", null, h("strong.doing"), " ", canceller(agentId, turn.id, this.onFault)),
+        h("div.text.said-so-far", { tabindex: "0", role: "group", "aria-label": "What it has said so far" })),
       ...links.map((link) => h("div.link.card", { "data-reason": link.reason },
         h("strong", null, link.reason), " ", link.says,
         h("p.quiet", null, session(link.from_session), " → ", session(link.to_session), " ", time(link.at)),
@@ -107,17 +113,31 @@ export class TurnView {
       this.switchOf(agentId, turn),
       ["completed", "requires_action"].includes(turn.status) && !isHead && this.rewindTo(agentId, turn),
       turn.system && part("System", text(turn.system)),
-      part("Input", ...turn.input.map((message) => said(message.role, message.content))),
-      turn.tools.length > 0 && part("Tools of the CLI", ...turn.tools.map(tool)),
-      part("Output", turn.output.length ? said("assistant", turn.output) : h("p.quiet", null, "nothing")),
-      part("Time", timings(turn)),
+      part("Input", ...turn.input.map((message) => said(message.role, message.content, image))),
+      turn.tools.length > 0 && part("Tools of the CLI", ...turn.tools.map((one) => tool(one, image))),
+      part("Output", turn.output.length ? said("assistant", turn.output, image) : h("p.quiet", null, "nothing")),
+      part("Time", timings(turn), fell.some((one) => one.kind !== "step") && waterfall(fell)),
       part("Tokens and cost", tokens(turn)),
-      part("Why it ran so", facts(Object.entries(turn.reason).map(([name, value]) => [name.replaceAll("_", " "), reason(value)]))),
+      part("Why it ran so", ...placed.map((one) => h("p", null, one)), h("details", null, h("summary", null, "as data"),
+        facts(Object.entries(turn.reason).map(([name, value]) => [name.replaceAll("_", " "), reason(value)])))),
       turn.attempts.length > 1 && part("Attempts", ...turn.attempts.map((one) => h("pre", null, JSON.stringify(one)))),
       ["completed", "requires_action"].includes(turn.status) && this.seenBy(agentId, turn),
       h("section.transcript", { "aria-label": "Chain and transcript" }),
       h("details", null, h("summary", null, "JSON"), h("pre", null, JSON.stringify(turn, null, 1))),
     );
+  }
+
+  /** An image that was said, small; it opens whole. It is asked for with the key, and is gone with the turn. */
+  thumbnail(agentId, turnId, { sha256, media_type: kind, bytes: size }) {
+    const words = `${kind}, ${bytes(size)}`;
+    const place = h("figure.thumbnail", null, h("figcaption.quiet", { title: `sha256 ${sha256}` }, words));
+    blob(`${chainPath(agentId)}/turns/${encodeURIComponent(turnId)}/images/${sha256}`).then((address) => {
+      this.addresses.push(address);
+      const picture = h("img", { src: address, alt: `image, ${words}` });
+      picture.addEventListener("error", () => picture.remove()); // what no browser can draw stays words
+      place.prepend(h("a", { href: address, target: "_blank", rel: "noopener" }, picture));
+    }, (fault) => fault.status !== 404 && this.onFault(fault));
+    return place;
   }
 
   /** Hides and shows what was said of secrets, where there are some. */
@@ -131,26 +151,28 @@ export class TurnView {
 
   /** Takes what follows this turn off the path, when it is confirmed. */
   rewindTo(agentId, turn) {
-    const place = h("p.rewind");
-    const ask = h("button", { type: "button" }, "Rewind to this turn");
-    const yes = h("button", { type: "button" }, "Rewind");
-    const no = h("button", { type: "button" }, "Keep");
-    const sure = "Take all turns after this one off the path? They stay in the chain, and the next turn goes on from here. ";
-    ask.addEventListener("click", () => {
-      fill(place, sure, yes, " ", no);
-      no.focus();
-    });
-    no.addEventListener("click", () => fill(place, ask));
-    yes.addEventListener("click", async () => {
+    const sure = "Take all turns after this one off the path? They stay in the chain, and the next turn goes on from here.";
+    return h("p.rewind", null, confirmed("Rewind to this turn", sure, "Rewind", "Keep", async () => {
       try {
         await post(`${chainPath(agentId)}/rewind`, { to: turn.id });
         this.onRewound(agentId, turn.id);
       } catch (fault) {
         this.onFault(fault);
       }
-    });
-    fill(place, ask);
-    return place;
+    }));
+  }
+
+  /** What the opened turn does just now, and what it has said so far. */
+  progress(turns) {
+    const place = this.section.querySelector(".now");
+    const one = place && turns.find((other) => other.turn_id === this.shown);
+    if (!place) return;
+    place.hidden = !one;
+    if (!one) return;
+    fill(place.querySelector(".doing"), one.says);
+    const before = one.skipped ? `… ${count(one.skipped, "character")} before\n` : "";
+    const said = place.querySelector(".said-so-far");
+    if (said.textContent !== before + one.text) fill(said, before + one.text);
   }
 
   /** What the model was sent: asked for when somebody wants to know, as it reads the whole path. */
@@ -218,12 +240,12 @@ function reason(value) {
 }
 
 /** A message with a button that copies its words; what a model wrote is shown as it means it, or as it is written. */
-function said(role, blocks) {
+function said(role, blocks, image) {
   const words = blocks.filter((one) => one.type === "text").map((one) => one.text).join("\n\n");
   const formatted = role === "assistant" && words && words.length <= LONGEST_FORMATTED;
   const body = h("div", null);
   const show = (plain) => fill(body, ...blocks.map((one) => (formatted && !plain && one.type === "text"
-    ? h("div.text.markdown", null, ...markdown(one.text)) : block(one))));
+    ? h("div.text.markdown", null, ...markdown(one.text)) : block(one, image))));
   const asWritten = formatted && h("button.copy", { type: "button", "aria-pressed": "false" }, "As written");
   if (asWritten) {
     asWritten.addEventListener("click", () => {
@@ -236,11 +258,11 @@ function said(role, blocks) {
   return h("div.said", { "data-role": role }, h("p.head", null, h("span.role", null, role), " ", words && copier(words, "Copy"), " ", asWritten), body);
 }
 
-function block(one) {
+function block(one, image) {
   if (one.type === "text") return text(one.text);
   if (one.type === "thinking") return h("details", null, h("summary", null, "thinking"), text(one.thinking || ""));
-  if (one.type === "image" && one.sha256) return h("p.quiet", null, `image ${one.media_type}, ${one.bytes} bytes, sha256 ${one.sha256}`);
-  if (one.type === "tool_use" || one.type === "tool_result") return tool(one);
+  if (one.type === "image" && one.sha256) return image(one);
+  if (one.type === "tool_use" || one.type === "tool_result") return tool(one, image);
   return h("pre", null, JSON.stringify(one, null, 1));
 }
 
@@ -252,17 +274,17 @@ function text(words) {
 }
 
 /** A call or its result, the client's or the CLI's own; what is neither, as JSON. */
-function tool(entry) {
+function tool(entry, image) {
   const id = entry.id || entry.tool_use_id;
   const named = entry.type === "tool_use" ? `calls ${entry.name}` : entry.type === "tool_result" ? "result" : entry.name || entry.type;
   return h("details.tool", { open: true, "data-type": entry.type }, h("summary", null, h("strong", null, named || "tool"), " ",
-    entry.is_error && h("span.badge", { "data-state": "failed" }, "error"), " ", id && h("code.quiet", null, id)), toolBody(entry));
+    entry.is_error && h("span.badge", { "data-state": "failed" }, "error"), " ", id && h("code.quiet", null, id)), toolBody(entry, image));
 }
 
-function toolBody(entry) {
+function toolBody(entry, image) {
   if (entry.type === "tool_use") return h("pre", null, JSON.stringify(entry.input, null, 1));
   if (entry.type !== "tool_result") return h("pre", null, JSON.stringify(entry, null, 1));
-  if (Array.isArray(entry.content)) return h("div", null, ...entry.content.map(block));
+  if (Array.isArray(entry.content)) return h("div", null, ...entry.content.map((one) => block(one, image)));
   return text(typeof entry.content === "string" ? entry.content : JSON.stringify(entry.content ?? ""));
 }
 
@@ -286,6 +308,21 @@ function timings(turn) {
   const retries = (turn.reason.retries || []).length;
   return h("div", null, bar, h("p.legend", null, ...legend, h("span", null, `${millis(total)} in all`),
     retries > 0 && h("span", null, `${retries} retries of the provider's API`)));
+}
+
+/** What happened within a turn, each below the one before it, as long as it took. */
+function waterfall(fell) {
+  const end = Math.max(1, ...fell.map((one) => one.to ?? one.from));
+  const kinds = { step: (one) => STEP_NAMES[one.name] || one.name, attempt: (one) => `attempt ${one.name}`, tool: (one) => one.name, retry: (one) => one.name };
+  const rows = [...fell].sort((a, b) => a.from - b.from || (b.to ?? b.from) - (a.to ?? a.from)).map((one) => {
+    const bar = h("span.fall", { "data-kind": one.kind, "data-failed": one.failed });
+    bar.style.marginLeft = `${(100 * one.from) / end}%`;
+    bar.style.width = `${Math.max(0.5, (100 * ((one.to ?? one.from) - one.from)) / end)}%`;
+    const took = one.to === null ? `at ${millis(one.from)}` : millis(one.to - one.from);
+    return h("li", null, h("span.what", { title: one.why || null }, kinds[one.kind](one), one.failed && one.kind !== "retry" && " (failed)"),
+      h("span.track", { "aria-hidden": "true" }, bar), h("span.took", null, took));
+  });
+  return h("ol.waterfall", null, ...rows);
 }
 
 function tokens(turn) {

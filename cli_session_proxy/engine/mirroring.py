@@ -1,0 +1,113 @@
+"""Sessions that an application runs by itself with the Claude Agent SDK, on the chain of an agent.
+
+Lines are durable as they come. As soon as an exchange is whole it is a turn: behind the one that its session ended at,
+and behind what the chain said meanwhile, where it went on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import logs
+from ..backends.base import Backend
+from ..domain.identifiers import is_session_id
+from ..domain.models import Agent, Record, Session
+from ..sandbox import Sandboxes, directory_name
+from ..stores.base import MirrorKey, Store, Taken
+from .executor import Observer, adopt
+from .ownership import Ownership
+
+log = logs.get(__name__)
+
+# An application in this process is the user's own.
+OWNER = "local"
+
+
+class Mirrors:
+    """One per engine."""
+
+    def __init__(
+        self,
+        store: Store,
+        backend: Backend,
+        sandboxes: Sandboxes,
+        ownership: Ownership,
+        observers: Sequence[Observer],
+    ) -> None:
+        self._store = store
+        self._backend = backend
+        self._sandboxes = sandboxes
+        self._ownership = ownership
+        self._observers = observers
+
+    async def agent(self, agent_id: str) -> Agent:
+        directory = directory_name(OWNER, agent_id)
+        return await self._store.ensure_agent(OWNER, agent_id, directory, named=True, now=time.time())
+
+    async def directory(self, agent_id: str) -> Path:
+        """The agent's sandbox, made where it is not there."""
+        agent = await self.agent(agent_id)
+        return await asyncio.to_thread(self._sandboxes.prepare, agent.dir)
+
+    async def append(self, agent_id: str, key: MirrorKey, lines: Sequence[Record]) -> None:
+        agent = await self.agent(agent_id)
+        await self._store.mirror(agent.key, key, lines)
+        if not key.subpath and is_session_id(key.session_id):
+            await self._take_over(agent, key)
+
+    async def load(self, agent_id: str, key: MirrorKey) -> list[str] | None:
+        """The transcript as the chain has it, and what is no turn yet; None for one that is not this agent's."""
+        agent = await self.agent(agent_id)
+        waiting = await self._store.mirrored(agent.key, key)
+        session = await self._store.session(key.session_id) if not key.subpath else None
+        if session is None or session.agent_key != agent.key:
+            return None if waiting is None else [line.line for line in waiting]
+        if waiting is None and key.project != self._backend.project_of(agent):
+            return None
+        return [*await self._backend.lines_of(session), *(line.line for line in waiting or ())]
+
+    async def sessions(self, agent_id: str, project: str) -> dict[str, float]:
+        """When each session of this project was last written to. The chain's own belong to the agent's directory."""
+        agent = await self.agent(agent_id)
+        found: dict[str, float] = {}
+        if project == self._backend.project_of(agent):
+            chain = await self._store.chain(agent.key)
+            head = await self._store.turn(agent.head) if agent.head is not None else None
+            for session in chain.sessions if chain is not None else ():
+                at_head = head is not None and session.tip_turn_id == head.id
+                found[session.id] = (at_head and head is not None and head.finished_at) or session.created_at
+        for key, at in await self._store.mirrors(agent.key, project):
+            if not key.subpath:
+                found[key.session_id] = max(at, found.get(key.session_id, 0.0))
+        return found
+
+    async def subpaths(self, agent_id: str, project: str, session_id: str) -> list[str]:
+        agent = await self.agent(agent_id)
+        known = await self._store.mirrors(agent.key, project)
+        return [key.subpath for key, _ in known if key.session_id == session_id and key.subpath]
+
+    async def _take_over(self, agent: Agent, key: MirrorKey) -> None:
+        async with self._ownership.hold(agent) as lease:
+            lines = await self._store.mirrored(agent.key, key)
+            now = await self._store.standing(agent.key, None, at_head=True)
+            if not lines or now is None:
+                return
+            session = await self._store.session(key.session_id)
+            if session is None:
+                session = Session(key.session_id, agent.key, None, "", "", time.time())
+            if session.agent_key != agent.key:
+                log.warning("session_not_taken_over", agent=agent.agent_id, session_id=session.id)
+                return
+            parent = now.parent
+            if session.tip_turn_id is None:
+                parent = None
+            elif parent is None or parent.id != session.tip_turn_id:
+                path = await self._store.path(parent.id) if parent is not None else []
+                if not any(turn.id == session.tip_turn_id for turn in path):  # another branch
+                    parent = await self._store.turn(session.tip_turn_id)
+            taken = await self._backend.taken_over(agent, parent, session, lines)
+            if taken is not None:
+                await adopt(self._store, lease, taken.found, self._observers, Taken(key, taken.lines))

@@ -1,0 +1,187 @@
+"""The first page: which agents need a look, what runs just now, and what the last days cost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ...domain.models import FINISHED, JSON
+from ...engine.engine import Engine
+from ...export import explain
+from ...export import live as telling
+from ...export.explain import Attention
+from ...stores.base import TurnFacts
+
+DAY = 86400.0
+DAYS = 14
+# The newest turns that are summed up: a long look at a very large store would slow the turns that run.
+TURNS = 20_000
+# Seconds for which sums are kept, at least; and how many times as long as they took, so that an open page costs 2 %.
+KEPT = 2.0
+SHARE = 50
+# A turn that takes longer than this is told, and one whose client owes results for so long. Seconds.
+LONG = 300.0
+OWED = 600.0
+# So many turns in a row that came to nothing: the next one will, too.
+STUCK = 2
+# Repairs within all these days that are often; any within the last day is told.
+OFTEN = 3
+# Characters of an answer that is being made.
+TEXT = 300
+# Agents that are named; how many more there are is told.
+NAMED = 50
+
+
+@dataclass(slots=True)
+class _Sums:
+    made_at: float
+    took: float
+    facts: list[TurnFacts]
+    days: list[JSON]
+    models: list[JSON]
+
+
+class Overview:
+    """One per app."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._sums: dict[str, _Sums] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    async def of(self, owner: str) -> JSON:
+        """What the route answers. Of other owners it tells nothing but how many processes there are, and their size."""
+        now = time.time()
+        async with self._one_at_a_time:
+            sums = self._sums.get(owner)
+            if sums is None or time.monotonic() - sums.made_at > max(KEPT, SHARE * sums.took):
+                began = time.monotonic()
+                facts = await self._engine.store.facts(owner, since=now - DAYS * DAY, limit=TURNS)
+                days, models = await asyncio.to_thread(summed, facts, now)
+                done = time.monotonic()
+                sums = self._sums[owner] = _Sums(done, done - began, facts, days, models)
+        attention = needing(sums.facts, now)
+        names: dict[int, str] = {}
+        for key, *_ in attention[:NAMED]:
+            agent = await self._engine.store.agent_by_key(key)
+            if agent is not None:  # else it was deleted since the sums were made
+                names[key] = agent.agent_id
+        counts = self._engine.processes()
+        return {
+            "object": "overview",
+            "owner": owner,
+            "at": now,
+            "turns": len(sums.facts),
+            "is_whole": len(sums.facts) < TURNS,
+            "days": sums.days,
+            "models": sums.models,
+            "attention": [
+                {"agent_id": names[key], "turn_id": turn_id, "at": at, "code": code, "says": says}
+                for key, turn_id, at, code, says in attention[:NAMED]
+                if key in names
+            ],
+            "more": max(0, len(attention) - NAMED),
+            "running": await self._running(owner),
+            "processes": {**counts._asdict(), "each": await self._processes(owner)},
+            "store_bytes": await self._engine.store.size(),
+        }
+
+    async def _running(self, owner: str) -> list[JSON]:
+        told = []
+        going = self._engine.progress()
+        for one, shown in zip(going, telling.progress(going), strict=True):
+            agent = await self._engine.store.agent_by_key(one.turn.agent_key)
+            if agent is not None and agent.owner == owner:
+                about = {"agent_id": agent.agent_id, "model": one.turn.model, "at": one.turn.created_at}
+                told.append({**about, **shown, "text": shown["text"][-TEXT:]})
+        return told
+
+    async def _processes(self, owner: str) -> list[JSON]:
+        """Those that serve the owner's agents, and spares."""
+        told: list[JSON] = []
+        for one in self._engine.backend.processes():
+            session = None if one.session_id is None else await self._engine.store.session(one.session_id)
+            agent = None if session is None else await self._engine.store.agent_by_key(session.agent_key)
+            if one.state != "spare" and (agent is None or agent.owner != owner):
+                continue
+            told.append({**one._asdict(), "agent_id": None if agent is None else agent.agent_id})
+        return told
+
+
+def summed(facts: Sequence[TurnFacts], now: float) -> tuple[list[JSON], list[JSON]]:
+    """A row for each of the last days (UTC), oldest first, and one for each model, the dearest first. Pure."""
+    days = {_day(now - ago * DAY): _row() for ago in reversed(range(DAYS))}
+    models: dict[str, JSON] = defaultdict(_row)
+    for one in facts:
+        day = days.get(_day(one.created_at))
+        for row in (day, models[one.model]):
+            if row is None:  # the rest of the day before the first one
+                continue
+            row["turns"] += 1
+            row["failed"] += one.status == "failed"
+            row["refused"] += one.status == "refused"
+            row["repairs"] += one.repairs
+            row["cost_usd"] += one.cost_usd or 0.0
+            for name in _TOKENS:
+                row[name] += getattr(one.usage, name)
+    every = sorted(models.items(), key=lambda item: (-item[1]["cost_usd"], -item[1]["turns"], item[0]))
+    return [{"day": day, **row} for day, row in days.items()], [{"model": model, **row} for model, row in every]
+
+
+_TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
+
+
+def _row() -> JSON:
+    return {"turns": 0, "failed": 0, "refused": 0, "repairs": 0, "cost_usd": 0.0, **dict.fromkeys(_TOKENS, 0)}
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
+
+
+def needing(facts: Sequence[TurnFacts], now: float) -> list[tuple[int, str, float, Attention, str]]:
+    """Agents that need a look, the gravest reason first, then the newest: key, turn, when, why, and that in words.
+
+    The last status hides nothing: what failed within a day is told though later turns went well. Pure.
+    """
+    by_agent: dict[int, list[TurnFacts]] = defaultdict(list)
+    for one in facts:  # newest first
+        by_agent[one.agent_key].append(one)
+    found: list[tuple[int, str, float, Attention, str]] = []
+
+    def tell(one: TurnFacts, code: Attention, **detail: object) -> None:
+        at = one.finished_at or one.created_at
+        found.append((one.agent_key, one.id, at, code, explain.attention(code, detail)))
+
+    for turns in by_agent.values():
+        ended = [one for one in turns if one.status in FINISHED and one.status != "cancelled"]
+        lost = [one for one in ended if one.status in ("failed", "refused")]
+        in_a_row = next((n for n, one in enumerate(ended) if one.status not in ("failed", "refused")), len(ended))
+        today = [one for one in lost if one.created_at > now - DAY]
+        if in_a_row >= STUCK:
+            tell(lost[0], "stuck", turns=in_a_row, why=_why(lost[0]))
+        elif in_a_row:
+            tell(lost[0], "failed", why=_why(lost[0]))
+        elif today:
+            tell(today[0], "failures", turns=len(today), why=_why(today[0]))
+        repaired = [one for one in turns if one.repairs]
+        fresh = [one for one in repaired if one.created_at > now - DAY]
+        if fresh:
+            tell(fresh[0], "repaired", repairs=sum(one.repairs for one in fresh), days=1)
+        elif sum(one.repairs for one in repaired) >= OFTEN:
+            tell(repaired[0], "repaired", repairs=sum(one.repairs for one in repaired), days=DAYS)
+        open_ones = [one for one in turns if one.status in ("queued", "running") and one.created_at < now - LONG]
+        if open_ones:
+            tell(open_ones[-1], "long")
+        if turns[0].status == "requires_action" and (turns[0].finished_at or now) < now - OWED:
+            tell(turns[0], "results")
+    order: tuple[Attention, ...] = ("stuck", "failed", "long", "failures", "repaired", "results")
+    return sorted(found, key=lambda row: (order.index(row[3]), -row[2]))
+
+
+def _why(one: TurnFacts) -> str:
+    return one.code or one.status

@@ -1,0 +1,376 @@
+"""Transactions on a PostgreSQL server, over a pool of connections.
+
+A transaction is a plain function of a SQLAlchemy `Connection`, run on a thread. Writes are READ COMMITTED with locks on
+the rows that decide (see `stores.sql`), reads have one snapshot.
+
+Nothing outlives a transaction on the server, so a pooler may give each transaction another session (PgBouncer in
+transaction mode): no prepared statement, no session's lock or setting, no LISTEN.
+
+A connection that is lost before the commit was sent has changed nothing: the work is done again on a new one, for as
+long as a write may wait. Lost while the commit is on its way, nobody knows: that is `StoreUnavailable`, and whoever
+asked for the write finds out by reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import Connection, Engine, NullPool, create_engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
+from ..sql.database import Claim, Database, Urgency, Work
+
+T = TypeVar("T")
+
+# Threads, each with a connection: long reads do not keep writes waiting, and rows that are locked no reads.
+WRITERS = 4
+READERS = 4
+# The oldest server with what is used here; PostgreSQL itself has ended 12.
+OLDEST = 130000
+# How often a server that is away is asked again by a write that may wait. Seconds.
+RETRY = 0.1
+# A transaction of a proxy that was paused gives its locks back after this time (ms): less than others wait for them.
+IDLE_LIMIT = 5000
+# Of two programs that open a database at once one makes the schema: any number that no other program uses.
+OPENING = 0x636C695F73657373
+# What a connection has where its URL does not say otherwise. A peer that has vanished is noticed within seconds.
+DEFAULTS: dict[str, Any] = {
+    "connect_timeout": 5, "keepalives": 1, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3,
+    "tcp_user_timeout": 10_000, "application_name": "cli-session-proxy",
+}  # fmt: skip
+
+_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_CLOCK = """
+    CREATE FUNCTION store_clock() RETURNS double precision LANGUAGE sql VOLATILE
+    AS 'SELECT extract(epoch FROM clock_timestamp())::double precision'
+"""
+_SERVER = """
+    SELECT current_setting('server_version_num')::int, current_setting('fsync'), pg_is_in_recovery(),
+        current_setting('server_encoding')
+"""
+ERRORS = (SQLAlchemyError, psycopg.Error, UnicodeEncodeError)
+
+
+class PostgresqlDatabase(Database):
+    """Runs transactions on the database that `url` names. `busy_timeout` (seconds) bounds every wait of a write.
+
+    Use it on the event loop that opened it. What the URL leaves out comes from libpq's own environment (PGPASSWORD,
+    PGSSLROOTCERT, …).
+    """
+
+    def __init__(self, url: str, *, busy_timeout: float) -> None:
+        try:
+            self._options = {**DEFAULTS, **conninfo_to_dict(url)}
+        except psycopg.Error:
+            # Without libpq's own words: they hold parts of the URL, and a password may be among them.
+            raise ConfigError(
+                "store: this is no URL of PostgreSQL: write postgresql://user@host:5432/database, with %40 for an @ "
+                "in a password"
+            ) from None
+        self.busy_timeout = busy_timeout
+        self._begin = (
+            f"BEGIN; SET LOCAL lock_timeout = {int(busy_timeout * 1000)}; "
+            f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_LIMIT}; SET LOCAL synchronous_commit = "
+        )
+        self._open = False
+        self._ending: asyncio.Task[None] | None = None
+        self._stopping = threading.Event()
+        self._engine: Engine | None = None
+        self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
+        self._later: set[asyncio.Future[Any]] = set()
+
+    @property
+    def name(self) -> str:
+        told = {key: str(self._options[key]) for key in ("user", "host", "port", "dbname") if self._options.get(key)}
+        place = f"{told.get('host', '')}{':' + told['port'] if 'port' in told else ''}"
+        user = f"{told['user']}@" if "user" in told else ""
+        return f"postgresql://{user}{place}/{told.get('dbname', '')}"
+
+    async def open(self, prepare: Work[None]) -> None:
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+            self._ending = None
+        if self._threads is not None:
+            return
+        self._stopping.clear()
+        self._engine = self._made(pool_size=WRITERS + READERS, max_overflow=0, pool_use_lifo=True)
+        self._threads = (
+            ThreadPoolExecutor(WRITERS, thread_name_prefix="store-write"),
+            ThreadPoolExecutor(READERS, thread_name_prefix="store-read"),
+        )
+        self._open = True
+        try:
+            await self.write(partial(_opened, prepare), alone=True)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        self._open = False
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end())
+        # shielded: a cancelled close must not leave threads and connections behind
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
+        threads, self._threads = self._threads, None
+        engine, self._engine = self._engine, None
+        self._stopping.set()
+        for pool in threads or ():
+            await asyncio.to_thread(pool.shutdown, wait=True)
+        if engine is not None:
+            await asyncio.to_thread(engine.dispose)
+
+    async def read(self, work: Work[T], *, quick: bool = False) -> T:  # noqa: ARG002 - every read goes over a socket
+        if not self._open or self._threads is None:
+            raise _closed()
+        return await asyncio.get_running_loop().run_in_executor(self._threads[1], self._read, work)
+
+    async def write(
+        self,
+        work: Work[T],
+        urgency: Urgency = Urgency.DURABLE,
+        *,
+        quick: bool = False,  # noqa: ARG002 - as above
+        alone: bool = False,
+    ) -> T:
+        """Each by itself: the server commits those together that come at once. All but `LATER` wait for its disk: after
+        a crash of the server its proxies live on, and must find every lease that they were granted."""
+        if not self._open or self._threads is None:
+            raise _closed()
+        loop = asyncio.get_running_loop()
+        deadline = time.monotonic() + self.busy_timeout
+        if urgency is not Urgency.LATER and self._later:
+            await asyncio.wait(set(self._later))  # what was asked for earlier is done earlier
+        patient = urgency is Urgency.DURABLE and not alone
+        run = partial(self._write, work, deadline, full=urgency is not Urgency.LATER, patient=patient, again=not alone)
+        done = loop.run_in_executor(self._threads[0], run)
+        if urgency is Urgency.LATER:
+            self._later.add(done)
+            done.add_done_callback(self._later.discard)
+        return await done
+
+    def claim(self, name: str) -> Claim | None:
+        """The server gives it back when this process ends: it is a lock of a transaction that stays open. That one has
+        no snapshot and no id, so it keeps nothing else waiting."""
+        engine = self._made(poolclass=NullPool)
+        try:
+            conn = engine.connect()
+        except ERRORS as exc:
+            raise self._unavailable(exc) from exc
+        try:
+            conn.exec_driver_sql("BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0")
+            held = conn.exec_driver_sql("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", (name,)).scalar()
+        except ERRORS as exc:
+            conn.close()
+            raise self._unavailable(exc) from exc
+        if held:
+            return _Held(conn)
+        conn.close()
+        return None
+
+    def look(self, work: Work[T]) -> T:
+        """Run a read on a connection of its own, whether this is open or not. Blocks."""
+        try:
+            with self._made(poolclass=NullPool).connect() as conn:
+                conn.exec_driver_sql(_READ)
+                return work(conn)
+        except ERRORS as exc:
+            raise self._unavailable(exc) from exc
+
+    def living(self) -> None:
+        """Proxies are on many hosts: only their heartbeats tell."""
+
+    def back_up(self, version: int) -> None:
+        """The operator's own (pg_dump): a migration is one transaction, which leaves the schema as it was or new."""
+
+    def forget_copies(self, owner: str, agent_id: str) -> None:
+        """None are made."""
+
+    async def purge(self) -> None:
+        """What the server has freed, its log and its copies are the operator's."""
+
+    # --- on the threads
+
+    def _made(self, **pool: Any) -> Engine:
+        # hide_parameters: a traceback in a log must not show a prompt. hstore: a query at each connection for nothing.
+        return create_engine(
+            "postgresql+psycopg://", creator=self._connect, hide_parameters=True, use_native_hstore=False,
+            pool_reset_on_return=None, **pool,
+        )  # fmt: skip
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        """A new connection, to a server that keeps what it is given. Raises `StoreUnavailable` where it does not."""
+        told = {**self._options, "client_encoding": "utf8"}
+        conn = psycopg.connect(**told, autocommit=True, prepare_threshold=None)  # `_transaction` begins
+        try:
+            found = conn.execute(_SERVER).fetchone()
+            assert found is not None
+            version, fsync, standby, encoding = found
+            if version < OLDEST:
+                why = f"it is PostgreSQL {version // 10000}: use 13 or newer"
+            elif fsync != "on":
+                why = "its `fsync` is off, so that a power cut loses acknowledged turns: turn it on"
+            elif standby:
+                why = "it is a standby, which takes no writes: name the primary"
+            elif encoding != "UTF8":
+                why = f"its encoding is {encoding}: create the database with ENCODING 'UTF8'"
+            else:
+                return conn
+        except BaseException:
+            conn.close()
+            raise
+        conn.close()
+        raise StoreUnavailable(f"the store {self.name} cannot be used: {why}")
+
+    def _read(self, work: Work[T]) -> T:
+        try:
+            with self._transaction(_READ) as (conn, _):
+                return work(conn)
+        except ERRORS as exc:
+            raise self._unavailable(exc) from exc
+
+    def _write(self, work: Work[T], deadline: float, *, full: bool, patient: bool, again: bool) -> T:
+        """`patient`: a server that is away is waited for. `again`: work that was rolled back may be done once more."""
+        begin = f"{self._begin}{'on' if full else 'off'}"
+        while True:
+            if time.monotonic() > deadline:
+                raise StoreUnavailable(
+                    f"the store {self.name} was busy for more than {self.busy_timeout:g} s: try again", retry_after=1.0
+                )
+            begun = committing = False
+            try:
+                with self._transaction(begin) as (conn, driver):
+                    begun = True
+                    result = work(conn)
+                    committing = True
+                    driver.commit()
+                    return result
+            except ERRORS as exc:
+                lost = is_lost(exc) and not committing
+                once_more = (begun and again and (lost or code_of(exc) in ROLLED_BACK)) or (not begun and patient)
+                if not once_more or time.monotonic() > deadline:
+                    raise self._unavailable(exc, in_doubt=is_lost(exc) and committing) from exc
+                # there is no event to wait for but the end of this store
+                if self._stopping.wait(RETRY):
+                    raise self._unavailable(exc) from exc
+
+    @contextmanager
+    def _transaction(self, begin: str) -> Iterator[tuple[Connection, psycopg.Connection[Any]]]:
+        """All of it or nothing. Connections of the pool that the server has closed meanwhile are left out."""
+        assert self._engine is not None
+        while True:
+            conn = self._engine.connect()
+            driver = conn.connection.dbapi_connection
+            assert isinstance(driver, psycopg.Connection)
+            try:
+                driver.execute(begin)
+                break
+            except psycopg.Error:
+                lost = driver.closed
+                conn.invalidate()
+                conn.close()
+                if not lost:
+                    raise
+        try:
+            yield conn, driver
+            driver.rollback()  # of a read; after a commit there is nothing left
+        except BaseException:
+            try:
+                driver.rollback()
+            except psycopg.Error:
+                driver.close()
+            raise
+        finally:
+            if driver.closed and not conn.invalidated:
+                conn.invalidate()
+            conn.close()
+
+    # --- what an error means
+
+    def _unavailable(self, exc: Exception, *, in_doubt: bool = False) -> ProxyError:
+        """One line that says what to do. Only the server's own words: the statement's values are prompts."""
+        cause = exc.orig if isinstance(exc, DBAPIError) else exc
+        if isinstance(cause, UnicodeEncodeError) or (isinstance(cause, psycopg.DataError) and cause.sqlstate is None):
+            return InvalidRequest("a name holds a NUL or half a surrogate pair: send it as well-formed text")
+        code = code_of(exc)
+        said = cause.diag.message_primary if isinstance(cause, psycopg.Error) else None
+        lines = (said or str(cause) or type(cause).__name__).splitlines()
+        if code == LOCKED:
+            return StoreUnavailable(
+                f"the store {self.name} was locked by another program for more than {self.busy_timeout:g} s: end what "
+                "holds it, then try again",
+                retry_after=1.0,
+            )
+        advice = ADVICE.get(code) or ADVICE.get(code[:2]) or "see its log, and run `cli-session-proxy doctor`"
+        lost = "the connection was lost while it was written, so it may be there or not; " if in_doubt else ""
+        return StoreUnavailable(
+            f"the store {self.name} cannot be used ({lines[0].strip()}): {lost}{advice}",
+            retry_after=1.0 if is_lost(exc) else None,
+            detail={"sqlstate": code},
+        )
+
+
+class _Held:
+    """A claim: the transaction that holds it."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+
+    def release(self) -> None:
+        self._conn.close()
+
+
+def _opened(prepare: Work[None], conn: Connection) -> None:
+    """The schema, by one program at a time: the lock ends with the transaction."""
+    conn.exec_driver_sql(f"SELECT pg_advisory_xact_lock({OPENING})")
+    if conn.exec_driver_sql("SELECT to_regprocedure('store_clock()') IS NULL").scalar():
+        conn.exec_driver_sql(_CLOCK)
+    prepare(conn)
+
+
+def _closed() -> StoreUnavailable:
+    return StoreUnavailable("the store is closed: start the proxy again")
+
+
+# What a transaction is refused with that may be done once more: another one was in its way.
+ROLLED_BACK = ("40001", "40P01")
+LOCKED = "55P03"
+# By SQLSTATE, or by its class; none: there was no server to say one.
+ADVICE = {
+    "": "start PostgreSQL, or correct `store`",
+    "08": "start PostgreSQL, or correct `store`",
+    "25006": "it is a standby now: name the primary, or add target_session_attrs=read-write",
+    "28": "correct the user and the password (in the URL, in PGPASSWORD, or in a password file)",
+    "3D000": "create that database, or correct `store`",
+    "40": "try again",
+    "42501": "give this user the right to create tables in it, and to read and write them",
+    "53100": "free space on its disk",
+    "53": "it has no room for more: raise its limits (max_connections), or put PgBouncer in front",
+    "57": "it is being stopped or started: try again in a moment",
+    "23": "nothing was changed; a row it refers to is missing or already there",
+}
+
+
+def code_of(exc: Exception) -> str:
+    """The SQLSTATE; "" where there is none."""
+    cause = exc.orig if isinstance(exc, DBAPIError) else exc
+    return (cause.sqlstate if isinstance(cause, psycopg.Error) else None) or ""
+
+
+def is_lost(exc: Exception) -> bool:
+    """The connection is gone, or there never was one."""
+    cause = exc.orig if isinstance(exc, DBAPIError) else exc
+    if code := code_of(exc):
+        return code.startswith(("08", "57P", "25P03"))
+    return isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError)

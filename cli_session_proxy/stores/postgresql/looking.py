@@ -1,0 +1,38 @@
+"""A look at a store in PostgreSQL that changes nothing in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, inspect, select
+
+from ..sql.migrations import version_of
+from ..sql.tables import agents
+from .database import PostgresqlDatabase
+from .store import BUSY_TIMEOUT
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """`server`: its version. `schema` None: the database is empty. `last_at`: the time of the last turn."""
+
+    name: str
+    server: str
+    schema: int | None
+    agents: int
+    last_at: float | None
+
+
+def look(url: str) -> Looked:
+    """Raises `ConfigError`, and `StoreUnavailable` in the words of what is wrong. Blocks."""
+    database = PostgresqlDatabase(url, busy_timeout=BUSY_TIMEOUT)
+
+    def work(conn: Connection) -> Looked:
+        server = str(conn.exec_driver_sql("SHOW server_version").scalar())
+        schema = version_of(conn, database.name)
+        if schema is None or agents.name not in inspect(conn).get_table_names():
+            return Looked(database.name, server, schema, 0, None)
+        count, last_at = conn.execute(select(func.count(), func.max(agents.c.last_at))).one()
+        return Looked(database.name, server, schema, count, last_at)
+
+    return database.look(work)

@@ -1,0 +1,81 @@
+"""The bodies of the transactions behind `Mirrors`: transcripts of sessions that an application runs by itself.
+
+Line 0 of a transcript is empty: it says that there is one, and when it was last written to. Lines that turns have taken
+over are gone from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, func, select
+
+from ...domain.models import Record
+from ..base import MirrorKey
+from .tables import mirrored, records, turns
+
+# Turns of a session whose lines are known when they come in again: a batch that is sent once more is as old as seconds.
+RECENT = 100
+
+
+def mirror(conn: Connection, agent_key: int, key: MirrorKey, lines: Sequence[Record], now: float) -> None:
+    of_key = _is(agent_key, key)
+    base = {"agent_key": agent_key, "project": key.project, "session_id": key.session_id, "subpath": key.subpath}
+    last = conn.scalar(select(func.max(mirrored.c.n)).where(of_key))
+    if last is None:
+        last = 0
+        conn.execute(mirrored.insert(), {**base, "n": 0, "at": now, "uuid": None, "line": b""})
+    else:
+        conn.execute(mirrored.update().where(of_key, mirrored.c.n == 0).values(at=now))
+    known: set[str] = set()
+    if any(line.uuid for line in lines):
+        known.update(conn.scalars(select(mirrored.c.uuid).where(of_key, mirrored.c.uuid.is_not(None))))
+        if not key.subpath:
+            of_session = turns.c.agent_key == agent_key, turns.c.session_id == key.session_id
+            newest = select(turns.c.id).where(*of_session).order_by(turns.c.seq.desc()).limit(RECENT)
+            of_turns = records.c.turn_id.in_(list(conn.scalars(newest))), records.c.uuid.is_not(None)
+            known.update(conn.scalars(select(records.c.uuid).where(*of_turns)))
+    new: list[dict[str, Any]] = []
+    for line in lines:
+        if line.uuid in known:
+            continue
+        if line.uuid is not None:
+            known.add(line.uuid)
+        last += 1
+        data = line.line.encode("utf-8", "surrogatepass")
+        new.append({**base, "n": last, "at": now, "uuid": line.uuid, "line": data})
+    if new:
+        conn.execute(mirrored.insert(), new)
+
+
+def lines(conn: Connection, agent_key: int, key: MirrorKey) -> list[Record] | None:
+    found = conn.execute(select(mirrored).where(_is(agent_key, key)).order_by(mirrored.c.n)).all()
+    return [Record(row.line.decode("utf-8", "surrogatepass"), row.uuid) for row in found if row.n] if found else None
+
+
+def listed(conn: Connection, agent_key: int, project: str) -> list[tuple[MirrorKey, float]]:
+    heads = mirrored.c.agent_key == agent_key, mirrored.c.project == project, mirrored.c.n == 0
+    found = conn.execute(select(mirrored).where(*heads).order_by(mirrored.c.at))
+    return [(MirrorKey(row.project, row.session_id, row.subpath), row.at) for row in found]
+
+
+def take(conn: Connection, agent_key: int, key: MirrorKey, count: int) -> None:
+    """Its first `count` lines are turns now."""
+    waiting = _is(agent_key, key) & (mirrored.c.n > 0)
+    first = list(conn.scalars(select(mirrored.c.n).where(waiting).order_by(mirrored.c.n).limit(count)))
+    conn.execute(mirrored.delete().where(waiting, mirrored.c.n <= max(first, default=0)))
+
+
+def hand_over(conn: Connection, source: int, target: int) -> None:
+    """What was mirrored for an agent without turns belongs to the one that takes its name."""
+    conn.execute(mirrored.update().where(mirrored.c.agent_key == source).values(agent_key=target))
+
+
+def forget(conn: Connection, agent_key: int) -> None:
+    conn.execute(mirrored.delete().where(mirrored.c.agent_key == agent_key))
+
+
+def _is(agent_key: int, key: MirrorKey) -> ColumnElement[bool]:
+    of_session = (mirrored.c.project == key.project) & (mirrored.c.session_id == key.session_id)
+    return (mirrored.c.agent_key == agent_key) & of_session & (mirrored.c.subpath == key.subpath)

@@ -1,0 +1,263 @@
+"""Proxies on several hosts, each with a `var/` of its own, on one PostgreSQL: on the in-memory backend."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from cli_session_proxy.backends.memory import MemoryBackend
+from cli_session_proxy.domain.models import Turn
+from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.errors import LeaseLost, NotFound, ProxyError, StoreUnavailable
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.postgresql.store import PostgresqlStore
+
+from ..postgres import HandClock, server
+from ..talking import ask, request, text
+from ..until import until
+from .test_core import Model, words
+
+
+class Host:
+    """A proxy with a `var/` of its own. It can be cut off from the store."""
+
+    def __init__(self, url: str, var: Path, **more: Any) -> None:
+        self.settings = Settings(store=SecretStr(url), var=var, claude_config_dir=var, disconnect_grace=0.01, **more)
+        self.model = Model()
+        self.backend = MemoryBackend(self.model)
+        self.store = PostgresqlStore(url)
+        self.engine = Engine(self.settings, self.store, self.backend)
+        self.reaches = asyncio.Event()
+        self.reaches.set()
+        for name in ("read", "write"):
+            setattr(self.store.database, name, self._through(getattr(self.store.database, name)))
+
+    def _through(self, way: Any) -> Any:
+        async def run(*given: Any, **named: Any) -> Any:
+            await self.reaches.wait()
+            return await way(*given, **named)
+
+        return run
+
+
+@asynccontextmanager
+async def hosts(url: str, tmp_path: Path, count: int = 2, **more: Any) -> AsyncIterator[list[Host]]:
+    made = [Host(url, tmp_path / f"host{n}", **more) for n in range(count)]
+    for host in made:
+        await host.engine.start()
+    try:
+        yield made
+    finally:
+        for host in made:
+            host.reaches.set()
+            host.model.open.set()
+        for host in made:
+            await host.engine.stop()
+
+
+async def kept(host: Host) -> list[Turn]:
+    agent = await host.store.agent("local", "a")
+    assert agent is not None
+    return [turn async for turn in host.store.turns(agent.key)]
+
+
+async def path(host: Host) -> list[str]:
+    agent = await host.store.agent("local", "a")
+    assert agent is not None
+    assert agent.head is not None
+    return words([message for turn in await host.store.path(agent.head) for message in turn.input])
+
+
+async def test_hosts_take_turns_and_none_takes_anothers_lease(postgres_url: str, tmp_path: Path) -> None:
+    async with hosts(postgres_url, tmp_path, 3) as made:
+        said = [f"turn {n}" for n in range(9)]
+        for number, word in enumerate(said):
+            await ask(made[number % 3].engine, word)
+        turns = await kept(made[0])
+        assert await path(made[1]) == said
+        assert [turn.parent_id for turn in turns] == [None, *(turn.id for turn in turns[:-1])]
+        assert {turn.status for turn in turns} == {"completed"}
+        # handed over each time: nothing was interrupted, and no process of the former holder was left
+        assert [len(turn.attempts) for turn in turns] == [1] * 9
+        assert [host.backend.retired for host in made] == [["a"] * 3, ["a"] * 3, ["a"] * 2]
+
+
+async def test_requests_at_once_on_all_hosts_have_one_order(postgres_url: str, tmp_path: Path) -> None:
+    async with hosts(postgres_url, tmp_path) as made:
+        await asyncio.gather(*(ask(host.engine, f"{n} {at}") for n in range(6) for at, host in enumerate(made)))
+        turns = await kept(made[0])
+        assert [turn.parent_id for turn in turns] == [None, *(turn.id for turn in turns[:-1])]
+        assert await path(made[1]) == words([message for turn in turns for message in turn.input])
+
+
+async def test_a_turn_that_runs_on_another_host_is_waited_for(postgres_url: str, tmp_path: Path) -> None:
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        one.model.open.clear()
+        first = asyncio.create_task(ask(one.engine, "one"))
+        await one.model.reached.wait()
+        second = await two.engine.submit(request("two"))
+        third = await one.engine.submit(request("three"))
+        one.model.open.set()
+        await asyncio.gather(first, second.turn(), third.turn())
+        assert await path(two) == ["one", "two", "three"]
+
+
+async def test_the_same_request_elsewhere_gets_the_same_answer(postgres_url: str, tmp_path: Path) -> None:
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        one.model.open.clear()
+        first = asyncio.create_task(ask(one.engine, "one", idempotency_key="k"))
+        await one.model.reached.wait()
+        again = asyncio.create_task(ask(two.engine, "one", idempotency_key="k"))
+        await until(lambda: bool(two.engine._live))
+        one.model.open.set()
+        assert (await first).id == (await again).id
+        assert (await ask(two.engine, "one", idempotency_key="k")).id == (await first).id
+        assert (len(one.backend.seen), len(two.backend.seen)) == (1, 0)
+
+
+async def test_a_host_that_is_cut_off_is_replaced_and_its_commit_refused(postgres_url: str, tmp_path: Path) -> None:
+    clock = HandClock(postgres_url)
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        await ask(one.engine, "before")
+        one.model.reached.clear()
+        one.model.open.clear()
+        lost = asyncio.create_task(ask(one.engine, "lost"))
+        await one.model.reached.wait()
+        one.reaches.clear()
+        waiting = asyncio.create_task(ask(two.engine, "after"))
+        agent = await two.store.agent("local", "a")
+        assert agent is not None
+        await until(lambda: two.store.wanted(one.engine._instances.id))
+        assert not waiting.done()  # its lease has not expired: the host may live
+        await clock.advance(one.settings.lease + 1)
+        assert (await waiting).status == "completed"
+        one.model.open.set()
+        one.reaches.set()
+        with pytest.raises(ProxyError) as told:
+            await lost
+        assert told.value.status == 503
+        turns = await kept(two)
+        assert [(words(turn.input), turn.status) for turn in turns] == [
+            (["before"], "completed"), (["lost"], "cancelled"), (["after"], "completed"),
+        ]  # fmt: skip
+        await ask(one.engine, "lost")
+        assert await path(two) == ["before", "after", "lost"]
+        assert one.backend.seen[-1][-2:] != ()  # it ran here again, behind what the other host said
+
+
+async def test_a_stale_commit_is_refused_by_the_store_itself(postgres_url: str, tmp_path: Path) -> None:
+    clock = HandClock(postgres_url)
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        refused: list[Exception] = []
+        kept_commit = one.store.commit
+
+        async def late(commit: Any) -> Turn:
+            await clock.advance(one.settings.lease + 1)
+            assert (await ask(two.engine, "after")).status == "completed"
+            try:
+                return await kept_commit(commit)
+            except LeaseLost as exc:
+                refused.append(exc)
+                raise
+
+        one.store.commit = late  # type: ignore[method-assign]
+        one.engine._fenced = lambda agent_key: None  # type: ignore[method-assign]  # it has not noticed yet
+        with pytest.raises(ProxyError) as told:
+            await ask(one.engine, "late")
+        assert told.value.status == 503
+        assert len(refused) == 1
+        assert await path(two) == ["after"]
+
+
+async def test_what_a_host_left_that_does_not_come_back_is_settled(postgres_url: str, tmp_path: Path) -> None:
+    clock = HandClock(postgres_url)
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        one.model.open.clear()
+        lost = asyncio.create_task(ask(one.engine, "lost"))
+        await one.model.reached.wait()
+        one.reaches.clear()
+        await clock.advance(5 * 60)
+
+        async def settled() -> bool:
+            (turn,) = await kept(two)
+            return turn.status == "cancelled" and not await two.store.silent(0.0)
+
+        await until(settled)
+        one.reaches.set()
+        one.model.open.set()
+        with pytest.raises(ProxyError):
+            await lost
+        assert text(await ask(one.engine, "lost")) == "You said: lost (1)"
+
+
+async def test_a_turn_that_waits_without_a_lease_is_not_taken_for_a_dead_hosts(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    """Its host has no lease while all its slots are taken: a heartbeat says that it lives."""
+    async with hosts(postgres_url, tmp_path, lease=1.0, max_turns=1) as (one, two):
+        one.model.open.clear()
+        busy = asyncio.create_task(ask(one.engine, "busy", agent="another"))
+        await one.model.reached.wait()
+        waiting = await one.engine.submit(request("one"))
+        began = asyncio.get_running_loop().time()
+        await until(lambda: asyncio.get_running_loop().time() > began + 2 * one.settings.lease)
+        second = asyncio.create_task(ask(two.engine, "two"))
+        await until(lambda: two.engine._lanes.total == 1)
+        one.model.open.set()
+        await busy
+        assert (await waiting.turn()).status == "completed"
+        await second
+        assert await path(two) == ["one", "two"]
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.full)])
+async def test_a_server_that_is_killed_loses_and_doubles_nothing(tmp_path: Path, times: int) -> None:
+    with server() as mortal:
+        async with hosts(mortal.new_url(), tmp_path) as made:
+            acknowledged: list[str] = []
+            told: set[type[ProxyError]] = set()
+            ended = asyncio.Event()
+
+            async def talks(host: Host, name: str) -> None:
+                for number in itertools.count():
+                    while not ended.is_set():
+                        try:
+                            await ask(host.engine, f"{name} {number}")
+                            acknowledged.append(f"{name} {number}")
+                            break
+                        except ProxyError as exc:
+                            told.add(type(exc))
+                            await asyncio.sleep(0.01)
+                    if ended.is_set():
+                        return
+
+            talking = [asyncio.create_task(talks(host, f"host {at}")) for at, host in enumerate(made)]
+            for _ in range(times):
+                before = len(acknowledged)
+                await until(lambda before=before: len(acknowledged) > before + 4)  # type: ignore[misc]
+                assert await made[0].engine.state() == "ready"
+                await asyncio.to_thread(mortal.stop, signal.SIGKILL)
+                await until(lambda: _state(made[0], "store_unavailable"))
+                await asyncio.to_thread(mortal.start)
+                await until(lambda: _state(made[0], "ready"))
+            before = len(acknowledged)
+            await until(lambda: len(acknowledged) > before + 4)
+            ended.set()
+            await asyncio.gather(*talking)
+            said = await path(made[1])
+            assert told <= {StoreUnavailable, NotFound, LeaseLost}
+            assert len(set(said)) == len(said)
+            assert set(acknowledged) <= set(said)
+            assert [word for word in said if word in acknowledged] == acknowledged
+
+
+async def _state(host: Host, wanted: str) -> bool:
+    return await host.engine.state() == wanted

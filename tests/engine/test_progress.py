@@ -1,0 +1,136 @@
+"""Who watches a turn sees what it does, waits for and has said; and may end it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.backends.base import Abandoned, Event, Retried, ToolActivity
+from cli_session_proxy.domain.models import BlockStart
+from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.engine.live import BEFORE, TAIL, Progress
+from cli_session_proxy.errors import NotFound, TurnCancelled
+from cli_session_proxy.export import live
+from cli_session_proxy.settings import Settings
+
+from ..scripted import RETRY, Scripted, delta
+from ..talking import request
+from ..until import until
+
+CALL = {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "make"}}
+RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "done"}
+
+
+class Watched:
+    """An engine whose one turn goes on when it is told to."""
+
+    def __init__(self, tmp_path: Path, steps: Sequence[Event | None]) -> None:
+        self.backend = Scripted(steps)
+        self.engine = Engine(Settings(var=tmp_path / "var", port=0, disconnect_grace=0.1), backend=self.backend)
+
+    async def __aenter__(self) -> Watched:
+        await self.engine.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for _ in self.backend.steps:
+            self.backend.go.release()
+        await self.engine.stop()
+
+    def now(self) -> Progress:
+        (one,) = self.engine.progress()
+        return one
+
+    def says(self) -> str:
+        return str(live.progress([self.now()])[0]["says"])
+
+
+async def test_what_a_turn_does_and_waits_for_is_told_as_it_goes(tmp_path: Path) -> None:
+    steps = [
+        delta("Let me see. "), None, ToolActivity(CALL), None, ToolActivity(RESULT), Retried(RETRY), None,
+        BlockStart(1, {"type": "text", "text": ""}), delta("It is done."), None,
+    ]  # fmt: skip
+    async with Watched(tmp_path, steps) as watched:
+        answer = await watched.engine.submit(request("hello"))
+        await watched.backend.reached.acquire()
+        assert (watched.now().doing, watched.now().text) == ("answering", "Let me see. ")
+        watched.backend.go.release()
+        await watched.backend.reached.acquire()
+        assert watched.says() == "runs Bash"
+        watched.backend.go.release()
+        await watched.backend.reached.acquire()
+        assert watched.says() == "the provider asks to wait 30 s, retry 2 of 3 (429 rate_limit_error)"
+        watched.backend.go.release()
+        await watched.backend.reached.acquire()
+        assert (watched.says(), watched.now().text) == ("answers", "Let me see. It is done.")
+        second = await watched.engine.submit(request("hello", "", "and then?"))
+        waits = watched.engine.progress()[1]
+        assert (waits.turn.id, live.progress([waits])[0]["says"]) == (second.turn_id, "waits for the turn before it")
+        watched.backend.go.release()
+        turn = await answer.turn()
+        answer.acknowledge()
+        second.cancel()
+        assert [bool(one["at"]) for one in (*turn.tools, *turn.evidence.retries)] == [True, True, True]
+
+
+async def test_words_that_are_taken_back_are_not_shown_on(tmp_path: Path) -> None:
+    steps = [delta("wrong"), None, Abandoned(frozenset({0})), delta("right"), None]
+    async with Watched(tmp_path, steps) as watched:
+        answer = await watched.engine.submit(request("hello"))
+        await watched.backend.reached.acquire()
+        assert watched.now().text == "wrong"
+        watched.backend.go.release()
+        await watched.backend.reached.acquire()
+        assert watched.now().text == "right"
+        answer.leave()
+
+
+async def test_of_a_long_answer_the_end_is_shown_without_secrets(tmp_path: Path) -> None:
+    secret = "sk-ant-api03-abcdefghijklmnop"
+    long = "word " * 4000
+    async with Watched(tmp_path, [delta(long), delta(f"key {secret[:9]}"), delta(f"{secret[9:]} ok"), None]) as watched:
+        answer = await watched.engine.submit(request("hello"))
+        await watched.backend.reached.acquire()
+        now = watched.now()
+        assert len(now.text) == TAIL + BEFORE
+        assert now.skipped + len(now.text) == len(f"{long}key {secret} ok")
+        shown = live.progress([now])[0]["text"]
+        assert len(shown) <= TAIL
+        assert shown.endswith("key [redacted] ok")
+        answer.leave()
+
+
+async def test_who_watches_is_no_client(tmp_path: Path) -> None:
+    async with Watched(tmp_path, [delta("hello"), None]) as watched:
+        answer = await watched.engine.submit(request("hello"))
+        await watched.backend.reached.acquire()
+        assert watched.now().text == "hello"
+        answer.leave()
+        await until(lambda: not watched.engine.progress())
+        turn = await watched.engine.store.turn(answer.turn_id)
+        assert turn is not None
+        assert (turn.status, (turn.error or {})["detail"]) == ("cancelled", {"by": "left"})
+
+
+async def test_a_turn_can_be_ended_by_who_watches_it(tmp_path: Path) -> None:
+    async with Watched(tmp_path, [delta("hello"), None]) as watched:
+        answer = await watched.engine.submit(request("hello"))
+        waiting = await watched.engine.submit(request("hello", "", "more"))
+        await watched.backend.reached.acquire()
+        with pytest.raises(NotFound, match="neither waits nor runs"):
+            await watched.engine.cancel("local", "a", "turn_other")
+        with pytest.raises(NotFound, match="there is no agent 'b'"):
+            await watched.engine.cancel("local", "b", None)
+        assert await watched.engine.cancel("local", "a", waiting.turn_id) == [waiting.turn_id]
+        assert await watched.engine.cancel("local", "a", None) == [answer.turn_id]
+        for one in (answer, waiting):
+            with pytest.raises(TurnCancelled, match="cancelled by hand") as told:
+                await one.turn()
+            assert told.value.detail == {"by": "operator"}
+            one.leave()
+        with pytest.raises(NotFound, match="no turn of this agent waits or runs"):
+            await watched.engine.cancel("local", "a", None)
+        assert await asyncio.wait_for(watched.engine.store.waiting(1), 5) == []

@@ -1,0 +1,166 @@
+"""PostgreSQL servers of the tests' own: on a unix socket or a free port, never the machine's."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+CI = bool(os.environ.get("CI"))
+# Seconds in which a server starts or stops, on a machine with more to do.
+PATIENCE = 60.0
+# The database user that owns everything.
+USER = "proxy"
+
+
+def programs() -> Path | None:
+    """Where `initdb` and `postgres` are: Debian keeps them out of PATH."""
+    found = shutil.which("initdb")
+    if found is not None:
+        return Path(found).resolve().parent
+    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[4]))
+    return versions[-1].parent if versions else None
+
+
+def needed(what: object, name: str) -> None:
+    """Skip without it; in CI that is a failure."""
+    if what is None:
+        (pytest.fail if CI else pytest.skip)(f"needs {name}: make tools")
+
+
+def unprivileged() -> dict[str, Any]:
+    """PostgreSQL refuses to run as root: who it runs as then."""
+    if os.getuid() != 0:
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid}
+
+
+class Postgres:
+    """A server with a folder of its own. `port`: on 127.0.0.1 too, else on its socket alone."""
+
+    def __init__(self, folder: Path, binaries: Path, options: tuple[str, ...] = (), port: int | None = None) -> None:
+        self.folder = folder
+        self._binaries = binaries
+        self._options = options
+        self.port = port or 5432
+        self._listens = port is not None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._count = 0
+
+    def init(self) -> None:
+        command = [self._binaries / "initdb", "-D", self.folder / "data", "-A", "trust", "-U", USER, "-E", "UTF8"]
+        self._run([*command, "--locale", "C", "--no-sync"])
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        address = "127.0.0.1" if self._listens else ""
+        told = {"listen_addresses": address, "unix_socket_directories": self.folder, "port": self.port}
+        settings = [part for name, value in told.items() for part in ("-c", f"{name}={value}")]
+        # synchronous_commit off: the store asks for it itself. A small server: this machine has more to do.
+        small = ("-c", "shared_buffers=16MB", "-c", "synchronous_commit=off")
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._binaries / "postgres", "-D", self.folder / "data", *settings, *small, *self._options],
+                stdout=log, stderr=log, cwd=self.folder, env={}, **unprivileged(),
+            )  # fmt: skip
+        self.answers()
+
+    def answers(self) -> None:
+        """Wait until it takes connections."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                psycopg.connect(self.url("postgres")).close()
+                return
+            except psycopg.OperationalError:
+                assert self._process is not None
+                assert self._process.poll() is None, (self.folder / "log").read_text()[-3000:]
+                assert time.monotonic() < until, (self.folder / "log").read_text()[-3000:]
+                time.sleep(0.02)  # another program's start: nothing to wait on but its socket
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT: its fast shutdown, SIGQUIT: without a checkpoint, SIGKILL: as it comes. Idempotent."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        if process.poll() is not None:
+            return
+        children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        process.send_signal(number)
+        process.wait(PATIENCE)
+        until = time.monotonic() + PATIENCE
+        while any(Path(f"/proc/{pid}").exists() for pid in children):  # after SIGKILL they notice by themselves
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+    def url(self, database: str) -> str:
+        return f"postgresql://{USER}@/{database}?host={self.folder}&port={self.port}"
+
+    def new_url(self) -> str:
+        """Of a database that is new and empty."""
+        self._count += 1
+        name = f"test_{self._count}"
+        with psycopg.connect(self.url("postgres"), autocommit=True) as conn:
+            conn.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        return self.url(name)
+
+    def _run(self, command: list[Any]) -> None:
+        done = subprocess.run(command, capture_output=True, cwd=self.folder, env={}, **unprivileged(), check=False)
+        assert done.returncode == 0, done.stderr.decode()
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A folder with a short path (a unix socket's has 107 bytes) that belongs to who the server runs as."""
+    with tempfile.TemporaryDirectory(prefix="csp-pg-", ignore_cleanup_errors=True) as name:
+        who = unprivileged()
+        if who:
+            os.chown(name, who["user"], who["group"])
+        yield Path(name)
+
+
+@contextmanager
+def server(*options: str, port: int | None = None, start: bool = True) -> Iterator[Postgres]:
+    """`options`: more of `postgres`, such as `-c fsync=off`. `start` False: for tests that change its files first."""
+    binaries = programs()
+    needed(binaries, "PostgreSQL")
+    assert binaries is not None
+    with folder() as place:
+        made = Postgres(place, binaries, options, port)
+        made.init()
+        try:
+            if start:
+                made.start()
+            yield made
+        finally:
+            made.stop(signal.SIGQUIT)  # at once: its other ends write all databases of all tests to the disk first
+
+
+class HandClock:
+    """The clock of a database, which stands still until it is told."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        with psycopg.connect(url) as conn:
+            conn.execute("CREATE SCHEMA hand")
+            conn.execute("CREATE TABLE hand.clock AS SELECT 1000000.0::double precision AS now")
+            conn.execute(
+                "CREATE FUNCTION store_clock() RETURNS double precision LANGUAGE sql VOLATILE "
+                "AS 'SELECT now FROM hand.clock'"
+            )
+
+    async def advance(self, seconds: float) -> None:
+        with psycopg.connect(self._url) as conn:
+            conn.execute("UPDATE hand.clock SET now = now + %s", (seconds,))

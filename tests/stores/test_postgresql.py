@@ -1,0 +1,548 @@
+"""PostgreSQL against the contract of every store, and what is its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import Connection, func, select
+
+from cli_session_proxy.errors import ConfigError, InvalidRequest, NotFound, ProxyError, StoreUnavailable
+from cli_session_proxy.settings import Settings, load
+from cli_session_proxy.stores.auto import place_of, store_for
+from cli_session_proxy.stores.postgresql.store import PostgresqlStore
+from cli_session_proxy.stores.sql.database import Urgency
+from cli_session_proxy.stores.sql.migrations import MIGRATIONS, Migration
+from cli_session_proxy.stores.sql.tables import COMING, agents, meta
+from cli_session_proxy.testing.store_conformance import (
+    CONTRACTS,
+    SEARCH_CONTRACTS,
+    WRITER_CONTRACTS,
+    Contract,
+    WriterContract,
+)
+from cli_session_proxy.testing.store_samples import (
+    HOLDER,
+    a_begin,
+    a_commit,
+    a_turn,
+    an_agent,
+    complete,
+    gathered,
+    opened,
+    turn_of,
+)
+
+from ..postgres import PATIENCE, USER, HandClock, Postgres, folder, needed, server, unprivileged
+from ..until import until
+
+KEPT_CONTRACTS = [contract for contract in CONTRACTS if contract not in SEARCH_CONTRACTS]
+
+
+@pytest.mark.parametrize("contract", KEPT_CONTRACTS, ids=lambda contract: contract.__name__)
+async def test_contract(contract: Contract, postgres_url: str) -> None:
+    await contract(lambda: PostgresqlStore(postgres_url))
+
+
+@pytest.mark.parametrize("contract", WRITER_CONTRACTS, ids=lambda contract: contract.__name__)
+async def test_writer_contract(contract: WriterContract, postgres_url: str) -> None:
+    clock = HandClock(postgres_url)
+    await contract(lambda: PostgresqlStore(postgres_url), clock)
+
+
+# --- transactions
+
+
+async def lost(store: PostgresqlStore, url: str) -> None:
+    """The server ends every connection of the store."""
+    with psycopg.connect(url, autocommit=True) as conn:
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND pid <> pg_backend_pid()"
+        )
+
+
+async def test_connections_that_the_server_has_ended_are_made_anew(postgres_url: str) -> None:
+    store = PostgresqlStore(postgres_url)
+    async with opened(lambda: store):
+        agent = await an_agent(store)
+        await asyncio.gather(*(store.agent("local", "a") for _ in range(20)))
+        await lost(store, postgres_url)
+        assert await store.agent("local", "a") == agent
+        await lost(store, postgres_url)
+        assert (await complete(store, agent, "t1")).status == "completed"
+
+
+async def test_work_whose_connection_is_lost_is_done_again_and_counts_once(postgres_url: str) -> None:
+    store = PostgresqlStore(postgres_url)
+    async with opened(lambda: store):
+        tries = 0
+
+        def work(conn: Connection) -> None:
+            nonlocal tries
+            tries += 1
+            conn.execute(meta.insert(), {"name": "x", "value": str(tries)})
+            if tries == 1:
+                conn.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+
+        await store.database.write(work)
+        found = await store.database.read(
+            lambda conn: conn.execute(select(meta.c.value).where(meta.c.name == "x")).all()
+        )
+        assert [row.value for row in found] == ["2"]
+
+
+async def test_work_that_may_be_done_only_once_is_not_done_again(postgres_url: str) -> None:
+    store = PostgresqlStore(postgres_url)
+    async with opened(lambda: store):
+        tries = 0
+
+        def work(conn: Connection) -> None:
+            nonlocal tries
+            tries += 1
+            conn.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+
+        with pytest.raises(StoreUnavailable, match="try again in a moment"):
+            await store.database.write(work, alone=True)
+        assert tries == 1
+
+
+async def test_a_commit_that_nobody_knows_the_end_of_is_told_as_that(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = PostgresqlStore(postgres_url)
+    async with opened(lambda: store):
+        agent = await an_agent(store)
+        commit = psycopg.Connection.commit
+
+        def cut(conn: psycopg.Connection[Any]) -> None:
+            commit(conn)
+            conn.close()
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+        monkeypatch.setattr(psycopg.Connection, "commit", cut)
+        with pytest.raises(StoreUnavailable, match="it may be there or not"):
+            await store.accept(a_turn(agent, "t1"))
+        monkeypatch.undo()
+        assert (await turn_of(store, "t1")).status == "queued"
+
+
+async def test_two_transactions_that_wait_for_each_other_both_happen(postgres_url: str) -> None:
+    async with opened(lambda: PostgresqlStore(postgres_url)) as store:
+        assert isinstance(store, PostgresqlStore)
+        database = store.database
+        for name in ("x", "y"):
+            await database.write(lambda conn, name=name: conn.execute(meta.insert(), {"name": name, "value": ""}))  # type: ignore[misc]
+        both, tries = threading.Barrier(2), Counter[str]()
+
+        def work(conn: Connection, first: str, second: str) -> None:
+            conn.execute(meta.update().where(meta.c.name == first).values(value=meta.c.value + first))
+            tries[first] += 1
+            if tries[first] == 1:
+                both.wait(PATIENCE)
+            conn.execute(meta.update().where(meta.c.name == second).values(value=meta.c.value + first))
+
+        await asyncio.gather(
+            database.write(lambda conn: work(conn, "x", "y")), database.write(lambda conn: work(conn, "y", "x"))
+        )
+        found = await database.read(lambda conn: dict(conn.execute(select(meta.c.name, meta.c.value)).all()))
+        assert tries.total() == 3
+        assert [sorted(found[name]) for name in ("x", "y")] == [["x", "y"]] * 2
+
+
+async def test_a_row_that_somebody_keeps_locked_is_waited_for_and_then_told(postgres_url: str) -> None:
+    store = PostgresqlStore(postgres_url, busy_timeout=0.3)
+    async with opened(lambda: store):
+        agent = await an_agent(store)
+        with psycopg.connect(postgres_url) as other:
+            other.execute("SELECT 1 FROM agents FOR UPDATE")
+            with pytest.raises(StoreUnavailable, match=r"locked by another program for more than 0\.3 s"):
+                await store.accept(a_turn(agent, "t1"))
+        await store.accept(a_turn(agent, "t1"))
+
+
+async def test_a_read_is_one_snapshot_and_writes_nothing(postgres_url: str) -> None:
+    store = PostgresqlStore(postgres_url)
+    async with opened(lambda: store):
+
+        def twice(conn: Connection) -> tuple[int, int]:
+            before = conn.scalar(select(func.count()).select_from(agents)) or 0
+            with psycopg.connect(postgres_url) as other:
+                other.execute(
+                    "INSERT INTO agents (owner, agent_id, dir, named, created_at, last_at) "
+                    "VALUES ('a', 'b', 'c', true, 1, 1)"
+                )
+            return before, conn.scalar(select(func.count()).select_from(agents)) or 0
+
+        assert await store.database.read(twice) == (0, 0)
+        with pytest.raises(StoreUnavailable, match="read-only"):
+            await store.database.read(lambda conn: conn.execute(agents.delete()).rowcount)
+        assert await store.agent("a", "b") is not None
+
+
+async def test_what_is_written_a_moment_later_is_there_before_what_is_asked_for_after_it(postgres_url: str) -> None:
+    store = PostgresqlStore(postgres_url)
+    async with opened(lambda: store):
+
+        def slow(conn: Connection) -> None:
+            conn.exec_driver_sql("SELECT pg_sleep(0.1)")
+            conn.execute(meta.insert(), {"name": "x", "value": ""})
+
+        later = asyncio.ensure_future(store.database.write(slow, Urgency.LATER))
+        await asyncio.sleep(0)
+        there = await store.database.write(
+            lambda conn: conn.execute(meta.update().where(meta.c.name == "x").values(value="y")).rowcount
+        )
+        await later
+        assert there == 1
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+async def test_a_name_that_no_text_can_hold_is_the_clients_mistake(postgres_url: str, name: str) -> None:
+    async with opened(lambda: PostgresqlStore(postgres_url)) as store:
+        with pytest.raises(InvalidRequest, match="well-formed"):
+            await store.ensure_agent("local", name, "dir", named=True, now=1.0)
+
+
+# --- the schema
+
+
+async def test_many_programs_open_a_new_database_at_once(postgres_url: str) -> None:
+    stores = [PostgresqlStore(postgres_url) for _ in range(6)]
+    await asyncio.gather(*(store.open() for store in stores))
+    made = await asyncio.gather(*(an_agent(store) for store in stores))
+    assert len({agent.key for agent in made}) == 1
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_a_migration_is_made_once_or_not_at_all(postgres_url: str) -> None:
+    async with opened(lambda: PostgresqlStore(postgres_url)) as store:
+        await an_agent(store)
+    made = 0
+
+    def step(conn: Connection) -> None:
+        nonlocal made
+        conn.exec_driver_sql("ALTER TABLE turns ADD COLUMN more TEXT")
+        made += 1
+        if made == 1:
+            raise ValueError("half way")
+
+    newer = (*MIGRATIONS, Migration("more", step))
+    with pytest.raises(ValueError, match="half way"):
+        await PostgresqlStore(postgres_url, migrations=newer).open()
+    async with opened(lambda: PostgresqlStore(postgres_url)) as store:  # as it was
+        assert await store.agent("local", "a") is not None
+    stores = [PostgresqlStore(postgres_url, migrations=newer) for _ in range(3)]
+    await asyncio.gather(*(store.open() for store in stores))
+    await asyncio.gather(*(store.close() for store in stores))
+    assert made == 2
+    with pytest.raises(StoreUnavailable, match="upgrade cli-session-proxy"):
+        await PostgresqlStore(postgres_url).open()
+
+
+async def test_a_database_of_another_program_is_left_alone(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url) as conn:
+        conn.execute("CREATE TABLE theirs (x int)")
+    with pytest.raises(StoreUnavailable, match="another program"):
+        await PostgresqlStore(postgres_url).open()
+
+
+async def test_an_import_whose_program_died_is_cleared_and_one_under_way_is_not(postgres_url: str) -> None:
+    async with (
+        opened(lambda: PostgresqlStore(postgres_url)) as store,
+        opened(lambda: PostgresqlStore(postgres_url)) as other,
+    ):
+        assert isinstance(store, PostgresqlStore)
+        assert isinstance(other, PostgresqlStore)
+        held, gone = store.database.claim("held"), store.database.claim("gone")
+        assert held is not None
+        assert gone is not None
+        assert other.database.claim("held") is None
+        for name in ("held", "gone"):
+            await store.ensure_agent(COMING, name, f"{COMING}-{name}", named=True, now=1.0)
+        gone.release()
+        async with opened(lambda: PostgresqlStore(postgres_url)):
+            assert await store.agent(COMING, "held") is not None
+            assert await store.agent(COMING, "gone") is None
+        held.release()
+        again = other.database.claim("held")
+        assert again is not None
+        again.release()
+
+
+# --- servers
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [("fsync=off", "its `fsync` is off, so that a power cut loses acknowledged turns")],
+)
+async def test_a_server_that_may_lose_turns_is_refused(option: str, why: str) -> None:
+    with server("-c", option) as unsafe, pytest.raises(StoreUnavailable, match=why):
+        await PostgresqlStore(unsafe.new_url()).open()
+
+
+async def test_a_standby_is_refused() -> None:
+    with server(start=False) as standby:
+        (standby.folder / "data" / "standby.signal").touch()
+        standby.start()
+        with pytest.raises(StoreUnavailable, match="it is a standby, which takes no writes: name the primary"):
+            await PostgresqlStore(standby.url("postgres")).open()
+
+
+async def test_a_commit_waits_for_the_servers_disk_whatever_its_own_setting_is(postgres_url: str) -> None:
+    store = PostgresqlStore(postgres_url)
+    async with opened(lambda: store):
+        for urgency, waits in ((Urgency.DURABLE, "on"), (Urgency.JOURNAL, "on"), (Urgency.LATER, "off")):
+            asked = store.database.write(lambda conn: conn.exec_driver_sql("SHOW synchronous_commit").scalar(), urgency)
+            assert await asked == waits
+    with psycopg.connect(postgres_url) as conn:
+        found = conn.execute("SHOW synchronous_commit").fetchone()
+    assert found == ("off",)
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.full)])
+async def test_a_server_that_is_killed_and_comes_back_has_every_acknowledged_turn(times: int) -> None:
+    with server() as mortal:
+        store = PostgresqlStore(mortal.new_url())
+        async with opened(lambda: store):
+            agent = await an_agent(store)
+            acknowledged: list[str] = []
+            told: list[ProxyError] = []
+            ended = asyncio.Event()
+
+            async def writes(name: str) -> None:
+                number = 0
+                while not ended.is_set():
+                    number += 1
+                    try:
+                        done = await complete(store, agent, f"{name}{number}", session=name)
+                        acknowledged.append(done.id)
+                    except ProxyError as exc:
+                        told.append(exc)
+                        await asyncio.sleep(0.01)
+
+            writing = [asyncio.create_task(writes(name)) for name in "abc"]
+            for _ in range(times):
+                before = len(acknowledged)
+                await until(lambda before=before: len(acknowledged) > before + 10)  # type: ignore[misc]
+                await asyncio.to_thread(mortal.stop, signal.SIGKILL)
+                with pytest.raises(StoreUnavailable, match="start PostgreSQL"):
+                    await store.agent("local", "a")
+                await asyncio.to_thread(mortal.start)
+            ended.set()
+            await asyncio.gather(*writing)
+            await store.probe()
+            kept = {turn.id: turn for turn in await gathered(store.turns(agent.key))}
+            assert {kept[name].status for name in acknowledged} == {"completed"}
+            assert [len(await store.records(name)) for name in acknowledged[-5:]] == [1] * 5
+            assert {type(one) for one in told} <= {StoreUnavailable, NotFound}
+
+
+async def test_a_server_that_is_away_for_a_moment_costs_a_commit_only_time() -> None:
+    with server() as mortal:
+        store = PostgresqlStore(mortal.new_url())
+        async with opened(lambda: store):
+            agent = await an_agent(store)
+            turn = await store.accept(a_turn(agent, "t1"))
+            await store.begin(a_begin(turn))
+            await asyncio.to_thread(mortal.stop)
+            commit = asyncio.create_task(store.commit(a_commit(turn, agent)))
+            with pytest.raises(StoreUnavailable, match="cannot be used"):
+                await store.accept(a_turn(agent, "t2"))
+            await asyncio.to_thread(mortal.start)
+            assert (await commit).status == "completed"
+
+
+async def test_a_server_that_does_not_come_back_is_told_in_time() -> None:
+    with server() as mortal:
+        store = PostgresqlStore(mortal.new_url(), busy_timeout=0.5)
+        async with opened(lambda: store):
+            await asyncio.to_thread(mortal.stop)
+            for ask in (store.probe(), store.agent("local", "a"), store.renew(HOLDER)):
+                with pytest.raises(StoreUnavailable) as told:
+                    await ask
+                assert told.value.retry_after == 1.0
+
+
+# --- who may come in: the password and TLS
+
+
+def certify(folder: Path) -> None:
+    """A certificate of `localhost` that nobody has signed, and its key."""
+    named = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
+    files = ("-out", folder / "server.crt", "-keyout", folder / "server.key")
+    command: list[str | Path] = ["openssl", "req", "-new", "-x509", "-days", "2", "-nodes", *named, *files]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+PASSWORD = "correct@horse/battery"
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Postgres]:
+    """A server that takes TLS and a password on a port, and nothing else there."""
+    with server("-c", "ssl=on", port=free_port(), start=False) as made:
+        data = made.folder / "data"
+        certify(data)
+        for name in ("server.crt", "server.key"):
+            (data / name).chmod(0o600)
+            if unprivileged():
+                os.chown(data / name, unprivileged()["user"], unprivileged()["group"])
+        (data / "pg_hba.conf").write_text(f"local all {USER} trust\nhostssl all all all scram-sha-256\n")
+        made.start()
+        with psycopg.connect(made.url("postgres"), autocommit=True) as conn:
+            conn.execute(f"CREATE USER guest PASSWORD '{PASSWORD}'")
+            conn.execute("CREATE DATABASE chains OWNER guest TEMPLATE template0")
+        yield made
+
+
+def guest(guarded: Postgres, password: str | None = PASSWORD, **more: str) -> str:
+    said = "" if password is None else f":{quote(password, safe='')}"
+    options = urlencode({"sslmode": "verify-full", "sslrootcert": guarded.folder / "data" / "server.crt", **more})
+    return f"postgresql://guest{said}@localhost:{guarded.port}/chains?{options}"
+
+
+async def test_tls_that_is_verified_and_a_password_in_the_url(guarded: Postgres) -> None:
+    async with opened(lambda: PostgresqlStore(guest(guarded))) as store:
+        await complete(store, await an_agent(store), "t1")
+        assert isinstance(store, PostgresqlStore)
+        over = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
+        assert await store.database.read(lambda conn: conn.exec_driver_sql(over).scalar()) is True
+
+
+async def test_a_password_from_the_environment(guarded: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    async with opened(lambda: PostgresqlStore(guest(guarded, None))) as store:
+        await store.probe()
+
+
+async def test_a_server_that_is_not_the_one_of_the_certificate_is_refused(guarded: Postgres, tmp_path: Path) -> None:
+    await asyncio.to_thread(certify, tmp_path)
+    for wrong in (
+        guest(guarded, sslrootcert=str(tmp_path / "server.crt")),
+        guest(guarded).replace("localhost", "127.0.0.1"),
+    ):
+        with pytest.raises(StoreUnavailable, match=r"certificate|match host"):
+            await PostgresqlStore(wrong).open()
+
+
+async def test_a_password_is_in_no_message(guarded: Postgres) -> None:
+    store = PostgresqlStore(guest(guarded, "a-wrong-Secret1"))
+    with pytest.raises(StoreUnavailable, match="password authentication failed") as told:
+        await store.open()
+    shown = "".join(traceback.format_exception(told.value))
+    assert "a-wrong-Secret1" not in shown
+    assert store.database.name == f"postgresql://guest@localhost:{guarded.port}/chains"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:hid%ZZden@host/db",
+        "postgresql://u@host/db?password=hidden&what=",
+        "mysql://u:hidden@host/db",
+    ],
+)
+def test_a_url_that_is_none_is_refused_without_a_word_of_it(url: str) -> None:
+    with pytest.raises(ConfigError, match="postgresql://user@host:5432/database") as told:
+        store_for(load(store=url))
+    assert "hid" not in str(told.value).replace("hidden_", "")
+    assert "hid" not in repr(told.value.detail)
+
+
+def test_the_settings_show_no_password(tmp_path: Path) -> None:
+    settings = load(store="postgresql://u:hidden@host/db?password=hidden", var=tmp_path)
+    for shown in (repr(settings), str(settings), settings.model_dump_json(), place_of(settings)):
+        assert "hidden" not in shown
+    assert isinstance(store_for(settings), PostgresqlStore)
+    assert not isinstance(store_for(Settings(var=tmp_path)), PostgresqlStore)
+
+
+def test_a_file_in_the_working_directory_names_no_store(tmp_path: Path) -> None:
+    (tmp_path / "cli_session_proxy.toml").write_text('store = "postgresql://elsewhere/db"')
+    with pytest.raises(ConfigError, match="where conversations are kept"):
+        load()
+
+
+# --- a pooler in front
+
+
+@pytest.fixture(scope="module")
+def pooler(postgres: Postgres) -> Iterator[int]:
+    """PgBouncer in transaction mode, with fewer sessions than a store has connections. Its port."""
+    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+    needed(program, "PgBouncer")
+    assert program is not None
+    port = free_port()
+    with folder() as place:
+        (place / "users").write_text(f'"{USER}" ""\n')
+        (place / "ini").write_text(
+            f"[databases]\n* = user={USER} host={postgres.folder} port={postgres.port}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
+            f"pool_mode = transaction\ndefault_pool_size = 3\nauth_file = {place}/users\nlogfile = {place}/log\n"
+        )
+        command: Any = [program, "-q", place / "ini"]
+        process = subprocess.Popen(command, cwd=place, env={}, **unprivileged())
+        try:
+            deadline = time.monotonic() + PATIENCE
+            while not answers_at(port):
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)  # another program's start: nothing to wait on but its port
+            yield port
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+
+
+@pytest.fixture
+def pooled_url(postgres_url: str, pooler: int) -> str:
+    """A new database behind the pooler."""
+    return f"postgresql://{USER}@127.0.0.1:{pooler}/{conninfo_to_dict(postgres_url)['dbname']}"
+
+
+def answers_at(port: int) -> bool:
+    with suppress(OSError), closing(socket.create_connection(("127.0.0.1", port))):
+        return True
+    return False
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as one:
+        return int(one.getsockname()[1])
+
+
+# What one transaction might leave to the next one on its session: leases and claims, and rows in bulk.
+FOR_A_POOLER = ("leases", "beside", "turns")
+
+
+@pytest.mark.parametrize(
+    "contract",
+    [contract for contract in KEPT_CONTRACTS if contract.__module__.rpartition(".")[2] in FOR_A_POOLER],
+    ids=lambda contract: contract.__name__,
+)
+async def test_contract_behind_a_pooler(contract: Contract, pooled_url: str) -> None:
+    await contract(lambda: PostgresqlStore(pooled_url))
+
+
+@pytest.mark.parametrize("contract", WRITER_CONTRACTS, ids=lambda contract: contract.__name__)
+async def test_writer_contract_behind_a_pooler(contract: WriterContract, postgres_url: str, pooled_url: str) -> None:
+    clock = HandClock(postgres_url)
+    await contract(lambda: PostgresqlStore(pooled_url), clock)
