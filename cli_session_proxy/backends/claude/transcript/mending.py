@@ -152,7 +152,12 @@ def is_sound_mark(record: Record) -> bool:
                 known = mark["what"] in _TYPES and isinstance(mark["since"], str | None)
                 return known and isinstance(mark["refused"], bool)
             case "fitted":
-                return all(_is_in_place(block) for block in mark["instead"].values())
+                for block in mark["instead"].values():  # a line of text, or a smaller image
+                    names = {"text": ("text",), "image": ("media_type", "data")}[block["type"]]
+                    holder = block if block["type"] == "text" else block["source"]
+                    if not all(isinstance(holder[name], str) for name in names):
+                        return False
+                return True
             case "imported":
                 return all(isinstance(Note.from_json(note).count, int) for note in mark["notes"])
             case "window":
@@ -179,6 +184,9 @@ def shown(records: Sequence[Record]) -> list[Record]:
     marks = [(at, json.loads(record.line)) for at, record in enumerate(records) if is_mark(record)]
     if not marks:
         return list(records)
+    shorter = ("summary", "images", "documents")
+    # What requests took before this is not what they take now: the CLI goes by it, and would compact what fits.
+    counted_before = max((at for at, mark in marks if mark.get("what", mark["mark"]) in shorter), default=0)
     instead: dict[str, Block] = {}
     fitted_before = 0  # records before this one may hold what other blocks are shown for
     for at, mark in marks:
@@ -187,10 +195,9 @@ def shown(records: Sequence[Record]) -> list[Record]:
     ranges = [(mark["what"], _at(records, mark["since"]), at) for at, mark in marks if mark["mark"] == "leave_out"]
     out: list[Record] = []
     start = _at(records, window_of(records))
-    summed = summed_at = 0
+    summed = 0
     if newest := [(at, mark) for at, mark in marks if mark["mark"] == "summary"][-1:]:
         summed, mark = newest[0]
-        summed_at = summed
         summed = summed if mark["kept_from"] is None else _at(records, mark["kept_from"])
     if start > summed:  # what is summed up is outside the window, too
         out += [record for record in records[:start] if record.uuid is None and not is_mark(record)]
@@ -208,8 +215,7 @@ def shown(records: Sequence[Record]) -> list[Record]:
             continue
         kinds = {what for what, since, end in ranges if since <= at < end and _may_hold(record, what)}
         fits = at < fitted_before and (_may_hold(record, "images") or _may_hold(record, "documents"))
-        # What the request took before the summary: the CLI goes by it, and would compact what is short by now.
-        counted = at < summed_at and '"usage"' in record.line
+        counted = at < counted_before and '"usage"' in record.line
         if record.uuid is None or not (kinds or gone or hangs or fits or counted):
             out.append(record)
             continue
@@ -319,13 +325,6 @@ def _sha256(block: Block) -> str | None:
     if block.get("type") not in ("image", "document") or not isinstance(source, dict) or source.get("type") != "base64":
         return None
     return hashlib.sha256(str(source.get("data", "")).encode()).hexdigest()
-
-
-def _is_in_place(block: Block) -> bool:
-    """Whether a block is one that we show instead of another: a smaller image, or a line of text."""
-    if block["type"] == "text":
-        return isinstance(block["text"], str)
-    return block["type"] == "image" and all(isinstance(block["source"][name], str) for name in ("media_type", "data"))
 
 
 def _content(data: JSON) -> list[Block]:
