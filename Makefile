@@ -58,10 +58,10 @@ agents: $(VENV)/.test tools $(AGENTS_MORE)/.programs $(FRAMEWORKS)/.installed  #
 conformance: $(VENV)/.test $(SUITES)/.installed $(SUITES)/.sdks  ## other people's suites over the real CLI, a quarter of an hour; writes docs/conformance.md
 	$(BIN)/python -m tests.conformance --json var/conformance.json --docs docs/conformance.md
 
-bench: $(VENV)/.bench $(CCPROXY)/.installed  ## the proxy beside the bare CLI and ccproxy, a quarter of an hour; writes docs/bench.md
+bench: $(VENV)/.bench $(CCPROXY)/.installed chromium  ## the proxy beside the bare CLI and ccproxy, a quarter of an hour; writes docs/bench.md
 	$(BIN)/python -m bench --json var/bench.json --docs docs
 
-bench-quick: $(VENV)/.bench $(CCPROXY)/.installed  ## the same in about two minutes; prints only
+bench-quick: $(VENV)/.bench $(CCPROXY)/.installed chromium  ## the same in about two minutes; prints only
 	$(BIN)/python -m bench --quick --json var/bench-quick.json
 
 peers: $(VENV)/.bench $(CCPROXY)/.installed $(CLAUDE_MAX)/.installed  ## the continuity benchmark on the peers, half an hour; writes docs/peers.md

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from .agents import Crowd
 from .figures import Figure, short
 from .freeze import END, HEALTH, QUIET, TURN
+from .page import AGENTS, FIRST, HEAP, LINK, OPEN, WIDE
 from .plan import Row
 from .servers import CCPROXY
 from .turns import CHUNKS
@@ -54,7 +55,8 @@ def _over(one: float | None, other: float | None) -> float | None:
 
 def bounds(results: Results, crowd: Crowd | None) -> list[Bound]:
     return [
-        *_turns(results), *_agents(results), *_chains(results), *_servers(results), *_freeze(results), *_crowd(crowd)
+        *_turns(results), *_agents(results), *_chains(results), *_servers(results), *_page(results), *_freeze(results),
+        *_crowd(crowd),
     ]  # fmt: skip
 
 
@@ -66,6 +68,9 @@ def _turns(results: Results) -> Iterator[Bound]:
     other = results.median("turn with other parameters", "proxy")
     together = None if without is None or control is None else without + control
     yield _at_most("turn with other parameters ÷ one without and a control round trip", _over(other, together), 1.1)
+    told, bare = results.median("turn with other parameters", BARE), results.median("turn without parameters", BARE)
+    alone = None if without is None or told is None or bare is None else without + told - bare
+    yield _at_most("turn with other parameters ÷ one without and what they cost the bare CLI", _over(other, alone), 1.1)
     yield _at_least("warm turn, a spawn a turn ÷ proxy", results.ratio("turn", SPAWNED, "proxy"), 8)
     cpu = results.median(f"own CPU, answer of {CHUNKS:,} chunks", "proxy")
     yield _at_most(f"the proxy's CPU, answer of {CHUNKS:,} chunks", cpu, 60, " ms")
@@ -97,6 +102,15 @@ def _chains(results: Results) -> Iterator[Bound]:
 def _servers(results: Results) -> Iterator[Bound]:
     yield _at_most("serve ready", results.median("ready", "proxy"), 1.0, " s")
     yield _at_most("RSS without children", results.median("RSS without children", "proxy"), 90, " MB")
+
+
+def _page(results: Results) -> Iterator[Bound]:
+    found = {row.measure: row for row in results.rows}
+    for name, limit, unit in ((OPEN, 300, " ms"), (FIRST, 300, " ms"), (LINK, 300, " ms"), (AGENTS, 500, " ms"),
+                              (HEAP, 100, " MB"), (WIDE, 2000, " ms")):  # fmt: skip
+        row = found.get(name)
+        many = "" if row is None else f", {row.at:,}"
+        yield _at_most(f"{name}{many}", None if row is None else row.value.median, limit, unit)
 
 
 def _freeze(results: Results) -> Iterator[Bound]:

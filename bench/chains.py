@@ -136,7 +136,7 @@ def _copied(bench: Bench, transcript: Path, length: int, *, warm: bool) -> BareC
 async def dumps(bench: Bench) -> list[Row]:
     """A long chain out of a running server in every format: the clock, the first byte, memory above idle."""
     folder = bench.place.folder / "dumps"
-    await _store_chain(folder / "var", bench.plan.dump_turns)
+    await store_chain(folder / "var", bench.plan.dump_turns)
     clock: dict[str, list[float]] = {}
     first: dict[str, list[float]] = {}
     memory: dict[str, list[float]] = {}
@@ -164,7 +164,7 @@ async def dumps(bench: Bench) -> list[Row]:
     ]
 
 
-async def _store_chain(var: Path, length: int) -> None:
+async def store_chain(var: Path, length: int) -> None:
     """A chain in a store as turns of a server leave it there."""
     make_private(var)
     store = store_for(Settings(var=var))

@@ -52,30 +52,35 @@ def _row(measure: str, name: str, seconds: Sequence[float]) -> Row:
 
 
 async def parameters(bench: Bench) -> list[Row]:
-    """A warm turn whose parameters are not those of the turn before, one without any, and the control round trip."""
+    """A warm turn whose parameters are not those of the turn before, and one without any: the proxy's, and those of the
+    bare CLI, which is told them by a control request before the turn."""
     bare, proxy = bench.warm_cli("told-bare"), await bench.proxy("told-proxy")
-    found: dict[str, list[float]] = {}
+    whole: dict[tuple[str, str], list[float]] = {}
+    control: list[float] = []
     try:
+        for agent in ("plain", "others"):
+            await bare.turn(agent, "hello")
         for n in range(bench.plan.turns + bench.plan.warm_up):
             limit = 30_000 + n
-            await bare.turn("a", f"turn {n}")
-            took = {"control": await bare.told("a", {"env": {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(limit)}})}
-            wanted: list[tuple[str, dict[str, int]]] = [("plain", {}), ("others", {"max_tokens": limit})]
-            for agent, parameters in wanted if n % 2 else reversed(wanted):
+            turns = [("plain", bare.name), ("others", proxy.name), ("others", bare.name), ("plain", proxy.name)]
+            for agent, name in turns[n % 4 :] + turns[: n % 4]:
                 await asyncio.sleep(SETTLE)
-                timing = await proxy.turn(agent, f"turn {n}", stream=False, **parameters)
-                took[agent] = timing.whole
-            await asyncio.sleep(SETTLE)
-            if n >= bench.plan.warm_up:
-                for name, one in took.items():
-                    found.setdefault(name, []).append(one)
+                told = 0.0
+                if name == bare.name:
+                    if agent == "others":
+                        told = await bare.told(agent, {"env": {"CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(limit)}})
+                    timing = await bare.turn(agent, f"turn {n}", stream=False)
+                else:
+                    wanted = {"max_tokens": limit} if agent == "others" else {}
+                    timing = await proxy.turn(agent, f"turn {n}", stream=False, **wanted)
+                if n >= bench.plan.warm_up:
+                    whole.setdefault((agent, name), []).append(told + timing.whole)
+                    control += [told] if told else []
     finally:
         await asyncio.gather(bare.close(), proxy.close())
-    return [
-        _row("turn without parameters", "proxy", found["plain"]),
-        _row("turn with other parameters", "proxy", found["others"]),
-        _row("control round trip", bare.name, found["control"]),
-    ]
+    measures = {"plain": "turn without parameters", "others": "turn with other parameters"}
+    rows = [_row(measures[agent], name, found) for (agent, name), found in sorted(whole.items())]
+    return [*rows, _row("control round trip", bare.name, control)]
 
 
 async def first_turns(bench: Bench) -> list[Row]:

@@ -393,10 +393,14 @@ class Settings(BaseSettings):
         look by itself, or where its provider's variable in the environment leads."""
         told = self.models[model]
         provider = told.litellm.partition("/")[0].upper().replace("-", "_") if "/" in told.litellm else "OPENAI"
-        names = (f"{provider}_API_BASE", f"{provider}_BASE_URL", f"{provider}_HOST")
+        names = (f"{provider}_API_BASE", f"{provider}_BASE_URL")
         given = {name: os.environ.get(name) for name in names} if told.api_base is None else {}
         for place, address in {f"models.{model}": base, **given}.items():
-            if self._is_this_proxy(address):
+            try:
+                here = self._is_this_proxy(address)
+            except ValueError as exc:
+                raise ConfigError(f"setting models.{model}: {place} is no address ({exc})") from exc
+            if here:
                 raise ConfigError(
                     f"setting models.{model}: {place} leads to {address}, which is this proxy itself, so a turn would "
                     f"wait for its own end: set models.{model}.api_base to the address of the model's provider"

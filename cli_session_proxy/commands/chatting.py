@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Protocol
 
@@ -27,14 +27,17 @@ from .. import logs
 from ..domain.models import JSON, BlockDelta, Message, TurnRequest
 from ..engine.engine import Engine
 from ..errors import ProxyError, UpstreamError, from_dict
+from ..export import live as telling
 from ..http.served import served_at
 from ..http.ui import views
 from ..settings import Settings
 from ..wires.common import encoded_agent_id
-from .showing import alive, client_of, key_of
+from .showing import LOOK, alive, client_of, key_of, progress_of
 
 Write = Callable[[str], None]
 
+# Of what a turn does, what somebody in front of a terminal is told.
+WAITING = frozenset({"lane", "lease", "slot", "retry"})
 TOLD_LINKS = frozenset({"rebuilt", "moved", "adopted"})
 READ = 4096
 PROMPT = "› "
@@ -59,6 +62,9 @@ class Talk(Protocol):
 
     def say(self, text: str) -> AsyncGenerator[str, None]:
         """The answer, piece by piece. Closed before its end, the turn is cancelled. Raises `ProxyError`."""
+
+    def waits(self) -> AsyncGenerator[str, None]:
+        """What the turn that runs waits for, in words, each time that it is something else. Never raises."""
 
     async def last(self) -> JSON | None:
         """The newest turn with its links, as the dump's rows name their fields. Raises `ProxyError`."""
@@ -129,9 +135,19 @@ async def _turn(talk: Talk, line: str, write: Write, interrupts: Interrupts) -> 
 
 
 async def _answer(talk: Talk, line: str, write: Write) -> None:
-    async with aclosing(talk.say(line)) as pieces:
-        async for piece in pieces:
-            write(printable(piece))
+    async def tell_waits() -> None:
+        async with aclosing(talk.waits()) as waits:
+            async for words in waits:
+                write(f"  [{printable(words)}]\n")
+
+    waiting = asyncio.create_task(tell_waits())
+    try:
+        async with aclosing(talk.say(line)) as pieces:
+            async for piece in pieces:
+                write(printable(piece))
+    finally:
+        waiting.cancel()
+        await asyncio.wait([waiting])
     write("\n")
     turn = await talk.last()
     if turn is not None:
@@ -201,6 +217,15 @@ class Here:
                 answer.cancel()
             answer.leave()
 
+    async def waits(self) -> AsyncGenerator[str, None]:
+        told = ""
+        while True:
+            going = telling.progress([one for one in self._engine.progress() if one.turn.id == self._turn_id])
+            if (words := _waits(going)) and words != told:
+                yield words
+            told = words
+            await asyncio.sleep(LOOK)
+
     async def rewind(self, to: str) -> JSON:
         return (await self._engine.rewind(self._owner, self._agent_id, to)).as_json()
 
@@ -217,6 +242,7 @@ class There:
 
     def __init__(self, http: httpx.AsyncClient, agent_id: str, model: str) -> None:
         self._http = http
+        self._agent_id = agent_id
         self._agent = encoded_agent_id(agent_id)
         self.model = model
 
@@ -236,6 +262,14 @@ class There:
         except httpx.HTTPError as exc:
             raise UpstreamError("the server went away in the middle: say it again") from exc
 
+    async def waits(self) -> AsyncGenerator[str, None]:
+        told = ""
+        async with aclosing(progress_of(self._http, self._agent_id)) as progress:
+            async for going in progress:
+                if (words := _waits(going)) and words != told:
+                    yield words
+                told = words
+
     async def rewind(self, to: str) -> JSON:
         try:
             answer = await self._http.post(f"/v1/chains/{self._agent}/rewind", json={"to": to})
@@ -253,6 +287,11 @@ class There:
             raise UpstreamError("the server went away after its answer") from exc
         rows: list[JSON] = answer.json()["data"] if answer.status_code == 200 else []
         return rows[0] if rows else None
+
+
+def _waits(going: Sequence[JSON]) -> str:
+    """What a turn among these waits for; "" while all go on."""
+    return next((str(one["says"]) for one in going if one["doing"] in WAITING), "")
 
 
 def _error(body: bytes) -> ProxyError:

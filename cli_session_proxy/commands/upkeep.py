@@ -34,8 +34,8 @@ from .showing import made, opened
 
 Say = Callable[[str], None]
 
-# Below this many agents, or on no terminal, a bar would only flicker.
-BAR_FROM = 2
+# What is done sooner shows no bar: it would only flicker. Seconds.
+SOON = 1.0
 
 
 async def verify(settings: Settings, owner: str | None, agent_id: str | None) -> list[Verified]:
@@ -51,11 +51,10 @@ async def verify(settings: Settings, owner: str | None, agent_id: str | None) ->
             return []
         verifier = Verifier(settings, store)
         done: list[Verified] = []
-        with _bar(MofNCompleteColumn(), shown=len(agents) >= BAR_FROM) as bar:
-            task = bar.add_task("verifying", total=len(agents))
+        with _bar("verifying", MofNCompleteColumn()) as moved:
             for agent in agents:
+                moved(len(done), len(agents))
                 done.append(await verifier.verify(agent))
-                bar.advance(task)
         return done
 
 
@@ -78,7 +77,7 @@ def print_verified(found: list[Verified]) -> Iterator[str]:
 async def adopt(settings: Settings, owner: str, wanted: str, agent_id: str | None) -> Adopted:
     """Bring in a session that the CLI has somewhere. Raises `NotFound`, `InvalidRequest`."""
     async with _ready(settings) as store, _looking() as look:
-        with _bytes_bar("adopting") as told:
+        with _bar("adopting", TaskProgressColumn()) as told:
             return await adopt_session(settings, store, owner, agent_id, wanted, look, told)
 
 
@@ -95,11 +94,8 @@ async def export(settings: Settings, owner: str, agent_id: str, path: Path | Non
         if store is None or agent is None:
             raise NotFound(f"there is no agent {agent_id!r} of {owner!r} in {place_of(settings)}: see `chains`")
         target = path or Path(f"{agent.dir}.export.jsonl")
-        with _bar(TextColumn("{task.completed} turns"), shown=True) as bar:
-            task = bar.add_task("exporting", total=None)
-            return await portable.export(
-                settings, store, agent, target, lambda done, _: bar.update(task, completed=done)
-            )
+        with _bar("exporting", TextColumn("{task.completed} turns")) as moved:
+            return await portable.export(settings, store, agent, target, lambda done, _: moved(done, None))
 
 
 class _KeptByClaude:
@@ -124,7 +120,7 @@ class _KeptByClaude:
 async def import_(settings: Settings, owner: str, path: Path, agent_id: str | None) -> Moved:
     """Take a file of `export` in. Raises `NotFound`, `InvalidRequest`."""
     async with _ready(settings) as store, _looking() as look:
-        with _bytes_bar("importing") as told:
+        with _bar("importing", TaskProgressColumn()) as told:
             return await incoming.bring_in(store, _KeptByClaude(settings, look), owner, path, agent_id, told)
 
 
@@ -167,14 +163,17 @@ async def _looking() -> AsyncIterator[Look]:
 
 
 @contextmanager
-def _bytes_bar(name: str) -> Iterator[portable.Progress]:
-    with _bar(TaskProgressColumn(), shown=True) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, whole: bar.update(task, completed=done, total=whole)
+def _bar(name: str, column: ProgressColumn) -> Iterator[Callable[[int, int | None], None]]:
+    """What moves it: so much is done, of so much (None: nobody knows).
 
-
-def _bar(column: ProgressColumn, *, shown: bool) -> Progress:
-    """On stderr and gone when done: stdout is for what was asked."""
+    On stderr, in a terminal only, and gone when done: stdout is for what was asked.
+    """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), column)
-    return Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(name, total=None, visible=False)
+        shows = asyncio.get_running_loop().call_later(SOON, lambda: bar.update(task, visible=True))
+        try:
+            yield lambda done, whole: bar.update(task, completed=done, total=whole)
+        finally:
+            shows.cancel()

@@ -475,7 +475,7 @@ class Engine:
         return await asyncio.shield(self._tasks.own(rewind(self.store, self._ownership, agent, to)))
 
     async def cancel(self, owner: str, agent_id: str, turn_id: str | None) -> list[str]:
-        """End a turn of the agent that waits or runs in this proxy, or all of them; their ids, when they have ended.
+        """End a turn of the agent that waits or runs in this proxy, or all of them; the ids of those that it ended.
 
         Raises `NotFound` where there is none, `SessionBusy` where another proxy runs it.
         """
@@ -488,11 +488,14 @@ class Engine:
             what = "no turn of this agent waits or runs" if turn_id is None else f"{turn_id!r} neither waits nor runs"
             raise NotFound(f"{what}: there is nothing to cancel", param="turn")
         if not here:
-            raise SessionBusy("another proxy runs this turn: cancel it there")
+            raise SessionBusy("this turn runs in another proxy, or has just ended: look again, or cancel it there")
         for live in here:
             live.cancel("operator")
-        await asyncio.wait([live.task for live in here if live.task is not None])
-        return [live.turn.id for live in here]
+        for live in here:
+            await self.ended(live.turn.id)
+        # One that was being committed is whole, and stays.
+        found = [await self.store.turn(live.turn.id) for live in here]
+        return [turn.id for turn in found if turn is not None and turn.status == "cancelled"]
 
     async def commit(self, owner: str, agent_id: str, wanted: Wanted) -> Committed:
         """Write the agent's attempt into its repository; see `committing.commit`. Raises `NotFound` too."""

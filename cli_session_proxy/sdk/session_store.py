@@ -17,7 +17,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from claude_agent_sdk import SessionKey, SessionStore
 from claude_agent_sdk.types import SessionListSubkeysKey, SessionStoreEntry, SessionStoreListEntry
@@ -53,8 +53,18 @@ class ChainSessionStore(SessionStore):
         return await _on_engine(lambda engine: engine.mirrors.directory(self.agent_id))
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
+        def records() -> list[Record]:
+            for entry in entries:
+                if not isinstance(entry, dict) or is_deeper(entry, CLI_DEPTH):
+                    raise InvalidRequest(f"an entry is an object of at most {CLI_DEPTH} levels", param="entries")
+            named = [(entry, entry.get("uuid")) for entry in entries]
+            return [
+                Record(json.dumps(entry, separators=(",", ":")), uuid if isinstance(uuid, str) else None)
+                for entry, uuid in named
+            ]
+
         if entries:
-            lines = await asyncio.to_thread(lambda: [_line(entry) for entry in entries])
+            lines = await asyncio.to_thread(records)
             await _on_engine(lambda engine: engine.mirror(self.agent_id, _key(key), lines))
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
@@ -86,10 +96,3 @@ def _key(key: SessionKey) -> MirrorKey:
         if not isinstance(value, str) or len(value) > LONGEST or "\0" in value:
             raise InvalidRequest(f"a session's key is made of texts of up to {LONGEST} characters", param="key")
     return made
-
-
-def _line(entry: Any) -> Record:
-    if not isinstance(entry, dict) or is_deeper(entry, CLI_DEPTH):
-        raise InvalidRequest(f"an entry is an object of at most {CLI_DEPTH} levels", param="entries")
-    named = entry.get("uuid")
-    return Record(json.dumps(entry, separators=(",", ":")), named if isinstance(named, str) else None)

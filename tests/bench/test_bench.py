@@ -18,7 +18,7 @@ from bench.trace import Trace, trace
 
 from ..conftest import ROOT
 
-SCENARIOS = "turns,parameters,chains,dumps,agents,crowd,freeze"
+SCENARIOS = "turns,parameters,chains,dumps,agents,crowd,page,freeze"
 
 
 def test_a_figure_is_the_median_and_its_tenths() -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from cli_session_proxy import cli
 from cli_session_proxy.backends.claude.sessions.adoption import adopt_session
-from cli_session_proxy.backends.claude.sessions.verifying import Difference, Verified
+from cli_session_proxy.backends.claude.sessions.verifying import Difference, Verified, Verifier
 from cli_session_proxy.backends.claude.transcript import write
 from cli_session_proxy.commands import upkeep
-from cli_session_proxy.domain.models import FileMark, Session
+from cli_session_proxy.domain.models import Agent, FileMark, Session
 from cli_session_proxy.errors import NotFound
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import NewTurn, Store
@@ -271,3 +271,22 @@ async def test_what_a_killed_proxy_left_of_a_turn_is_a_note_and_no_difference(
     assert heard(upstream) == ["one", "three"]
     [found] = await upkeep.verify(settings, None, None)
     assert (found.differences, found.notes) == ((), ())
+
+
+async def test_what_takes_long_shows_how_far_it_is_in_a_terminal_only(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verify = Verifier.verify
+
+    async def slow(self: Verifier, agent: Agent) -> Verified:
+        await until(lambda: "verifying" in capsys.readouterr().err)
+        return await verify(self, agent)
+
+    async with store_of(settings) as store:
+        staged = await stage(settings, store, tmp_path)
+        monkeypatch.setattr(upkeep, "SOON", 0.0)
+        await staged.verify()
+        assert "verifying" not in capsys.readouterr().err
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setattr(Verifier, "verify", slow)
+        assert await staged.kinds() == []

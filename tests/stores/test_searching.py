@@ -110,3 +110,17 @@ async def test_it_fills_in_pieces_and_tells_how_far_it_is(tmp_path: Path, monkey
         done = [(await store.index(0.0)).done for _ in range(5)]
         assert done == [10, 20, 30, 40, 45]
         assert (await store.index(0.0)).is_whole
+
+
+async def test_where_ranking_takes_too_long_the_newest_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "RANKING", -1.0)
+    monkeypatch.setattr(search, "LOOK", 1)
+    async with opened(lambda: stored_at(tmp_path)) as store:
+        agent = await an_agent(store)
+        await store.import_turns(imported_turns(agent, 900), head="i899")
+        await store.index(60.0)
+        hits = (await store.search(Search("1", limit=3))).hits
+        assert [hit.turn_id for hit in hits if hit.kind == "words"] == ["i199", "i198", "i197"]
+        assert hits[0].snippet == ("", "199", "")

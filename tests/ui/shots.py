@@ -65,6 +65,8 @@ async def a_life(engine: Engine, upstream: Upstream) -> None:
 async def shoot(browser: Browser, url: str, folder: Path, scheme: str) -> None:
     async with page_of(browser, url, scheme=scheme) as page:
         await expect(page.locator("#chains .row")).to_have_count(3)
+        await expect(page.locator("#overview .needs li").first).to_be_visible()
+        await expect(page.locator("#chains .preview").first).not_to_be_empty()
         await page.screenshot(path=folder / f"chains-{scheme}.png")
         await page.locator("#chains .row", has_text="trip planner").click()
         await expect(page.locator("#chain .row")).to_have_count(8)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
+import httpx
 import pytest
 from playwright.async_api import expect
 
+from cli_session_proxy.domain.evidence import Evidence
+from cli_session_proxy.domain.models import Message, Placed, Turn
+from cli_session_proxy.stores.base import NewChain, WholeTurn
+
+from ..fakes import turn
+from ..media import image, picture
+from ..scripted import RETRY
 from .conftest import World, an_agent, barriers, imported, page_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -90,3 +101,75 @@ async def test_a_text_that_is_made_to_be_slow_is_not(world: World) -> None:
     async with page_of(world.browser, world.url, at=f"#/slow/{last}") as page:
         await expect(page.locator("#turn h2")).to_contain_text("Turn 1")
         await expect(page.locator('#turn section[aria-label="Output"] .markdown')).to_be_visible()
+
+
+async def kept(world: World, agent_id: str, **fields: Any) -> Turn:
+    """An agent of this one turn."""
+    row = turn(1, id=f"{agent_id}-1", parent_id=None, **fields)
+    new = NewChain("local", agent_id, agent_id, True, 1.0, time.time(), lambda: row.id)
+    await world.engine.store.import_chain(new, [WholeTurn(row, ())])
+    return row
+
+
+async def test_images_are_shown_small_and_nothing_else_of_a_file(world: World, axe: str) -> None:
+    drawn, program = picture(300, 200), "PHN2ZyBvbmxvYWQ9ImFsZXJ0KDEpIi8+"
+    said = Message("user", (image(drawn), image(program, "image/svg+xml"), image("AAAA", "image/png")))
+    row = await kept(world, "painter", input=(said,))
+    async with page_of(world.browser, world.url, at=f"#/painter/{row.id}", failing="404") as page:
+        shown = page.locator("#turn .thumbnail")
+        await expect(shown).to_have_count(3)
+        picture_shown = shown.nth(0).locator("img")
+        await expect(picture_shown).to_have_js_property("naturalWidth", 300)
+        box = await picture_shown.bounding_box()
+        assert box is not None
+        assert box["width"] <= 224
+        # one that is a program, and one that is broken, are words
+        for n, words in ((1, "image/svg+xml, 24 B"), (2, "image/png, 3 B")):
+            await expect(shown.nth(n)).to_have_text(words)
+            await expect(shown.nth(n).locator("img")).to_have_count(0)
+        assert await barriers(page, axe) == []
+    async with httpx.AsyncClient(base_url=world.url, trust_env=False) as http:
+        told = (await http.get(f"/chains/painter/turns/{row.id}")).json()["turn"]["input"][0]["content"]
+        whole = await http.get(f"/chains/painter/turns/{row.id}/images/{told[0]['sha256']}")
+        assert (whole.status_code, whole.headers["content-type"]) == (200, "image/png")
+        assert whole.headers["x-content-type-options"] == "nosniff"
+        for other in (told[1]["sha256"], "0" * 64):
+            assert (await http.get(f"/chains/painter/turns/{row.id}/images/{other}")).status_code == 404
+
+
+async def test_tools_attempts_and_retries_are_a_waterfall_in_the_order_of_their_beginning(world: World) -> None:
+    at = 1_790_000_000.0
+    row = await kept(
+        world, "worker", created_at=at, continuity="warm", placed=Placed("head", messages=1, delta=True),
+        timings={"queued": 0.0, "session_ready": 1000, "first_block": 3000, "result": 40000, "committed": 40010},
+        attempts=(
+            {"n": 1, "started_at": at + 1, "ended_at": at + 2, "status": "failed", "why": "it died"},
+            {"n": 2, "started_at": at + 2, "ended_at": at + 40, "status": "completed"},
+        ),
+        tools=(
+            {"type": "tool_use", "id": "c1", "name": "Bash", "input": {"command": "make"}, "at": at + 4},
+            {"type": "tool_result", "tool_use_id": "c1", "content": "no", "is_error": True, "at": at + 6},
+            {"type": "tool_use", "id": "c2", "name": "Old", "input": {}},
+        ),
+        evidence=Evidence(retries=({**RETRY, "at": at + 8},), verified="equal"),
+    )  # fmt: skip
+    async with page_of(world.browser, world.url, at=f"#/worker/{row.id}") as page:
+        falls = page.locator("#turn .waterfall li")
+        await expect(falls.locator(".what")).to_have_text(
+            [
+                "queued", "session made ready", "until the first word", "attempt 1 (failed)", "attempt 2", "answering",
+                "Bash (failed)", "the provider asks to wait 30 s, retry 2 of 3 (429 rate_limit_error)", "committed",
+            ]
+        )  # fmt: skip
+        await expect(falls.filter(has_text="Bash").locator(".took")).to_have_text("2.00 s")
+        await expect(falls.filter(has_text="asks to wait").locator(".took")).to_have_text("30.00 s")
+        why = page.locator('#turn section[aria-label="Why it ran so"] > p')
+        await expect(why).to_have_text(
+            [
+                "Its agent was named: it continues the agent's last answer.",
+                "Its client sent what was new alone (1 message).",
+                "The process that had answered before answered again: nothing was read or written for it.",
+                "The transcript was compared with the chain before it was used.",
+            ]
+        )
+        await expect(page.locator("#turn dl.facts").first).not_to_contain_text("came by")

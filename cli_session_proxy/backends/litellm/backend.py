@@ -314,7 +314,15 @@ class Execution:
         for stop in answer.close():
             yield stop
         if self._interrupted:
-            counted = answer.usage if answer.usage is not None else await asyncio.to_thread(self._estimated, answer)
+            counted = answer.usage
+            if counted is None:  # an answer that we ended comes without a count
+                count, model = litellm().token_counter, self._target.told.litellm
+                said = "".join(str(block.get("text") or block.get("thinking") or "") for block in answer.blocks)
+                counted = await asyncio.to_thread(
+                    lambda: Usage(
+                        int(count(model=model, messages=self._asked)), int(count(model=model, text=said)) if said else 0
+                    )
+                )
             yield AnswerBlocks(tuple(answer.blocks), answer.model)
             yield Completed("stop_sequence", counted, self._cost(counted))
             return
@@ -375,13 +383,6 @@ class Execution:
         """With what was asked beside the answer; None where nobody knows the model's price."""
         cost = self._target.cost(used)
         return None if cost is None else cost + self._spent
-
-    def _estimated(self, answer: stream.Answer) -> Usage:
-        """An answer that we ended comes without a count."""
-        count = litellm().token_counter
-        said = "".join(str(block.get("text") or block.get("thinking") or "") for block in answer.blocks)
-        model = self._target.told.litellm
-        return Usage(int(count(model=model, messages=self._asked)), int(count(model=model, text=said)) if said else 0)
 
 
 def _parameters(job: Job, target: Target) -> tuple[JSON, tuple[Name, ...]]:

@@ -109,8 +109,16 @@ class PostgresqlDatabase(Database):
             ThreadPoolExecutor(READERS, thread_name_prefix="store-read"),
         )
         self._open = True
+
+        def prepared(conn: Connection) -> None:
+            # The schema, by one program at a time: the lock ends with the transaction.
+            conn.exec_driver_sql(f"SELECT pg_advisory_xact_lock({OPENING})")
+            if conn.exec_driver_sql("SELECT to_regprocedure('store_clock()') IS NULL").scalar():
+                conn.exec_driver_sql(_CLOCK)
+            prepare(conn)
+
         try:
-            await self.write(partial(_opened, prepare), alone=True)
+            await self.write(prepared, alone=True)
         except BaseException:
             await self.close()
             raise
@@ -329,14 +337,6 @@ class _Held:
 
     def release(self) -> None:
         self._conn.close()
-
-
-def _opened(prepare: Work[None], conn: Connection) -> None:
-    """The schema, by one program at a time: the lock ends with the transaction."""
-    conn.exec_driver_sql(f"SELECT pg_advisory_xact_lock({OPENING})")
-    if conn.exec_driver_sql("SELECT to_regprocedure('store_clock()') IS NULL").scalar():
-        conn.exec_driver_sql(_CLOCK)
-    prepare(conn)
 
 
 def _closed() -> StoreUnavailable:

@@ -80,11 +80,6 @@ def _fallbacks(conn: Connection) -> None:
         conn.exec_driver_sql(f"ALTER TABLE {turns.name} ADD COLUMN {turns.c.fallback.name} TEXT")
 
 
-def _mirrored(conn: Connection) -> None:
-    """Transcripts of the Agent SDK's own sessions."""
-    metadata.create_all(conn, tables=[mirrored])
-
-
 def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
     old = loads(row.evidence)
     try:
@@ -129,7 +124,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("leases", _leases),
     Migration("typed turns", _typed_turns, alone=True),
     Migration("fallbacks", _fallbacks),
-    Migration("the Agent SDK's sessions", _mirrored),
+    Migration("the Agent SDK's sessions", lambda conn: metadata.create_all(conn, tables=[mirrored])),
 )
 
 

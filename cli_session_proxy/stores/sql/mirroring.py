@@ -13,13 +13,15 @@ from sqlalchemy import ColumnElement, Connection, func, select
 
 from ...domain.models import Record
 from ..base import MirrorKey
-from .tables import mirrored, records, turns
+from .tables import agents, mirrored, records, turns
 
 # Turns of a session whose lines are known when they come in again: a batch that is sent once more is as old as seconds.
 RECENT = 100
 
 
 def mirror(conn: Connection, agent_key: int, key: MirrorKey, lines: Sequence[Record], now: float) -> None:
+    # Two writers of one transcript take turns.
+    conn.execute(select(agents.c.key).where(agents.c.key == agent_key).with_for_update())
     of_key = _is(agent_key, key)
     base = {"agent_key": agent_key, "project": key.project, "session_id": key.session_id, "subpath": key.subpath}
     last = conn.scalar(select(func.max(mirrored.c.n)).where(of_key))

@@ -37,6 +37,10 @@ PIECE = 100
 LONGEST = 200_000
 # Words around the found ones.
 SNIPPET = 24
+# Seconds for putting all that fits in the order of rank; then the newest are shown. LOOK: steps of SQLite's machine
+# between two looks at the clock.
+RANKING = 1.5
+LOOK = 1000
 # How often an index is made anew for one call; a disk that spoils it again is no matter of the index.
 TRIES = 2
 OPENS, CLOSES = "\x02", "\x03"
@@ -255,23 +259,45 @@ def _by_words(conn: sqlite3.Connection, wanted: Search, limit: int) -> Iterator[
     match = " ".join('"' + word.replace('"', '""') + '"' for word in wanted.words)
     if not wanted.text.rstrip().endswith('"'):
         match += " *"  # the last word may still be typed
-    ranked = f"""
-        SELECT {_HIT} FROM words JOIN docs ON docs.seq = words.rowid
+    fits = f"""
+        FROM words JOIN docs ON docs.seq = words.rowid
         JOIN chains.turns turn ON turn.seq = docs.seq AND turn.id = docs.turn_id {_OF}
-        WHERE words MATCH ? AND {where} ORDER BY words.rank, turn.seq DESC LIMIT ?
+        WHERE words MATCH ? AND {where}
     """
     cut = ", ".join(f"snippet(words, {n}, '{OPENS}', '{CLOSES}', '…', {SNIPPET})" for n in range(len(PARTS)))
-    # The turns first: a snippet of every turn that fits would be made before they are sorted.
-    best = conn.execute(ranked, (match, *values, limit)).fetchall()
-    # In one pass over what fits, thus the `+`: for each rowid a prefix would be looked up anew.
-    those = ", ".join("?" * len(best))
-    shown = f"SELECT rowid, {cut} FROM words WHERE words MATCH ? AND +rowid IN ({those})"
-    snippets = {seq: parts for seq, *parts in conn.execute(shown, (match, *(row[-1] for row in best)))}
+    try:
+        with _no_longer_than(conn, RANKING):
+            # The turns first: a snippet of every turn that fits would be made before they are sorted.
+            ranked = f"SELECT {_HIT} {fits} ORDER BY words.rank, turn.seq DESC LIMIT ?"
+            best = conn.execute(ranked, (match, *values, limit)).fetchall()
+            # In one pass over what fits, thus the `+`: for each rowid a prefix would be looked up anew.
+            those = ", ".join("?" * len(best))
+            shown = f"SELECT rowid, {cut} FROM words WHERE words MATCH ? AND +rowid IN ({those})"
+            snippets = {seq: parts for seq, *parts in conn.execute(shown, (match, *(row[-1] for row in best)))}
+    except sqlite3.OperationalError as exc:
+        if exc.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+            raise
+        # Very many turns fit. The newest come in the order of the index: nothing has to be sorted, or read to its end.
+        newest = f"SELECT {_HIT}, {cut} {fits} ORDER BY words.rowid DESC LIMIT ?"
+        found = conn.execute(newest, (match, *values, limit)).fetchall()
+        best = [row[: -len(PARTS)] for row in found]
+        snippets = {row[-1 - len(PARTS)]: row[-len(PARTS) :] for row in found}
     for row in best:
         parts = snippets.get(row[-1], ())
         part, text = max(zip(PARTS, parts, strict=False), key=lambda one: one[1].count(OPENS), default=(None, ""))
         pieces = tuple(piece for marked in text.split(OPENS) for piece in marked.split(CLOSES))
         yield _hit(conn, "words", row, part=part, snippet=pieces)
+
+
+@contextmanager
+def _no_longer_than(conn: sqlite3.Connection, seconds: float) -> Iterator[None]:
+    """Interrupts the statements of the connection when the time is over."""
+    until = time.monotonic() + seconds
+    conn.set_progress_handler(lambda: time.monotonic() > until, LOOK)
+    try:
+        yield
+    finally:
+        conn.set_progress_handler(None, 0)
 
 
 def _theirs(wanted: Search) -> tuple[str, tuple[Any, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 from ...domain.models import Agent, Link, Message, Record, Session
@@ -39,6 +40,20 @@ async def mirrored_lines_come_back_in_order_once_and_under_their_own_key(factory
         await store.delete_agent(agent.key)
         again = await an_agent(store)
         assert await _lines(store, again) is None
+
+
+async def two_writers_of_one_transcript_lose_and_double_nothing(factory: StoreFactory) -> None:
+    async with opened(factory) as store, opened(factory) as beside:
+        agent = await an_agent(store)
+        batches = [[_line(f"{batch}-{number}") for number in range(3)] for batch in range(10)]
+        both = [*zip(batches, [store, beside] * 5, strict=True), *zip(batches, [beside, store] * 5, strict=True)]
+        await asyncio.gather(*(one.mirror(agent.key, KEY, batch) for batch, one in both))
+        found = await _lines(store, agent)
+        assert found is not None
+        assert sorted(found) == sorted(line.line for batch in batches for line in batch)
+        for batch in batches:
+            at = found.index(batch[0].line)
+            assert found[at : at + 3] == [line.line for line in batch]
 
 
 async def what_turns_take_over_is_mirrored_no_more_and_known_when_it_comes_again(factory: StoreFactory) -> None:

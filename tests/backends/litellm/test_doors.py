@@ -181,6 +181,9 @@ def test_a_model_that_the_environment_leads_back_here_is_refused_at_start(
     with pytest.raises(ConfigError, match="this proxy itself"):
         Engine(settings)
     Engine(make_settings(port=8788, models=settings.models))
+    monkeypatch.setenv(variable, "http://localhost:99999")
+    with pytest.raises(ConfigError, match=f"{variable} is no address"):
+        Engine(settings)
 
 
 def test_a_file_of_anybodys_sends_no_conversation_anywhere() -> None:

@@ -10,6 +10,7 @@ import { Rows } from "./rows.js";
 
 const PAGE = 100; // turns that are asked for at once
 const KEPT = 30; // of such pages
+const MANY = 2000; // turns of a chain whose newest ones are drawn before all is known
 const AGAIN = 2000; // ms until a lost connection is tried again
 
 export class ChainView {
@@ -29,7 +30,8 @@ export class ChainView {
     });
   }
 
-  async open(agentId) {
+  /** `turnId`: the turn that is opened beside it. */
+  async open(agentId, turnId) {
     if (this.agentId === agentId) return;
     this.close();
     this.agentId = agentId;
@@ -40,7 +42,10 @@ export class ChainView {
     this.marked = new Set(); // places with repairs
     this.order = [];
     this.about = null;
-    this.opened = null;
+    this.drawn = false; // as it is
+    this.fresh = new Set(); // places of turns that have changed since
+    this.asks = new Map(); // number of a page -> until it is here
+    this.opened = turnId;
     this.empty.hidden = true;
     this.rows.clear();
     this.rows.count = 0;
@@ -59,7 +64,10 @@ export class ChainView {
     this.section.scrollTop = 0;
     this.stop = new AbortController();
     const { signal } = this.stop;
-    if ((await this.newest(signal)) && !signal.aborted) this.tail(signal);
+    this.listed = new Promise((done) => (this.onListed = done)); // there is an order, if not the last word on it
+    const there = await this.newest(signal);
+    this.onListed();
+    if (there && !signal.aborted) this.tail(signal);
   }
 
   close() {
@@ -76,11 +84,14 @@ export class ChainView {
     const path = chainPath(this.agentId);
     const after = Math.max(0, this.parents.length - 1 - PAGE); // one that waited may have got another parent
     try {
-      const [page, tree] = await Promise.all([
-        get(`${path}/turns?limit=${PAGE}`, signal), get(after ? `${path}/tree?after=${after}` : `${path}/tree`, signal),
-      ]);
+      const shape = get(after ? `${path}/tree?after=${after}` : `${path}/tree`, signal);
+      shape.catch(() => {}); // it is waited for below
+      const page = await get(`${path}/turns?limit=${PAGE}`, signal);
       if (signal.aborted) return true;
-      const before = this.about && new Map([...this.turns].map(([place, turn]) => [place, JSON.stringify(turn)]));
+      if (!this.about && page.total > MANY) this.first(page);
+      const tree = await shape;
+      if (signal.aborted) return true;
+      const before = this.drawn && new Map([...this.turns].map(([place, turn]) => [place, JSON.stringify(turn)]));
       this.about = { head: page.head, total: page.total, links: page.link_counts, since: page.created_at };
       this.parents.length = Math.min(this.parents.length, after + 1);
       // Both were read a moment apart: what only one knows comes with the next event.
@@ -90,15 +101,17 @@ export class ChainView {
       this.order = newestFirst(this.parents);
       this.numbers = this.order.every((place, at) => place === total - at) ? null : new Map(this.order.map((place, at) => [place, total - at]));
       this.lanes = layout(this.order, (place) => this.parents[place]);
-      for (const number of this.pages.keys()) this.pages.set(number, "old");
+      if (this.drawn) for (const number of this.pages.keys()) this.pages.set(number, "old");
       this.learn(page);
       this.fresh = before ? new Set(page.data.filter((turn) => before.get(turn.number) !== JSON.stringify(turn)).map((turn) => turn.number)) : new Set();
+      this.drawn = true;
       this.renderSummary();
       this.rows.update(this.order.length);
       this.onFault(null);
       return true;
     } catch (fault) {
       if (signal.aborted) return true;
+      if (!this.drawn) Object.assign(this, { about: null, parents: [0] }); // what `first` took for granted
       if (fault.status !== 404) this.onFault(fault);
       else {
         this.empty.hidden = false;
@@ -107,6 +120,19 @@ export class ChainView {
       }
     }
     return true;
+  }
+
+  /** The newest turns of a long chain, before its shape is known: as if each went on from the one before it. */
+  first(page) {
+    this.about = { head: page.head, total: page.total, links: page.link_counts, since: page.created_at };
+    this.parents = Array.from({ length: page.total + 1 }, (_, place) => Math.max(0, place - 1));
+    this.order = newestFirst(this.parents);
+    this.numbers = null;
+    this.lanes = layout(this.order, (place) => this.parents[place]);
+    this.learn(page);
+    this.renderSummary();
+    this.rows.update(this.order.length);
+    this.onListed();
   }
 
   learn(page) {
@@ -128,7 +154,7 @@ export class ChainView {
     const numbers = new Set(this.order.slice(from, to).map(pageOf));
     for (const number of numbers) {
       const state = this.pages.get(number);
-      if (state !== "there" && state !== "asked") this.ask(number, this.stop.signal);
+      if (state !== "there" && state !== "asked") this.asks.set(number, this.ask(number, this.stop.signal));
     }
     for (const [number, state] of this.pages) { // the oldest ones that nobody looks at
       if (this.pages.size <= KEPT) break;
@@ -234,11 +260,15 @@ export class ChainView {
     return (this.numbers && this.numbers.get(place)) || place;
   }
 
-  /** Bring an opened turn into sight, once. */
-  reveal(place) {
-    if (!this.agentId || !this.order.length) return;
+  /** Bring an opened turn into sight. Done when it is drawn. */
+  async reveal(place) {
+    const { listed } = this;
+    await listed;
+    if (!this.agentId || listed !== this.listed) return;
     const at = this.order.indexOf(place);
-    if (at >= 0) this.rows.reveal(at);
+    if (at < 0) return;
+    this.rows.reveal(at);
+    await this.asks.get(pageOf(place));
   }
 
   renderSummary() {
@@ -359,6 +389,10 @@ export function drawSaid(text) {
 /** Newest first, but a turn always above the one that it continues: one that waited may continue a later one. */
 export function newestFirst(parents) {
   const out = [];
+  if (parents.every((parent, place) => parent <= place)) { // nearly always
+    for (let place = parents.length - 1; place > 0; place -= 1) out.push(place);
+    return out;
+  }
   const placed = new Uint8Array(parents.length);
   const waiting = new Map(); // parent -> its turns that came before it
   for (let next = 1; next < parents.length; next += 1) {

@@ -51,12 +51,13 @@ export class Chains {
     this.tools.addEventListener("submit", (event) => event.preventDefault());
   }
 
-  start() {
+  /** Done when the first of them are drawn. */
+  async start() {
     const again = async () => {
       if (!document.hidden) await this.refresh();
       setTimeout(again, EVERY);
     };
-    again();
+    await again();
   }
 
   async refresh() {
@@ -71,7 +72,7 @@ export class Chains {
       for (const row of data) this.known.set(row.agent_id, row);
       this.draw();
       this.onFault(null);
-      if (data.length === FIRST && performance.now() - this.wholeAt > WHOLE) await this.whole();
+      if (data.length === FIRST && performance.now() - this.wholeAt > WHOLE) this.whole().catch(this.onFault);
     } catch (fault) {
       this.onFault(fault);
     }

@@ -33,10 +33,10 @@ function onLive(state) {
 
 const turn = new TurnView(at("turn"), {
   numberOf: (place) => chain.numberOf(place), onFault: faultOf("turn"),
-  onPlace: (place, again) => {
+  onPlace: async (place, again) => {
     opened = place;
-    if (!again) chain.reveal(place);
     if (chain.running) turn.progress(chain.running);
+    if (!again) await chain.reveal(place);
   },
   onRewound: (agentId, id) => {
     chain.changed(chain.stop.signal);
@@ -81,15 +81,14 @@ async function go() {
   if (here.query) found.open(here.query);
   else if (last.query || !at("found").hidden) found.close();
   chains.mark(here.agent);
-  if (!here.agent && !here.query) overview.refresh();
+  if (!here.agent && !here.query && last.agent) overview.refresh();
   const left = opened;
   if (here.turn !== last.turn) opened = null;
   if (here.turn) turn.open(here.agent, here.turn);
   else turn.close();
-  if (here.agent) await chain.open(here.agent);
+  if (here.agent) await chain.open(here.agent, here.turn);
   else chain.close();
   if (here.agent) chain.mark(here.turn);
-  if (here.turn && opened) chain.reveal(opened);
   if (here.query) return;
   if (!here.agent && last.agent) chains.rows.focus(chains.shown.findIndex((row) => row.agent_id === last.agent));
   else if (here.agent && !here.turn) chain.rows.focus(Math.max(0, here.agent === last.agent && left ? chain.order.indexOf(left) : chain.rows.activePlace()));
@@ -194,5 +193,4 @@ askKey.addEventListener("submit", async (event) => {
 
 addEventListener("hashchange", go);
 go();
-chains.start();
-overview.start();
+chains.start().then(() => overview.start()); // what is summed up comes behind what is listed

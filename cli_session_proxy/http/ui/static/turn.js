@@ -59,8 +59,9 @@ export class TurnView {
       this.section.hidden = false;
       this.section.scrollTop = again ? top : 0;
       this.shown = turnId;
-      this.onPlace(found.number, again);
       this.onFault(null);
+      await this.onPlace(found.number, again); // what follows reads the whole path: the list comes first
+      if (asked !== this.asked) return;
       if (["completed", "requires_action"].includes(found.turn.status)) {
         const compared = await get(`${path}/transcript`);
         if (asked === this.asked) this.drawTranscript(compared);
@@ -134,8 +135,9 @@ export class TurnView {
     blob(`${chainPath(agentId)}/turns/${encodeURIComponent(turnId)}/images/${sha256}`).then((address) => {
       this.addresses.push(address);
       const picture = h("img", { src: address, alt: `image, ${words}` });
-      picture.addEventListener("error", () => picture.remove()); // what no browser can draw stays words
-      place.prepend(h("a", { href: address, target: "_blank", rel: "noopener" }, picture));
+      const link = h("a", { href: address, target: "_blank", rel: "noopener" }, picture);
+      picture.addEventListener("error", () => link.remove()); // what no browser can draw stays words
+      place.prepend(link);
     }, (fault) => fault.status !== 404 && this.onFault(fault));
     return place;
   }
@@ -314,7 +316,7 @@ function timings(turn) {
 function waterfall(fell) {
   const end = Math.max(1, ...fell.map((one) => one.to ?? one.from));
   const kinds = { step: (one) => STEP_NAMES[one.name] || one.name, attempt: (one) => `attempt ${one.name}`, tool: (one) => one.name, retry: (one) => one.name };
-  const rows = [...fell].sort((a, b) => a.from - b.from || (b.to ?? b.from) - (a.to ?? a.from)).map((one) => {
+  const rows = [...fell].sort((a, b) => a.from - b.from).map((one) => {
     const bar = h("span.fall", { "data-kind": one.kind, "data-failed": one.failed });
     bar.style.marginLeft = `${(100 * one.from) / end}%`;
     bar.style.width = `${Math.max(0.5, (100 * ((one.to ?? one.from) - one.from)) / end)}%`;
