@@ -53,7 +53,7 @@ class Postgres:
     def __init__(self, folder: Path, binaries: Path, options: tuple[str, ...] = (), port: int | None = None) -> None:
         self.folder = folder
         self._binaries = binaries
-        self._options = options
+        self.options = options
         self.port = port or 5432
         self._listens = port is not None
         self._process: subprocess.Popen[bytes] | None = None
@@ -72,7 +72,7 @@ class Postgres:
         small = ("-c", "shared_buffers=16MB", "-c", "synchronous_commit=off")
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [self._binaries / "postgres", "-D", self.folder / "data", *settings, *small, *self._options],
+                [self._binaries / "postgres", "-D", self.folder / "data", *settings, *small, *self.options],
                 stdout=log, stderr=log, cwd=self.folder, env={}, **unprivileged(),
             )  # fmt: skip
         self.answers()

@@ -49,6 +49,8 @@ async def serve(settings: Settings, cwd: Path) -> AsyncIterator[tuple[str, Proce
         "drain_timeout": settings.drain_timeout, "turn_timeout": settings.turn_timeout, "lease": settings.lease,
     }  # fmt: skip
     env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "PYTHONPATH": str(ROOT)}
+    if settings.store is not None:
+        named["store"] = settings.store.get_secret_value()
     env |= {f"CLI_SESSION_PROXY_{name.upper()}": str(value) for name, value in named.items()}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "cli_session_proxy", "serve", env=env, cwd=cwd, stdout=PIPE, stderr=STDOUT

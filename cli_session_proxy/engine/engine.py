@@ -262,6 +262,8 @@ class Engine:
                     continue
                 except StoreUnavailable as exc:
                     self._lanes.give_up(place)
+                    if exc.detail.get("in_doubt"):
+                        self._ends.never_ran(found.new.id)
                     raise not_run(exc) from exc
                 except BaseException:
                     self._lanes.give_up(place)

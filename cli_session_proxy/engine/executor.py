@@ -684,6 +684,13 @@ class Ends:
             self._tasks.serve(self._keep_trying())
         live.fail(error)
 
+    def never_ran(self, turn_id: str) -> None:
+        """Nobody knows whether it was accepted, and its client was told that it was not: where it is there, it ends as
+        soon as the store can be told. Other proxies would wait for it."""
+        error = Interrupted("the store was lost while this turn was accepted; send it again")
+        self._waiting[turn_id] = _End(turn_id, "cancelled", error.as_dict(), [], {}, time.time(), None)
+        self._tasks.serve(self._keep_trying())
+
     async def store_all(self) -> None:
         """Also those that could not be stored before. Raises `StoreUnavailable`."""
         if not self._waiting:

@@ -1,7 +1,8 @@
 """What a store must do. The chain is the truth, and this is where it is kept.
 
 - Every method is one transaction: all of it is durable when it returns, or nothing is.
-- A failed write raises `StoreUnavailable` and leaves the store as it was; it never loses an earlier commit.
+- A failed write raises `StoreUnavailable` and leaves the store as it was; it never loses an earlier commit. With
+  `in_doubt` in its `detail` the write is there whole or not at all, and only a read tells: a server was lost meanwhile.
 - Two stores on one database see each other's commits; concurrent writers wait, bounded, then `StoreUnavailable`.
 - Rows belong to an owner: no method that takes an owner ever returns another owner's rows.
 - Images are kept once by hash and come back verbatim, in inputs, outputs and records alike.

@@ -218,6 +218,41 @@ async def test_a_turn_that_waits_without_a_lease_is_not_taken_for_a_dead_hosts(
         assert await path(two) == ["one", "two"]
 
 
+async def test_a_turn_that_was_maybe_accepted_keeps_nobody_waiting(postgres_url: str, tmp_path: Path) -> None:
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        accept = one.store.accept
+
+        async def lost(new: Any) -> Turn:
+            one.store.accept = accept  # type: ignore[method-assign]
+            await accept(new)
+            raise StoreUnavailable("the connection was lost", detail={"in_doubt": True})
+
+        one.store.accept = lost  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailable, match="this turn was not run"):
+            await ask(one.engine, "one")
+        await ask(two.engine, "two")
+        await ask(one.engine, "one")
+        assert await path(two) == ["two", "one"]
+        assert [turn.status for turn in await kept(two)].count("completed") == 2
+
+
+async def test_an_answer_that_was_maybe_kept_is_given_to_the_same_request(postgres_url: str, tmp_path: Path) -> None:
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        keep = one.store.commit
+
+        async def lost(commit: Any) -> Turn:
+            await keep(commit)
+            raise StoreUnavailable("the connection was lost", detail={"in_doubt": True})
+
+        one.store.commit = lost  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailable, match="its answer was not kept"):
+            await ask(one.engine, "one")
+        one.store.commit = keep  # type: ignore[method-assign]
+        await ask(two.engine, "one")
+        assert await path(two) == ["one"]
+        assert (len(one.backend.seen), len(two.backend.seen)) == (1, 0)
+
+
 @pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.full)])
 async def test_a_server_that_is_killed_loses_and_doubles_nothing(tmp_path: Path, times: int) -> None:
     with server() as mortal:

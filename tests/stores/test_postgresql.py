@@ -137,8 +137,9 @@ async def test_a_commit_that_nobody_knows_the_end_of_is_told_as_that(
             raise psycopg.OperationalError("server closed the connection unexpectedly")
 
         monkeypatch.setattr(psycopg.Connection, "commit", cut)
-        with pytest.raises(StoreUnavailable, match="it may be there or not"):
+        with pytest.raises(StoreUnavailable, match="it may be there or not") as told:
             await store.accept(a_turn(agent, "t1"))
+        assert told.value.detail["in_doubt"]
         monkeypatch.undo()
         assert (await turn_of(store, "t1")).status == "queued"
 
@@ -317,8 +318,8 @@ async def test_a_commit_waits_for_the_servers_disk_whatever_its_own_setting_is(p
     assert found == ("off",)
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.full)])
-async def test_a_server_that_is_killed_and_comes_back_has_every_acknowledged_turn(times: int) -> None:
+@pytest.mark.full  # `tests.engine.test_hosts` kills one in every run
+async def test_a_server_that_is_killed_and_comes_back_has_every_acknowledged_turn() -> None:
     with server() as mortal:
         store = PostgresqlStore(mortal.new_url())
         async with opened(lambda: store):
@@ -339,7 +340,7 @@ async def test_a_server_that_is_killed_and_comes_back_has_every_acknowledged_tur
                         await asyncio.sleep(0.01)
 
             writing = [asyncio.create_task(writes(name)) for name in "abc"]
-            for _ in range(times):
+            for _ in range(5):
                 before = len(acknowledged)
                 await until(lambda before=before: len(acknowledged) > before + 10)  # type: ignore[misc]
                 await asyncio.to_thread(mortal.stop, signal.SIGKILL)
@@ -529,19 +530,19 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-# What one transaction might leave to the next one on its session: leases and claims, and rows in bulk.
-FOR_A_POOLER = ("leases", "beside", "turns")
+# What one transaction might leave to the next one on its session shows in leases and claims.
+def _behind_a_pooler() -> Iterator[object]:
+    for contract in KEPT_CONTRACTS:
+        always = contract.__module__.rpartition(".")[2] in ("leases", "beside")
+        yield pytest.param(contract, id=contract.__name__, marks=() if always else (pytest.mark.full,))
 
 
-@pytest.mark.parametrize(
-    "contract",
-    [contract for contract in KEPT_CONTRACTS if contract.__module__.rpartition(".")[2] in FOR_A_POOLER],
-    ids=lambda contract: contract.__name__,
-)
+@pytest.mark.parametrize("contract", list(_behind_a_pooler()))
 async def test_contract_behind_a_pooler(contract: Contract, pooled_url: str) -> None:
     await contract(lambda: PostgresqlStore(pooled_url))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("contract", WRITER_CONTRACTS, ids=lambda contract: contract.__name__)
 async def test_writer_contract_behind_a_pooler(contract: WriterContract, postgres_url: str, pooled_url: str) -> None:
     clock = HandClock(postgres_url)

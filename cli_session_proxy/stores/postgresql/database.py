@@ -325,7 +325,7 @@ class PostgresqlDatabase(Database):
         return StoreUnavailable(
             f"the store {self.name} cannot be used ({lines[0].strip()}): {lost}{advice}",
             retry_after=1.0 if is_lost(exc) else None,
-            detail={"sqlstate": code},
+            detail={"sqlstate": code, **({"in_doubt": True} if in_doubt else {})},
         )
 
 

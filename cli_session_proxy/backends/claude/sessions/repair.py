@@ -255,7 +255,9 @@ class Repairs:
         if verdict.found == "missing":
             copies = await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path)
             done = replace(done, also_at=tuple(map(str, copies)))
-        if verdict.found in ("different", "unreadable") or behind in ("theirs", "theirs_behind_ours"):
+        # One of some turns ago, as a host has it that the agent comes back to, holds nothing that the chain has not.
+        changed = verdict.found in ("different", "unreadable") and not verdict.earlier
+        if changed or behind in ("theirs", "theirs_behind_ours"):
             done = replace(done, kept=await self._keep_aside(path))
         mark, count = await self._write(now, parent, path)
         done = replace(done, records=count)

@@ -42,7 +42,8 @@ class Verdict:
     a person. `mark` describes the file where it is `equal`; `read` is how many bytes had to be read.
     `leaf` is the uuid of the path's last record in the file, on which a tail of somebody else's hangs.
     `pairs` and `unknown` (every record that the chain does not know) are there where records were compared, not
-    where the hash decided. `broken` counts lines that are not JSON, a cut last line among them.
+    where the hash decided. `broken` counts lines that are not JSON, a cut last line among them. `earlier`: the file is
+    the path as it was some turns ago, and nothing else.
     """
 
     found: Found
@@ -54,6 +55,7 @@ class Verdict:
     mark: FileMark | None = None
     leaf: str | None = None
     read: int = 0
+    earlier: bool = False
 
     @property
     def cut(self) -> bool:
@@ -102,7 +104,8 @@ def _by_records(wanted: list[Entry], parsed: Parsed, stat: os.stat_result, data:
     else:
         at = next(n for n, (mine, theirs) in enumerate(zip(wanted, have, strict=False), 1) if not _equal(mine, theirs))
         note = f"record {at} of {len(wanted)} is not the chain's"
-    return Verdict("different", note, pairs, unknown, broken=parsed.broken, read=len(data))
+    earlier = 0 < len(have) < len(wanted) and not parsed.broken and all(map(_equal, wanted, have))
+    return Verdict("different", note, pairs, unknown, broken=parsed.broken, read=len(data), earlier=earlier)
 
 
 def _whole(
