@@ -20,6 +20,7 @@ from cli_session_proxy.testing.seen import Seen, parts
 
 from ..media import document, image, paper, picture
 from .row import BOTH, NEW, Breaks, Row, Says
+from .rows_upstream import FEW_TOKENS
 from .score import Fact, Thinking
 from .talk import ASKS_FOR_SUMMARY, EngineTalk, Refused, Talk
 
@@ -190,6 +191,8 @@ def brings_images(images: Sequence[Block]) -> Breaks:
 
 
 async def a_huge_image(talk: Talk) -> None:
+    """The provider counts its pixels, the scripted one its bytes: the CLI would think that the context is full."""
+    talk.upstream.behave = lambda seen: Reply(thinking=f"thought {len(seen.messages)}", usage=FEW_TOKENS)
     await brings_images([image(picture(1500, 1500, noise=True))])(talk)
 
 
@@ -211,6 +214,15 @@ async def an_image_that_is_refused_later(talk: Talk) -> None:
     await talk.tell()
     talk.beside = ()
     talk.upstream.rules = replace(Rules(), image_side=100)
+
+
+async def a_document_that_is_refused_later(talk: Talk) -> None:
+    """As the image: what was read once is too long now."""
+    talk = engine(talk)
+    talk.beside = (document(paper(3)),)
+    await talk.tell()
+    talk.beside = ()
+    talk.upstream.rules = replace(Rules(), pdf_pages=2)
 
 
 async def an_adopted_session(talk: Talk) -> None:
@@ -257,7 +269,8 @@ async def an_oversized_image(talk: Talk) -> None:
 async def full(talk: Talk) -> None:
     """The provider counts more than the CLI lets a request have: it has the conversation summarised."""
     fact = talk.new_fact()
-    talk.upstream.when(fact.key, Reply(usage={"input_tokens": 990_000}, thinking="hm"))
+    thinking = None if talk.upstream.behave is None else "hm"
+    talk.upstream.when(fact.key, Reply(usage={"input_tokens": 990_000}, thinking=thinking))
     await talk.tell(fact)
     talk.upstream.when(ASKS_FOR_SUMMARY, Reply(f"<summary>{' '.join(fact.key for fact in talk.facts)}</summary>"))
 
@@ -335,21 +348,20 @@ CUT_OFF = {UNPARSED: '{"city": "Be'}
 ROWS = (
     poison("sealed thinking, system prompt replaced", _with(system="You are BETA."), quick=BOTH, prefix=False,
         says=(_notes(4, REPLACED_2), _notes(4, f"{REPLACED}(?s:.*)3 thoughts"))),
-    poison("sealed thinking, a clock in the system prompt, ten times", a_clock, quick=BOTH, prefix=False,
+    poison("sealed thinking, a clock in the system prompt, ten times", a_clock, quick=NEW, prefix=False,
         says=({4: REPLACED, **CLOCKS}, {4: REPLACED, **CLOCKS, 15: "1 thought of earlier answers"})),
-    poison("sealed thinking, a tool added", _with(tools=TOOLS), clis=NEW, quick=NEW, prefix=False,
+    poison("sealed thinking, a tool added", _with(tools=TOOLS), clis=NEW, prefix=False,
         says=_notes(4, "asked again without 3 thoughts")),
     poison("sealed thinking, tools in another order and spelling, restarted", tools_in_another_order, clis=NEW,
-        quick=NEW, prefix=False, says=_notes(4, "asked again without 3 thoughts")),
+        prefix=False, says=_notes(4, "asked again without 3 thoughts")),
     poison("sealed thinking, the CLI's own tools changed", _with(profile="coder"), prefix=False,
         settings={"profiles": CODER}, says=_notes(4, "3 thoughts")),
-    poison("sealed thinking, another model and back", another_model_and_back, quick=NEW, prefix=False,
+    poison("sealed thinking, another model and back", another_model_and_back, prefix=False,
         says={4: "3 thoughts", 5: "1 thought"}),
-    poison("sealed thinking, a branch", branch, quick=NEW, prefix=False, after=keeps(3), says={5: ""}),
-    poison("sealed thinking, rebuilt", rebuild, quick=BOTH, after=keeps(3), says={4: "repaired"}),
+    poison("sealed thinking, a branch", branch, prefix=False, after=keeps(3), says={5: ""}),
+    poison("sealed thinking, rebuilt", rebuild, after=keeps(3), says={4: "repaired"}),
     poison("sealed thinking, restarted", restart, after=keeps(3)),
-    poison("a brought history: an image over 5 MB", a_huge_image, quick=BOTH,
-        says=_notes(5, TOO_LARGE)),
+    poison("a brought history: an image over 5 MB", a_huge_image, says=_notes(5, TOO_LARGE)),
     poison("a brought history: more than 20 images over 2,000 px", many_large_images,
         says=_notes(5, "21 images in the history that came in would have been too large")),
     poison("an adopted session: an image over 8,000 px", an_adopted_session, prefix=False,
@@ -357,16 +369,17 @@ ROWS = (
     # CLI 2.1 asks again without the image, and then without the thoughts behind it.
     poison("an image that the provider refuses later", an_image_that_is_refused_later, prefix=False, calls=3,
         says=(_notes(5, "asked again without 1 image"), _notes(5, "1 image of earlier turns left out"))),
+    poison("a document that the provider refuses later", a_document_that_is_refused_later, prefix=False, calls=3,
+        says=_notes(5, "1 document")),
     poison("a brought history: images that fill the request (413)", more_than_a_request, prefix=False,
         says=_notes(5, "1 image of earlier turns left out")),
     poison("a brought history: a PDF that cannot be read", brings(_user(_words("read"), document(b"no PDF")),
         _assistant(_words("I cannot."))), says=_notes(5, "1 document in the history that came in could not be read")),
     poison("a brought history: another's sealed thinking", brings(_user(_words("why?")), _assistant(ANOTHERS,
-        _words("So."))), quick=NEW,
-        says=_notes(5, "1 thought in the client's history: left out")),
+        _words("So."))), says=_notes(5, "1 thought in the client's history: left out")),
     poison("a brought history: a call without its result", brings(_user(_words("look")), _assistant(_call("c1")),
         _user(_words("well?")), _assistant(_words("No."))), says=_notes(6, "1 call in the client's history")),
-    poison("a brought history: ids of others, and one used twice", foreign_ids, quick=BOTH, after=same_ids,
+    poison("a brought history: ids of others, and one used twice", foreign_ids, after=same_ids,
         says={**_notes(6, "3 ids of tool calls"), 7: "repaired"}),
     poison("a brought history: arguments cut off", brings(_user(_words("look")), _assistant(
         {**_call("c1"), "input": CUT_OFF}), _user(_result("c1")), _assistant(_words("Seen."))),
@@ -374,15 +387,18 @@ ROWS = (
     poison("a brought history: empty text", brings(_user(_words("go on")), _assistant(_words(" "))),
         says=_notes(5, "1 message in the client's history was empty")),
     poison("a brought history: half a character", brings(_user(_words(SURROGATE)), _assistant(_words("Hm."))),
-        quick=NEW, says=_notes(5, "1 half character")),
-    poison("a PDF that cannot be read, sent live", an_unreadable_pdf, quick=NEW, after=keeps(3)),
-    poison("an image over 8,000 px, sent live", an_oversized_image, quick=NEW,
+        says=_notes(5, "1 half character")),
+    poison("a PDF that cannot be read, sent live", an_unreadable_pdf, after=keeps(3)),
+    poison("an image over 8,000 px, sent live", an_oversized_image,
         says={4: "The CLI made 1 image of the prompt smaller"}),
     # CLI 1.0.120 asks for its summary under another head: with sealed thoughts that is refused, and nothing is lost.
     poison("a full context", full, summarised=True, prefix=False, says=({5: "compacted"}, {})),
+    # Without thoughts it gets its summary, with the prompt in it: it is stopped there, and the proxy makes one.
+    poison("a full context, without thoughts", full, thinks=False, summarised=True, prefix=False,
+        says=({5: "compacted"}, {5: "the model knows a summary of its first"})),
     poison("a full context that cannot be summarised at once", full_at_once, summarised=True, prefix=False,
-        says=({10: IN_PIECES}, {6: "5 thoughts of earlier answers", 10: IN_PIECES})),
-    poison("a login that was renewed under a warm process", renewed_login, quick=NEW),
+        says=({10: IN_PIECES}, {6: "5 thoughts", 7: "1 thought", 8: "1 thought", 9: "1 thought", 10: IN_PIECES})),
+    poison("a login that was renewed under a warm process", renewed_login),
     poison("a login that the running process does not take up", refused_login, clis=NEW, quick=NEW,
         settings={"cli_retries": 0}, says={4: r"\*\*repaired\*\*: Attempt 1 failed \(.*401"}),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from cli_session_proxy.testing.script import Fail, Refusal
 
 from ..media import document, paper
 from ..talking import request
-from .row import BOTH, NEW, Row
+from .row import BOTH, Row
 from .talk import EngineTalk, Talk
 
 POISON = "poison"
@@ -49,7 +49,7 @@ async def a_pdf_that_cannot_be_read(talk: Talk) -> None:
 
 
 ROWS = (
-    Row(POISON, "a refused prompt", refused, quick=NEW, bare=False, calls=2, says={4: "The model refused to answer"}),
+    Row(POISON, "a refused prompt", refused, bare=False, calls=2, says={4: "The model refused to answer"}),
     Row(
         POISON,
         "a history that is refused, rewound",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from cli_session_proxy.testing.script import Reply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from .talk import EngineTalk, talking
+from .talk import ASKS_FOR_SUMMARY, EngineTalk, talking
 
 FULL = {"input_tokens": 990_000}
-# A line of the CLI's own request for the summary (2.1.329).
-ASKS_FOR_SUMMARY = "create a detailed summary"
 
 
 async def _filled(talk: EngineTalk) -> str:
@@ -75,6 +75,21 @@ async def test_without_compaction_a_full_context_is_told_and_the_chain_stays(
         score = await talk.probe()
         assert score.refused == "context_too_long"
         assert len(upstream.requests) == count
+        agent = await talk.engine.store.agent("local", talk.agent)
+        assert agent is not None
+        assert agent.head == head
+
+
+@pytest.mark.full
+async def test_a_cli_that_sums_the_prompt_up_too_is_stopped_before_it_goes_on(
+    claude_1: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    """CLI 1.0.120 compacts whatever it is told: the turn fails instead of being answered without its prompt."""
+    async with talking(make_settings(claude_bin=claude_1, on_context_full="error"), upstream) as talk:
+        summary = await _filled(talk)
+        upstream.when(ASKS_FOR_SUMMARY, Reply(f"<summary>{summary}</summary>"), times=None)
+        head = talk.turn.id
+        assert (await talk.probe()).refused == "context_too_long"
         agent = await talk.engine.store.agent("local", talk.agent)
         assert agent is not None
         assert agent.head == head

@@ -213,6 +213,13 @@ class _Execution:
                             retries.append(event.detail)
                             yield base.Retried(event.detail)
                         case events.Compacted():
+                            if not self._ready.process.launch.capability.compacts_before_prompt:
+                                error = ContextTooLong(
+                                    "the context is full, and this CLI cannot compact it without losing the prompt: "
+                                    "start a new chain or send less"
+                                )
+                                remedy = await self._remedy(error)
+                                raise error if remedy is None else Lost(error.message, error, remedy)
                             yield base.Compacted(event.detail)
                         case events.Truncated():
                             self._truncated = event
@@ -228,13 +235,13 @@ class _Execution:
                             return
                         case events.Result():
                             if event.is_error and not self._interrupted:
-                                error = failures.error_for(event, retries=retries, model=job.model)
-                                if isinstance(error, ContextTooLong) and self._ready.process.forbidden_to_compact:
+                                failed = failures.error_for(event, retries=retries, model=job.model)
+                                if isinstance(failed, ContextTooLong) and self._ready.process.forbidden_to_compact:
                                     # The CLI was told not to compact in this turn: in another attempt it may.
                                     self._owner._full.add(job.turn.id)
-                                    raise Lost("the context is full, and the CLI may compact it", error)
-                                remedy = await self._remedy(error)
-                                raise error if remedy is None else Lost(error.message, error, remedy)
+                                    raise Lost("the context is full, and the CLI may compact it", failed)
+                                remedy = await self._remedy(failed)
+                                raise failed if remedy is None else Lost(failed.message, failed, remedy)
                             yield self._completed(event)
                             return
                         case _:

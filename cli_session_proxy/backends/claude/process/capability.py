@@ -47,6 +47,8 @@ CLIENT_COMPOSED: Version = (2, 1, 260)
 CLIENT_TOOLS: Version = (2, 1, 295)
 # By its change log; its program text says "server rejected a thinking block; stripping all thinking blocks" (2.1.329).
 HEALS_THINKING: Version = (2, 1, 156)
+# 1.0.120 makes the prompt part of the summary, and then asks the model nothing but to go on from that (run).
+PROMPT_AFTER_SUMMARY: Version = (2, 0, 0)
 AWAIT_CLAIM: Version = (2, 1, 295)  # 2.1.278 has no such option
 # Below it a `set_model` with a system prompt answers "success" and changes nothing (2.1.295).
 SYSTEM_PROMPT: Version = (2, 1, 304)
@@ -111,6 +113,11 @@ class Capability:
     def heals_thinking(self) -> bool:
         """Where the provider refuses a sealed thought, it leaves them all out by itself and asks again."""
         return self.version_tuple >= HEALS_THINKING
+
+    @cached_property
+    def compacts_before_prompt(self) -> bool:
+        """Where it compacts before a turn, the turn's prompt is not summed up with the rest."""
+        return self.version_tuple >= PROMPT_AFTER_SUMMARY
 
     @cached_property
     def takes_claim(self) -> bool:

@@ -38,6 +38,7 @@ SUMMARY = (
     "that follow:\n\n"
 )
 GOES_ON = "I go on from this summary."
+NO_TOKENS: Mapping[str, int] = {"input_tokens": 0, "output_tokens": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,12 @@ def is_sound_mark(record: Record) -> bool:
                 known = mark["what"] in _TYPES and isinstance(mark["since"], str | None)
                 return known and isinstance(mark["refused"], bool)
             case "fitted":
-                return all(_is_in_place(block) for block in mark["instead"].values())
+                for block in mark["instead"].values():  # a line of text, or a smaller image
+                    names = {"text": ("text",), "image": ("media_type", "data")}[block["type"]]
+                    holder = block if block["type"] == "text" else block["source"]
+                    if not all(isinstance(holder[name], str) for name in names):
+                        return False
+                return True
             case "imported":
                 return all(isinstance(Note.from_json(note).count, int) for note in mark["notes"])
             case "window":
@@ -178,6 +184,9 @@ def shown(records: Sequence[Record]) -> list[Record]:
     marks = [(at, json.loads(record.line)) for at, record in enumerate(records) if is_mark(record)]
     if not marks:
         return list(records)
+    shorter = ("summary", "images", "documents")
+    # What requests took before this is not what they take now: the CLI goes by it, and would compact what fits.
+    counted_before = max((at for at, mark in marks if mark.get("what", mark["mark"]) in shorter), default=0)
     instead: dict[str, Block] = {}
     fitted_before = 0  # records before this one may hold what other blocks are shown for
     for at, mark in marks:
@@ -206,13 +215,16 @@ def shown(records: Sequence[Record]) -> list[Record]:
             continue
         kinds = {what for what, since, end in ranges if since <= at < end and _may_hold(record, what)}
         fits = at < fitted_before and (_may_hold(record, "images") or _may_hold(record, "documents"))
-        if record.uuid is None or not (kinds or gone or hangs or fits):
+        counted = at < counted_before and '"usage"' in record.line
+        if record.uuid is None or not (kinds or gone or hangs or fits or counted):
             out.append(record)
             continue
         was: JSON = json.loads(record.line)
         data = dict(was)
         if fits and not data.get("isSidechain") and (content := _content(data)):
             data["message"] = {**data["message"], "content": _fitted(content, instead)}
+        if counted and isinstance(data.get("message"), dict) and "usage" in data["message"]:
+            data["message"] = {**data["message"], "usage": dict(NO_TOKENS)}
         if hangs:
             data["parentUuid"], hangs = first, False
         for name in ("parentUuid", "logicalParentUuid", "sourceToolAssistantUUID"):
@@ -313,13 +325,6 @@ def _sha256(block: Block) -> str | None:
     if block.get("type") not in ("image", "document") or not isinstance(source, dict) or source.get("type") != "base64":
         return None
     return hashlib.sha256(str(source.get("data", "")).encode()).hexdigest()
-
-
-def _is_in_place(block: Block) -> bool:
-    """Whether a block is one that we show instead of another: a smaller image, or a line of text."""
-    if block["type"] == "text":
-        return isinstance(block["text"], str)
-    return block["type"] == "image" and all(isinstance(block["source"][name], str) for name in ("media_type", "data"))
 
 
 def _content(data: JSON) -> list[Block]:

@@ -108,6 +108,25 @@ def test_a_summary_takes_the_place_of_what_is_before_the_records_that_are_kept()
     assert rest == [["b"], ["answer 2"]]
 
 
+SHORTER = {"summary": transcript.summary("so far", None, "sonnet", "t"), "images": transcript.leave_out("images")}
+
+
+@pytest.mark.parametrize("how", SHORTER)
+def test_what_requests_took_before_they_were_made_shorter_is_not_what_the_cli_compacts_by(how: str) -> None:
+    """It would compact once more what is short by now."""
+    used = {"input_tokens": 990_000, "output_tokens": 7}
+    records = []
+    for record in path([words("a")], [words("answer 1")], [words("b")], [words("answer 2")]):
+        data = json.loads(record.line)
+        data["message"] |= {"usage": used} if data["type"] == "assistant" else {}
+        records.append(Record(json.dumps(data), record.uuid))
+    shown = transcript.shown([*records[:2], SHORTER[how], *records[2:]])
+    answers = [entry for entry in transcript.parse_records(shown).entries if entry.kind == "assistant"]
+    assert [entry.data["message"]["usage"] for entry in answers] == [{"input_tokens": 0, "output_tokens": 0}, used]
+    thoughts_alone = transcript.shown([*records, transcript.leave_out("thinking")])
+    assert thoughts_alone == records
+
+
 def test_a_summary_of_everything_ends_with_an_answer_and_what_follows_hangs_on_it() -> None:
     records = path([words("a")], [words("answer 1")])
     mark = transcript.summary("a was said", None, "sonnet", "2026-11-21T10:00:00.000Z")
