@@ -15,6 +15,8 @@ from .talk import EngineTalk, Talk
 
 POISON = "poison"
 
+# "" in `says`: the turn after a refusal may say that it took away what the CLI had written of it before it was stopped.
+
 
 async def refused(talk: Talk) -> None:
     fact = talk.new_fact()
@@ -49,7 +51,7 @@ async def a_pdf_that_cannot_be_read(talk: Talk) -> None:
 
 
 ROWS = (
-    Row(POISON, "a refused prompt", refused, bare=False, calls=2, says={4: "The model refused to answer"}),
+    Row(POISON, "a refused prompt", refused, bare=False, calls=2, says={4: "The model refused to answer", 5: ""}),
     Row(
         POISON,
         "a history that is refused, rewound",
@@ -58,7 +60,7 @@ ROWS = (
         bare=False,
         calls=2,
         prefix=False,
-        says={4: "The model refused to answer", 5: "2 requests in a row"},
+        says={4: "The model refused to answer", 5: "2 requests in a row", 6: ""},
     ),
     Row(
         POISON,
