@@ -9,6 +9,7 @@ import pytest
 from cli_session_proxy.testing.script import Reply
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from .rows_cli import continue_by_hand
 from .talk import EngineTalk, talking
@@ -22,6 +23,7 @@ async def _cost(talk: EngineTalk) -> float:
     return talk.turn.cost_usd
 
 
+@old_cli_in_full
 async def test_equal_turns_cost_the_same_warm_restarted_killed_rebuilt_branched_and_after_others(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -15,6 +15,7 @@ from cli_session_proxy.testing.script import Behaviour, Fail, Reply
 from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..media import image, picture
 from .rows_poison import KEY, TOO_LONG, more_than_a_request
@@ -49,6 +50,7 @@ async def _dumped(talk: EngineTalk) -> str:
     return "".join([piece async for piece in FORMATS["markdown"].write(talk.engine.store, agent, sandbox="")])
 
 
+@old_cli_in_full
 async def test_what_cannot_be_compacted_is_summarised_in_pieces_and_the_turn_is_answered(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

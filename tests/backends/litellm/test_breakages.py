@@ -117,7 +117,15 @@ async def test_a_chain_that_another_model_began_is_a_session_of_claudes_later(
         assert upstream.requests[-1].prefix_kept(upstream.requests[-2]) == 1.0
 
 
-@pytest.mark.parametrize("step", ["before journal", "after journal", "before commit", "before acknowledge"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param("before journal", marks=pytest.mark.full),
+        pytest.param("after journal", marks=pytest.mark.full),
+        "before commit",
+        pytest.param("before acknowledge", marks=pytest.mark.full),
+    ],
+)
 async def test_a_proxy_killed_in_another_models_turn_loses_and_doubles_nothing(
     with_models: Callable[..., Settings], provider: Provider, upstream: Upstream, claude_2: Path, step: str
 ) -> None:

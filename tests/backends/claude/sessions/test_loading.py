@@ -102,6 +102,7 @@ async def test_a_transcript_damaged_after_it_was_verified_is_not_gone_on_from(
     assert heard(upstream) == [*OTHERS, "and you"]
 
 
+@old_cli_in_full
 async def test_a_swap_that_is_taken_back_in_time_is_noticed(
     claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -155,6 +156,7 @@ async def test_an_exchange_that_somebody_appends_while_it_is_loaded_is_adopted(
     assert heard(upstream) == [*SAID, "by hand", "and now"]
 
 
+@old_cli_in_full
 async def test_a_transcript_that_is_changed_at_every_load_is_an_error_in_words_and_costs_nothing(
     claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -188,7 +190,14 @@ async def test_times_that_are_new_at_every_load_are_the_clis_own_doing(
 OLD = "1.0.60"
 
 
-@pytest.mark.parametrize("how", [how for how in DAMAGES if how != "deleted"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(how, marks=() if how == "another agent's" else pytest.mark.full)
+        for how in DAMAGES
+        if how != "deleted"
+    ],
+)
 async def test_a_cli_that_does_not_tell_is_looked_after_before_a_word_of_it_goes_out(
     how: str, claude_1: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
