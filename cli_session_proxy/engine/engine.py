@@ -30,6 +30,7 @@ from ..errors import (
     ConfigError,
     Interrupted,
     InvalidRequest,
+    LeaseLost,
     NotFound,
     ProxyError,
     SessionBusy,
@@ -49,7 +50,7 @@ from .mirroring import Mirrors
 from .ownership import Instances, Ownership
 from .placement import HOUR, Placement
 from .readiness import Readiness, State
-from .recovery import Recovery
+from .recovery import FOLLOW, Recovery
 from .rewinding import Rewound, rewind
 
 __all__ = ["Answer", "Engine", "HasLeft"]
@@ -421,7 +422,35 @@ class Engine:
 
     async def _fail(self, live: LiveTurn, error: ProxyError) -> None:
         """A cancellation that comes now finds the turn over: its clients hear the error all the same."""
+        if isinstance(error, LeaseLost) and await uninterrupted(self._tasks.own(self._finished_by_the_next(live))):
+            return
         await uninterrupted(self._tasks.own(self._ends.failed(live, error)))
+
+    async def _finished_by_the_next(self, live: LiveTurn) -> bool:
+        """Who takes an agent over first looks for what our CLI had finished, and keeps it: its clients hear it then.
+
+        False where nothing was kept. Bounded by `lease`.
+        """
+        give_up = asyncio.get_running_loop().time() + self.settings.lease
+        try:
+            while (turn := await self.store.turn(live.turn.id)) is not None and turn.status not in FINISHED:
+                if asyncio.get_running_loop().time() >= give_up:
+                    return False
+                await asyncio.sleep(FOLLOW)
+            if turn is None or turn.status not in ON_PATH:
+                return False
+            live.turn = turn
+            await self._take_over(live)
+        except (StoreUnavailable, Interrupted) as exc:  # Interrupted: the conversation went on without it
+            log.warning("not_taken_over", turn_id=live.turn.id, error=exc.message)
+            return False
+        if not live.spoke:
+            replay(live)
+        elif live.complete(turn.output):
+            live.finish(turn)
+        else:
+            return False
+        return True
 
     async def _in_turn(self, live: LiveTurn, agent: Agent) -> None:
         deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout

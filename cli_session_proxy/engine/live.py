@@ -180,6 +180,40 @@ class LiveTurn:
         """Something of the answer was passed on: the turn cannot be run again unnoticed."""
         return any(isinstance(event, BlockStart) for event in self._events)
 
+    def complete(self, output: Sequence[Block]) -> bool:
+        """Publish what is missing of this answer, of which clients were given the beginning. False, and nothing is
+        published, where they were given something else."""
+        blocks: dict[int, Block] = {}
+        ended: set[int] = set()
+        for event in self._events:
+            if isinstance(event, BlockStart):
+                blocks[event.index] = dict(event.block)
+            elif isinstance(event, BlockDelta):
+                for name in ("text", "thinking", "signature"):
+                    if name in event.delta:
+                        blocks[event.index][name] = str(blocks[event.index].get(name, "")) + str(event.delta[name])
+            elif isinstance(event, BlockStop):
+                ended.add(event.index)
+        *whole, (last, begun) = blocks.items()
+        goes_on = len(blocks) <= len(output) and all(
+            block == there for (_, block), there in zip(whole, output, strict=False)
+        )
+        rest: Block | None = None
+        if goes_on and begun != output[len(whole)]:
+            there = output[len(whole)]
+            words = (begun.get("type"), there.get("type")) == ("text", "text") and last not in ended
+            goes_on = words and str(there["text"]).startswith(str(begun["text"]))
+            rest = {"type": "text_delta", "text": str(there["text"])[len(str(begun["text"])) :]} if goes_on else None
+        if not goes_on:
+            return False
+        if rest is not None:
+            self.publish(BlockDelta(last, rest))
+        if last not in ended:
+            self.publish(BlockStop(last))
+        for event in said(output[len(blocks) :], last + 1):
+            self.publish(event)
+        return True
+
     @property
     def next_block(self) -> int:
         """The number of a block behind all that were passed on."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 
 import pytest
 
-from cli_session_proxy.backends.base import Adoptable, Execution, Job
+from cli_session_proxy.backends.base import Adoptable, Event, Execution, Job, Settled
 from cli_session_proxy.backends.memory import MemoryBackend
-from cli_session_proxy.domain.models import Agent, Block, Message
+from cli_session_proxy.domain.models import Agent, Block, BlockDelta, BlockStart, Link, Message, Record, Session, Usage
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ClaudeUnavailable, LeaseLost, StoreUnavailable, UpstreamError
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Granted, Held, HeldLease, Lease, Proxy
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 
-from ..talking import ask
+from ..talking import ask, request
 from ..until import until
 from .test_core import core, settings, turns
 
@@ -160,3 +160,84 @@ async def test_a_turn_whose_process_the_new_holder_ended_says_that_the_agent_was
                 await ask(engine, "one")
     finally:
         await engine.stop()
+
+
+class Pauses(SqliteStore):
+    """The heartbeat of a proxy that is paused while `goes_on` is not set."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings.var / FILE)
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+
+    async def renew(self, proxy: Proxy) -> list[HeldLease]:
+        await self.goes_on.wait()
+        return await super().renew(proxy)
+
+
+class SaysSome(MemoryBackend):
+    """The model's first words come out, the rest does not: the proxy is paused."""
+
+    def __init__(self, words: str, store: Pauses) -> None:
+        super().__init__()
+        self.words = words
+        self.store = store
+        self.said = asyncio.Event()
+
+    async def prepare(self, job: Job) -> Execution | Adoptable:
+        execution = await super().prepare(job)
+
+        async def say() -> AsyncGenerator[Event, None]:
+            if self.words:
+                yield BlockStart(0, {"type": "text", "text": ""})
+                yield BlockDelta(0, {"type": "text_delta", "text": self.words})
+            self.store.goes_on.clear()
+            self.said.set()
+            await asyncio.Event().wait()
+
+        object.__setattr__(execution, "say", say)
+        return execution
+
+
+@pytest.mark.parametrize("words", ["", "an", "an answer", "something else"])
+async def test_an_answer_that_the_new_holder_found_whole_is_what_the_paused_proxys_client_hears(
+    settings: Settings, words: str
+) -> None:
+    """It is on the path: a client that heard of a failure would not know that the model is told of it."""
+    settings = settings.model_copy(update={"lease": 0.5})
+    store = Pauses(settings)
+    backend = SaysSome(words, store)
+    first = Engine(settings, store, backend)
+    await first.start()
+    try:
+        answer = await first.submit(request("one"))
+        await backend.said.wait()
+        (turn,) = await turns(first)
+        session = Session(str(turn.session_id), turn.agent_key, turn.id, "", "memory", 1.0)
+        whole = ({"type": "text", "text": "an answer"}, {"type": "text", "text": "and more"})
+        started = Link(None, session.id, turn.id, "started", {}, 1.0)
+        left = Settled(whole, "end_turn", Usage(), (), (Record("{}"),), session, (started,))
+        async with core(settings, left={turn.id: left}) as (second, _):
+            async with asyncio.timeout(60):
+                two = await ask(second, "two")
+            store.goes_on.set()
+            heard = ""
+            async with asyncio.timeout(60):
+                try:
+                    async for event in answer.events():
+                        if isinstance(event, BlockDelta):
+                            heard += str(event.delta["text"])
+                    finished = await answer.turn()
+                    answer.acknowledge()
+                    assert (finished.output, heard) == (whole, "an answerand more")
+                except LeaseLost:
+                    assert words == "something else"  # two answers in one would be worse
+                finally:
+                    answer.leave()
+            assert [(one.id, one.status) for one in await turns(second)] == [
+                (turn.id, "completed"), (two.id, "completed"),
+            ]  # fmt: skip
+            assert two.parent_id == turn.id
+    finally:
+        store.goes_on.set()
+        await first.stop()
