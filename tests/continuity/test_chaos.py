@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_session_proxy.errors import ClaudeUnavailable
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Cut, ErrorEvent, Fail
 from cli_session_proxy.testing.upstream import Upstream
@@ -19,7 +20,7 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..conftest import MakeSettings
 from . import rows_cli, rows_files, rows_upstream
 from .row import Breaks
-from .talk import EngineTalk, Talk, talking
+from .talk import EngineTalk, Refused, Talk, talking
 
 RETRIES = 8  # of a client whose CLIs are killed all the time
 
@@ -95,6 +96,15 @@ class _OneOfMany(EngineTalk):
     def __init__(self, first: EngineTalk, name: str) -> None:
         super().__init__(first.settings, first.upstream, name)
         self.engine = first.engine
+
+    async def _say(self, said: str) -> str:
+        try:
+            return await super()._say(said)
+        except Refused as refused:
+            error = refused.__cause__
+            if isinstance(error, ClaudeUnavailable) and error.retry_after:
+                await asyncio.sleep(error.retry_after)  # its CLI was killed three times in a row, as it happens
+            raise
 
 
 async def _kill_at_random(first: EngineTalk, dice: random.Random, kills: int) -> None:

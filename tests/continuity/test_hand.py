@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..until import until
+from .score import Fact
 from .talk import EngineTalk, by_hand, talking
 
 
@@ -28,13 +30,20 @@ async def talk(
         yield talk
 
 
+def asked(talk: EngineTalk, fact: Fact) -> bool:
+    """The prompt is on disk as a record; the CLI's queue notes its words before that."""
+    lines = talk.transcript.read_bytes().splitlines(keepends=True)
+    records = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    return any(record.get("type") == "user" and fact.key in str(record.get("message")) for record in records)
+
+
 async def test_a_turn_that_somebody_else_does_not_finish_in_time_is_a_409_and_then_adopted(talk: EngineTalk) -> None:
     gate, fact = Gate(), talk.new_fact()
     talk.upstream.when(fact.key, gate)
     async with by_hand(talk) as hand:
         hand.type(fact.text)
         await gate.reached.wait()
-        await until(lambda: fact.key in talk.transcript.read_text(encoding="utf-8"))
+        await until(lambda: asked(talk, fact))
         score = await talk.probe()
         assert score.refused == "session_busy"
         gate.open()
@@ -53,7 +62,7 @@ async def test_a_turn_that_somebody_else_can_never_finish_is_kept_aside_and_bloc
         talk.remember(done, str((await hand.result())["result"]))
         hand.type(fact.text)
         await gate.reached.wait()
-        await until(lambda: fact.key in talk.transcript.read_text(encoding="utf-8"))
+        await until(lambda: asked(talk, fact))
     # killed here, in the middle of the second turn
     score = await talk.probe()
     assert score.whole, score
