@@ -32,7 +32,7 @@ def told(upstream: Upstream) -> list[str]:
     for message in upstream.requests[-1].messages:
         if message["role"] == "user":
             found += json.dumps(message["content"]).replace("\\\\n", " ").split('"')
-    wanted = ("one", "two", "Be short.", "Be kind.", "21", "three")
+    wanted = ("one", "two", "Be short.", "Be kind.", "a tree", "three")
     return [word for text in found for word in wanted if word in text]
 
 
@@ -40,12 +40,12 @@ def call_of(path: str, body: JSON) -> tuple[list[JSON], JSON]:
     """The assistant's own items or messages, and the result of its one call."""
     if path == CHAT:
         message = body["choices"][0]["message"]
-        return [message], {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "21"}
+        return [message], {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "a tree"}
     if path == RESPONSES:
         calls = [item for item in body["output"] if item["type"] == "function_call"]
-        return body["output"], {"type": "function_call_output", "call_id": calls[0]["call_id"], "output": "21"}
+        return body["output"], {"type": "function_call_output", "call_id": calls[0]["call_id"], "output": "a tree"}
     calls = [block for block in body["content"] if block["type"] == "tool_use"]
-    result = {"type": "tool_result", "tool_use_id": calls[0]["id"], "content": "21"}
+    result = {"type": "tool_result", "tool_use_id": calls[0]["id"], "content": "a tree"}
     return [{"role": "assistant", "content": body["content"]}], {"role": "user", "content": [result]}
 
 
@@ -83,7 +83,7 @@ async def test_a_later_system_message_stays_where_it_is_and_the_session_warm(
         history += said_by(path, done.json())
         last = await say({"role": "user", "content": "three"})
     assert [one.headers["X-Continuity"] for one in (called, done, last)] == ["warm"] * 3
-    assert told(upstream) == ["one", "Be short.", "two", "21", "Be kind.", "three"]
+    assert told(upstream) == ["one", "Be short.", "two", "a tree", "Be kind.", "three"]
     kept = [now.prefix_kept(before) for before, now in itertools.pairwise(upstream.requests)]
     assert kept == [1.0] * 3
 
