@@ -27,7 +27,8 @@ class Row:
     reached the model with it. `thinks`: the model thinks before each answer, which it cannot where somebody goes on by
     hand: another head of the request makes every thought void. `calls`: the requests upstream that any turn from the
     breakage on may take for its prompt (one for a summary has another). `summarised`: the model knows the acknowledged
-    turns by a summary.
+    turns by a summary. `long`: from the
+    5th turn on CLI 1.0.120 adds a reminder to the request, which makes thoughts void: there the model does not think.
     """
 
     group: str
@@ -46,6 +47,7 @@ class Row:
     wrapped: bool = False
     after: Callable[[Talk], None] | None = None
     thinks: bool = True
+    long: bool = False
     calls: int | None = None
     summarised: bool = False
 

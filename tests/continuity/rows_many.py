@@ -25,7 +25,7 @@ async def six_at_once_and_kills(talk: Talk) -> None:
 
 CONCURRENCY = "concurrency"
 ROWS = (
-    Row(CONCURRENCY, "6 at once to one agent", six_at_once, clis=BOTH, quick=NEW),
+    Row(CONCURRENCY, "6 at once to one agent", six_at_once, clis=BOTH, quick=NEW, long=True),
     Row(
         CONCURRENCY,
         "6 at once, their CLIs killed",

@@ -207,8 +207,8 @@ def row(name: str, breaks: Breaks, **more: Any) -> Row:
 
 
 ROWS = (
-    row("two take turns", beside(take_turns), quick=NEW),
-    row("6 at once, three at each", beside(at_once)),
+    row("two take turns", beside(take_turns), quick=NEW, long=True),
+    row("6 at once, three at each", beside(at_once), long=True),
     row("one killed while idle", beside(killed_while_idle)),
     row("one killed in mid-answer", beside(killed_in_mid_answer), quick=BOTH, says={4: AGAIN}),
     row("one killed in mid-answer, given up", beside(killed_while_another_turn_waits), says=NOT_KEPT),
@@ -218,8 +218,8 @@ ROWS = (
         says={4: FOUND},
     ),
     row("one killed between the commit and the client", beside(killed_at_its_step, die_at="before acknowledge")),
-    row("one paused while idle", beside(paused_while_idle), says=({6: ENDED}, {}), settings=LEASE),
-    row("one paused in mid-answer", beside(paused_in_mid_answer), quick=NEW, says=NOT_KEPT, settings=LEASE),
+    row("one paused while idle", beside(paused_while_idle), says=({6: ENDED}, {}), settings=LEASE, long=True),
+    row("one paused in mid-answer", beside(paused_in_mid_answer), quick=NEW, says=NOT_KEPT, settings=LEASE, long=True),
     row(
         "one paused, the same request at the other", beside(paused_and_asked_elsewhere), says={4: AGAIN}, settings=LEASE
     ),
@@ -231,6 +231,7 @@ ROWS = (
         clis=NEW,
         says={5: GONE},
         prefix=False,
+        thinks=False,  # new tools make earlier thoughts void
     ),
     row(
         "a call's result to the other, then its proxy killed",
@@ -238,5 +239,6 @@ ROWS = (
         clis=NEW,
         says={5: GONE},
         prefix=False,
+        thinks=False,  # new tools make earlier thoughts void
     ),
 )
