@@ -82,16 +82,18 @@ async def test_of_ten_thousand_turns_those_in_sight_are_drawn_wherever_somebody_
             await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 2")
             await page.keyboard.press("g")
             await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 10000")
-            await page.locator("#chain").evaluate("list => (list.scrollTop = list.scrollHeight * 0.75)")
-            await expect(page.locator("#chain .asked", has_text="question 2500")).to_have_count(1)
-            assert await rows.count() <= 300
-            assert await rows.first.evaluate("row => row.parentNode.ariaSetSize") == "10000"
-            # a link to one in the middle brings it into sight
+            # a link to one in the middle brings it into sight, and Escape leads to it
             await page.evaluate(f"location.hash = '#/long/turn_{agent.key}_t5000'")
             await expect(page.locator("#turn h2")).to_contain_text("Turn 5000")
             await expect(page.locator("#chain .row.open .asked")).to_have_text("question 5000")
             await expect(page.locator("#chain .row.open")).to_be_in_viewport()
             await expect(page.locator("#turn dl.facts").first).to_contain_text("#4999")
+            await page.keyboard.press("Escape")
+            await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 5000")
+            await page.locator("#chain").evaluate("list => (list.scrollTop = list.scrollHeight * 0.75)")
+            await expect(page.locator("#chain .asked", has_text="question 2500")).to_have_count(1)
+            assert await rows.count() <= 300
+            assert await rows.first.evaluate("row => row.parentNode.ariaSetSize") == "10000"
 
 
 async def test_a_turn_that_is_new_stands_above_what_somebody_reads(browser: Browser, tmp_path: Path) -> None:

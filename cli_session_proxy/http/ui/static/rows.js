@@ -25,8 +25,7 @@ export class Rows {
     new ResizeObserver(() => {
       if (list.clientWidth !== width) {
         width = list.clientWidth;
-        this.heights.clear();
-        this.usual = 0;
+        this.widened = true;
       }
       this.dirty = true;
       this.soon();
@@ -39,6 +38,7 @@ export class Rows {
     this.usual = 0; // px
     this.from = this.to = 0; // the places that are drawn: from, and up to before
     this.active = null; // the key of the row that the keyboard is at
+    this.widened = false; // the list has another width: no row is known to be as high as it was
     this.dirty = true;
     this.list.textContent = "";
   }
@@ -88,15 +88,19 @@ export class Rows {
     if (!this.scroller.offsetParent && !this.dirty) return;
     const seen = this.scroller.getBoundingClientRect();
     const top = this.list.getBoundingClientRect().top;
-    const first = this.placeAt(Math.max(0, seen.top - top));
-    const last = Math.min(this.count, this.placeAt(Math.max(0, seen.bottom - top)) + 1);
+    const held = this.scroller.scrollTop > 0 && [...this.drawn.values()].find((one) => one.item.getBoundingClientRect().bottom > seen.top);
+    let first = this.placeAt(Math.max(0, seen.top - top));
+    let last = Math.min(this.count, this.placeAt(Math.max(0, seen.bottom - top)) + 1);
+    if (this.widened && held) { // heights say nothing of where we are
+      first = Math.min(held.place, this.count);
+      last = Math.min(this.count, first + AROUND);
+    }
     const near = first - NEAR >= this.from || this.from === 0;
     if (!this.dirty && near && (last + NEAR <= this.to || this.to === this.count)) return;
     this.dirty = false;
     this.from = Math.max(0, first - AROUND);
     this.to = Math.min(this.count, last + AROUND);
     // what is seen first stays where it is
-    const held = this.scroller.scrollTop > 0 && [...this.drawn.values()].find((one) => one.item.getBoundingClientRect().bottom > seen.top);
     const was = held && held.item.getBoundingClientRect().top;
     const focused = document.activeElement;
     this.place();
@@ -149,7 +153,9 @@ export class Rows {
   measure() {
     const sizes = [...this.drawn].map(([key, one]) => [key, one.item.getBoundingClientRect().height]);
     if (!sizes.length || !sizes[0][1]) return; // hidden
-    if (!this.usual) {
+    if (!this.usual || this.widened) {
+      this.widened = false;
+      this.heights.clear();
       this.usual = sizes.map(([, px]) => px).sort((a, b) => a - b)[Math.floor(sizes.length / 2)];
       this.list.style.paddingTop = `${this.topOf(this.from)}px`;
       this.list.style.paddingBottom = `${this.below()}px`;
