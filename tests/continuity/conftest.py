@@ -12,7 +12,6 @@ from cli_session_proxy.testing.script import Reply
 from cli_session_proxy.testing.upstream import Upstream
 
 from .report import Report
-from .row import Row
 
 _REPORT = pytest.StashKey[Report]()
 
@@ -46,9 +45,7 @@ def report(request: pytest.FixtureRequest) -> Report:
 @pytest.fixture
 async def upstream(request: pytest.FixtureRequest) -> AsyncIterator[Upstream]:
     """In the matrix its model thinks before every answer, and its provider enforces the seals of these thoughts."""
-    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    row: Row | None = params.get("row")
-    thinks = row is not None and row.thinks and not (row.long and params.get("cli") == "1.0")
-    behave = (lambda seen: Reply(thinking=f"thought {len(seen.messages)}")) if thinks else None
+    row = request.node.callspec.params.get("row") if hasattr(request.node, "callspec") else None
+    behave = (lambda seen: Reply(thinking=f"thought {len(seen.messages)}")) if row is not None and row.thinks else None
     async with Upstream(behave=behave) as server:
         yield server

@@ -15,6 +15,12 @@ BOTH = ("2.1", "1.0")
 NEW = ("2.1",)
 
 
+def void(first: int, last: int) -> Says:
+    """What CLI 1.0.120 makes of thoughts: from the 5th turn on it adds a reminder to the request, and what was sealed
+    over a request without it is void. Said at each of these turns."""
+    return dict.fromkeys(range(first, last + 1), r"thoughts? of earlier answers would have been refused, because what")
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """`continuity` is what the proxy must say of the next turn.
@@ -27,8 +33,7 @@ class Row:
     reached the model with it. `thinks`: the model thinks before each answer, which it cannot where somebody goes on by
     hand: another head of the request makes every thought void. `calls`: the requests upstream that any turn from the
     breakage on may take for its prompt (one for a summary has another). `summarised`: the model knows the acknowledged
-    turns by a summary. `long`: from the
-    5th turn on CLI 1.0.120 adds a reminder to the request, which makes thoughts void: there the model does not think.
+    turns by a summary.
     """
 
     group: str
@@ -47,7 +52,6 @@ class Row:
     wrapped: bool = False
     after: Callable[[Talk], None] | None = None
     thinks: bool = True
-    long: bool = False
     calls: int | None = None
     summarised: bool = False
 

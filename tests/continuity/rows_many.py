@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from .row import BOTH, NEW, Row
+from .row import BOTH, NEW, Row, void
 from .talk import Talk
 
 AT_ONCE = 6
@@ -25,7 +25,7 @@ async def six_at_once_and_kills(talk: Talk) -> None:
 
 CONCURRENCY = "concurrency"
 ROWS = (
-    Row(CONCURRENCY, "6 at once to one agent", six_at_once, clis=BOTH, quick=NEW, long=True),
+    Row(CONCURRENCY, "6 at once to one agent", six_at_once, clis=BOTH, quick=NEW, says=({}, void(6, 10))),
     Row(
         CONCURRENCY,
         "6 at once, their CLIs killed",

@@ -16,7 +16,7 @@ from cli_session_proxy.testing.script import Gate, ToolUse
 from ..recovery.others import Other, other_proxy
 from ..talking import ask, request, text
 from ..tools.test_loops import TOOLS, called, result, results
-from .row import BOTH, NEW, Breaks, Row
+from .row import BOTH, NEW, Breaks, Row, void
 from .score import Fact
 from .talk import EngineTalk, Talk
 
@@ -198,6 +198,7 @@ AGAIN = r"Attempt 1 was cancelled \(interrupted\): the prompt was sent again as 
 NOT_KEPT = {4: r"the proxy stopped before this turn was finished", 5: r""}
 FOUND = r"The proxy died after the CLI had finished this turn: the answer was read from the transcript"
 ENDED = r"The CLI process that was kept for this session had ended with exit code -9"
+NEW_TOOLS = r"the CLI asked again without 3 thoughts of earlier answers: they are kept in the chain"
 GONE = r"The CLI process that waited for these tool results was gone"
 
 
@@ -207,8 +208,8 @@ def row(name: str, breaks: Breaks, **more: Any) -> Row:
 
 
 ROWS = (
-    row("two take turns", beside(take_turns), quick=NEW, long=True),
-    row("6 at once, three at each", beside(at_once), long=True),
+    row("two take turns", beside(take_turns), quick=NEW, says=({}, void(6, 8))),
+    row("6 at once, three at each", beside(at_once), says=({}, void(6, 10))),
     row("one killed while idle", beside(killed_while_idle)),
     row("one killed in mid-answer", beside(killed_in_mid_answer), quick=BOTH, says={4: AGAIN}),
     row("one killed in mid-answer, given up", beside(killed_while_another_turn_waits), says=NOT_KEPT),
@@ -218,8 +219,14 @@ ROWS = (
         says={4: FOUND},
     ),
     row("one killed between the commit and the client", beside(killed_at_its_step, die_at="before acknowledge")),
-    row("one paused while idle", beside(paused_while_idle), says=({6: ENDED}, {}), settings=LEASE, long=True),
-    row("one paused in mid-answer", beside(paused_in_mid_answer), quick=NEW, says=NOT_KEPT, settings=LEASE, long=True),
+    row("one paused while idle", beside(paused_while_idle), says=({6: ENDED}, void(6, 7)), settings=LEASE),
+    row(
+        "one paused in mid-answer",
+        beside(paused_in_mid_answer),
+        quick=NEW,
+        says=(NOT_KEPT, {**NOT_KEPT, **void(7, 7)}),
+        settings=LEASE,
+    ),
     row(
         "one paused, the same request at the other", beside(paused_and_asked_elsewhere), says={4: AGAIN}, settings=LEASE
     ),
@@ -229,16 +236,14 @@ ROWS = (
         "one killed while a call waits, its result to the other",
         beside(killed_while_a_call_waits),
         clis=NEW,
-        says={5: GONE},
+        says={4: NEW_TOOLS, 5: GONE},
         prefix=False,
-        thinks=False,  # new tools make earlier thoughts void
     ),
     row(
         "a call's result to the other, then its proxy killed",
         beside(killed_after_its_result_came_here),
         clis=NEW,
-        says={5: GONE},
+        says={4: NEW_TOOLS, 5: GONE},
         prefix=False,
-        thinks=False,  # new tools make earlier thoughts void
     ),
 )
