@@ -19,7 +19,20 @@ from ...domain.models import PLAIN, Placed
 from ...errors import StoreUnavailable
 from .database import Database
 from .rows import dumps, loads, size
-from .tables import conversations, followers, items, leases, links, meta, metadata, mirrored, proxies, turns
+from .tables import (
+    COMING_IN,
+    MOVED_TO,
+    conversations,
+    followers,
+    items,
+    leases,
+    links,
+    meta,
+    metadata,
+    mirrored,
+    proxies,
+    turns,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +157,32 @@ def prepare(conn: Connection, database: Database, migrations: Sequence[Migration
             "upgrade cli-session-proxy, or choose another --var",
             detail={"found": version, "known": newest},
         )
-    elif version < newest:
+    else:
+        _refuse_moved(conn, database.name)
+    if version is not None and version < newest:
         _migrate(conn, database, version, migrations)
     # SQLite begins a write on a read-only file without a word; a write of no rows speaks up now, not at a turn
     conn.execute(meta.update().where(false()).values(value=""))
+
+
+def _refuse_moved(conn: Connection, name: str) -> None:
+    """Raises `StoreUnavailable` where the store is elsewhere by now, or is not whole yet."""
+    marks = conn.execute(select(meta).where(meta.c.name.in_([MOVED_TO, COMING_IN])))
+    for mark, value in marks.all():
+        if mark == MOVED_TO:
+            raise moved(name, value)
+        raise StoreUnavailable(
+            f"a move into the store {name} has not ended: run the same `migrate` again, or choose another place"
+        )
+
+
+def moved(name: str, place: str) -> StoreUnavailable:
+    """Also what a write of a proxy meets that is still on the old store."""
+    return StoreUnavailable(
+        f"the store {name} was moved to {place}: start the proxy with that store (`store`, or --var), and send this "
+        "again",
+        detail={"moved_to": place},
+    )
 
 
 def _migrate(conn: Connection, database: Database, version: int, migrations: Sequence[Migration]) -> None:

@@ -38,6 +38,10 @@ meta = Table(
 # The row of `meta` by which the store shows that it works.
 PROBE = "probe"
 
+# Rows of `meta` that keep proxies away (see `moving`): where the store was moved to, and a move into it that goes on.
+MOVED_TO = "moved_to"
+COMING_IN = "coming_in"
+
 # Until all of it is there, an imported chain belongs to an agent of this owner, which no reader is shown.
 COMING = "~importing"
 
