@@ -84,7 +84,8 @@ async def _finished(settings: Settings, store: Store, move: Move) -> Moved:
     """The last step, as a proxy among the others, which holds the lease of every agent."""
     instances = Instances(settings.var, store if store.spans_hosts else None)
     proxy = Proxy(instances.id, socket.gethostname(), settings.lease)
-    instances.enter()
+    if not store.spans_hosts:
+        instances.enter()
     try:
         async with _responding(store, proxy):
             wanted: Sequence[int] = ()
@@ -117,7 +118,10 @@ async def _responding(store: Store, proxy: Proxy) -> AsyncIterator[None]:
     try:
         yield
     except BaseException:
-        await store.resign(proxy.id)  # the store goes on serving, at once
+        try:
+            await store.resign(proxy.id)  # the store goes on serving, at once
+        except StoreUnavailable as exc:
+            log.warning("leases_not_released", error=exc.message)  # others take them when they have expired
         raise
     finally:
         beating.cancel()

@@ -7,14 +7,19 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Column, Connection, ForeignKeyConstraint, Table, inspect
+from sqlalchemy.exc import DBAPIError
 
 from ..sql.moving import MOVING, Side
 from ..sql.tables import metadata
-from .database import MOVED
+from .database import MOVED, ROLLED_BACK, code_of
 from .store import PostgresqlStore
 
 # A statement that waits for a lock any longer gives up: a program sits on it. The mover itself may be quiet for long.
 _BEGIN = "BEGIN; SET LOCAL lock_timeout = '30s'; SET LOCAL idle_in_transaction_session_timeout = 0"
+
+
+# How often tables are locked anew that others had locked the other way round: the server ends one of both.
+TRIES = 10
 
 
 class PostgresqlSide(Side):
@@ -38,10 +43,16 @@ class PostgresqlSide(Side):
         conn.exec_driver_sql(_BEGIN)
 
     def lock(self, conn: Connection, tables: Sequence[Table]) -> None:
-        self.begin(conn)
-        for table in tables:
-            if inspect(conn).has_table(table.name):
-                conn.exec_driver_sql(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE")
+        names = ", ".join(table.name for table in tables)
+        for left in reversed(range(TRIES)):
+            self.begin(conn)
+            try:
+                conn.exec_driver_sql(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE")
+                return
+            except DBAPIError as exc:
+                conn.exec_driver_sql("ROLLBACK")
+                if not left or code_of(exc) not in ROLLED_BACK:
+                    raise
 
     def watch(self, conn: Connection, table: Table) -> None:
         def noted(row: str) -> str:

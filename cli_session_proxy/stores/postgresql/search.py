@@ -23,14 +23,12 @@ from sqlalchemy.exc import DBAPIError
 from ...domain.models import ANSWERED
 from ...domain.searching import Found, Indexed, Search
 from ..sql import searching
-from ..sql.searching import PARTS, SAID, SNIPPET, Ranked
+from ..sql.searching import PARTS, SNIPPET, Ranked
 from ..sql.tables import agents, turns
 from .database import READ, PostgresqlDatabase, code_of
 
 # Raise it when what is taken into the index changes.
 VERSION = "1"
-# Turns whose texts are in memory at once.
-READ_AT_ONCE = 10
 # The server's own bounds: the last place that a word can have, places of one word, and bytes of all words of a turn.
 LAST_PLACE = 16383
 PLACES = 255
@@ -102,14 +100,11 @@ def _take_in(conn: Connection, which: Select[Any]) -> list[int]:
     conn.exec_driver_sql(_FILL)
     # Locked against their deletion alone: turns go on. One that is being deleted is left out.
     seqs = list(conn.scalars(which.with_for_update(read=True, key_share=True, skip_locked=True, of=turns)))
-    for at in range(0, len(seqs), READ_AT_ONCE):
-        those = select(*SAID).where(turns.c.seq.in_(seqs[at : at + READ_AT_ONCE]))
-        new = [
-            {"seq": row.seq, "status": row.status, "words": _vector(searching.said(row))}
-            for row in conn.execute(those).all()
-        ]
-        if new:
-            conn.exec_driver_sql(_TAKE_IN, new)
+    new = [
+        {"seq": turn.seq, "status": turn.status, "words": _vector(turn.texts)} for turn in searching.said(conn, seqs)
+    ]
+    if new:
+        conn.exec_driver_sql(_TAKE_IN, new)
     conn.exec_driver_sql("COMMIT")
     return seqs
 
@@ -164,11 +159,10 @@ def _by_words(conn: Connection, wanted: Search, limit: int) -> list[Ranked]:
         conn.exec_driver_sql("ROLLBACK TO ranked; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off")
         best = list(conn.scalars(fits.order_by(_docs.c.seq.desc())))
     shown: dict[int, Ranked] = {}
-    for at in range(0, len(best), READ_AT_ONCE):
-        for row in conn.execute(select(*SAID).where(turns.c.seq.in_(best[at : at + READ_AT_ONCE]))).all():
-            cuts = [(*_snippet(text, phrases), part) for part, text in zip(PARTS, searching.said(row), strict=True)]
-            score, pieces, part = max(cuts, key=lambda cut: cut[0])
-            shown[row.seq] = Ranked(row.seq, part, pieces) if score else Ranked(row.seq)
+    for turn in searching.said(conn, best):
+        cuts = [(*_snippet(text, phrases), part) for part, text in zip(PARTS, turn.texts, strict=True)]
+        score, pieces, part = max(cuts, key=lambda cut: cut[0])
+        shown[turn.seq] = Ranked(turn.seq, part, pieces) if score else Ranked(turn.seq)
     return [shown[seq] for seq in best]
 
 

@@ -93,6 +93,13 @@ def _fallbacks(conn: Connection) -> None:
         conn.exec_driver_sql(f"ALTER TABLE {turns.name} ADD COLUMN {turns.c.fallback.name} TEXT")
 
 
+def _newest_of_a_history(conn: Connection) -> None:
+    """Very many strangers may share an opening: the newest of them are found in the index, without sorting them all."""
+    (index,) = [index for index in turns.indexes if index.name == "turns_path_hash"]
+    index.drop(conn, checkfirst=True)
+    index.create(conn)
+
+
 def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
     old = loads(row.evidence)
     try:
@@ -138,6 +145,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("typed turns", _typed_turns, alone=True),
     Migration("fallbacks", _fallbacks),
     Migration("the Agent SDK's sessions", lambda conn: metadata.create_all(conn, tables=[mirrored])),
+    Migration("the newest of many turns with one history", _newest_of_a_history),
 )
 
 

@@ -35,7 +35,6 @@ from sqlalchemy import (
     Text,
     and_,
     func,
-    inspect,
     literal,
     select,
     tuple_,
@@ -197,27 +196,25 @@ class Move:
     def begin(self) -> None:
         """Have the source note what is written, and make the target. Raises `InvalidRequest` where it is in use."""
         with self.target.apart() as there:
-            with committed(self.target, there):
-                version = version_of(there, self.target.name)
-                found = None if version is None else _state_of(there)
-                if version is not None and found is None:
+            version = version_of(there, self.target.name)
+            found = None if version is None else _state_of(there)
+            with self.source.apart() as here:
+                if version is not None and (found is None or version != version_of(here, self.source.name)):
                     raise InvalidRequest(
                         f"{self.target.name} holds a store already: name a new place, or move that one away first"
                     )
-            with self.source.apart() as here:
-                new = found is None or _noted(here, MOVING) != found.id
-                if new or not inspect(here).has_table(MOVING):
-                    found = None
-                    with committed(self.source, here, [*COPIED, *LAST]):
-                        self._forget_changes(here)
-                        changes.create(here)
-                        for table in COPIED:
-                            self.source.watch(here, table)
-                        _note(here, MOVING, uuid.uuid4().hex)
-                if found is None:
-                    self._state = _State(str(_noted(here, MOVING)), self.source.name)
-                else:
+                if found is not None and _noted(here, MOVING) == found.id:
                     self._state = found
+                else:
+                    found = None
+                    self._state = _State(uuid.uuid4().hex, self.source.name)
+                    self._forget_changes(here)
+                    with committed(self.source, here):
+                        changes.create(here)
+                        _note(here, MOVING, self._state.id)
+                    for table in COPIED:  # one by one: who locks many waits for those who lock them the other way round
+                        with committed(self.source, here, [table]):
+                            self.source.watch(here, table)
             with committed(self.target, there):
                 if version is None:
                     self.target.prepare(there)
@@ -228,9 +225,10 @@ class Move:
 
     def give_up(self) -> None:
         """The source notes nothing any more; what is in the target is of no use."""
-        with self.source.apart() as here, committed(self.source, here, [*COPIED, *LAST]):
+        with self.source.apart() as here:
+            with committed(self.source, here):
+                here.execute(meta.delete().where(meta.c.name == MOVING))
             self._forget_changes(here)
-            here.execute(meta.delete().where(meta.c.name == MOVING))
 
     def copy(self) -> None:
         """Every table, from where an earlier try was."""
@@ -264,11 +262,17 @@ class Move:
                     self._step(len(rows))
 
     def catch_up(self) -> None:
-        """Copy what was written since, until less than a page is left of it."""
+        """Copy what was written since, until less than a page is left, or until as much is written meanwhile: that ends
+        when the mover holds the agents."""
         with self.source.apart() as here, self.target.apart() as there:
             self.target.loosen(there)
-            while self._drain(here, there) >= PAGE:
-                self._told(self._done, self._total)
+            before, left = 0, _count(here, changes)
+            while left >= PAGE and (before == 0 or left < before / 2):
+                before = left
+                while left > 0:
+                    left -= self._drain(here, there) or left
+                    self._told(self._done, self._total)
+                left = _count(here, changes)
 
     def finish(self, holder: str) -> Moved:
         """Lock the source, copy the rest, mark the source as moved. Raises `NotHeld`, with everything as it was."""
@@ -302,7 +306,6 @@ class Move:
                         if column is not None:
                             self.target.set_last_key(there, column, self.source.last_key(here, column))
                     _note(there, COMING_IN, self._state.as_text())
-                self._forget_changes(here)
                 _note(here, MOVED_TO, self.target.name)
                 for table in metadata.sorted_tables:
                     self.source.refuse(here, table, self.target.name)
@@ -339,8 +342,10 @@ class Move:
 
     def _forget_changes(self, here: Connection) -> None:
         for table in COPIED:
-            self.source.unwatch(here, table)
-        changes.drop(here, checkfirst=True)
+            with committed(self.source, here, [table]):
+                self.source.unwatch(here, table)
+        with committed(self.source, here):
+            changes.drop(here, checkfirst=True)
 
     def _step(self, rows: int) -> None:
         self._done += rows

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, exists, func, or_, select
 
 from ... import redact
 from ...domain.models import REPAIR_REASONS, Agent
@@ -30,11 +30,12 @@ SNIPPET = 24
 RANKING = 1.5
 PARTS: tuple[Part, ...] = ("input", "output", "tools", "metadata")
 
-# Of a turn what `said` reads.
-SAID = (
+# Turns whose texts are in memory at once.
+AT_ONCE = 10
+_SAID = select(
     turns.c.seq, turns.c.agent_key, turns.c.id, turns.c.status,
     *(func.substr(turns.c[name], 1, READ).label(name) for name in PARTS[:3]), turns.c.options,
-)  # fmt: skip
+).where(turns.c.seq.in_(bindparam("seqs", expanding=True)))  # fmt: skip
 
 # What names a block's kind and its place is not what it says; inside of a call's own input everything is.
 _NAMES = frozenset({
@@ -64,10 +65,23 @@ class Ranked(NamedTuple):
 ByWords = Callable[[int], Sequence[Ranked]]
 
 
-def said(row: Row[Any]) -> tuple[str, ...]:
-    """The text of each of `PARTS`, without secrets, as UTF-8 can carry it. From a row of `SAID`."""
-    parts = (*(_texts(row._mapping[name]) for name in PARTS[:3]), _noted(row.options))
-    return tuple(redact.text(part.replace("\0", " ").encode("utf-8", "replace").decode()) for part in parts)
+class Said(NamedTuple):
+    """`texts`: of each of `PARTS`, without secrets, as UTF-8 can carry it."""
+
+    seq: int
+    agent_key: int
+    id: str
+    status: str
+    texts: tuple[str, ...]
+
+
+def said(conn: Connection, seqs: Sequence[int]) -> Iterator[Said]:
+    """What can be found of these turns, in any order."""
+    for at in range(0, len(seqs), AT_ONCE):
+        for row in conn.execute(_SAID, {"seqs": seqs[at : at + AT_ONCE]}).all():
+            parts = (*map(_texts, row[4:7]), _noted(row.options))
+            texts = (part.replace("\0", " ").encode("utf-8", "replace").decode() for part in parts)
+            yield Said(*row[:4], tuple(map(redact.text, texts)))
 
 
 def _texts(text: str) -> str:

@@ -110,7 +110,7 @@ turns = Table(
     Index("turns_status", "status", "seq"),
     Index("turns_delivery", "delivery", "seq"),
     Index("turns_fingerprint", "fingerprint", "seq"),
-    Index("turns_path_hash", "path_hash"),
+    Index("turns_path_hash", "path_hash", "seq"),
     sqlite_autoincrement=True,
 )
 

@@ -26,7 +26,7 @@ from sqlalchemy import Connection, NullPool, and_, column, create_engine, func, 
 from ...domain.searching import Found, Indexed, Search
 from ...errors import StoreUnavailable
 from ..sql import searching
-from ..sql.searching import PARTS, SAID, SNIPPET, Ranked
+from ..sql.searching import PARTS, SNIPPET, Ranked
 from ..sql.tables import agents, turns
 from .database import ERRORS, cause_of, driver_of
 
@@ -143,15 +143,11 @@ def _index(conn: Connection, seconds: float) -> Indexed:
     while done < len(stale) and (done == 0 or time.monotonic() < until):
         piece = stale[done : done + searching.PIECE]
         with _writing(conn) as driver:
-            for seq in piece:
-                for row in conn.execute(select(*SAID).where(turns.c.seq == seq)).all():
-                    driver.execute("DELETE FROM words WHERE rowid = ?", (seq,))
-                    new = (seq, *searching.said(row))
-                    driver.execute(
-                        "INSERT INTO words (rowid, input, output, tools, metadata) VALUES (?, ?, ?, ?, ?)", new
-                    )
-                    doc = (seq, row.agent_key, row.id, row.status)
-                    driver.execute("INSERT OR REPLACE INTO docs VALUES (?, ?, ?, ?)", doc)
+            for turn in searching.said(conn, piece):
+                driver.execute("DELETE FROM words WHERE rowid = ?", (turn.seq,))
+                new = "INSERT INTO words (rowid, input, output, tools, metadata) VALUES (?, ?, ?, ?, ?)"
+                driver.execute(new, (turn.seq, *turn.texts))
+                driver.execute("INSERT OR REPLACE INTO docs VALUES (?, ?, ?, ?)", turn[:4])
         done += len(piece)
     return Indexed(total - len(stale) + done, total)
 
