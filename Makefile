@@ -27,7 +27,7 @@ MINUTES ?= 15
 SEED ?=
 CHAOS := $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-.PHONY: serve login demo test bench bench-quick peers trace check continuity full chaos agents conformance dist image lock tools chromium \
+.PHONY: serve login demo test bench bench-quick million peers trace check continuity full chaos agents conformance dist image lock tools chromium \
 	bubblewrap postgresql clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
@@ -63,6 +63,9 @@ bench: $(VENV)/.bench $(CCPROXY)/.installed chromium  ## the proxy beside the ba
 
 bench-quick: $(VENV)/.bench $(CCPROXY)/.installed chromium  ## the same in about two minutes; prints only
 	$(BIN)/python -m bench --quick --json var/bench-quick.json
+
+million: $(VENV)/.test postgresql  ## what a turn costs PostgreSQL over a million stored turns, beside ten thousand; ten minutes, 6 GB
+	$(BIN)/python -m bench.million --json var/million.json
 
 peers: $(VENV)/.bench $(CCPROXY)/.installed $(CLAUDE_MAX)/.installed  ## the continuity benchmark on the peers, half an hour; writes docs/peers.md
 	$(BIN)/python -m bench.peers --docs docs

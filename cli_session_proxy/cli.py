@@ -360,6 +360,33 @@ def import_(
     _say(_json_of(done) if as_json else f"imported agent {done.agent_id}: {done.turns} turns ({done.records} records)")
 
 
+@app.command(epilog=_examples("migrate --to postgresql://proxy@db/chains", "migrate --store URL --to var"))
+def migrate(
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="URL|VAR", help="postgresql://… (its password in PGPASSWORD), or a --var without a store."
+        ),
+    ],
+    give_up: Annotated[bool, typer.Option("--give-up", help="Forget a move that was begun and did not end.")] = False,
+    config: Config = None,
+    var: Var = None,
+    store: StoreUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move the whole store into another database, beside running proxies too; an interrupted move is run again."""
+    from .commands import moving
+
+    settings = load(config=config, var=var, store=store)
+    if give_up:
+        asyncio.run(moving.give_up(settings, to))
+        _say("the move is forgotten; what it has copied is of no use and may be removed")
+        return
+    done = asyncio.run(moving.migrate(settings, to))
+    said = f"moved {sum(done.rows.values())} rows ({done.rows['turns']} turns of {done.rows['agents']} agents)"
+    _say(_json_of(done) if as_json else f"{said} to {done.place}, each compared: start the proxies with that store")
+
+
 @app.command(epilog=_examples("doctor", "doctor --json"))
 def doctor(
     host: Annotated[str | None, typer.Option(help="Where `serve` would listen.", show_default="127.0.0.1")] = None,

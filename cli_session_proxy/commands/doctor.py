@@ -31,6 +31,7 @@ from ..http.served import OVER_SOCKET, Served, served_at
 from ..sandbox import Sandboxes
 from ..settings import Settings
 from ..stores.sql.migrations import MIGRATIONS
+from ..stores.sql.tables import COMING_IN, MOVED_TO
 from ..stores.sqlite.store import FILE
 from .login import missing_login
 from .showing import client_of
@@ -218,6 +219,9 @@ def _health(path: Path, conn: sqlite3.Connection) -> tuple[Finding, float | None
     if int(version) > newest:
         says = f"{path} has schema {version}, this program knows up to {newest}"
         return Finding("store", "error", says, "pip install --upgrade cli-session-proxy"), None
+    marks = dict(conn.execute("SELECT name, value FROM meta WHERE name IN (?, ?)", (MOVED_TO, COMING_IN)))
+    if marks:
+        return _elsewhere(str(path), marks.get(MOVED_TO)), None
     agents, last_at = conn.execute("SELECT count(*), max(last_at) FROM agents").fetchone()
     old = "" if int(version) == newest else f" (migrated from {version} at the next start)"
     says = f"{path}: {agents} agents, {path.stat().st_size // MB} MB, schema {newest}{old}"
@@ -239,8 +243,16 @@ def _server(url: str) -> tuple[Finding, float | None]:
     if found.schema is not None and found.schema > newest:
         says = f"{found.name} has schema {found.schema}, this program knows up to {newest}"
         return Finding("store", "error", says, "pip install --upgrade cli-session-proxy"), None
+    if found.is_marked:
+        return _elsewhere(found.name, found.moved_to), None
     schema = "an empty database" if found.schema is None else f"{found.agents} agents, schema {found.schema}"
     return Finding("store", "ok", f"{found.name}: PostgreSQL {found.server}, {schema}"), found.last_at
+
+
+def _elsewhere(name: str, place: str | None) -> Finding:
+    if place is None:
+        return Finding("store", "error", f"a move into {name} has not ended", "run the same `migrate` again")
+    return Finding("store", "error", f"{name} was moved to {place}", "start with that store (`store`, or --var)")
 
 
 def _broken(path: Path, why: str) -> Finding:

@@ -51,7 +51,7 @@ async def verify(settings: Settings, owner: str | None, agent_id: str | None) ->
             return []
         verifier = Verifier(settings, store)
         done: list[Verified] = []
-        with _bar("verifying", MofNCompleteColumn()) as moved:
+        with bar("verifying", MofNCompleteColumn()) as moved:
             for agent in agents:
                 moved(len(done), len(agents))
                 done.append(await verifier.verify(agent))
@@ -77,7 +77,7 @@ def print_verified(found: list[Verified]) -> Iterator[str]:
 async def adopt(settings: Settings, owner: str, wanted: str, agent_id: str | None) -> Adopted:
     """Bring in a session that the CLI has somewhere. Raises `NotFound`, `InvalidRequest`."""
     async with _ready(settings) as store, _looking() as look:
-        with _bar("adopting", TaskProgressColumn()) as told:
+        with bar("adopting", TaskProgressColumn()) as told:
             return await adopt_session(settings, store, owner, agent_id, wanted, look, told)
 
 
@@ -94,7 +94,7 @@ async def export(settings: Settings, owner: str, agent_id: str, path: Path | Non
         if store is None or agent is None:
             raise NotFound(f"there is no agent {agent_id!r} of {owner!r} in {place_of(settings)}: see `chains`")
         target = path or Path(f"{agent.dir}.export.jsonl")
-        with _bar("exporting", TextColumn("{task.completed} turns")) as moved:
+        with bar("exporting", TextColumn("{task.completed} turns")) as moved:
             return await portable.export(settings, store, agent, target, lambda done, _: moved(done, None))
 
 
@@ -120,7 +120,7 @@ class _KeptByClaude:
 async def import_(settings: Settings, owner: str, path: Path, agent_id: str | None) -> Moved:
     """Take a file of `export` in. Raises `NotFound`, `InvalidRequest`."""
     async with _ready(settings) as store, _looking() as look:
-        with _bar("importing", TaskProgressColumn()) as told:
+        with bar("importing", TaskProgressColumn()) as told:
             return await incoming.bring_in(store, _KeptByClaude(settings, look), owner, path, agent_id, told)
 
 
@@ -163,7 +163,7 @@ async def _looking() -> AsyncIterator[Look]:
 
 
 @contextmanager
-def _bar(name: str, column: ProgressColumn) -> Iterator[Callable[[int, int | None], None]]:
+def bar(name: str, column: ProgressColumn) -> Iterator[Callable[[int, int | None], None]]:
     """What moves it: so much is done, of so much (None: nobody knows).
 
     On stderr, in a terminal only, and gone when done: stdout is for what was asked.

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError
 from ..settings import Settings
 from .base import Store
+from .sql.moving import Move, Side, Told, untold
+from .sqlite.moving import SqliteSide
 from .sqlite.store import FILE, SqliteStore
 
 if TYPE_CHECKING:
@@ -31,6 +33,22 @@ def is_new(settings: Settings) -> bool:
 def place_of(settings: Settings) -> str:
     """How messages call it. It holds no password."""
     return str(settings.var) if settings.store is None else _postgresql(settings.store.get_secret_value()).database.name
+
+
+def move_of(source: Settings, target: Settings, told: Told = untold) -> Move:
+    """A move from the store of these settings to that of the others."""
+    return Move(_side_of(source), _side_of(target), told)
+
+
+def _side_of(settings: Settings) -> Side:
+    store = store_for(settings)
+    if isinstance(store, SqliteStore):
+        return SqliteSide(store)
+    # Imported here: see `_postgresql`.
+    from .postgresql.moving import PostgresqlSide  # noqa: PLC0415
+
+    assert settings.store is not None
+    return PostgresqlSide(_postgresql(settings.store.get_secret_value()))
 
 
 def _postgresql(url: str) -> PostgresqlStore:

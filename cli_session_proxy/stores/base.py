@@ -54,7 +54,8 @@ class Proxy:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write one agent's turns and sessions. Each new holder gets a higher `epoch`."""
+    """The right to write one agent's turns and sessions. Each new holder gets a higher `epoch`, also from a store that
+    was put back from a backup: none is ever granted twice."""
 
     agent_key: int
     holder: str

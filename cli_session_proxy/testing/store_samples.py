@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from ..domain.evidence import Evidence
 from ..domain.models import Agent, FileMark, Message, Record, Session, Turn, Usage
-from ..stores.base import Commit, ImportedTurn, Lease, NewTurn, Proxy, Store, TurnStart
+from ..stores.base import Commit, Granted, Held, ImportedTurn, Lease, NewTurn, Proxy, Store, TurnStart
 
 StoreFactory = Callable[[], Store]
 T = TypeVar("T")
@@ -38,14 +38,34 @@ HOLDER = Proxy("holder", "here", 3600.0)
 
 
 async def an_agent(store: Store, agent_id: str = "a", owner: str = "local", *, named: bool = True) -> Agent:
-    """An agent that `HOLDER` may write, at epoch 1."""
+    """An agent that `HOLDER` may write, under `a_lease`."""
     agent = await store.ensure_agent(owner, agent_id, f"{owner}-{agent_id}", named=named, now=1.0)
-    await store.acquire(agent.key, HOLDER)
+    _held[agent.key] = await granted(store, agent, HOLDER)
     return agent
 
 
+async def granted(store: Store, agent: Agent, proxy: Proxy, *, dead: Collection[str] = ()) -> Lease:
+    """The agent's lease, which is free, or whose holder has expired or is `dead`."""
+    got = await store.acquire(agent.key, proxy, dead=dead)
+    assert isinstance(got, Granted)
+    assert (got.lease.agent_key, got.lease.holder) == (agent.key, proxy.id)
+    return got.lease
+
+
+def follows(got: Granted | Held, former: Lease, holder: str, taken_from: str | None) -> bool:
+    """It is granted to this holder, with a higher epoch than the former lease of the agent."""
+    if isinstance(got, Held) or (got.lease.agent_key, got.lease.holder) != (former.agent_key, holder):
+        return False
+    return got.lease.epoch > former.epoch and got.taken_from == taken_from
+
+
+# Of the agents that `an_agent` made last; contracts run one after the other.
+_held: dict[int, Lease] = {}
+
+
 def a_lease(agent_key: int) -> Lease:
-    return Lease(agent_key, HOLDER.id, 1)
+    """What `HOLDER` was granted by `an_agent`."""
+    return _held[agent_key]
 
 
 def a_turn(agent: Agent, id: str, parent: str | None = None, at: float = 10.0, **more: Any) -> NewTurn:
@@ -58,8 +78,9 @@ def a_session(agent: Agent, id: str, tip: str | None, at: float = 11.0) -> Sessi
 
 def a_begin(turn: Turn, session: str = "s1", **more: Any) -> TurnStart:
     values: dict[str, Any] = {
-        "lease": a_lease(turn.agent_key), "turn_id": turn.id, "parent_id": turn.parent_id, "session_id": session,
-        "frame_uuid": f"frame-{turn.id}", "continuity": "warm", "evidence": Evidence(sandbox="/x"), "started_at": 12.0,
+        "lease": more.get("lease") or a_lease(turn.agent_key), "turn_id": turn.id, "parent_id": turn.parent_id,
+        "session_id": session, "frame_uuid": f"frame-{turn.id}",
+        "continuity": "warm", "evidence": Evidence(sandbox="/x"), "started_at": 12.0,
         "attempt": {"n": 1},
     }  # fmt: skip
     return TurnStart(**{**values, **more})
@@ -67,7 +88,7 @@ def a_begin(turn: Turn, session: str = "s1", **more: Any) -> TurnStart:
 
 def a_commit(turn: Turn, agent: Agent, session: str = "s1", **more: Any) -> Commit:
     values: dict[str, Any] = {
-        "lease": a_lease(agent.key), "turn_id": turn.id, "status": "completed",
+        "lease": more.get("lease") or a_lease(agent.key), "turn_id": turn.id, "status": "completed",
         "output": ({"type": "text", "text": f"answer {turn.id}"},),
         "stop_reason": "end_turn", "usage": Usage(1, 2, 3, 4, 5), "cost_usd": 0.25, "tools": ({"name": "Bash"},),
         "timings": {"total": 1.5}, "attempts": ({"n": 1, "ok": True},), "records": (Record(f'{{"r": "{turn.id}"}}'),),

@@ -63,6 +63,8 @@ async def test_every_statement_of_the_contracts_is_written_for_postgresql_too(
             await contract(lambda path=path: SqliteStore(path))  # type: ignore[misc]  # mypy takes no default here
     assert len(texts) > 80
     for text in texts.values():
+        if "search." in text:  # its index is SQLite's own
+            continue
         assert not [word for word in SQLITE_ONLY if word in text], text
     frames = [text for text in texts.values() if text.startswith("INSERT INTO frames")]
     assert frames

@@ -32,7 +32,6 @@ from cli_session_proxy.stores.sql.migrations import MIGRATIONS, Migration
 from cli_session_proxy.stores.sql.tables import COMING, agents, meta
 from cli_session_proxy.testing.store_conformance import (
     CONTRACTS,
-    SEARCH_CONTRACTS,
     WRITER_CONTRACTS,
     Contract,
     WriterContract,
@@ -52,10 +51,8 @@ from cli_session_proxy.testing.store_samples import (
 from ..postgres import PATIENCE, USER, HandClock, Postgres, folder, needed, server, unprivileged
 from ..until import until
 
-KEPT_CONTRACTS = [contract for contract in CONTRACTS if contract not in SEARCH_CONTRACTS]
 
-
-@pytest.mark.parametrize("contract", KEPT_CONTRACTS, ids=lambda contract: contract.__name__)
+@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.__name__)
 async def test_contract(contract: Contract, postgres_url: str) -> None:
     await contract(lambda: PostgresqlStore(postgres_url))
 
@@ -532,7 +529,7 @@ def free_port() -> int:
 
 # What one transaction might leave to the next one on its session shows in leases and claims.
 def _behind_a_pooler() -> Iterator[object]:
-    for contract in KEPT_CONTRACTS:
+    for contract in CONTRACTS:
         always = contract.__module__.rpartition(".")[2] in ("leases", "beside")
         yield pytest.param(contract, id=contract.__name__, marks=() if always else (pytest.mark.full,))
 

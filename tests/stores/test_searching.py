@@ -1,4 +1,4 @@
-"""The search index of the SQLite store: a cache that is made anew, costs no turn anything, and forgets for good."""
+"""What can be found of a turn. A SQLite store's index: a cache that costs no turn anything, and forgets for good."""
 
 from __future__ import annotations
 
@@ -7,14 +7,46 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cli_session_proxy.domain.searching import Search
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.stores.base import Store
+from cli_session_proxy.stores.sql import searching
+from cli_session_proxy.stores.sql.rows import dumps
 from cli_session_proxy.stores.sql.store import SqlStore
 from cli_session_proxy.stores.sqlite import search
 from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy.testing.store_samples import an_agent, complete, imported_turns, opened
+
+NAMES = ("type", "id", "data", "text", "input", "input_x", "thinking", "k")
+JSON_TEXTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.sampled_from('ab"\\{}[]:, \n\ud800é'), max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def strings_of(value: object, key: str = "", *, called: bool = False) -> list[str]:
+    """What `searching` finds in JSON, the slow way."""
+    if isinstance(value, str):
+        return [value] if called or key not in ("type", "id", "data", "thinking") else []
+    called = called or key.startswith("input")
+    if isinstance(value, dict):
+        return [one for name, inner in value.items() for one in strings_of(inner, name, called=called)]
+    return [one for inner in value for one in strings_of(inner, called=called)] if isinstance(value, list) else []
+
+
+@given(JSON_TEXTS)
+def test_the_strings_of_a_turn_are_found_in_its_json(value: object) -> None:
+    assert searching._texts(dumps(value)) == "\n".join(strings_of(value))
+
+
+@given(JSON_TEXTS, st.integers(0, 60))
+def test_of_json_that_is_cut_off_whole_strings_are_found(value: object, end: int) -> None:
+    found = searching._texts(dumps(value)[:end])
+    assert "\n".join(strings_of(value)).startswith(found)
 
 
 def stored_at(folder: Path) -> SqliteStore:
@@ -103,7 +135,7 @@ async def test_a_turn_waits_for_no_index_and_writes_none(tmp_path: Path) -> None
 
 
 async def test_it_fills_in_pieces_and_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "PIECE", 10)
+    monkeypatch.setattr(searching, "PIECE", 10)
     async with opened(lambda: stored_at(tmp_path)) as store:
         agent = await an_agent(store)
         await store.import_turns(imported_turns(agent, 45), head="i44")
@@ -115,7 +147,7 @@ async def test_it_fills_in_pieces_and_tells_how_far_it_is(tmp_path: Path, monkey
 async def test_where_ranking_takes_too_long_the_newest_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "RANKING", -1.0)
+    monkeypatch.setattr(searching, "RANKING", -1.0)
     monkeypatch.setattr(search, "LOOK", 1)
     async with opened(lambda: stored_at(tmp_path)) as store:
         agent = await an_agent(store)

@@ -29,6 +29,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
 from ..sql.database import Claim, Database, Urgency, Work
+from ..sql.migrations import moved
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ DEFAULTS: dict[str, Any] = {
     "tcp_user_timeout": 10_000, "application_name": "cli-session-proxy",
 }  # fmt: skip
 
-_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _CLOCK = """
     CREATE FUNCTION store_clock() RETURNS double precision LANGUAGE sql VOLATILE
     AS 'SELECT extract(epoch FROM clock_timestamp())::double precision'
@@ -110,18 +111,18 @@ class PostgresqlDatabase(Database):
         )
         self._open = True
 
-        def prepared(conn: Connection) -> None:
-            # The schema, by one program at a time: the lock ends with the transaction.
-            conn.exec_driver_sql(f"SELECT pg_advisory_xact_lock({OPENING})")
-            if conn.exec_driver_sql("SELECT to_regprocedure('store_clock()') IS NULL").scalar():
-                conn.exec_driver_sql(_CLOCK)
-            prepare(conn)
-
         try:
-            await self.write(prepared, alone=True)
+            await self.write(lambda conn: self.prepare(conn, prepare), alone=True)
         except BaseException:
             await self.close()
             raise
+
+    def prepare(self, conn: Connection, prepare: Work[None]) -> None:
+        """The schema, by one program at a time, in the transaction of the caller: the lock ends with it."""
+        conn.exec_driver_sql(f"SELECT pg_advisory_xact_lock({OPENING})")
+        if conn.exec_driver_sql("SELECT to_regprocedure('store_clock()') IS NULL").scalar():
+            conn.exec_driver_sql(_CLOCK)
+        prepare(conn)
 
     async def close(self) -> None:
         self._open = False
@@ -187,14 +188,21 @@ class PostgresqlDatabase(Database):
         conn.close()
         return None
 
-    def look(self, work: Work[T]) -> T:
-        """Run a read on a connection of its own, whether this is open or not. Blocks."""
+    @contextmanager
+    def apart(self) -> Iterator[Connection]:
+        """A connection of its own, whether this is open or not, for work beside the turns. It begins no transaction by
+        itself. Blocks."""
         try:
             with self._made(poolclass=NullPool).connect() as conn:
-                conn.exec_driver_sql(_READ)
-                return work(conn)
+                yield conn
         except ERRORS as exc:
             raise self._unavailable(exc) from exc
+
+    def look(self, work: Work[T]) -> T:
+        """Run a read beside the turns. Blocks."""
+        with self.apart() as conn:
+            conn.exec_driver_sql(READ)
+            return work(conn)
 
     def living(self) -> None:
         """Proxies are on many hosts: only their heartbeats tell."""
@@ -243,7 +251,7 @@ class PostgresqlDatabase(Database):
 
     def _read(self, work: Work[T]) -> T:
         try:
-            with self._transaction(_READ) as (conn, _):
+            with self._transaction(READ) as (conn, _):
                 return work(conn)
         except ERRORS as exc:
             raise self._unavailable(exc) from exc
@@ -313,6 +321,8 @@ class PostgresqlDatabase(Database):
             return InvalidRequest("a name holds a NUL or half a surrogate pair: send it as well-formed text")
         code = code_of(exc)
         said = cause.diag.message_primary if isinstance(cause, psycopg.Error) else None
+        if code == MOVED:
+            return moved(self.name, said or "")
         lines = (said or str(cause) or type(cause).__name__).splitlines()
         if code == LOCKED:
             return StoreUnavailable(
@@ -346,6 +356,8 @@ def _closed() -> StoreUnavailable:
 # What a transaction is refused with that may be done once more: another one was in its way.
 ROLLED_BACK = ("40001", "40P01")
 LOCKED = "55P03"
+# What a store that was moved answers every write with; the message is the new place.
+MOVED = "MOVED"
 # By SQLSTATE, or by its class; none: there was no server to say one.
 ADVICE = {
     "": "start PostgreSQL, or correct `store`",

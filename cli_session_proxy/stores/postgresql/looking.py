@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, inspect, select
 
 from ..sql.migrations import version_of
-from ..sql.tables import agents
+from ..sql.tables import COMING_IN, MOVED_TO, agents, meta
 from .database import PostgresqlDatabase
 from .store import BUSY_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """`server`: its version. `schema` None: the database is empty. `last_at`: the time of the last turn."""
+    """`server`: its version. `schema` None: the database is empty. `last_at`: the time of the last turn. `is_marked`:
+    no proxy may use it, because it was moved (`moved_to`) or because a move into it has not ended."""
 
     name: str
     server: str
     schema: int | None
     agents: int
     last_at: float | None
+    is_marked: bool = False
+    moved_to: str | None = None
 
 
 def look(url: str) -> Looked:
@@ -33,6 +36,9 @@ def look(url: str) -> Looked:
         if schema is None or agents.name not in inspect(conn).get_table_names():
             return Looked(database.name, server, schema, 0, None)
         count, last_at = conn.execute(select(func.count(), func.max(agents.c.last_at))).one()
-        return Looked(database.name, server, schema, count, last_at)
+        marks = dict(
+            conn.execute(select(meta.c.name, meta.c.value).where(meta.c.name.in_([MOVED_TO, COMING_IN]))).all()
+        )
+        return Looked(database.name, server, schema, count, last_at, bool(marks), marks.get(MOVED_TO))
 
     return database.look(work)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
+from sqlalchemy import Connection
+
 from ...domain.searching import Found, Indexed, Search
-from ...errors import InvalidRequest
 from ..sql.migrations import MIGRATIONS, Migration
 from ..sql.store import SqlStore
+from . import search
 from .database import PostgresqlDatabase
 
 # How long a write waits for a row that another program has locked, or for a server that is away.
@@ -28,12 +31,12 @@ class PostgresqlStore(SqlStore):
         self.database = PostgresqlDatabase(url, busy_timeout=busy_timeout)
         super().__init__(self.database, migrations)
 
+    def prepare(self, conn: Connection) -> None:
+        super().prepare(conn)
+        search.prepare(conn)
+
     async def index(self, seconds: float) -> Indexed:
-        raise _no_search()
+        return await asyncio.to_thread(search.index, self.database, seconds)
 
     async def search(self, wanted: Search) -> Found:
-        raise _no_search()
-
-
-def _no_search() -> InvalidRequest:
-    return InvalidRequest("there is no search in a PostgreSQL store yet: `chains` lists its agents, `dump` shows one")
+        return await asyncio.to_thread(search.search, self.database, wanted)

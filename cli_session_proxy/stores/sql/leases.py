@@ -1,15 +1,16 @@
 """The bodies of the transactions behind leases: who may write an agent, and which proxies respond.
 
 A lease ends when its holder releases it, or when the holder's heartbeat has expired and another proxy takes it. The
-epoch goes up with each grant to another holder and never comes back. Times are the database's: `store_clock()` is a
-function that it has (see `database`).
+epoch goes up with each grant to another holder and never comes back: it is at least the store's clock (milliseconds),
+so that a store that was put back from a backup grants none that was granted after that backup. Times are the
+database's: `store_clock()` is a function that it has (see `database`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import Connection, Double, bindparam, func, select
+from sqlalchemy import BigInteger, Connection, Double, bindparam, cast, func, select
 
 from ...errors import LeaseLost
 from ..base import Granted, Held, HeldLease, Lease, Proxy
@@ -23,6 +24,7 @@ _NOW = func.store_clock(type_=Double)
 _THIS_PROXY = proxies.c.id == bindparam("of_proxy")
 _BEAT = Prepared(proxies.update().where(_THIS_PROXY).values(until=_NOW + bindparam("lease")))
 _JOIN = Prepared(InsertNew(proxies).values(until=_NOW + bindparam("lease")))
+_EPOCH = Prepared(select(cast(_NOW * 1000, BigInteger).label("now")))
 _LEFT = Prepared(select((proxies.c.until - _NOW).label("seconds")).where(_THIS_PROXY))
 # Locked until the end of the transaction: nobody is granted a lease while a write under it is on its way.
 _LEASE = Prepared(
@@ -68,9 +70,9 @@ def acquire(conn: Connection, agent_key: int, proxy: Proxy, dead: Collection[str
     beat(conn, proxy, at_least=FRESH)
     row = _LEASE.one(conn, {"of_agent": agent_key})
     if row is None:
-        first = {"agent_key": agent_key, "epoch": 1, "holder": proxy.id}
-        if _FIRST_GRANT.run(conn, first).rowcount:
-            return Granted(Lease(agent_key, proxy.id, 1), None)
+        first = Lease(agent_key, proxy.id, _epoch(conn, 0))
+        if _FIRST_GRANT.run(conn, {"agent_key": agent_key, "epoch": first.epoch, "holder": proxy.id}).rowcount:
+            return Granted(first, None)
         row = _LEASE.one(conn, {"of_agent": agent_key})  # another proxy was faster
         assert row is not None
     if row.holder == proxy.id:
@@ -79,8 +81,16 @@ def acquire(conn: Connection, agent_key: int, proxy: Proxy, dead: Collection[str
         if row.wanted is None:
             _CHANGE.run(conn, {"of_agent": agent_key, "wanted": proxy.id})
         return Held(row.holder)
-    _CHANGE.run(conn, {"of_agent": agent_key, "epoch": row.epoch + 1, "holder": proxy.id, "wanted": None})
-    return Granted(Lease(agent_key, proxy.id, row.epoch + 1), row.holder)
+    new = Lease(agent_key, proxy.id, _epoch(conn, row.epoch))
+    _CHANGE.run(conn, {"of_agent": agent_key, "epoch": new.epoch, "holder": proxy.id, "wanted": None})
+    return Granted(new, row.holder)
+
+
+def _epoch(conn: Connection, former: int) -> int:
+    """Of the next grant."""
+    found = _EPOCH.one(conn, {})
+    assert found is not None
+    return max(former + 1, int(found.now))
 
 
 def release(conn: Connection, lease: Lease) -> None:

@@ -19,7 +19,20 @@ from ...domain.models import PLAIN, Placed
 from ...errors import StoreUnavailable
 from .database import Database
 from .rows import dumps, loads, size
-from .tables import conversations, followers, items, leases, links, meta, metadata, mirrored, proxies, turns
+from .tables import (
+    COMING_IN,
+    MOVED_TO,
+    conversations,
+    followers,
+    items,
+    leases,
+    links,
+    meta,
+    metadata,
+    mirrored,
+    proxies,
+    turns,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +93,13 @@ def _fallbacks(conn: Connection) -> None:
         conn.exec_driver_sql(f"ALTER TABLE {turns.name} ADD COLUMN {turns.c.fallback.name} TEXT")
 
 
+def _newest_of_a_history(conn: Connection) -> None:
+    """Very many strangers may share an opening: the newest of them are found in the index, without sorting them all."""
+    (index,) = [index for index in turns.indexes if index.name == "turns_path_hash"]
+    index.drop(conn, checkfirst=True)
+    index.create(conn)
+
+
 def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
     old = loads(row.evidence)
     try:
@@ -125,6 +145,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("typed turns", _typed_turns, alone=True),
     Migration("fallbacks", _fallbacks),
     Migration("the Agent SDK's sessions", lambda conn: metadata.create_all(conn, tables=[mirrored])),
+    Migration("the newest of many turns with one history", _newest_of_a_history),
 )
 
 
@@ -144,10 +165,32 @@ def prepare(conn: Connection, database: Database, migrations: Sequence[Migration
             "upgrade cli-session-proxy, or choose another --var",
             detail={"found": version, "known": newest},
         )
-    elif version < newest:
+    else:
+        _refuse_moved(conn, database.name)
+    if version is not None and version < newest:
         _migrate(conn, database, version, migrations)
     # SQLite begins a write on a read-only file without a word; a write of no rows speaks up now, not at a turn
     conn.execute(meta.update().where(false()).values(value=""))
+
+
+def _refuse_moved(conn: Connection, name: str) -> None:
+    """Raises `StoreUnavailable` where the store is elsewhere by now, or is not whole yet."""
+    marks = conn.execute(select(meta).where(meta.c.name.in_([MOVED_TO, COMING_IN])))
+    for mark, value in marks.all():
+        if mark == MOVED_TO:
+            raise moved(name, value)
+        raise StoreUnavailable(
+            f"a move into the store {name} has not ended: run the same `migrate` again, or choose another place"
+        )
+
+
+def moved(name: str, place: str) -> StoreUnavailable:
+    """Also what a write of a proxy meets that is still on the old store."""
+    return StoreUnavailable(
+        f"the store {name} was moved to {place}: start the proxy with that store (`store`, or --var), and send this "
+        "again",
+        detail={"moved_to": place},
+    )
 
 
 def _migrate(conn: Connection, database: Database, version: int, migrations: Sequence[Migration]) -> None:

@@ -80,9 +80,10 @@ class SqlStore(Store):
         self._migrations = migrations
 
     async def open(self) -> None:
-        await self._db.open(self._prepare)
+        await self._db.open(self.prepare)
 
-    def _prepare(self, conn: Connection) -> None:
+    def prepare(self, conn: Connection) -> None:
+        """Make the schema, or bring it up to date. Inside of a transaction that nobody else makes one in."""
         migrations.prepare(conn, self._db, self._migrations)
         importing.clear(conn, self._db)
 

@@ -38,6 +38,10 @@ meta = Table(
 # The row of `meta` by which the store shows that it works.
 PROBE = "probe"
 
+# Rows of `meta` that keep proxies away (see `moving`): where the store was moved to, and a move into it that goes on.
+MOVED_TO = "moved_to"
+COMING_IN = "coming_in"
+
 # Until all of it is there, an imported chain belongs to an agent of this owner, which no reader is shown.
 COMING = "~importing"
 
@@ -106,7 +110,7 @@ turns = Table(
     Index("turns_status", "status", "seq"),
     Index("turns_delivery", "delivery", "seq"),
     Index("turns_fingerprint", "fingerprint", "seq"),
-    Index("turns_path_hash", "path_hash"),
+    Index("turns_path_hash", "path_hash", "seq"),
     sqlite_autoincrement=True,
 )
 

@@ -38,6 +38,7 @@ from ... import logs
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
 from ...locks import RUN, SUFFIX, FileLock, is_held
 from ..sql.database import Claim, Database, Urgency, Work
+from ..sql.migrations import moved
 from . import copies
 
 log = logs.get(__name__)
@@ -192,6 +193,18 @@ class SqliteDatabase(Database):
             self._write_waiting()
         result: T = await done
         return result
+
+    @contextmanager
+    def apart(self) -> Iterator[Connection]:
+        """A connection of its own, whether this is open or not, for work beside the turns. It begins no transaction by
+        itself. Blocks."""
+        try:
+            made = engine(self.url, WRITING, self.busy_timeout, self._clock)
+            with made.connect() as conn:
+                use_wal(conn, time.monotonic() + self.busy_timeout)
+                yield conn
+        except ERRORS as exc:
+            raise self._unavailable(exc) from exc
 
     def claim(self, name: str) -> Claim | None:
         """The kernel gives it back when this process ends, however it ends."""
@@ -384,6 +397,8 @@ class SqliteDatabase(Database):
         if is_busy(exc):
             return self._locked(ANOTHER_PROGRAM)
         cause, code = cause_of(exc)
+        if getattr(cause, "sqlite_errorcode", 0) == sqlite3.SQLITE_CONSTRAINT_TRIGGER and str(cause).startswith(MOVED):
+            return moved(str(self.path), str(cause).removeprefix(MOVED))
         what = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
         advice = ADVICE.get(code, "see the log, and run `cli-session-proxy doctor`")
         return StoreUnavailable(f"the store {self.path} cannot be used ({what}): {advice}", detail={"sqlite": code})
@@ -401,6 +416,8 @@ WAL_KEPT = 64 * 1024 * 1024
 ERRORS = (SQLAlchemyError, sqlite3.Error, UnicodeEncodeError)
 # How long a log is not cut for the sake of readers (ms): their reads are short.
 READERS_WAIT = 500
+# What a file that was moved answers every write with, before the new place.
+MOVED = "moved to "
 # How often a first switch to WAL is tried again while another program opens the same new file.
 WAL_RETRY = 0.02
 

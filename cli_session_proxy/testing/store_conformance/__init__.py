@@ -26,7 +26,7 @@ from ..store_samples import StoreFactory
 from . import agents, beside, leases, mirrors, paths, search, searching, turns, writers
 from .writers import Clock
 
-__all__ = ["CONTRACTS", "SEARCH_CONTRACTS", "WRITER_CONTRACTS", "Clock", "Contract", "WriterContract"]
+__all__ = ["CONTRACTS", "WRITER_CONTRACTS", "Clock", "Contract", "WriterContract"]
 
 Contract = Callable[[StoreFactory], Awaitable[None]]
 WriterContract = Callable[[StoreFactory, Clock], Awaitable[None]]
@@ -44,6 +44,4 @@ CONTRACTS: tuple[Contract, ...] = tuple(
     for module in (agents, turns, paths, search, searching, leases, beside, mirrors)
     for contract in _contracts_of(module)
 )
-# Those of `CONTRACTS` that a store without an index leaves out: it says so, and everything else works.
-SEARCH_CONTRACTS: tuple[Contract, ...] = tuple(_contracts_of(searching))
 WRITER_CONTRACTS: tuple[WriterContract, ...] = tuple(_contracts_of(writers))

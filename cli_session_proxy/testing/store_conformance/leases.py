@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...domain.models import Placed
 from ...errors import LeaseLost
-from ...stores.base import Granted, Held, Lease, PathChanged, Proxy
+from ...stores.base import Granted, Held, PathChanged, Proxy
 from ..store_samples import (
     HOLDER,
     StoreFactory,
@@ -18,7 +18,9 @@ from ..store_samples import (
     a_turn,
     an_agent,
     complete,
+    follows,
     gathered,
+    granted,
     imported_turns,
     opened,
     raised,
@@ -51,7 +53,7 @@ async def a_released_lease_is_granted_with_a_higher_epoch_and_nothing_to_settle(
         agent = await an_agent(store)
         await store.release(a_lease(agent.key))
         assert await store.renew(HOLDER) == []
-        assert await store.acquire(agent.key, OTHER) == Granted(Lease(agent.key, "other", 2), None)
+        assert follows(await store.acquire(agent.key, OTHER), a_lease(agent.key), "other", None)
 
 
 async def a_holder_that_responds_is_asked_and_not_replaced(factory: StoreFactory) -> None:
@@ -68,19 +70,19 @@ async def a_holder_that_responds_is_asked_and_not_replaced(factory: StoreFactory
 async def an_expired_lease_is_taken_over_and_names_its_former_holder(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
-        await store.acquire(agent.key, STOPPED)
+        former = await granted(store, agent, STOPPED)
         assert not await store.responds("stopped")
-        assert await store.acquire(agent.key, OTHER) == Granted(Lease(agent.key, "other", 2), "stopped")
+        assert follows(await store.acquire(agent.key, OTHER), former, "other", "stopped")
         assert await store.renew(STOPPED) == []
 
 
 async def an_expired_lease_that_nobody_took_is_renewed_under_its_epoch(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
-        await store.acquire(agent.key, STOPPED)
+        former = await granted(store, agent, STOPPED)
         assert not await store.responds("stopped")
         awake = replace(STOPPED, lease=3600.0)
-        assert [held.lease for held in await store.renew(awake)] == [Lease(agent.key, "stopped", 1)]
+        assert [held.lease for held in await store.renew(awake)] == [former]
         assert await store.responds("stopped")
         assert await store.acquire(agent.key, OTHER) == Held("stopped")
 
@@ -90,18 +92,18 @@ async def an_expired_lease_is_left_to_its_holder_by_who_cannot_tell_a_pause_from
 ) -> None:
     async with opened(factory) as store:
         agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
-        await store.acquire(agent.key, STOPPED)
+        former = await granted(store, agent, STOPPED)
         assert await store.acquire(agent.key, OTHER, expired=False) == Held("stopped")
         assert await store.wanted("stopped") == [agent.key]
         ended = await store.acquire(agent.key, OTHER, dead=("stopped",), expired=False)
-        assert ended == Granted(Lease(agent.key, "other", 2), "stopped")
+        assert follows(ended, former, "other", "stopped")
 
 
 async def a_holder_that_is_known_to_have_ended_is_replaced_at_once(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
         taken = await store.acquire(agent.key, OTHER, dead=("holder",))
-        assert taken == Granted(Lease(agent.key, "other", 2), "holder")
+        assert follows(taken, a_lease(agent.key), "other", "holder")
 
 
 async def a_stale_holder_writes_nothing(factory: StoreFactory) -> None:
@@ -110,7 +112,7 @@ async def a_stale_holder_writes_nothing(factory: StoreFactory) -> None:
         turn = await store.accept(a_turn(agent, "t1"))
         await store.begin(a_begin(turn))
         running = await turn_of(store, "t1")
-        await store.acquire(agent.key, OTHER, dead=("holder",))
+        now = await granted(store, agent, OTHER, dead=("holder",))
         assert isinstance(await raised(store.begin(a_begin(turn))), LeaseLost)
         assert isinstance(await raised(store.commit(a_commit(turn, agent))), LeaseLost)
         ended = store.fail("t1", "failed", {"code": "x"}, (), {}, 20.0, lease=a_lease(agent.key))
@@ -122,7 +124,6 @@ async def a_stale_holder_writes_nothing(factory: StoreFactory) -> None:
         assert await turn_of(store, "t1") == running
         assert [one.id for one in await gathered(store.turns(agent.key))] == ["t1"]
         await store.release(a_lease(agent.key))  # not its own any more
-        now = Lease(agent.key, "other", 2)
         assert [held.lease for held in await store.renew(OTHER)] == [now]
         done = await store.commit(a_commit(turn, agent, lease=now))
         assert done.status == "completed"
@@ -142,15 +143,14 @@ async def a_running_turn_is_ended_only_under_a_lease(factory: StoreFactory) -> N
 async def epochs_never_come_back(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
-        epochs = []
+        leases = [a_lease(agent.key)]
         for name in ("a", "b", "a"):
-            granted = await store.acquire(agent.key, Proxy(name, "here", 3600.0), dead=("holder", "a", "b"))
-            assert isinstance(granted, Granted)
-            epochs.append(granted.lease.epoch)
-        assert epochs == [2, 3, 4]
+            leases.append(await granted(store, agent, Proxy(name, "here", 3600.0), dead=("holder", "a", "b")))
+        epochs = [lease.epoch for lease in leases]
+        assert epochs == sorted(set(epochs))
     async with opened(factory) as store:
         await store.resign("a")
-        assert await store.acquire(agent.key, HOLDER) == Granted(Lease(agent.key, "holder", 5), None)
+        assert follows(await store.acquire(agent.key, HOLDER), leases[-1], "holder", None)
 
 
 async def a_deleted_agent_has_no_lease(factory: StoreFactory) -> None:

@@ -18,7 +18,9 @@ from ..store_samples import (
     a_commit,
     a_session,
     a_turn,
+    follows,
     gathered,
+    granted,
     imported_turns,
     opened,
     raised,
@@ -47,8 +49,9 @@ async def of_two_writers_one_is_granted_the_lease_and_only_its_answer_is_kept(
             sides = ((one, ONE), (two, TWO))
             got = await asyncio.gather(*(store.acquire(agent.key, proxy) for store, proxy in sides))
             assert sorted(type(answer).__name__ for answer in got) == ["Granted", "Held"]
+            (lease,) = [answer.lease for answer in got if isinstance(answer, Granted)]
             asked = await asyncio.gather(
-                *(_answer(store, turn, agent, Lease(agent.key, proxy.id, 1)) for store, proxy in sides),
+                *(_answer(store, turn, agent, replace(lease, holder=proxy.id)) for store, proxy in sides),
                 return_exceptions=True,
             )
             assert [isinstance(answer, Held) for answer in got] == [isinstance(error, LeaseLost) for error in asked]
@@ -72,7 +75,7 @@ async def turns_that_two_writers_accept_at_once_have_one_order(factory: StoreFac
 async def a_lease_is_its_holders_until_it_has_expired(factory: StoreFactory, clock: Clock) -> None:
     async with opened(factory) as one, opened(factory) as two:
         agent = await _an_agent(one)
-        await _granted(one, agent, ONE)
+        former = await granted(one, agent, ONE)
         await clock.advance(0.8 * ONE.lease)
         assert await two.acquire(agent.key, TWO) == Held("one")
         await one.renew(ONE)
@@ -81,13 +84,13 @@ async def a_lease_is_its_holders_until_it_has_expired(factory: StoreFactory, clo
         assert await two.acquire(agent.key, TWO) == Held("one")
         await clock.advance(0.4 * ONE.lease)
         assert not await two.responds("one")
-        assert await two.acquire(agent.key, TWO) == Granted(Lease(agent.key, "two", 2), "one")
+        assert follows(await two.acquire(agent.key, TWO), former, "two", "one")
 
 
 async def an_expired_lease_that_nobody_took_still_writes(factory: StoreFactory, clock: Clock) -> None:
     async with opened(factory) as store:
         agent = await _an_agent(store)
-        lease = await _granted(store, agent, ONE)
+        lease = await granted(store, agent, ONE)
         turn = await _running(store, agent, lease)
         await clock.advance(PAUSE)
         assert (await store.commit(a_commit(turn, agent, lease=lease))).status == "completed"
@@ -96,10 +99,10 @@ async def an_expired_lease_that_nobody_took_still_writes(factory: StoreFactory, 
 async def a_paused_holder_that_wakes_up_writes_nothing_over_its_successor(factory: StoreFactory, clock: Clock) -> None:
     async with opened(factory) as paused, opened(factory) as store:
         agent = await _an_agent(paused)
-        stale = await _granted(paused, agent, ONE)
+        stale = await granted(paused, agent, ONE)
         turn = await _running(paused, agent, stale)
         await clock.advance(PAUSE)
-        lease = await _granted(store, agent, TWO)
+        lease = await granted(store, agent, TWO)
         await store.fail(turn.id, "failed", {"code": "x"}, (), {}, 20.0, lease=lease)
         again = await store.requeue(turn.id, "two")
         done = await _answer(store, again, agent, lease)
@@ -122,13 +125,13 @@ async def a_paused_holder_that_wakes_up_writes_nothing_over_its_successor(factor
 async def a_commit_with_a_stale_epoch_is_refused_to_its_own_holder_too(factory: StoreFactory, clock: Clock) -> None:
     async with opened(factory) as one, opened(factory) as two:
         agent = await _an_agent(one)
-        first = await _granted(one, agent, ONE)
+        first = await granted(one, agent, ONE)
         turn = await _running(one, agent, first)
         await clock.advance(PAUSE)
-        await _granted(two, agent, TWO)
+        await granted(two, agent, TWO)
         await clock.advance(PAUSE)
-        now = await _granted(one, agent, ONE)
-        assert (first.epoch, now.epoch) == (1, 3)
+        now = await granted(one, agent, ONE)
+        assert now.epoch > first.epoch + 1
         assert isinstance(await raised(one.commit(a_commit(turn, agent, lease=first))), LeaseLost)
         ahead = replace(now, epoch=now.epoch + 1)
         assert isinstance(await raised(one.commit(a_commit(turn, agent, lease=ahead))), LeaseLost)
@@ -139,19 +142,19 @@ async def a_commit_with_a_stale_epoch_is_refused_to_its_own_holder_too(factory: 
 async def what_a_successor_finds_at_its_takeover_stays_as_it_found_it(factory: StoreFactory, _clock: Clock) -> None:
     """A commit on its way at that moment is there whole by then, or is refused."""
 
-    async def take_over(store: Store, agent: Agent, turn: Turn) -> Turn:
-        assert await store.acquire(agent.key, TWO, dead=("one",)) == Granted(Lease(agent.key, "two", 2), "one")
+    async def take_over(store: Store, agent: Agent, turn: Turn, former: Lease) -> Turn:
+        assert follows(await store.acquire(agent.key, TWO, dead=("one",)), former, "two", "one")
         return await turn_of(store, turn.id)
 
     async with opened(factory) as one, opened(factory) as two:
         for number in range(20):
             agent = await _an_agent(one, f"a{number}")
-            lease = await _granted(one, agent, ONE)
+            lease = await granted(one, agent, ONE)
             turn = await _running(one, agent, lease, f"t{number}")
             commit = asyncio.ensure_future(one.commit(a_commit(turn, agent, session=f"s{number}", lease=lease)))
             for _ in range(number % 4):
                 await asyncio.sleep(0)
-            found = await take_over(two, agent, turn)
+            found = await take_over(two, agent, turn, lease)
             await asyncio.wait([commit])
             assert await turn_of(one, turn.id) == found
             there = await two.agent_by_key(agent.key)
@@ -168,11 +171,11 @@ async def an_answer_that_was_written_and_never_acknowledged_is_there_once(factor
     """The writer ends between the write and the acknowledgement: its successor finds the answer, and gives it out."""
     async with opened(factory) as store:
         agent = await _an_agent(store)
-        lease = await _granted(store, agent, ONE)
+        lease = await granted(store, agent, ONE)
         turn = await _running(store, agent, lease, fingerprint="f")
         written = await store.commit(a_commit(turn, agent, lease=lease))
     async with opened(factory) as store:
-        now = await _granted(store, agent, TWO, dead=("one",))
+        now = await granted(store, agent, TWO, dead=("one",))
         assert (await store.arrival("local", "f", None)).latest == written
         assert await store.pending_deliveries() == [written]
         assert await raised(store.commit(a_commit(turn, agent, output=(), lease=now))) is not None
@@ -189,7 +192,7 @@ async def a_writer_that_leaves_at_any_moment_leaves_all_of_its_write_or_nothing(
     for moments in range(6):
         async with opened(factory) as store:  # what was submitted ends before it is closed
             agent = await _an_agent(store)
-            lease = await _granted(store, agent, ONE)
+            lease = await granted(store, agent, ONE)
             turn = await _running(store, agent, lease, f"t{moments}")
             commit = asyncio.ensure_future(store.commit(a_commit(turn, agent, session=f"s{moments}", lease=lease)))
             for _ in range(moments):
@@ -207,12 +210,6 @@ async def a_writer_that_leaves_at_any_moment_leaves_all_of_its_write_or_nothing(
 
 async def _an_agent(store: Store, agent_id: str = "a") -> Agent:
     return await store.ensure_agent("local", agent_id, f"local-{agent_id}", named=True, now=1.0)
-
-
-async def _granted(store: Store, agent: Agent, proxy: Proxy, dead: tuple[str, ...] = ()) -> Lease:
-    granted = await store.acquire(agent.key, proxy, dead=dead)
-    assert isinstance(granted, Granted)
-    return granted.lease
 
 
 async def _running(store: Store, agent: Agent, lease: Lease, id: str = "t1", fingerprint: str = "") -> Turn:

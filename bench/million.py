@@ -1,0 +1,246 @@
+"""What a turn costs the store in PostgreSQL over 10,000 stored turns and over a million: nothing may grow.
+
+    python -m bench.million [--turns 10000,1000000] [--rounds N] [--json FILE]
+
+On a server of its own, started for this run. The rows are made by SQL, 100 turns an agent, each a copy of one that the
+store has written itself. Medians in ms, each beside that of the fewest turns:
+
+    warm turn       all that the store does in one: arrival, accept, standing, begin, commit, delivery
+    match           what a history of 20 exchanges continues
+    opening         the same of one exchange, with which every agent began
+    list of agents  the page's first look at the agents
+    chain           one page of an agent's turns
+    sums            500 turns of the overview
+    search          is told, and not bounded
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from sqlalchemy import Connection, Table, select
+
+from cli_session_proxy.domain.models import Agent, Link, Record
+from cli_session_proxy.domain.searching import Search
+from cli_session_proxy.stores.base import Lease, Proxy
+from cli_session_proxy.stores.postgresql.store import PostgresqlStore
+from cli_session_proxy.stores.sql.tables import agents, frames, leases, links, records, sessions, turns
+from cli_session_proxy.testing.store_samples import a_begin, a_commit, a_turn, an_agent, complete
+from tests.postgres import server
+
+PER_AGENT = 100
+# The keys of copied rows begin behind this one.
+BEHIND = 1000
+# Where the keys begin that the store gives itself.
+AHEAD = 10**9
+BOUND = 1.2
+# What every agent begins with.
+SHARED = "opening"
+CASES = ("warm_turn", "match", "opening", "list_of_agents", "chain", "sums", "search")
+HOLDER = Proxy("bench", "here", 3600.0)
+# Turns that are made in one statement.
+BATCH = 100_000
+# What of a copied row is its own. `g` is the number of the turn, from 1; `a` that of its agent.
+_TURN = {
+    "seq": f"g + {BEHIND}", "id": "'turn_' || md5(g::text)", "agent_key": f"a + {BEHIND}",
+    "parent_id": f"CASE WHEN mod(g, {PER_AGENT}) = 1 THEN NULL ELSE 'turn_' || md5((g - 1)::text) END",
+    "session_id": "md5(a::text)::uuid::text", "fingerprint": "md5('f' || g)", "frame_uuid": "md5('u' || g)::uuid::text",
+    "path_hash": f"CASE WHEN mod(g, {PER_AGENT}) = 1 THEN '{SHARED}' ELSE md5('p' || g) END",
+    "depth": f"mod(g - 1, {PER_AGENT}) + 1", "created_at": "1.7e9 + g",
+    "finished_at": "1.7e9 + g", "started_at": "1.7e9 + g", "delivery": "'delivered'",
+    "input": """'[{"role":"user","content":[{"type":"text","text":"question ' || g || ' of agent ' || a || '"}]}]'""",
+}  # fmt: skip
+_OF_TURN = {"turn_id": "'turn_' || md5(g::text)", "agent_key": f"a + {BEHIND}"}
+_AGENT = {
+    "key": f"a + {BEHIND}", "agent_id": "'agent ' || a", "dir": "'agent-' || a", "named": "mod(a, 2) = 0",
+    "head": f"'turn_' || md5((a * {PER_AGENT})::text)", "last_at": f"1.7e9 + a * {PER_AGENT}",
+}  # fmt: skip
+_SESSION = {
+    "n": f"a + {BEHIND}", "id": "md5(a::text)::uuid::text", "agent_key": f"a + {BEHIND}", "tip_turn_id": _AGENT["head"],
+}  # fmt: skip
+_LINK = {
+    "n": f"a + {BEHIND}", "agent_key": f"a + {BEHIND}", "to_session": _SESSION["id"],
+    "turn_id": f"'turn_' || md5(((a - 1) * {PER_AGENT} + 1)::text)",
+}  # fmt: skip
+
+
+async def seed(store: PostgresqlStore) -> None:
+    """One agent with one turn, as the store writes it: what is copied."""
+    agent = await an_agent(store, "seed")
+    said = ({"type": "text", "text": "an answer of some length, as models give them. " * 8},)
+    started = Link(None, "s1", "seed", "started", {}, 9.0)
+    line = json.dumps({"type": "assistant", "message": {"role": "assistant", "content": said}})
+    await complete(store, agent, "seed", output=said, records=(Record(line, "u"),), links=(started,))
+
+
+def copies(table: Table, own: dict[str, str], rows: str) -> str:
+    """A statement that copies the only row of a table; `own`: columns with a value of their own."""
+    columns = [column.name for column in table.c]
+    values = [own.get(name, f'seed."{name}"') for name in columns]
+    names = ", ".join(f'"{name}"' for name in columns)
+    one = f"(SELECT * FROM {table.name} LIMIT 1) seed"
+    return f"INSERT INTO {table.name} ({names}) SELECT {', '.join(values)} FROM {one}, {rows}"
+
+
+def grow(conn: Connection, number: int) -> None:
+    """So many copied turns."""
+    of_agents = f"generate_series(1, {number // PER_AGENT}) a"
+    conn.exec_driver_sql(copies(agents, _AGENT, of_agents))
+    for low in range(0, number, BATCH):
+        high = min(number, low + BATCH)
+        of_turns = (
+            f"(SELECT g, (g - 1) / {PER_AGENT} + 1 a FROM generate_series({low + 1}, {high}) g ORDER BY g) numbers"
+        )
+        conn.exec_driver_sql(copies(turns, _TURN, of_turns))
+        conn.exec_driver_sql(copies(records, _OF_TURN, of_turns))
+        conn.exec_driver_sql(copies(frames, {"agent_key": f"a + {BEHIND}", "uuid": _TURN["frame_uuid"]}, of_turns))
+    conn.exec_driver_sql(copies(sessions, _SESSION, of_agents))
+    conn.exec_driver_sql(copies(links, _LINK, of_agents))
+    conn.exec_driver_sql(copies(leases, {"agent_key": f"a + {BEHIND}", "holder": f"'{HOLDER.id}'"}, of_agents))
+    for table, column in ((agents, "key"), (turns, "seq"), (sessions, "n"), (links, "n")):
+        conn.exec_driver_sql(f"SELECT setval(pg_get_serial_sequence('{table.name}', '{column}'), {AHEAD})")
+
+
+class Cases:
+    """What is measured, each on an agent that is drawn anew."""
+
+    def __init__(self, store: PostgresqlStore, stored: int) -> None:
+        self._store = store
+        self._stored = stored
+        self._drawn = random.Random(stored)
+        self._number = 0
+        self._epoch = 0
+
+    async def prepare(self) -> None:
+        await self._store.renew(HOLDER)
+        query = select(leases.c.epoch).limit(1)
+        self._epoch = await self._store.database.read(lambda conn: conn.scalar(query) or 0)
+
+    async def agent(self) -> Agent:
+        agent = await self._store.agent_by_key(BEHIND + 1 + self._drawn.randrange(self._stored // PER_AGENT))
+        assert agent is not None
+        return agent
+
+    async def warm_turn(self, agent: Agent) -> None:
+        self._number += 1
+        name = f"turn_{self._stored}_{self._number}"
+        assert (await self._store.arrival("local", name, agent.agent_id)).agent is not None
+        state = await self._store.standing(agent.key, None, at_head=True)
+        assert state is not None
+        assert state.parent is not None
+        assert state.session is not None
+        lease = Lease(agent.key, HOLDER.id, self._epoch)
+        turn = await self._store.accept(a_turn(agent, name, state.parent.id, time.time(), fingerprint=name))
+        await self._store.begin(a_begin(turn, state.session.id, lease=lease))
+        await self._store.commit(a_commit(turn, agent, state.session.id, lease=lease, finished_at=time.time()))
+        await self._store.set_delivery(turn.id, "delivered", soon=True)
+
+    async def match(self, agent: Agent) -> None:
+        """Its first 19 exchanges and a new one."""
+        first = (agent.key - BEHIND - 1) * PER_AGENT + 1
+        hashes = [SHARED, *(hashlib.md5(f"p{n}".encode()).hexdigest() for n in range(first + 1, first + 19))]
+        found = await self._store.deepest("local", [*hashes, "new"], agent.key if agent.named else None)
+        assert found is not None
+        assert found.depth == len(hashes)
+
+    async def list_of_agents(self, _agent: Agent) -> None:
+        shown = 0
+        async for _ in self._store.summaries("local"):
+            shown += 1
+            if shown == 100:
+                break
+
+    async def chain(self, agent: Agent) -> None:
+        assert (await self._store.page(agent.key, before_seq=None, limit=100)).turns
+
+    async def sums(self, _agent: Agent) -> None:
+        assert await self._store.facts("local", since=0.0, limit=500)
+
+    async def search(self, agent: Agent) -> None:
+        assert (await self._store.search(Search(f'"{agent.agent_id} "', "local"))).hits
+
+    async def opening(self, _agent: Agent) -> None:
+        """What every other agent without a name began with, too."""
+        found = await self._store.deepest("local", [SHARED])
+        assert found is not None
+        assert found.depth == 1
+
+    async def took(self, name: str) -> float:
+        """Milliseconds."""
+        case: Callable[[Agent], Awaitable[None]] = getattr(self, name)
+        agent = await self.agent()
+        began = time.perf_counter()
+        await case(agent)
+        return (time.perf_counter() - began) * 1000
+
+
+async def run(urls: dict[int, str], rounds: int) -> dict[str, dict[int, float]]:
+    """Medians in ms by case and number of turns. The databases take turns: what else the machine does meets all."""
+    figures: dict[str, dict[int, float]] = {}
+    async with AsyncExitStack() as stack:
+        every: dict[int, Cases] = {}
+        for size, url in urls.items():
+            store = PostgresqlStore(url)
+            await store.open()
+            stack.push_async_callback(store.close)
+            await seed(store)
+            began = time.perf_counter()
+            await asyncio.to_thread(fill, store, size)
+            made = time.perf_counter()
+            await store.index(24 * 3600.0)
+            took = f"{made - began:.0f} s, indexed in {time.perf_counter() - made:.0f} s"
+            print(f"{size:,} turns made in {took}", file=sys.stderr, flush=True)
+            every[size] = Cases(store, size)
+            await every[size].prepare()
+        for name in CASES:
+            times = rounds if name != "search" else max(3, rounds // 10)
+            each: dict[int, list[float]] = {size: [] for size in every}
+            for _ in range(times):
+                for size, cases in every.items():
+                    each[size].append(await cases.took(name))
+            figures[name] = {size: statistics.median(took) for size, took in each.items()}
+    return figures
+
+
+def fill(store: PostgresqlStore, number: int) -> None:
+    with store.database.apart() as conn:
+        conn.exec_driver_sql("BEGIN")
+        grow(conn, number)
+        conn.exec_driver_sql("COMMIT")
+        conn.exec_driver_sql("VACUUM ANALYZE")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", default="10000,1000000")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    sizes = [int(size) for size in given.turns.split(",")]
+    with server("-c", "shared_buffers=512MB", "-c", "max_wal_size=4GB") as postgres:
+        figures = asyncio.run(run({size: postgres.new_url() for size in sizes}, given.rounds))
+    print(f"| | {' | '.join(f'{size:,} turns' for size in sizes)} | ratio |\n|{'---|' * (len(sizes) + 2)}")
+    grown = []
+    for name, found in figures.items():
+        ratio = found[sizes[-1]] / found[sizes[0]]
+        print(f"| {name.replace('_', ' ')} | {' | '.join(f'{found[size]:.2f} ms' for size in sizes)} | {ratio:.2f} |")
+        if ratio > BOUND and name != "search":
+            grown.append(f"{name} {ratio:.2f}")
+    if given.json is not None:
+        given.json.write_text(json.dumps({"bound": BOUND, "medians_ms": figures}, indent=1) + "\n")
+    if grown:
+        raise SystemExit(f"over {BOUND} times what it takes with {sizes[0]:,} turns: {', '.join(grown)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""`migrate`: the whole store moves into another database, beside running proxies or without them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from pydantic import SecretStr
+from rich.progress import TaskProgressColumn
+
+from .. import logs
+from ..engine.ownership import HEARTBEAT, Instances
+from ..errors import ConfigError, NotFound, StoreUnavailable
+from ..sandbox import make_private
+from ..settings import Settings
+from ..stores.auto import is_new, move_of, place_of
+from ..stores.base import Granted, Held, Proxy, Store
+from ..stores.sql.moving import Move, Moved, NotHeld
+from ..stores.sqlite.store import FILE
+from .showing import made
+from .upkeep import bar
+
+log = logs.get(__name__)
+
+# How often a lease that another proxy holds is asked for. Seconds.
+AGAIN = 0.05
+# How many leases are asked for at once.
+AT_ONCE = 16
+# How often agents that came in meanwhile are taken, too.
+TRIES = 100
+
+
+def target_of(settings: Settings, to: str) -> Settings:
+    """The same settings with the other store. Raises `ConfigError`."""
+    if "://" in to:
+        return settings.model_copy(update={"store": Settings(store=SecretStr(to)).store})
+    path = Path(to).expanduser().absolute()
+    var = path.parent if path.name == FILE else path
+    if var.suffix or (var.exists() and not var.is_dir()):
+        raise ConfigError(
+            f"--to {to}: a store in SQLite is <var>/{FILE}: name that file, or the folder that --var names"
+        )
+    return settings.model_copy(update={"store": None, "var": var})
+
+
+async def migrate(settings: Settings, to: str) -> Moved:
+    """Move the store of these settings. Raises `ConfigError`, `InvalidRequest`, `StoreUnavailable`."""
+    target = target_of(settings, to)
+    if is_new(settings):
+        raise NotFound(f"there is no store in {place_of(settings)}: nothing to move")
+    if target.store is None:
+        await asyncio.to_thread(make_private, target.var)
+    with bar("moving", TaskProgressColumn()) as told:
+        stopped = threading.Event()
+
+        def step(done: int, total: int) -> None:
+            if stopped.is_set():
+                raise StoreUnavailable("the move was stopped: run it again, and it goes on from here")
+            told(done, total)
+
+        move = move_of(settings, target, step)
+        try:
+            if await asyncio.to_thread(move.was_marked):
+                return await asyncio.to_thread(move.open_target)
+            async with made(settings) as store:
+                for part in (move.begin, move.copy, move.verify, move.catch_up):
+                    await asyncio.to_thread(part)
+                return await _finished(settings, store, move)
+        finally:
+            stopped.set()
+
+
+async def give_up(settings: Settings, to: str) -> None:
+    """Forget a move that was begun: nothing of the store has changed."""
+    async with made(settings):
+        await asyncio.to_thread(move_of(settings, target_of(settings, to)).give_up)
+
+
+async def _finished(settings: Settings, store: Store, move: Move) -> Moved:
+    """The last step, as a proxy among the others, which holds the lease of every agent."""
+    instances = Instances(settings.var, store if store.spans_hosts else None)
+    proxy = Proxy(instances.id, socket.gethostname(), settings.lease)
+    if not store.spans_hosts:
+        instances.enter()
+    try:
+        async with _responding(store, proxy):
+            wanted: Sequence[int] = ()
+            for _ in range(TRIES):
+                await _take(store, instances, proxy, wanted)
+                await asyncio.to_thread(move.catch_up)
+                try:
+                    return await asyncio.to_thread(move.finish, proxy.id)
+                except NotHeld as exc:
+                    wanted = exc.agent_keys
+        raise StoreUnavailable("new agents kept coming in, so the store was not moved: try again when it is calmer")
+    finally:
+        instances.leave(settled=True)
+
+
+@asynccontextmanager
+async def _responding(store: Store, proxy: Proxy) -> AsyncIterator[None]:
+    """The heartbeat of this proxy: nobody takes its leases meanwhile."""
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT * proxy.lease)
+            try:
+                await store.renew(proxy)
+            except StoreUnavailable as exc:  # the next one may come in time; else the leases are taken anew
+                log.warning("lease_not_renewed", error=exc.message)
+
+    await store.renew(proxy)
+    beating = asyncio.create_task(beat())
+    try:
+        yield
+    except BaseException:
+        try:
+            await store.resign(proxy.id)  # the store goes on serving, at once
+        except StoreUnavailable as exc:
+            log.warning("leases_not_released", error=exc.message)  # others take them when they have expired
+        raise
+    finally:
+        beating.cancel()
+        await asyncio.wait([beating])
+
+
+async def _take(store: Store, instances: Instances, proxy: Proxy, agent_keys: Sequence[int]) -> None:
+    """Hold the leases of these agents. A turn that runs ends first. What a proxy that ended left stays as it is: it is
+    settled in the new place, by the proxy that takes the agent from this one."""
+    asking = asyncio.Semaphore(AT_ONCE)
+
+    async def take(agent_key: int) -> None:
+        while True:
+            async with asking:
+                got = await store.acquire(agent_key, proxy)
+                if isinstance(got, Held) and instances.has_ended(got.holder):
+                    got = await store.acquire(agent_key, proxy, dead=(got.holder,))
+            if isinstance(got, Granted):
+                return
+            await asyncio.sleep(AGAIN)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for agent_key in agent_keys:
+                group.create_task(take(agent_key))
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None

@@ -1,0 +1,117 @@
+"""A PostgreSQL database as one side of a move (see `sql.moving`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Column, Connection, ForeignKeyConstraint, Table, inspect
+from sqlalchemy.exc import DBAPIError
+
+from ..sql.moving import MOVING, Side
+from ..sql.tables import metadata
+from .database import MOVED, ROLLED_BACK, code_of
+from .store import PostgresqlStore
+
+# A statement that waits for a lock any longer gives up: a program sits on it. The mover itself may be quiet for long.
+_BEGIN = "BEGIN; SET LOCAL lock_timeout = '30s'; SET LOCAL idle_in_transaction_session_timeout = 0"
+
+
+# How often tables are locked anew that others had locked the other way round: the server ends one of both.
+TRIES = 10
+
+
+class PostgresqlSide(Side):
+    def __init__(self, store: PostgresqlStore) -> None:
+        self._store = store
+        self._database = store.database
+
+    @property
+    def name(self) -> str:
+        return self._database.name
+
+    @contextmanager
+    def apart(self) -> Iterator[Connection]:
+        with self._database.apart() as conn:
+            yield conn
+
+    def prepare(self, conn: Connection) -> None:
+        self._database.prepare(conn, self._store.prepare)
+
+    def begin(self, conn: Connection) -> None:
+        conn.exec_driver_sql(_BEGIN)
+
+    def lock(self, conn: Connection, tables: Sequence[Table]) -> None:
+        names = ", ".join(table.name for table in tables)
+        for left in reversed(range(TRIES)):
+            self.begin(conn)
+            try:
+                conn.exec_driver_sql(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE")
+                return
+            except DBAPIError as exc:
+                conn.exec_driver_sql("ROLLBACK")
+                if not left or code_of(exc) not in ROLLED_BACK:
+                    raise
+
+    def watch(self, conn: Connection, table: Table) -> None:
+        def noted(row: str) -> str:
+            key = ", ".join(f"{row}.{column.name}" for column in table.primary_key)
+            values = f"'{table.name}', json_build_array({key})::text, 1"
+            once_more = f"ON CONFLICT (name, key) DO UPDATE SET n = {MOVING}.n + 1"
+            return f"INSERT INTO {MOVING} VALUES ({values}) {once_more};"  # noqa: S608 - names of our own tables
+
+        conn.exec_driver_sql(f"""
+            CREATE FUNCTION {MOVING}_{table.name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF TG_OP <> 'INSERT' THEN {noted("OLD")} END IF;
+                IF TG_OP <> 'DELETE' THEN {noted("NEW")} END IF;
+                RETURN NULL;
+            END $$;
+            CREATE TRIGGER {MOVING} AFTER INSERT OR UPDATE OR DELETE ON {table.name}
+                FOR EACH ROW EXECUTE FUNCTION {MOVING}_{table.name}()
+        """)
+
+    def unwatch(self, conn: Connection, table: Table) -> None:
+        conn.exec_driver_sql(f"DROP TRIGGER IF EXISTS {MOVING} ON {table.name}")
+        conn.exec_driver_sql(f"DROP FUNCTION IF EXISTS {MOVING}_{table.name}()")
+
+    def refuse(self, conn: Connection, table: Table, place: str) -> None:
+        said = place.replace("'", "''").replace("%", "%%")
+        conn.exec_driver_sql(f"""
+            CREATE FUNCTION moved_{table.name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                RAISE EXCEPTION USING ERRCODE = '{MOVED}', MESSAGE = '{said}';
+            END $$;
+            CREATE TRIGGER moved BEFORE INSERT OR UPDATE OR DELETE ON {table.name}
+                FOR EACH STATEMENT EXECUTE FUNCTION moved_{table.name}()
+        """)
+
+    def loosen(self, conn: Connection) -> None:
+        for table in metadata.sorted_tables:
+            for key in inspect(conn).get_foreign_keys(table.name):
+                conn.exec_driver_sql(f'ALTER TABLE {table.name} DROP CONSTRAINT "{key["name"]}"')
+
+    def tighten(self, conn: Connection) -> None:
+        """The database looks at every row."""
+        self.loosen(conn)
+        for table in metadata.sorted_tables:
+            for constraint in table.constraints:
+                if isinstance(constraint, ForeignKeyConstraint):
+                    (key,) = constraint.elements
+                    # `AddConstraint` would take it out of the table as it is made elsewhere.
+                    conn.exec_driver_sql(
+                        f'ALTER TABLE {table.name} ADD FOREIGN KEY ("{key.parent.name}") '
+                        f'REFERENCES {key.column.table.name} ("{key.column.name}")'
+                    )
+
+    def last_key(self, conn: Connection, column: Column[Any]) -> int:
+        query = f"SELECT last_value, is_called FROM {self._sequence(conn, column)}"  # noqa: S608 - a name of our own
+        given, is_used = conn.exec_driver_sql(query).one()
+        return int(given) if is_used else 0
+
+    def set_last_key(self, conn: Connection, column: Column[Any], value: int) -> None:
+        name = self._sequence(conn, column)
+        conn.exec_driver_sql(f"SELECT setval('{name}', {max(value, 1)}, {'true' if value else 'false'})")
+
+    def _sequence(self, conn: Connection, column: Column[Any]) -> str:
+        query = f"SELECT pg_get_serial_sequence('{column.table.name}', '{column.name}')"
+        return str(conn.exec_driver_sql(query).scalar())

@@ -1,0 +1,221 @@
+"""What a search is on every database: what of a turn can be found, names and parts of ids, filters, and hits.
+
+The index of the words is each database's own (`sqlite.search`, `postgresql.search`): a cache of the chains, which takes
+in what `said` returns and ranks turns by it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, exists, func, or_, select
+
+from ... import redact
+from ...domain.models import REPAIR_REASONS, Agent
+from ...domain.searching import SHORTEST_PART, Found, Hit, HitKind, Part, Search
+from .rows import loads
+from .tables import COMING, agents, links, sessions, turns
+
+# Turns that are taken in at once: a few milliseconds, so that searches side by side take turns.
+PIECE = 100
+# Characters of each part of a turn that can be found, and of its JSON that are read for them.
+LONGEST = 200_000
+READ = 4 * LONGEST
+# Words around the found ones.
+SNIPPET = 24
+# Seconds for putting all that fits in the order of rank; then the newest are shown.
+RANKING = 1.5
+PARTS: tuple[Part, ...] = ("input", "output", "tools", "metadata")
+
+# Turns whose texts are in memory at once.
+AT_ONCE = 10
+_SAID = select(
+    turns.c.seq, turns.c.agent_key, turns.c.id, turns.c.status,
+    *(func.substr(turns.c[name], 1, READ).label(name) for name in PARTS[:3]), turns.c.options,
+).where(turns.c.seq.in_(bindparam("seqs", expanding=True)))  # fmt: skip
+
+# What names a block's kind and its place is not what it says; inside of a call's own input everything is.
+_NAMES = frozenset({
+    "type", "id", "tool_use_id", "role", "media_type", "sha256", "data", "signature", "thinking",
+})  # fmt: skip
+# Of JSON: a string, with its colon where it is a key; what opens and closes; a string that is cut off.
+_TOKEN = re.compile(r'"((?:[^"\\]++|\\.)*+)"(\s*+:)?|[\[\]{}"]')
+
+_AGENT = (
+    agents.c.key, agents.c.owner, agents.c.agent_id, agents.c.dir, agents.c.named, agents.c.head, agents.c.created_at,
+)  # fmt: skip
+_HIT = (
+    *_AGENT, turns.c.id, turns.c.session_id, turns.c.status, turns.c.model, turns.c.continuity, turns.c.cost_usd,
+    turns.c.created_at, turns.c.seq,
+)  # fmt: skip
+
+
+class Ranked(NamedTuple):
+    """A turn that has the words. `snippet`: see `Hit`."""
+
+    seq: int
+    part: Part | None = None
+    snippet: tuple[str, ...] = ()
+
+
+# The best turns with the words of the search, at most so many.
+ByWords = Callable[[int], Sequence[Ranked]]
+
+
+class Said(NamedTuple):
+    """`texts`: of each of `PARTS`, without secrets, as UTF-8 can carry it."""
+
+    seq: int
+    agent_key: int
+    id: str
+    status: str
+    texts: tuple[str, ...]
+
+
+def said(conn: Connection, seqs: Sequence[int]) -> Iterator[Said]:
+    """What can be found of these turns, in any order."""
+    for at in range(0, len(seqs), AT_ONCE):
+        for row in conn.execute(_SAID, {"seqs": seqs[at : at + AT_ONCE]}).all():
+            parts = (*map(_texts, row[4:7]), _noted(row.options))
+            texts = (part.replace("\0", " ").encode("utf-8", "replace").decode() for part in parts)
+            yield Said(*row[:4], tuple(map(redact.text, texts)))
+
+
+def _texts(text: str) -> str:
+    """The strings of this JSON, which may be cut off, a line each. Not decoded as a whole: it may have many MB."""
+    found: list[str] = []
+    size = 0
+    within: list[bool] = []  # of each open object and list: it belongs to a call's input
+    key = ""
+    for token in _TOKEN.finditer(text):
+        quoted, colon = token.groups()
+        if quoted is None:
+            if token[0] in "[{":
+                within.append(key.startswith("input") or (bool(within) and within[-1]))
+            elif token[0] == '"' or not within:
+                break
+            else:
+                within.pop()
+            key = ""
+            continue
+        if token.end() == len(text) and within:
+            break  # cut off behind it: it may be a key
+        string = loads(token[0].rstrip(" :")) if "\\" in quoted else quoted
+        if colon is not None:
+            key = string
+        elif key not in _NAMES or (within and within[-1]):
+            found.append(string)
+            size += len(string) + 1
+            key = ""
+            if size > LONGEST:
+                break
+    return "\n".join(found)[:LONGEST]
+
+
+def _noted(options: str) -> str:
+    """What a client noted of its request, each note with its name: `user_id: …` is found by either."""
+
+    def lines(key: Any, value: Any) -> Iterator[str]:
+        if isinstance(value, dict | list):
+            for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from lines(name, inner)
+        elif value is not None:
+            yield f"{key}: {value if isinstance(value, str) else json.dumps(value)}"
+
+    return "\n".join(lines("", loads(options).get("metadata")))[:LONGEST] if '"metadata"' in options else ""
+
+
+# --- looking
+
+
+def search(conn: Connection, wanted: Search, by_words: ByWords) -> Found:
+    """Through agents, sessions and turns by what they are called, then by words."""
+    whose = theirs(wanted)
+    everyone = conn.execute(select(*_AGENT, agents.c.last_at).where(whose).order_by(agents.c.last_at.desc())).all()
+    number = conn.scalar(_of_agents(select(func.count()).select_from(turns)).where(whose)) or 0
+    hits = [*_by_name(everyone, wanted), *_by_id(conn, wanted)]
+    left = wanted.limit - len(hits)
+    if left > 0 and wanted.words:
+        hits += _shown(conn, by_words(left))
+    elif left > 0 and wanted.is_filtered:
+        newest = _of_agents(select(*_HIT)).where(*fits(wanted)).order_by(turns.c.seq.desc()).limit(left)
+        hits += [_hit(conn, "words", row) for row in conn.execute(newest).all()]
+    return Found(tuple(hits[: wanted.limit]), len(everyone), number)
+
+
+def theirs(wanted: Search) -> ColumnElement[bool]:
+    return agents.c.owner != COMING if wanted.owner is None else agents.c.owner == wanted.owner
+
+
+def fits(wanted: Search) -> list[ColumnElement[bool]]:
+    """What a turn that is found, and its agent, have to be."""
+    asked = [theirs(wanted)]
+    if wanted.since is not None:
+        asked.append(turns.c.created_at >= wanted.since)
+    if wanted.until is not None:
+        asked.append(turns.c.created_at < wanted.until)
+    if wanted.model is not None:
+        asked.append(or_(turns.c.model == wanted.model, turns.c.answered_by == wanted.model))
+    if wanted.status is not None:
+        asked.append(turns.c.status == wanted.status)
+    if wanted.min_cost is not None:
+        asked.append(turns.c.cost_usd >= wanted.min_cost)
+    if wanted.repaired:
+        asked.append(exists().where(links.c.turn_id == turns.c.id, links.c.reason.in_(sorted(REPAIR_REASONS))))
+    return asked
+
+
+def _of_agents(query: Select[Any]) -> Select[Any]:
+    return query.join(agents, agents.c.key == turns.c.agent_key)
+
+
+def _by_name(everyone: Sequence[Any], wanted: Search) -> Iterator[Hit]:
+    words = [word.casefold() for word in wanted.words]
+    if not words or wanted.is_filtered:
+        return
+    for *row, last_at in everyone:
+        agent = _agent(row)
+        if all(word in agent.agent_id.casefold() for word in words):
+            yield Hit("agent", agent, last_at, agent.head)
+
+
+def _by_id(conn: Connection, wanted: Search) -> Iterator[Hit]:
+    """Sessions and turns that one word is a part of the id of."""
+    if len(wanted.words) != 1 or len(wanted.words[0]) < SHORTEST_PART:
+        return
+    part = wanted.words[0]
+    opened = _of_agents(select(*_HIT, sessions.c.id).join(turns, turns.c.id == sessions.c.tip_turn_id))
+    opened = opened.where(sessions.c.id.icontains(part, autoescape=True)).order_by(sessions.c.n.desc())
+    # Of all turns only the ids are read, in their index: the rows are long.
+    alike = select(turns.c.id).where(turns.c.id.icontains(part, autoescape=True))
+    called = _of_agents(select(*_HIT, turns.c.session_id)).where(turns.c.id.in_(alike)).order_by(turns.c.seq.desc())
+    kinds: tuple[tuple[HitKind, Select[Any]], ...] = (("session", opened), ("turn", called))
+    for kind, query in kinds:
+        for row in conn.execute(query.where(*fits(wanted)).limit(wanted.limit)).all():
+            yield _hit(conn, kind, row[:-1], session_id=row[-1])
+
+
+def _shown(conn: Connection, best: Sequence[Ranked]) -> Iterator[Hit]:
+    query = _of_agents(select(*_HIT)).where(turns.c.seq.in_([ranked.seq for ranked in best]))
+    known = {row[-1]: row for row in conn.execute(query)}
+    for ranked in best:
+        yield _hit(conn, "words", known[ranked.seq], part=ranked.part, snippet=ranked.snippet)
+
+
+def _agent(row: Sequence[Any]) -> Agent:
+    key, owner, agent_id, folder, named, head, created_at = row
+    return Agent(key, owner, agent_id, folder, bool(named), head, created_at)
+
+
+def _hit(conn: Connection, kind: HitKind, row: Sequence[Any], **more: Any) -> Hit:
+    """From a row of `_HIT`. The turn's number is asked for here: of those that are shown, not of all."""
+    turn_id, session_id, status, model, continuity, cost, at, seq = row[7:]
+    place = select(func.count()).select_from(turns).where(turns.c.agent_key == row[0], turns.c.seq <= seq)
+    told = {"session_id": session_id, **more}
+    return Hit(
+        kind, _agent(row[:7]), at, turn_id, conn.scalar(place), status=status, model=model, continuity=continuity,
+        cost_usd=cost, **told,
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""A store that was put back from a backup: what a proxy was granted after the backup is worth nothing for ever."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from cli_session_proxy.errors import LeaseLost
+from cli_session_proxy.stores.base import Proxy, Store
+from cli_session_proxy.stores.postgresql.store import PostgresqlStore
+from cli_session_proxy.stores.sqlite.store import SqliteStore
+from cli_session_proxy.testing.store_samples import a_begin, a_turn, granted, opened, raised
+
+ONE, TWO = Proxy("one", "here", 3600.0), Proxy("two", "here", 3600.0)
+
+
+async def never_rolls_back(
+    store: Callable[[], Store], back_up: Callable[[], None], restore: Callable[[], None]
+) -> None:
+    async with opened(store) as one:
+        agent = await one.ensure_agent("local", "a", "a", named=True, now=1.0)
+        first = await granted(one, agent, ONE)
+    back_up()
+    async with opened(store) as one:
+        second = await granted(one, agent, TWO, dead=("one",))
+        third = await granted(one, agent, ONE, dead=("two",))
+        lost = await one.ensure_agent("local", "lost", "lost", named=True, now=1.0)
+        of_lost = await granted(one, lost, TWO)
+    restore()
+    async with opened(store) as one:
+        assert await one.agent("local", "lost") is None
+        later = await one.ensure_agent("local", "later", "later", named=True, now=1.0)
+        assert later.key == lost.key  # the same row of leases as before
+        now = await granted(one, agent, TWO, dead=("one",))
+        of_later = await granted(one, later, TWO)
+        assert now.epoch > third.epoch > second.epoch > first.epoch
+        assert of_later.epoch > of_lost.epoch
+        for name, of, stale in (
+            ("t1", agent, first),
+            ("t2", agent, second),
+            ("t3", agent, third),
+            ("t4", later, of_lost),
+        ):
+            turn = await one.accept(a_turn(of, name))
+            assert isinstance(await raised(one.begin(a_begin(turn, lease=stale))), LeaseLost)
+        turn = await one.accept(a_turn(agent, "t5"))
+        await one.begin(a_begin(turn, lease=now))
+
+
+async def test_a_restored_file_grants_no_epoch_that_was_granted_before(tmp_path: Path) -> None:
+    file, copy = tmp_path / "chains.sqlite3", tmp_path / "backup.sqlite3"
+
+    def back_up() -> None:
+        with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(copy)) as target:
+            source.backup(target)
+
+    await never_rolls_back(lambda: SqliteStore(file), back_up, lambda: Path(shutil.copy(copy, file)).touch())
+
+
+async def test_a_restored_database_grants_no_epoch_that_was_granted_before(postgres_url: str) -> None:
+    name = str(conninfo_to_dict(postgres_url)["dbname"])
+    url = postgres_url.replace(f"/{name}?", "/postgres?")
+
+    def run(*statements: str) -> None:
+        with psycopg.connect(url, autocommit=True) as conn:
+            for statement in statements:
+                conn.execute(statement.encode())
+
+    await never_rolls_back(
+        lambda: PostgresqlStore(postgres_url),
+        lambda: run(f"CREATE DATABASE {name}_backup TEMPLATE {name}"),
+        lambda: run(f"DROP DATABASE {name}", f"CREATE DATABASE {name} TEMPLATE {name}_backup"),
+    )
