@@ -29,6 +29,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
 from ..sql.database import Claim, Database, Urgency, Work
+from . import bell
 
 T = TypeVar("T")
 
@@ -195,6 +196,13 @@ class PostgresqlDatabase(Database):
                 return work(conn)
         except ERRORS as exc:
             raise self._unavailable(exc) from exc
+
+    def ring(self, conn: Connection, proxy_id: str) -> None:
+        bell.ring(conn, proxy_id)
+
+    def bell(self) -> bell.Bell:
+        """Heard by one proxy, on a connection of its own."""
+        return bell.Bell({**self._options, "client_encoding": "utf8"})
 
     def living(self) -> None:
         """Proxies are on many hosts: only their heartbeats tell."""

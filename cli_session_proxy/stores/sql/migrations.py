@@ -19,7 +19,7 @@ from ...domain.models import PLAIN, Placed
 from ...errors import StoreUnavailable
 from .database import Database
 from .rows import dumps, loads, size
-from .tables import conversations, followers, items, leases, links, meta, metadata, mirrored, proxies, turns
+from .tables import cancels, conversations, followers, items, leases, links, meta, metadata, mirrored, proxies, turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,17 @@ def _fallbacks(conn: Connection) -> None:
         conn.exec_driver_sql(f"ALTER TABLE {turns.name} ADD COLUMN {turns.c.fallback.name} TEXT")
 
 
+def _whereabouts(conn: Connection) -> None:
+    """Where proxies are reached, where an agent's files are, and which turns another proxy wants to end.
+
+    Older programs write neither, so nobody passes anything on to them.
+    """
+    for column in (proxies.c.address, leases.c.home):
+        if column.name not in {one["name"] for one in inspect(conn).get_columns(column.table.name)}:
+            conn.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {column.name} TEXT")
+    metadata.create_all(conn, tables=[cancels])
+
+
 def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
     old = loads(row.evidence)
     try:
@@ -125,6 +136,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("typed turns", _typed_turns, alone=True),
     Migration("fallbacks", _fallbacks),
     Migration("the Agent SDK's sessions", lambda conn: metadata.create_all(conn, tables=[mirrored])),
+    Migration("whereabouts", _whereabouts),
 )
 
 
