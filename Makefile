@@ -28,7 +28,7 @@ SEED ?=
 CHAOS := $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 .PHONY: serve login demo test bench bench-quick million peers trace check continuity full chaos agents conformance dist image lock tools chromium \
-	bubblewrap postgresql clean
+	bubblewrap postgresql redis clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
 	@$(BIN)/cli-session-proxy serve
@@ -94,7 +94,7 @@ check: $(VENV)/.test  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(AGENTS)/.programs $(AXE)/.installed chromium bubblewrap postgresql  ## the old CLI and the npm packages that the tests use
+tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(AGENTS)/.programs $(AXE)/.installed chromium bubblewrap postgresql redis  ## the old CLI and the npm packages that the tests use
 
 # The tests of the page drive Debian's own chromium; nothing is downloaded past apt.
 chromium:
@@ -119,6 +119,13 @@ postgresql:
 		&& DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends postgresql pgbouncer; \
 	else echo "PostgreSQL is needed for the tests of its store: sudo apt-get install postgresql pgbouncer" >&2; exit 1; fi
 
+# Its registry: an instance of each test's own, never the machine's.
+redis:
+	@command -v redis-server >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
+	then apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends redis-server; \
+	else echo "Redis is needed for the tests of the registry: sudo apt-get install redis-server" >&2; exit 1; fi
+
 clean:  ## remove what make installed and built; var/ stays
 	rm -rf $(VENV) .tools dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
@@ -135,7 +142,7 @@ $(VENV)/.serve: pyproject.toml $(VENV)/.made
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(VENV)/.made
-	$(PIP) --editable '.[claude,litellm,postgresql,dev,clients,bench]'
+	$(PIP) --editable '.[claude,litellm,postgresql,redis,dev,clients,bench]'
 	@touch $@ $(VENV)/.serve $(VENV)/.bench
 
 $(VENV)/.bench: pyproject.toml $(VENV)/.made

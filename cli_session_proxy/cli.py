@@ -88,6 +88,20 @@ def serve(
     allowed_origins: Annotated[
         list[str] | None, typer.Option("--allowed-origin", help="A page that may send requests: scheme://host[:port].")
     ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where proxies on other hosts reach this one: http://10.0.0.2:8787.",
+        ),
+    ] = None,
+    cluster_key_file: Annotated[
+        Path | None, typer.Option(help="The secret that the proxies of one cluster share, in a file of yours.")
+    ] = None,
+    registry: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Redis tells which host has an agent warm.", show_default="the store tells"),
+    ] = None,
     config: Config = None,
     var: Var = None,
     store: StoreUrl = None,

@@ -67,7 +67,8 @@ _file: ContextVar[Mapping[str, Any]] = ContextVar("settings_file", default=Mappi
 _TRUSTED = {
     "claude_bin": "a program", "claude_config_dir": "a program's settings", "claude_env": "a program's environment",
     "host": "who can come in", "allowed_origins": "who can come in", "store": "where conversations are kept",
-    "models": "where conversations and keys are sent",
+    "models": "where conversations and keys are sent", "advertise": "who can come in",
+    "registry": "where agents are looked for", "cluster_key": "who can come in", "cluster_key_file": "who can come in",
 }  # fmt: skip
 _TRUSTED_OF_PROFILES = {
     "mcp_config": "programs", "tools": "programs", "setting_sources": "programs", "add_dirs": "other directories",
@@ -92,6 +93,8 @@ ENVIRONMENT_OF_PROVIDERS = {
 }  # fmt: skip
 
 
+# Shorter ones can be guessed over a network; what `openssl rand -hex 16` gives has 32.
+MIN_SECRET = 16
 # Characters. It has to fit into one line of a commit's trailers.
 FIX_ID_LIMIT = 300
 
@@ -254,6 +257,13 @@ class Settings(BaseSettings):
     keys: dict[str, SecretStr] = Field(default_factory=dict, repr=False)
     keys_file: Path | None = None
     make_key: bool = False  # a key of `local` in <var>/key, made where there is none (see `keys`)
+    # several hosts on one store: where the others reach this proxy, by what they know each other, which of them has an
+    # agent warm (a Redis URL; None: the store tells), and whether all of them see the same sandboxes
+    advertise: str | None = None
+    cluster_key: SecretStr | None = Field(default=None, repr=False)
+    cluster_key_file: Path | None = None
+    registry: SecretStr | None = Field(default=None, repr=False)
+    sandboxes: Literal["own", "shared"] = "own"
     # bounds
     turn_timeout: float = Field(default=1800.0, gt=0)
     idle_timeout: float = Field(default=300.0, gt=0)
@@ -287,7 +297,25 @@ class Settings(BaseSettings):
         """One origin each, as a browser writes it."""
         return tuple(_origin(text) for text in value)
 
-    @field_validator("config", "var", "uds", "claude_bin", "claude_config_dir", "keys_file", mode="after")
+    @field_validator("advertise", mode="after")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if not value.startswith(("http://", "https://")):
+            raise ValueError("it takes the address at which other proxies reach this one: http://10.0.0.2:8787")
+        return _origin(value)
+
+    @field_validator("registry", mode="after")
+    @classmethod
+    def _is_redis(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is None or value.get_secret_value().startswith(("redis://", "rediss://")):
+            return value
+        raise ValueError("it takes redis://host:6379 or rediss://…; leave it out, and the store tells")
+
+    @field_validator(
+        "config", "var", "uds", "claude_bin", "claude_config_dir", "keys_file", "cluster_key_file", mode="after"
+    )
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         return None if value is None else Path(os.path.abspath(value.expanduser()))
@@ -300,6 +328,14 @@ class Settings(BaseSettings):
         if value is None or url.startswith(("postgresql://", "postgres://")):
             return value
         raise ValueError("it takes postgresql://user@host:5432/database; leave it out for SQLite in --var")
+
+    @model_validator(mode="after")
+    def _cluster_has_a_key(self) -> Settings:
+        if self.cluster_key is None and self.cluster_key_file is None:
+            for name in ("advertise", "registry"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} needs cluster_key or cluster_key_file: by it proxies know each other")
+        return self
 
     @model_validator(mode="after")
     def _models_fit_together(self) -> Settings:
@@ -387,6 +423,23 @@ class Settings(BaseSettings):
                 "start again"
             )
         return key
+
+    def cluster_secret(self) -> str | None:
+        """By what the proxies of several hosts know each other; None: there is no cluster. Raises `ConfigError`."""
+        if self.cluster_key is not None:
+            secret = self.cluster_key.get_secret_value()
+        elif self.cluster_key_file is None:
+            return None
+        else:
+            try:
+                secret = self.cluster_key_file.read_text("ascii").strip()
+            except OSError as exc:
+                raise ConfigError(f"cluster_key_file {self.cluster_key_file} cannot be read: {exc.strerror}") from exc
+            except UnicodeDecodeError:
+                raise ConfigError(f"cluster_key_file {self.cluster_key_file} must hold one line of ASCII") from None
+        if len(secret) < MIN_SECRET or not secret.isascii() or any(char.isspace() for char in secret):
+            raise ConfigError(f"cluster_key must have at least {MIN_SECRET} characters, ASCII without spaces")
+        return secret
 
     def refuse_loop(self, model: str, base: str | None) -> None:
         """Raises `ConfigError` where LiteLLM would ask this proxy itself for one of `models`: at `base`, where it would

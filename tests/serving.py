@@ -30,7 +30,8 @@ START = 30.0
 async def serving(engine: Any, settings: Settings, wires: Sequence[Wire] = WIRES) -> AsyncIterator[str]:
     """The address of a server over a started engine (`settings.port` 0: any), as `base_url` and `api_base` take it."""
     with contextlib.closing(bind(settings)) as listener:
-        server = Server(create_app(engine, settings, wires), settings)
+        app = create_app(engine, settings, wires)
+        server = Server(app, settings)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await server.ready.wait()
         try:
@@ -38,6 +39,8 @@ async def serving(engine: Any, settings: Settings, wires: Sequence[Wire] = WIRES
         finally:
             server.should_exit = True
             await task
+            if app.state.relay is not None:
+                await app.state.relay.close()
 
 
 @asynccontextmanager
@@ -51,6 +54,8 @@ async def serve(settings: Settings, cwd: Path) -> AsyncIterator[tuple[str, Proce
     env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "PYTHONPATH": str(ROOT)}
     if settings.store is not None:
         named["store"] = settings.store.get_secret_value()
+    if settings.advertise is not None and settings.cluster_key is not None:
+        named |= {"advertise": settings.advertise, "cluster_key": settings.cluster_key.get_secret_value()}
     env |= {f"CLI_SESSION_PROXY_{name.upper()}": str(value) for name, value in named.items()}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "cli_session_proxy", "serve", env=env, cwd=cwd, stdout=PIPE, stderr=STDOUT

@@ -134,15 +134,18 @@ def print_chains(rows: list[JSON], limit: int | None = None) -> None:
     if not console.is_terminal:
         console.width = WIDE
     owned = any(row["owner"] != LOCAL_OWNER for row in rows)
+    # Who has an agent is told where there are several that could.
+    held = len({row["host"] for row in rows} - {None}) > 1 or any(row["address"] for row in rows)
     table = Table(box=None, pad_edge=False)
-    for name in ("agent", *(("owner",) if owned else ()), "state", "turns", "repairs", "cost", "size", "active"):
+    beside = [name for name, wanted in (("owner", owned), ("host", held)) if wanted]
+    for name in ("agent", *beside, "state", "turns", "repairs", "cost", "size", "active"):
         numeric = name in {"turns", "repairs", "cost", "size"}
         # Where there is not enough room it is the names that are cut.
         table.add_column(name, justify="right" if numeric else "left", no_wrap=name != "agent")
     for row in rows[:limit]:
         state = f"{row['state'] or '-'}".replace("_", " ")
         cells = [
-            row["agent_id"], *([row["owner"]] if owned else []), state, row["turns"], row["repairs"],
+            row["agent_id"], *(row[name] or "-" for name in beside), state, row["turns"], row["repairs"],
             f"${row['cost_usd']:.4f}", _size(row["bytes"]), _ago(row["last_at"]) if console.is_terminal
             else datetime.fromtimestamp(row["last_at"], UTC).strftime("%Y-%m-%d %H:%M UTC"),
         ]  # fmt: skip

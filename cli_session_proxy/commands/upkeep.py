@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from ..backends.claude.process import environment
 from ..backends.claude.sessions.adoption import Adopted, adopt_session
 from ..backends.claude.sessions.fitting import Fitting, Look
 from ..backends.claude.sessions.verifying import Verified, Verifier
-from ..domain.models import Block, Record
+from ..domain.models import Agent, Block, Record
 from ..domain.notes import Code
 from ..errors import NotFound
 from ..export import incoming, portable
@@ -41,10 +42,15 @@ SOON = 1.0
 async def verify(settings: Settings, owner: str | None, agent_id: str | None) -> list[Verified]:
     """Every agent's chain against its transcripts; of one agent where it is named. Raises `NotFound`."""
     async with opened(settings) as store:
-        agents = []
+        agents: list[tuple[Agent, str | None]] = []  # and the other host that has it
         if store is not None:
-            every = [row.agent async for row in store.summaries(owner)]
-            agents = [agent for agent in every if agent_id in (None, agent.agent_id)]
+            async for row in store.summaries(owner):
+                # By their addresses where both have one: hosts may share a name.
+                here = row.address == settings.advertise
+                if row.address is None or settings.advertise is None:
+                    here = row.host in (None, socket.gethostname())
+                if agent_id in (None, row.agent.agent_id):
+                    agents.append((row.agent, None if here else row.address or row.host))
         if agent_id is not None and not agents:
             raise NotFound(f"there is no agent {agent_id!r} in {place_of(settings)}: see `chains`")
         if store is None:
@@ -52,9 +58,9 @@ async def verify(settings: Settings, owner: str | None, agent_id: str | None) ->
         verifier = Verifier(settings, store)
         done: list[Verified] = []
         with bar("verifying", MofNCompleteColumn()) as moved:
-            for agent in agents:
+            for agent, held_at in agents:
                 moved(len(done), len(agents))
-                done.append(await verifier.verify(agent))
+                done.append(await verifier.verify(agent, held_at))
         return done
 
 

@@ -154,6 +154,7 @@ class Evidence:
 
     - `left_off`        a turn whose answer never reached its client: this one continues what is before it
     - `sandbox`         the agent's directory was gone, and made again here
+    - `files_at`        the host that has what the agent's tools made, which could not be reached: this one has not
     - `verified`        how the session was found to be the path
     - `written`         a session was written for this turn
     - `repaired`        its session was made equal to the path again
@@ -193,12 +194,18 @@ class Evidence:
     refusal: Refusal | None = None
     recalled: Recalled | None = None
     window_summary: str | None = None
+    files_at: str | None = None
+
+    @property
+    def told(self) -> tuple[Note, ...]:
+        """The notes that answers are headed with."""
+        return self.notes if self.files_at is None else (*self.notes, Note("files_elsewhere"))
 
     @property
     def note(self) -> str:
         """The value of `X-Continuity-Note`: the notes, and what else the CLI did; "" where that is nothing."""
         asked_again = len(self.retries) + len(self.cuts)
-        said = [header(self.notes)] if self.notes else []
+        said = [header(self.told)] if self.told else []
         said += [] if self.compacted is None else ["cli_compacted=1"]
         said += [f"cli_asked_again={asked_again}"] if asked_again else []
         return ", ".join(said)

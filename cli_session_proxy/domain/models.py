@@ -480,7 +480,8 @@ class Chain:
 @dataclass(frozen=True, slots=True)
 class ChainSummary:
     """One row of `chains`. `bytes` is the size of what the store keeps for it. `side`: there is nothing in it but what
-    is suspected to be side calls. `failures`: turns that failed or were refused, whatever came after them."""
+    is suspected to be side calls. `failures`: turns that failed or were refused, whatever came after them. `host`: the
+    name of the one whose proxy holds the agent now, `address` where other proxies reach that one."""
 
     agent: Agent
     turns: int
@@ -492,6 +493,8 @@ class ChainSummary:
     last_at: float
     side: bool = False
     failures: int = 0
+    host: str | None = None
+    address: str | None = None
 
 
 # --- what a running turn tells its client ---------------------------------------------------------------

@@ -24,7 +24,7 @@ from ..aside.pool import Aside
 from ..backends.auto import backend_for
 from ..backends.base import Backend, Counts
 from ..domain.lineage import answer_text
-from ..domain.models import ANSWERED, FINISHED, JSON, ON_PATH, Agent, Message, Record, Turn, TurnRequest
+from ..domain.models import ANSWERED, FINISHED, JSON, ON_PATH, Agent, CancelledBy, Message, Record, Turn, TurnRequest
 from ..errors import (
     ClaudeUnavailable,
     ConfigError,
@@ -39,8 +39,9 @@ from ..errors import (
 )
 from ..sandbox import Sandboxes
 from ..settings import NO_PROFILE, Settings
-from ..stores.auto import store_for
+from ..stores.auto import registry_for, store_for
 from ..stores.base import KeyTaken, MirrorKey, Store
+from ..stores.registry import Registry
 from ..tasks import Tasks, limited, uninterrupted
 from .committing import Committed, Wanted, commit, history
 from .executor import Checks, Ends, Executor, Observer, adopt, not_run
@@ -48,6 +49,7 @@ from .lanes import Lanes, Place, Slots
 from .live import Answer, Deliveries, LiveTurn, Progress, cancelled, kept, or_left, replay
 from .mirroring import Mirrors
 from .ownership import Instances, Ownership
+from .passing import Elsewhere, Passing
 from .placement import HOUR, Placement
 from .readiness import Readiness, State
 from .recovery import FOLLOW, Recovery
@@ -63,6 +65,8 @@ HasLeft = Callable[[], Awaitable[bool]]
 
 # Seconds after the drain in which a CLI may end by itself: SIGTERM has promised an end (see `http.server`).
 KILL_AFTER = 2.0
+# Seconds in which a turn at another proxy ends that was told to, beyond the time in which that one is known to respond.
+END_ELSEWHERE = 10.0
 
 
 class Engine:
@@ -77,7 +81,7 @@ class Engine:
         self._accepting: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by agent
         self._running = 0  # turns in a slot
         self._open = self._stopped = False
-        self._tasks = Tasks(expected=(ProxyError,))
+        self._tasks = Tasks(expected=(ProxyError, Elsewhere))
         # A turn with a slot finds a process: an idle one makes room for it.
         self._slots = Slots(min(settings.max_turns, settings.max_processes))
         self._lanes = Lanes(settings.lane_limit, settings.queue_limit, self._slots)
@@ -107,7 +111,15 @@ class Engine:
             settle=self._recovery.settle,
             retire=self.backend.retire,
             fenced=self._fenced,
+            busy=lambda: bool(self._live),
+            end=self._end_here,
+            address=settings.advertise,
         )
+        self.registry: Registry | None = None
+        self.passing: Passing | None = None
+        if (secret := settings.cluster_secret()) is not None:
+            self.registry = registry_for(settings, self.store, secret)
+            self.passing = Passing(settings, secret, self.store, self.registry, self._ownership.proxy)
         self._readiness = Readiness(self, self.store, self._tasks.own)
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
         self._deliveries = Deliveries(self.store, self._instances, self._tasks, settings.disconnect_grace)
@@ -121,6 +133,7 @@ class Engine:
             self._tasks.own,
             self.observers,
             Checks(self.aside.checking),
+            self.passing,
         )
 
     # --- life
@@ -167,6 +180,8 @@ class Engine:
             await self._ownership.stop()
         except StoreUnavailable as exc:
             log.warning("leases_not_released", error=exc.message)  # others take them when they have expired
+        if self.registry is not None:
+            await self.registry.close()
         await self.store.close()
         self._instances.leave(settled=self._ends.all_stored)
         self._stopped = True
@@ -204,6 +219,12 @@ class Engine:
             if live.turn.agent_key == agent_key and live.lease is not None:
                 live.cancel("takeover")
 
+    def _end_here(self, turn_id: str, by: CancelledBy) -> None:
+        """Another proxy wants this turn to end."""
+        live = self._live.get(turn_id)
+        if live is not None and self._deliveries.here(live):
+            live.cancel(by)
+
     async def _is_gone(self, instance: str | None) -> bool:
         """This proxy has ended, or does not respond."""
         if instance == self._instances.id:
@@ -223,7 +244,7 @@ class Engine:
     async def submit(self, request: TurnRequest, has_left: HasLeft | None = None) -> Answer:
         """Accept a request durably and in order; it runs on its own from here. Raises `ProxyError`.
 
-        Nothing is accepted of a client that has left.
+        Nothing is accepted of a client that has left, or where another proxy is to run it (`Elsewhere`).
         """
         if not self._open:
             raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
@@ -237,8 +258,9 @@ class Engine:
 
     async def _accept(self, request: TurnRequest, has_left: HasLeft | None) -> Answer:
         anew: Turn | None = None
+        send_on = None if self.passing is None else partial(self._send_on, request.profile, self.passing)
         while True:
-            found = await self._placement.resolve(request, admit=self._lanes.admit, anew=anew)
+            found = await self._placement.resolve(request, admit=self._lanes.admit, anew=anew, send_on=send_on)
             if isinstance(found, Turn):
                 answer = await self._again(found.id, request)
                 if answer is not None:
@@ -271,6 +293,9 @@ class Engine:
                     raise
                 return self._launch(turn, found.agent, place, request.timeout)
 
+    async def _send_on(self, profile: str | None, passing: Passing, agent: Agent) -> None:
+        await passing.to_agent(agent, profile, held=self._ownership.has(agent.key))
+
     def _launch(self, turn: Turn, agent: Agent, place: Place, timeout: float | None) -> Answer:
         live = self._deliveries.live(turn, agent.agent_id)
         self._live[turn.id] = live
@@ -295,7 +320,7 @@ class Engine:
             if turn is None or agent is None:
                 return None
             live = self._live.get(turn_id)
-            if live is not None and not live.done:
+            if live is not None and not live.done and self._deliveries.here(live):
                 return live.attach(replayed=True, timeout=request.timeout)
             if turn.status in ANSWERED:
                 if turn.status in ON_PATH and not await self.store.claim(turn_id, self._instances.id):
@@ -304,9 +329,9 @@ class Engine:
                 replay(live)
                 return live.attach(replayed=True)
             if turn.status not in FINISHED:
-                live = self._live[turn_id] = self._deliveries.live(turn, agent.agent_id, elsewhere=True)
-                live.task = self._tasks.own(self._follow(live, agent))
-                return live.attach(replayed=True, timeout=request.timeout)
+                return await self._attach_elsewhere(turn, agent, timeout=request.timeout, again=True)
+            if self.passing is not None:
+                await self._send_on(turn.profile, self.passing, agent)
             try:
                 return await self._requeue(turn, agent, request.timeout)
             except StoreUnavailable as exc:
@@ -323,10 +348,23 @@ class Engine:
             raise
         return self._launch(turn, agent, place, timeout)
 
-    async def _follow(self, live: LiveTurn, agent: Agent) -> None:
+    async def _attach_elsewhere(self, turn: Turn, agent: Agent, *, timeout: float | None, again: bool) -> Answer:
+        """The answer of a turn that another proxy runs: as it comes from there, else by the store, whole.
+
+        `again`: one that its proxy left open is run here. Raises `Elsewhere`.
+        """
+        if self.passing is not None:
+            await self.passing.to_turn(turn)
+        live = self._live.get(turn.id)
+        if live is None or live.done:
+            live = self._live[turn.id] = self._deliveries.live(turn, agent.agent_id, elsewhere=True)
+            live.task = self._tasks.own(self._follow(live, agent, again=again))
+        return live.attach(replayed=True, timeout=timeout)
+
+    async def _follow(self, live: LiveTurn, agent: Agent, *, again: bool) -> None:
         """Wait for a turn that another proxy on this store runs, and give its answer here.
 
-        A turn that its proxy left open, because it ended or does not respond, is run here.
+        A turn that its proxy left open, because it ended or does not respond, is run here where `again`.
         """
         live.begun = True
         deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout
@@ -341,7 +379,7 @@ class Engine:
                 if turn.status in ON_PATH:
                     await self._take_over(live)
                 replay(live)
-            elif (turn.error or {}).get("code") == Interrupted.code:
+            elif again and (turn.error or {}).get("code") == Interrupted.code:
                 place = self._lanes.take(agent.key)
                 try:
                     live.turn = await self.store.requeue(turn.id, self._instances.id)
@@ -370,10 +408,55 @@ class Engine:
 
     # --- for stateful wires: a turn outlives the request that started it
 
-    def follow(self, turn_id: str) -> Answer | None:
-        """A view of a turn that runs (or waits) in this proxy; None when it does not."""
-        live = self._live.get(turn_id)
-        return None if live is None or live.done else live.attach(replayed=True)
+    async def watch(self, turn: Turn) -> Answer | None:
+        """A view of a turn that runs (or waits) in any proxy; None where it has ended. Raises `Elsewhere`."""
+        live = self._live.get(turn.id)
+        if live is not None and not live.done and self._deliveries.here(live):
+            return live.attach(replayed=True)
+        now = await self.store.turn(turn.id)
+        agent = None if now is None else await self.store.agent_by_key(now.agent_key)
+        if now is None or agent is None or now.status in FINISHED:
+            return None
+        return await self._attach_elsewhere(now, agent, timeout=None, again=False)
+
+    async def end(self, turn: Turn, by: CancelledBy) -> None:
+        """End a turn, in whichever proxy it waits or runs, and wait until it is stored.
+
+        One whose proxy has ended, or does not respond, is settled here. Raises `SessionBusy` where it does not end.
+        """
+        live = self._live.get(turn.id)
+        if live is not None and self._deliveries.here(live):
+            live.cancel(by)
+            await self.ended(turn.id)
+            return
+        agent = await self.store.agent_by_key(turn.agent_key)
+        if turn.instance is None or agent is None:
+            return
+        patience = END_ELSEWHERE + self.settings.lease
+        await self.store.cancel(turn.id, turn.instance, by)
+        try:
+            async with asyncio.timeout(patience):
+                await self._recovery.finished_elsewhere(turn.id, agent, self._ownership.hold)
+        except TimeoutError as exc:
+            raise SessionBusy(
+                f"the proxy that runs this turn has not ended it within {patience:g} s: look again in a moment"
+            ) from exc
+        finally:
+            await self.store.forget_cancel(turn.id)
+
+    async def runs_at(self, agent_key: int) -> set[str]:
+        """The addresses of the other proxies at which turns of this agent wait or run."""
+        if self.passing is None:
+            return set()
+        there = [await self.passing.address_of(turn) for turn in await self.store.waiting(agent_key)]
+        return {address for address in there if address is not None}
+
+    async def note_passed_on(self, turn_id: str, *, arrived: bool) -> None:
+        """Another proxy's whole answer was given to the client by this one, or the client had left by then."""
+        try:
+            await self.store.set_delivery(turn_id, "delivered" if arrived else "undelivered", soon=arrived)
+        except ProxyError as exc:  # of a turn that was deleted meanwhile, too
+            log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
 
     def progress(self, agent_key: int | None = None) -> list[Progress]:
         """The turns that wait or run in this proxy, of one agent or of all, in the order of acceptance."""
@@ -474,6 +557,8 @@ class Engine:
                 await self._executor.execute(live, now, at_head=at_head, deadline=deadline)
             finally:
                 self._running -= 1
+            if self.passing is not None:
+                self._tasks.own(self.passing.note(agent, live.turn.session_id))
 
     # --- data
 
@@ -494,6 +579,8 @@ class Engine:
             await self.backend.forget(agent, named)
             await asyncio.to_thread(self._sandboxes.remove, agent.dir)
             await self.store.delete_agent(agent.key)
+        if self.registry is not None:
+            await self.registry.forget(agent)
         await asyncio.to_thread(logs.forget, self.settings, [agent.agent_id, agent.dir, *named])
         return True
 
@@ -506,26 +593,21 @@ class Engine:
         return await asyncio.shield(self._tasks.own(rewind(self.store, self._ownership, agent, to)))
 
     async def cancel(self, owner: str, agent_id: str, turn_id: str | None) -> list[str]:
-        """End a turn of the agent that waits or runs in this proxy, or all of them; the ids of those that it ended.
+        """End a turn of the agent that waits or runs, in any proxy, or all of them; the ids of those that it ended.
 
-        Raises `NotFound` where there is none, `SessionBusy` where another proxy runs it.
+        Raises `NotFound` where there is none, `SessionBusy` where one does not end.
         """
         agent = await self.store.agent(owner, agent_id)
         if agent is None:
             raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
-        going = {turn.id for turn in await self.store.waiting(agent.key) if turn_id in (None, turn.id)}
-        here = [live for live in self._live.values() if live.turn.id in going and self._deliveries.here(live)]
+        going = [turn for turn in await self.store.waiting(agent.key) if turn_id in (None, turn.id)]
         if not going:
             what = "no turn of this agent waits or runs" if turn_id is None else f"{turn_id!r} neither waits nor runs"
             raise NotFound(f"{what}: there is nothing to cancel", param="turn")
-        if not here:
-            raise SessionBusy("this turn runs in another proxy, or has just ended: look again, or cancel it there")
-        for live in here:
-            live.cancel("operator")
-        for live in here:
-            await self.ended(live.turn.id)
+        # All at once: of those in one lane the next one would begin.
+        await asyncio.gather(*(self.end(turn, "operator") for turn in going))
         # One that was being committed is whole, and stays.
-        found = [await self.store.turn(live.turn.id) for live in here]
+        found = [await self.store.turn(turn.id) for turn in going]
         return [turn.id for turn in found if turn is not None and turn.status == "cancelled"]
 
     async def commit(self, owner: str, agent_id: str, wanted: Wanted) -> Committed:

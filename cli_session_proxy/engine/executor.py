@@ -64,11 +64,12 @@ from ..errors import (
 )
 from ..git_memory.recall import Recall, recall
 from ..settings import Settings
-from ..stores.base import AgentState, Commit, Lease, PathChanged, Store, Taken, TurnStart
+from ..stores.base import AgentState, Commit, Home, Lease, PathChanged, Store, Taken, TurnStart
 from ..tasks import Tasks, limited, limited_by_life, uninterrupted
 from . import fallbacks
 from .live import LiveTurn, cancelled, said, with_end
 from .ownership import Instances, Ownership
+from .passing import Passing
 
 log = logs.get(__name__)
 
@@ -142,7 +143,7 @@ class Attempt:
             ids = self.agent.agent_id, self.live.turn.id, at.session_id
             stands_in = self.fallback is not None and self.fallback.here
             model = self.fallback.model if self.fallback is not None and stands_in else self.live.turn.model
-            told = self.evidence.unmet, self.evidence.notes
+            told = self.evidence.unmet, self.evidence.told
             self.live.publish(Started(*ids, at.continuity, *told, at.backend, model))
 
     def abandoned(self, blocks: frozenset[int]) -> None:
@@ -174,6 +175,7 @@ class Executor:
         own: Own,
         observers: Sequence[Observer],
         checks: Checks,
+        passing: Passing | None = None,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -183,6 +185,7 @@ class Executor:
         self._own = own
         self._observers = observers
         self._checks = checks
+        self._passing = passing
 
     @property
     def too_long(self) -> str:
@@ -328,6 +331,12 @@ class Executor:
                     attempt.recalled = await recall(memory, attempt.agent)
             job = self._job(attempt, standing)
             attempt.job, attempt.uses_tools, attempt.model = job, bool(job.profile.tools), job.model
+            home: Home | None = None
+            if self._passing is not None and self._passing.keeps_files(live.turn.profile):
+                home = self._passing.home
+                missing = await self._passing.missing(attempt.agent)
+                if missing is not None:
+                    attempt.evidence = replace(attempt.evidence, files_at=missing.address)
             tools = job.wants.offers.tools
             if attempt.format is not None or (tools and any(tool.strict for tool in tools)):
                 self._checks.expect()  # the process that checks starts while the model thinks
@@ -372,6 +381,7 @@ class Executor:
                     attempt=dict(entry),
                     instance=self._instances.id,
                     left_off=tuple(attempt.left_off),
+                    home=home,
                 )
             )
         except StoreUnavailable as exc:

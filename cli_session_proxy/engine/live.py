@@ -27,6 +27,7 @@ from ..errors import Interrupted, LeaseLost, ProxyError, StoreUnavailable, TurnC
 from ..stores.base import Lease, Store
 from ..tasks import Tasks
 from .ownership import Instances
+from .passing import HOP
 
 log = logs.get(__name__)
 
@@ -419,7 +420,7 @@ def replay(live: LiveTurn) -> None:
     """Give a finished turn's answer again, as if it had just been said."""
     turn = live.turn
     at = turn.session_id or "", turn.continuity or "started"
-    told = turn.evidence.unmet, turn.evidence.notes
+    told = turn.evidence.unmet, turn.evidence.told
     live.publish(Started(live.agent_id, turn.id, *at, *told, turn.backend, turn.told_model if turn.backend else None))
     for event in said(turn.output):
         live.publish(event)
@@ -531,7 +532,9 @@ class Deliveries:
         turn_id = live.turn.id
         elsewhere = turn_id in self._elsewhere
         try:
-            if arrived or not elsewhere:
+            if arrived and HOP.get() == "came":
+                pass  # the proxy that gives it to the client notes it (see `Engine.note_passed_on`)
+            elif arrived or not elsewhere:
                 # "pending" and "delivered" are the same to the next turn; an undelivered one it would leave off.
                 soon = arrived and live.turn.delivery == "pending"
                 delivery: Delivery = "delivered" if arrived else "undelivered"

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import logs
-from ..domain.models import Agent, Turn
+from ..domain.models import Agent, CancelledBy, Turn
 from ..errors import LeaseLost, ProxyError, StoreUnavailable
 from ..locks import RUN, SUFFIX, is_held
 from ..stores.base import Held, Lease, Leases, Proxy, Store
@@ -42,8 +42,8 @@ HEARTBEAT = 0.3
 # How often a lease that another proxy holds is asked for: soon at first, as most turns are short. Seconds.
 FIRST_WAIT = 0.002
 LAST_WAIT = 0.05
-# How often a proxy looks whether others ask for its leases: each look reads a few rows. Seconds.
-HANDOVER_POLL = 0.05
+# A proxy that is told when others ask something of it looks by itself when this share of the lease has passed, too.
+LOOK = 0.1
 
 
 class Instances:
@@ -174,6 +174,7 @@ class Ownership:
     - `settle(agent, lease)` ends what former holders left unfinished: their processes and turns of this agent.
     - `retire(agent)` ends this proxy's idle processes of an agent, before the lease is handed over.
     - `fenced(agent_key)` is told of a lease that was lost: whatever runs for this agent here has to stop.
+    - `busy()`: turns wait or run here; `end(turn_id, by)` ends one of them, as another proxy wants.
     """
 
     def __init__(
@@ -185,13 +186,18 @@ class Ownership:
         settle: Callable[[Agent, Lease], Awaitable[None]],
         retire: Callable[[Agent], Awaitable[None]],
         fenced: Callable[[int], None],
+        busy: Callable[[], bool],
+        end: Callable[[str, CancelledBy], None],
+        address: str | None = None,
     ) -> None:
         self._store = store
         self._instances = instances
-        self._proxy = Proxy(instances.id, socket.gethostname(), lease)
+        self.proxy = Proxy(instances.id, socket.gethostname(), lease, address)
         self._settle = settle
         self._retire = retire
         self._fenced = fenced
+        self._busy = busy
+        self._end = end
         self._held: dict[int, _Holding] = {}
         self._locks: dict[int, asyncio.Lock] = {}
         self._users: Counter[int] = Counter()  # of these locks
@@ -202,7 +208,7 @@ class Ownership:
     async def keep(self) -> None:
         """Keep the leases alive. Until it is cancelled."""
         while True:
-            await asyncio.sleep(HEARTBEAT * self._proxy.lease)
+            await asyncio.sleep(HEARTBEAT * self.proxy.lease)
             if self._held or self._instances.spans_hosts:  # elsewhere a turn that waits here needs a sign of life, too
                 try:
                     await self._renew()
@@ -210,27 +216,30 @@ class Ownership:
                     log.warning("lease_not_renewed", error=exc.message)
 
     async def hand_over(self) -> None:
-        """Hand over the leases that other proxies ask for, where no turn uses them. Until it is cancelled."""
+        """Hand over the leases that other proxies ask for, where no turn uses them, and end the turns that they want
+        to end. Until it is cancelled."""
         while True:
-            await asyncio.sleep(HANDOVER_POLL)
+            await self._store.until_asked(self.proxy.id, LOOK * self.proxy.lease)
             self._slept()
-            if not self._held or not (self._instances.spans_hosts or self._instances.others()):
+            if not (self._held or self._busy()) or not (self._instances.spans_hosts or self._instances.others()):
                 continue
             try:
-                wanted = await self._store.wanted(self._proxy.id)
+                asked = await self._store.asked(self.proxy.id)
             except ProxyError as exc:
                 log.warning("leases_not_looked_at", error=exc.message)
                 continue
-            await asyncio.gather(*(self._release_unused(agent_key) for agent_key in wanted))
+            for turn_id, by in asked.cancels:
+                self._end(turn_id, by)
+            await asyncio.gather(*(self._release_unused(agent_key) for agent_key in asked.leases))
 
     async def stop(self) -> None:
         """Give every lease back. Called when no turn runs any more, and no process of ours."""
         self._held.clear()
-        await self._store.resign(self._proxy.id)
+        await self._store.resign(self.proxy.id)
 
     async def appear(self) -> None:
         """Be known to respond, before a turn is accepted here: the other proxies give way to it only then."""
-        if asyncio.get_running_loop().time() - self._renewed >= HEARTBEAT * self._proxy.lease:
+        if asyncio.get_running_loop().time() - self._renewed >= HEARTBEAT * self.proxy.lease:
             await self._renew()
 
     @asynccontextmanager
@@ -268,6 +277,10 @@ class Ownership:
         held = self._held.get(lease.agent_key)
         return held is not None and held.lease == lease
 
+    def has(self, agent_key: int) -> bool:
+        """This proxy holds the agent's lease, as far as it knows."""
+        return agent_key in self._held
+
     async def verify(self, lease: Lease) -> None:
         """Raise `LeaseLost` unless the lease is still ours. Asked before files are written: a proxy that was paused may
         have been replaced."""
@@ -293,9 +306,9 @@ class Ownership:
         """The lease, once what a former holder left is settled; None while another proxy has it."""
         held = self._held.get(agent.key)
         if held is None:
-            got = await self._store.acquire(agent.key, self._proxy, expired=not self._slept())
+            got = await self._store.acquire(agent.key, self.proxy, expired=not self._slept())
             if isinstance(got, Held) and self._instances.has_ended(got.holder):
-                got = await self._store.acquire(agent.key, self._proxy, dead=(got.holder,))
+                got = await self._store.acquire(agent.key, self.proxy, dead=(got.holder,))
             if isinstance(got, Held):
                 return None
             self._renewed = asyncio.get_running_loop().time()
@@ -311,10 +324,10 @@ class Ownership:
         """This process was paused within the last lease. If the machine slept, so did the other proxies: that their
         heartbeats have expired says nothing until they had the time for new ones."""
         now = time.time()
-        if abs(now - self._ran) > HEARTBEAT * self._proxy.lease:
+        if abs(now - self._ran) > HEARTBEAT * self.proxy.lease:
             self._awake = now
         self._ran = now
-        return now - self._awake < self._proxy.lease
+        return now - self._awake < self.proxy.lease
 
     async def _comes_later(self, agent: Agent, lease: Lease, turn: Turn | None) -> bool:
         """Is a turn of another proxy first?
@@ -360,7 +373,7 @@ class Ownership:
     async def _renew(self) -> None:
         before = dict(self._held)
         began = asyncio.get_running_loop().time()
-        now = {held.lease.agent_key: held.lease for held in await self._store.renew(self._proxy)}
+        now = {held.lease.agent_key: held.lease for held in await self._store.renew(self.proxy)}
         self._renewed = began
         for agent_key, held in before.items():
             if now.get(agent_key) != held.lease and self._held.get(agent_key) is held:

@@ -70,22 +70,32 @@ class Placement:
         self._is_abandoned = is_abandoned  # a turn in this proxy that all its clients have left
 
     async def resolve(
-        self, request: TurnRequest, *, admit: Callable[[], None], anew: Turn | None = None
+        self,
+        request: TurnRequest,
+        *,
+        admit: Callable[[], None],
+        anew: Turn | None = None,
+        send_on: Callable[[Agent], Awaitable[None]] | None = None,
     ) -> Turn | Resolved:
         """The turn that this very request is already, or the one to accept for it.
 
         It is one already by its key, as a client's own retry, or undelivered; but never `anew`, which the conversation
         went on without. `admit` is called before anything is kept of the request; what it raises goes to the caller.
+        So is `send_on`, as soon as the agent is known: another proxy may have to run it.
         """
         known = await self._store.arrival(request.owner, request.fingerprint, request.agent_id)
         earlier = await self._earlier(request, known.latest, time.time())
         if earlier is not None and (anew is None or earlier.id != anew.id):
             return earlier
+        if send_on is not None and known.agent is not None:
+            await send_on(known.agent)
         admit()
         fitting = Fitting(self._aside)
         if request.messages:
             await fitting.check(request.messages[-1])
         agent, decision = await self.place(request, known.agent)
+        if send_on is not None and known.agent is None:
+            await send_on(agent)
         parent = decision.parent
         if decision.imported:
             parent = await self._bring_in(agent, decision, request.model, fitting)

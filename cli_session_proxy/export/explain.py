@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from ..domain.evidence import OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
-from ..domain.models import JSON, REPAIR_REASONS, Continuity, Fallback, Link, LinkReason, Rule, Turn, Usage
+from ..domain.models import JSON, REPAIR_REASONS, Continuity, Fallback, Link, LinkReason, Rule, Status, Turn, Usage
 from ..domain.notes import Code
 from ..engine.live import Doing
 from .words import count
@@ -129,6 +129,7 @@ def reason(turn: Turn) -> JSON:
 _AS_THEY_ARE = (
     "left_off",
     "sandbox",
+    "files_at",
     "verified",
     "reloaded",
     "output_refused",
@@ -189,6 +190,8 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         said.append(
             f"The agent's sandbox directory was gone (nothing at {evidence.sandbox}): it was made again, empty."
         )
+    if evidence.files_at is not None:
+        said.append(_NOTES["files_elsewhere"][1].format(evidence.files_at))
     if evidence.repaired is not None:
         # Told by its link, which is stored with the attempt that succeeded, or with the attempt that failed after it.
         told = any(link.reason in REPAIR_REASONS for link in links) or any(
@@ -324,6 +327,12 @@ def doing(what: Doing, detail: JSON) -> str:
     return _DOING[what]
 
 
+def elsewhere(status: Status, host: str | None) -> str:
+    """The same of a turn in another proxy, of which only its status is known here. No `host`: it does not respond."""
+    what = "runs" if status == "running" else "waits"
+    return f"{what} on {host}" if host is not None else f"{what} at a proxy that does not respond"
+
+
 _DOING: Mapping[Doing, str] = {
     "lane": "waits for the turn before it",
     "lease": "waits for another proxy to hand the agent over",
@@ -439,6 +448,11 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
     "cli_left_out_images": ("image", "The provider refused the request, and the CLI asked again without {0}."),
     "cli_left_out_documents": ("document", "The provider refused the request, and the CLI asked again without {0}."),
     "cli_left_out_tool_results": ("time", "The CLI cut results of tools by itself, {0}."),
+    "files_elsewhere": (
+        "",
+        "The agent's files are on {0}, which could not be reached: its tools saw what is on this host, and leave their "
+        "files here from now on.",
+    ),
     "cli_changed_images": ("image", "The CLI made {0} of the prompt smaller before the model saw it."),
     "foreign_thinking_left_out": (
         "thought",

@@ -8,7 +8,8 @@ from ..domain.models import JSON, ChainSummary
 def summary_json(row: ChainSummary) -> JSON:
     """`bytes` is what the store keeps for it, `last_at` UTC seconds, `state` the last turn's status.
 
-    `side`: there is nothing in it but what is suspected to be side calls.
+    `side`: there is nothing in it but what is suspected to be side calls. `host`: the one whose proxy holds the agent
+    now, `address` where other proxies reach that one.
     """
     return {
         "agent_id": row.agent.agent_id,
@@ -24,4 +25,6 @@ def summary_json(row: ChainSummary) -> JSON:
         "created_at": row.agent.created_at,
         "last_at": row.last_at,
         "side": row.side,
+        "host": row.host,
+        "address": row.address,
     }

@@ -12,6 +12,7 @@ import ipaddress
 import re
 import resource
 import secrets
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from ..wires.asgi import as_proxy_error, encoded, headers_of, raw_path, send_err
 from ..wires.base import Table, Wire
 from ..wires.common import decoded_agent_id
 from .keys import Keys
+from .relay import HOP_KEY, REFUSED, Incoming, Relay
 
 log = logs.get(__name__)
 
@@ -62,12 +64,17 @@ class Gate:
     With keys, a request's owner is known before any route sees it (`state["owner"]`); without one it is a 401.
     """
 
-    def __init__(self, app: ASGIApp, *, wires: Table, origins: Origins, keys: Keys, bounds: Bounds) -> None:
+    def __init__(
+        self, app: ASGIApp, *, wires: Table, origins: Origins, keys: Keys, bounds: Bounds, relay: Relay | None = None
+    ) -> None:
         self._app = app
         self._wires = wires
         self._origins = origins
         self._keys = keys if keys else None
         self._bounds = bounds
+        self._relay = relay
+        # What other proxies pass on is counted there.
+        self._passed_on = Bounds(sys.maxsize, sys.maxsize, sys.maxsize)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":  # the server's own: nobody asks for anything
@@ -84,6 +91,7 @@ class Gate:
         wire: Wire = inner["state"]["wire"]
         added = {"x-request-id": request_id}
         started = False
+        came_from: str | None = None  # the owner whom another proxy names, which has checked the key
 
         async def out(message: Message) -> None:
             nonlocal started
@@ -105,8 +113,15 @@ class Gate:
                     if names.count(name) > 1:
                         shown = name.decode()
                         raise InvalidRequest(f"the {shown} header occurs twice: send it once", param=shown.title())
-                self._origins.check_host(headers)
-                reader = self._origins.check_page(headers, scope["scheme"].replace("ws", "http", 1), inner["path"])
+                if self._relay is not None and HOP_KEY in headers:
+                    added[REFUSED] = "1"
+                    came_from = self._relay.owner_of(headers)
+                    del added[REFUSED]
+                reader: str | None = None
+                if came_from is None:
+                    self._origins.check_host(headers)
+                    scheme = scope["scheme"].replace("ws", "http", 1)
+                    reader = self._origins.check_page(headers, scheme, inner["path"])
                 if reader is not None:
                     if not is_socket and is_preflight(scope["method"], headers):
                         allowed = encoded(permitted(reader, headers))
@@ -116,7 +131,9 @@ class Gate:
                     added |= readable_by(reader)
                 check_body(headers)
                 is_open = inner["path"] in OPEN or inner["path"].startswith(OPEN_BELOW)
-                if not is_open and self._keys is not None:
+                if came_from is not None:
+                    inner["state"]["owner"] = came_from
+                elif not is_open and self._keys is not None:
                     query = scope.get("query_string", b"").decode("latin-1")
                     inner["state"]["owner"] = self._keys.owner_of(headers, query if wire.key_in_address else "")
                 if agent is not None:
@@ -126,9 +143,14 @@ class Gate:
                 if is_open:
                     await self._app(inner, receive, out)
                     return
-                with self._bounds.request(inner["state"]["owner"]) as held:
+                bounds = self._bounds if came_from is None else self._passed_on
+                with bounds.request(inner["state"]["owner"]) as held:
                     inner["state"]["held"] = held
-                    await self._app(inner, receive, out)
+                    if self._relay is None or is_socket:
+                        await self._app(inner, receive, out)
+                    else:
+                        asked = Incoming(scope, inner, receive, out)
+                        await self._relay.serve(self._app, asked, came=came_from is not None)
             except asyncio.CancelledError:
                 # The server stops, and what a turn still needs for its end takes longer than the drain.
                 if not started:
@@ -305,6 +327,7 @@ class Bounds:
 
     requests: int
     bodies: int
+    event_streams: int = EVENT_STREAMS
     _open: Counter[str] = field(default_factory=Counter)
     streams: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
@@ -342,8 +365,8 @@ class Held:
 
     def stream(self) -> None:
         """It is an event stream."""
-        if self.bounds.streams[self.owner] >= EVENT_STREAMS:
-            raise QueueFull(f"{EVENT_STREAMS} event streams are open already: close one", retry_after=5.0)
+        if self.bounds.streams[self.owner] >= self.bounds.event_streams:
+            raise QueueFull(f"{self.bounds.event_streams} event streams are open already: close one", retry_after=5.0)
         self.bounds.streams[self.owner] += 1
         self.streams += 1
 
@@ -356,3 +379,8 @@ class Held:
             )
         self.bounds.bytes[self.owner] += size
         self.bytes += size
+
+    def read_again(self) -> None:
+        """Its body comes once more."""
+        self.bounds.bytes[self.owner] -= self.bytes
+        self.bytes = 0

@@ -24,15 +24,13 @@ from urllib.parse import parse_qs
 from .. import redact
 from ..errors import ConfigError, SandboxError, Unauthorized
 from ..sandbox import LOCAL_OWNER, make_private
-from ..settings import Settings
+from ..settings import MIN_SECRET, Settings
 
 # The file in `var` that `serve --make-key` writes, what its keys begin with, and more than it can hold (bytes).
 MADE_KEY = "key"
 PREFIX = "csp-"
 LONGEST = 4096
 _ANOTHER = "remove it, then `serve --make-key` makes another"
-# Shorter ones can be guessed over a network; what `openssl rand -hex 16` gives has 32.
-MIN_LENGTH = 16
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
@@ -153,5 +151,5 @@ def _made(path: Path) -> str | None:
 def _check(name: str, secret: str, *, named: bool = True) -> None:
     if named and not _NAME.fullmatch(name):
         raise ConfigError(f"key name {name!r}: use up to 64 letters, digits and . _ @ -")
-    if len(secret) < MIN_LENGTH or not secret.isascii() or any(char.isspace() for char in secret):
-        raise ConfigError(f"key {name}: its secret must have at least {MIN_LENGTH} characters, ASCII without spaces")
+    if len(secret) < MIN_SECRET or not secret.isascii() or any(char.isspace() for char in secret):
+        raise ConfigError(f"key {name}: its secret must have at least {MIN_SECRET} characters, ASCII without spaces")

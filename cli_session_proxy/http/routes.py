@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from ..domain.models import JSON, Agent
 from ..engine.committing import Wanted
 from ..engine.engine import Engine
+from ..engine.passing import HOP
 from ..engine.subscription import POLL, Follower
 from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
 from ..export import FORMATS
@@ -37,6 +38,7 @@ from ..wires.common import decoded_agent_id, model_name, parse_body, required
 from ..wires.schemas import COUNT, SWITCH, TEXT
 from .gate import CHAINS
 from .large_turns import Teller
+from .relay import Relay, Watched
 
 EVENTS = b"/events"
 BACK = b"/rewind"
@@ -83,9 +85,10 @@ OVERVIEW: JSON = {
 class Routes:
     """The handlers of one app. `add_to` is the table of all that the proxy answers."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: Settings, relay: Relay | None = None) -> None:
         self._engine = engine
         self._settings = settings
+        self._relay = relay
         self._sandboxes = Sandboxes(settings)
         self._since = int(time.time())
         self._tell = Teller(engine.aside.showing)
@@ -138,9 +141,12 @@ class Routes:
         return {"status": "ok"}
 
     async def readyz(self) -> Response:
-        """For load balancers: the store has written and read something, a moment ago at most."""
+        """For load balancers: the store has written and read something, a moment ago at most. A registry that is away
+        is told, and takes nothing away."""
         state = await self._engine.state()
-        return JSONResponse({"status": state}, 200 if state == "ready" else 503)
+        registry = None if self._engine.registry is None else self._engine.registry.state
+        beside = {} if registry is None else {"registry": registry}
+        return JSONResponse({"status": state, **beside}, 200 if state == "ready" else 503)
 
     async def chains(self, request: Request) -> JSON:
         """Last active first; `?search=` for a part of the name, `?limit=N`, `?side=1` with those of side calls only."""
@@ -171,7 +177,8 @@ class Routes:
     async def events(self, request: Request) -> Response:
         """Server-sent events: `turn` for each that began or ended, from `Last-Event-ID` (a seq) or from now on.
 
-        `?live=1`: also `progress`, what the turns that run in this proxy do, wait for and have said so far.
+        `?live=1`: also `progress`, what the turns that run do, wait for and have said so far; of those in another
+        proxy, where this one reaches it.
         """
         live = is_on(request, "live", default=False)
         agent = await self._agent(request, EVENTS)
@@ -185,17 +192,26 @@ class Routes:
         quiet = time.monotonic()
         told: list[JSON] = []
         follower = Follower(self._engine.store, agent, after)
-        async for happened in follower.follow(WATCHED if live else POLL):
-            if not self._engine.ready:
-                return
-            for one in happened:
-                yield telling.event(one, await self._tell(one.turn, one.links)).encode()
-            if live and (going := telling.progress(self._engine.progress(agent.key))) != told:
-                told = going
-                yield telling.progress_event(going).encode()
-            if happened or time.monotonic() - quiet > self._settings.keepalive:
-                quiet = time.monotonic()
-                yield b": alive\n\n"
+        elsewhere: Watched | None = None
+        if live and self._relay is not None and HOP.get() != "came":
+            elsewhere = Watched(self._relay, self._engine, agent)
+        try:
+            async for happened in follower.follow(WATCHED if live else POLL):
+                if not self._engine.ready:
+                    return
+                for one in happened:
+                    yield telling.event(one, await self._tell(one.turn, one.links)).encode()
+                going = telling.progress(self._engine.progress(agent.key)) if live else []
+                going += await elsewhere.turns() if elsewhere is not None else []
+                if going != told:
+                    told = going
+                    yield telling.progress_event(going).encode()
+                if happened or time.monotonic() - quiet > self._settings.keepalive:
+                    quiet = time.monotonic()
+                    yield b": alive\n\n"
+        finally:
+            if elsewhere is not None:
+                await elsewhere.close()
 
     async def delete(self, request: Request) -> JSON:
         agent_id = _agent_in_path(request)

@@ -25,6 +25,7 @@ from .keys import MADE_KEY, Keys, make
 from .listening import Listening
 from .metrics import MetricsRoute
 from .openapi import OpenApiRoute
+from .relay import Relay
 from .repair_lines import RepairLines
 from .routes import Routes
 from .search import SearchRoute
@@ -57,12 +58,14 @@ def create_app(engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES
     MetricsRoute(engine).add_to(app)
     SearchRoute(engine).add_to(app)
     Ui(engine).add_to(app)
-    Routes(engine, settings).add_to(app)
+    relay = Relay.of(engine, settings)
+    Routes(engine, settings, relay).add_to(app)
     for wire in table.wires:
         wire.routes(engine, settings).add_to(app)
     keys = Keys(settings)
+    app.state.relay = relay
     origins = Origins(settings.host, settings.allowed_origins, locked=bool(keys))
-    app.add_middleware(Gate, wires=table, origins=origins, keys=keys, bounds=Bounds.of(settings))
+    app.add_middleware(Gate, wires=table, origins=origins, keys=keys, bounds=Bounds.of(settings), relay=relay)
     return app
 
 
@@ -122,6 +125,8 @@ async def _run(
             telling.cancel()
             await asyncio.gather(asked, telling, return_exceptions=True)
             await serving
+            if app.state.relay is not None:
+                await app.state.relay.close()
             living.cancel()
             await asyncio.gather(living, return_exceptions=True)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError
 from ..settings import Settings
 from .base import Store
+from .registry import Registry, StoreRegistry
 from .sql.moving import Move, Side, Told, untold
 from .sqlite.moving import SqliteSide
 from .sqlite.store import FILE, SqliteStore
@@ -23,6 +24,21 @@ def store_for(settings: Settings) -> Store:
     return (
         SqliteStore(settings.var / FILE) if settings.store is None else _postgresql(settings.store.get_secret_value())
     )
+
+
+def registry_for(settings: Settings, store: Store, secret: str) -> Registry:
+    """Raises `ConfigError` for a URL that is none, and where the client is not installed."""
+    rows = StoreRegistry(store)
+    if settings.registry is None:
+        return rows
+    try:
+        # Imported here, as the driver below is.
+        from .redis.registry import RedisRegistry  # noqa: PLC0415
+    except ImportError as exc:
+        raise ConfigError(
+            f"a registry in Redis needs its client ({exc}): pip install 'cli-session-proxy[redis]'"
+        ) from exc
+    return RedisRegistry(settings.registry.get_secret_value(), secret, rows)
 
 
 def is_new(settings: Settings) -> bool:

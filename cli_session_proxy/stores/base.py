@@ -12,6 +12,7 @@ Not its business: which turn continues which (continuity), order within an agent
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -22,6 +23,7 @@ from ..domain.models import (
     PLAIN,
     Agent,
     Block,
+    CancelledBy,
     Chain,
     ChainSummary,
     Continuity,
@@ -42,14 +44,52 @@ from ..domain.models import (
 )
 from ..domain.searching import Found, Indexed, Search
 
+# How often a proxy looks whether another one asks something of it, where nothing tells it. Seconds.
+ASKED_POLL = 0.05
+
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy as the store knows it. `lease`: for how many seconds it is taken to respond after each heartbeat."""
+    """A proxy as the store knows it. `lease`: for how many seconds it is taken to respond after each heartbeat.
+
+    `address`: where the other proxies reach it; None where they cannot.
+    """
 
     id: str
     host: str
     lease: float
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The host that has an agent's files. `host` names its `var` for ever, `address` leads to a proxy there."""
+
+    host: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Who may write an agent just now, and where its files are.
+
+    `holder` is a proxy that responds, `address` where it is reached. `home` is where its last turn with tools ran.
+    """
+
+    holder: str | None = None
+    address: str | None = None
+    home: Home | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What other proxies want of one: the agents whose leases it is to hand over, and the turns that it is to end."""
+
+    leases: tuple[int, ...] = ()
+    cancels: tuple[tuple[str, CancelledBy], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.leases or self.cancels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +249,7 @@ class TurnStart:
     instance: str | None = None
     system: str | None = None  # taken over from the parent; None leaves the turn's own
     left_off: tuple[str, ...] = ()
+    home: Home | None = None  # where its tools leave their files from now on; None: as before
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,8 +381,22 @@ class Leases(Protocol):
     async def release(self, lease: Lease) -> None:
         """Give it back, if it is still held."""
 
-    async def wanted(self, proxy_id: str) -> list[int]:
-        """The agents whose leases this proxy is asked to hand over."""
+    async def asked(self, proxy_id: str) -> Asked:
+        """What the others want of this proxy. One look for all of it: it comes many times a second."""
+
+    async def until_asked(self, proxy_id: str, longest: float) -> None:  # noqa: ARG002 - of one that is told
+        """Return when it is time for that look, after `longest` seconds at most. Here: again and again."""
+        await asyncio.sleep(min(ASKED_POLL, longest))
+
+    async def cancel(self, turn_id: str, proxy_id: str, by: CancelledBy) -> None:
+        """Ask this proxy to end a turn that waits or runs there. Idempotent; who asks calls `forget_cancel` then."""
+
+    async def forget_cancel(self, turn_id: str) -> None: ...
+
+    async def whereabouts(self, agent_key: int) -> Whereabouts: ...
+
+    async def proxy(self, proxy_id: str) -> Proxy | None:
+        """A proxy that responds. Its `lease` is what is left of it."""
 
     async def responds(self, proxy_id: str) -> bool:
         """Its last heartbeat has not expired."""

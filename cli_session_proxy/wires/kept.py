@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from ..domain.models import FINISHED, Turn
 from ..engine.engine import Engine
-from ..errors import NotFound, SessionBusy
+from ..errors import NotFound
 from .answers import StreamAnswer
 from .base import Writer
 from .common import encoded_agent_id
@@ -55,25 +55,21 @@ class KeptTurns:
         return {name: value for name, value in known.items() if value is not None}
 
     async def stream(self, owner: str, given: str, writer: Callable[[Turn], Replay], keepalive: float) -> Response:
-        """The events of a turn, while it runs or long after. Raises `SessionBusy` where another proxy runs it."""
+        """The events of a turn, while it runs (in whichever proxy) or long after."""
         turn = await self.turn(owner, given)
-        answer = None if turn.status in FINISHED else self._engine.follow(turn.id)
+        answer = None if turn.status in FINISHED else await self._engine.watch(turn)
         if answer is not None:
             return StreamAnswer(answer, None, writer(answer.accepted), keepalive)
         turn = await self.turn(owner, given)  # it may have ended in between
-        if turn.status not in FINISHED:
-            raise SessionBusy("another proxy on this store runs this turn: ask again without stream")
         written = writer(turn)
         return Response(b"".join(written.whole(turn)), media_type=written.media_type, headers=await self.about(turn))
 
     async def cancel(self, owner: str, given: str) -> Turn:
-        """The turn after its end was asked for, and waited for where it runs in this proxy."""
+        """The turn after its end was asked for, and waited for. Raises `SessionBusy` where another proxy does not end
+        it."""
         turn = await self.turn(owner, given)
-        answer = None if turn.status in FINISHED else self._engine.follow(turn.id)
-        if answer is not None:
-            answer.cancel()
-            answer.leave()
-            await self._engine.ended(turn.id)
+        if turn.status not in FINISHED:
+            await self._engine.end(turn, "client")
         return await self.turn(owner, given)
 
     async def delete(self, owner: str, given: str) -> None:

@@ -135,7 +135,7 @@ async def test_a_host_that_is_cut_off_is_replaced_and_its_commit_refused(postgre
         waiting = asyncio.create_task(ask(two.engine, "after"))
         agent = await two.store.agent("local", "a")
         assert agent is not None
-        await until(lambda: two.store.wanted(one.engine._instances.id))
+        await until(lambda: two.store.asked(one.engine._instances.id))
         assert not waiting.done()  # its lease has not expired: the host may live
         await clock.advance(one.settings.lease + 1)
         assert (await waiting).status == "completed"

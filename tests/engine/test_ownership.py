@@ -82,11 +82,11 @@ class SlowToAsk(SqliteStore):
 
 
 class Counting(SqliteStore):
-    asked = 0
+    looks = 0
 
     async def responds(self, proxy_id: str) -> bool:
         answer = await super().responds(proxy_id)
-        self.asked += 1
+        self.looks += 1
         return answer
 
 
@@ -103,7 +103,7 @@ async def test_a_turn_keeps_its_place_while_its_proxy_has_not_asked_for_the_leas
 
         await until(accepted)
         two = asyncio.create_task(ask(second, "two"))
-        await until(lambda: store.asked > 0)
+        await until(lambda: store.looks > 0)
         slow.goes_on.set()
         await asyncio.gather(one, two)
         before, after = await turns(second)

@@ -26,6 +26,7 @@ from sqlalchemy import Connection, func, select
 from cli_session_proxy.errors import ConfigError, InvalidRequest, NotFound, ProxyError, StoreUnavailable
 from cli_session_proxy.settings import Settings, load
 from cli_session_proxy.stores.auto import place_of, store_for
+from cli_session_proxy.stores.base import Proxy
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.stores.sql.database import Urgency
 from cli_session_proxy.stores.sql.migrations import MIGRATIONS, Migration
@@ -51,6 +52,8 @@ from cli_session_proxy.testing.store_samples import (
 from ..postgres import PATIENCE, USER, HandClock, Postgres, folder, needed, server, unprivileged
 from ..until import until
 
+
+OTHER = Proxy("other", "there", 3600.0)
 
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.__name__)
 async def test_contract(contract: Contract, postgres_url: str) -> None:
@@ -544,3 +547,56 @@ async def test_contract_behind_a_pooler(contract: Contract, pooled_url: str) -> 
 async def test_writer_contract_behind_a_pooler(contract: WriterContract, postgres_url: str, pooled_url: str) -> None:
     clock = HandClock(postgres_url)
     await contract(lambda: PostgresqlStore(pooled_url), clock)
+
+
+# --- what another proxy asks, told at once
+
+
+async def listens(store: PostgresqlStore) -> None:
+    """Wait until the store's bell is heard, with nothing left in it."""
+    await store.until_asked("holder", 0.01)
+    assert store._bell is not None
+    bell = store._bell
+    await until(lambda: bell.listens)
+    await store.until_asked("holder", 3600.0)  # what was asked until now was not heard, so it is looked for
+
+
+async def test_a_proxy_is_told_when_another_one_asks_for_an_agent_or_a_turn(postgres_url: str) -> None:
+    one, two = PostgresqlStore(postgres_url), PostgresqlStore(postgres_url)
+    async with opened(lambda: one), opened(lambda: two):
+        agent = await an_agent(one)
+        await one.accept(a_turn(agent, "t1"))
+        await listens(one)
+        for asking in (two.acquire(agent.key, OTHER), two.cancel("t1", "holder", "client")):
+            told = asyncio.create_task(one.until_asked("holder", 3600.0))
+            await two.cancel("t1", "another", "client")  # is not for this one
+            await two.forget_cancel("t1")
+            await asking
+            await told
+            assert await one.asked("holder")
+
+
+async def test_a_proxy_looks_by_itself_while_nobody_can_tell_it(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli_session_proxy.stores.postgresql.bell.AGAIN", 0.05)
+    store = PostgresqlStore(postgres_url)
+    async with opened(lambda: store):
+        await listens(store)
+        waiting = asyncio.create_task(store.until_asked("holder", 3600.0))
+        await lost(store, postgres_url)
+        await waiting
+        await listens(store)
+
+
+async def test_nothing_is_listened_to_behind_a_pooler(pooled_url: str) -> None:
+    store = PostgresqlStore(pooled_url)
+    async with opened(lambda: store):
+        for _ in range(3):
+            await store.until_asked("holder", 3600.0)
+        assert store._bell is not None
+        task = store._bell._task
+        assert task is not None
+        await task
+        assert not store._bell.listens
+        await store.until_asked("holder", 3600.0)

@@ -98,6 +98,17 @@ class Overview:
             if agent is not None and agent.owner == owner:
                 about = {"agent_id": agent.agent_id, "model": one.turn.model, "at": one.turn.created_at}
                 told.append({**about, **shown, "text": shown["text"][-TEXT:]})
+        if not self._engine.store.spans_hosts:
+            return told
+        here = {one.turn.id for one in going}
+        async for turn in self._engine.store.unfinished():
+            agent = None if turn.id in here else await self._engine.store.agent_by_key(turn.agent_key)
+            there = await self._engine.store.proxy(turn.instance or "") if agent is not None else None
+            if agent is not None and agent.owner == owner:
+                about = {"agent_id": agent.agent_id, "model": turn.model, "at": turn.created_at, "turn_id": turn.id}
+                says = explain.elsewhere(turn.status, None if there is None else there.host)
+                since = turn.started_at or turn.created_at
+                told.append({**about, "doing": "elsewhere", "says": says, "since": since, "text": "", "skipped": 0})
         return told
 
     async def _processes(self, owner: str) -> list[JSON]:

@@ -30,6 +30,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
 from ..sql.database import Claim, Database, Urgency, Work
 from ..sql.migrations import moved
+from . import bell
 
 T = TypeVar("T")
 
@@ -203,6 +204,13 @@ class PostgresqlDatabase(Database):
         with self.apart() as conn:
             conn.exec_driver_sql(READ)
             return work(conn)
+
+    def ring(self, conn: Connection, proxy_id: str) -> None:
+        bell.ring(conn, proxy_id)
+
+    def bell(self) -> bell.Bell:
+        """Heard by one proxy, on a connection of its own."""
+        return bell.Bell({**self._options, "client_encoding": "utf8"})
 
     def living(self) -> None:
         """Proxies are on many hosts: only their heartbeats tell."""

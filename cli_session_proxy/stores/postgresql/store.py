@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 from ...domain.searching import Found, Indexed, Search
+from ..base import ASKED_POLL
 from ..sql.migrations import MIGRATIONS, Migration
 from ..sql.store import SqlStore
 from . import search
+from .bell import Bell
 from .database import PostgresqlDatabase
 
 # How long a write waits for a row that another program has locked, or for a server that is away.
@@ -29,11 +31,23 @@ class PostgresqlStore(SqlStore):
         self, url: str, *, busy_timeout: float = BUSY_TIMEOUT, migrations: Sequence[Migration] = MIGRATIONS
     ) -> None:
         self.database = PostgresqlDatabase(url, busy_timeout=busy_timeout)
+        self._bell: Bell | None = None
         super().__init__(self.database, migrations)
 
     def prepare(self, conn: Connection) -> None:
         super().prepare(conn)
         search.prepare(conn)
+
+    async def until_asked(self, proxy_id: str, longest: float) -> None:
+        if self._bell is None:
+            self._bell = self.database.bell()
+        await self._bell.wait(proxy_id, longest, ASKED_POLL)
+
+    async def close(self) -> None:
+        if self._bell is not None:
+            await self._bell.close()
+            self._bell = None
+        await super().close()
 
     async def index(self, seconds: float) -> Indexed:
         return await asyncio.to_thread(search.index, self.database, seconds)

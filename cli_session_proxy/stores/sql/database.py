@@ -89,6 +89,11 @@ class Database(Protocol):
         """Put a copy aside before a migration from `version`, inside its transaction. `StoreUnavailable` where it
         cannot be made."""
 
+    def ring(self, conn: Connection, proxy_id: str) -> None:  # noqa: ARG002 - of a database that can tell
+        """Inside a transaction: tell this proxy, once it is committed, that another one asks something of it. Where
+        nobody can be told, it looks often enough."""
+        return
+
     def size(self) -> int | None:
         """Bytes on its disk; None where it does not tell. Blocks."""
         return None

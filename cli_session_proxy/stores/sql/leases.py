@@ -8,14 +8,17 @@ database's: `store_clock()` is a function that it has (see `database`).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Double, bindparam, cast, func, select
+from sqlalchemy import BigInteger, Connection, Double, Integer, Text, bindparam, cast, func, literal, select, union_all
 
+from ...domain.models import CancelledBy
 from ...errors import LeaseLost
-from ..base import Granted, Held, HeldLease, Lease, Proxy
+from ..base import Asked, Granted, Held, HeldLease, Home, Lease, Proxy, Whereabouts
+from . import rows
 from .database import InsertNew, Prepared
-from .tables import followers, leases, proxies
+from .tables import cancels, followers, leases, proxies
 
 # A heartbeat with this share of the lease left needs no renewal at a grant: a proxy that waits asks very often.
 FRESH = 0.7
@@ -44,13 +47,27 @@ _RELEASE = Prepared(
     .values(holder=None, wanted=None)
 )
 _FOLLOW = Prepared(InsertNew(followers))
+_CANCEL = Prepared(InsertNew(cancels))
+_RESPONDS = proxies.c.until > _NOW
+_WHEREABOUTS = (
+    select(proxies.c.id, proxies.c.address, leases.c.home)
+    .select_from(leases.outerjoin(proxies, (proxies.c.id == leases.c.holder) & _RESPONDS))
+    .where(leases.c.agent_key == bindparam("of_agent"))
+)
+# What is asked of a proxy, in one statement.
+_ASKED = union_all(
+    select(leases.c.agent_key, literal(None, Text).label("turn_id"), literal(None, Text).label("by")).where(
+        leases.c.holder == bindparam("of_proxy"), leases.c.wanted.is_not(None)
+    ),
+    select(literal(None, Integer), cancels.c.turn_id, cancels.c.by).where(cancels.c.proxy == bindparam("of_proxy")),
+)
 
 
 def beat(conn: Connection, proxy: Proxy, *, at_least: float = 1.0) -> None:
     """This proxy responds for `proxy.lease` seconds from now, where less than the share `at_least` is left of it."""
     left = _LEFT.one(conn, {"of_proxy": proxy.id})
     if left is None:
-        _JOIN.run(conn, {"id": proxy.id, "host": proxy.host, "lease": proxy.lease})
+        _JOIN.run(conn, {"id": proxy.id, "host": proxy.host, "lease": proxy.lease, "address": proxy.address})
     elif left.seconds <= at_least * proxy.lease:
         _BEAT.run(conn, {"of_proxy": proxy.id, "lease": proxy.lease})
 
@@ -66,7 +83,16 @@ def responds(conn: Connection, proxy_id: str) -> bool:
     return left is not None and left.seconds > 0
 
 
-def acquire(conn: Connection, agent_key: int, proxy: Proxy, dead: Collection[str], *, expired: bool) -> Granted | Held:
+def acquire(
+    conn: Connection,
+    agent_key: int,
+    proxy: Proxy,
+    dead: Collection[str],
+    *,
+    expired: bool,
+    ring: Callable[[Connection, str], None],
+) -> Granted | Held:
+    """`ring` tells a holder that it is asked for something."""
     beat(conn, proxy, at_least=FRESH)
     row = _LEASE.one(conn, {"of_agent": agent_key})
     if row is None:
@@ -80,6 +106,7 @@ def acquire(conn: Connection, agent_key: int, proxy: Proxy, dead: Collection[str
     if row.holder is not None and row.holder not in dead and (not expired or responds(conn, row.holder)):
         if row.wanted is None:
             _CHANGE.run(conn, {"of_agent": agent_key, "wanted": proxy.id})
+            ring(conn, row.holder)
         return Held(row.holder)
     new = Lease(agent_key, proxy.id, _epoch(conn, row.epoch))
     _CHANGE.run(conn, {"of_agent": agent_key, "epoch": new.epoch, "holder": proxy.id, "wanted": None})
@@ -97,9 +124,52 @@ def release(conn: Connection, lease: Lease) -> None:
     _RELEASE.run(conn, {"of_agent": lease.agent_key, "at_epoch": lease.epoch, "of_proxy": lease.holder})
 
 
-def wanted(conn: Connection, proxy_id: str) -> list[int]:
-    query = select(leases.c.agent_key).where(leases.c.holder == proxy_id, leases.c.wanted.is_not(None))
-    return list(conn.scalars(query))
+def asked(conn: Connection, proxy_id: str) -> Asked:
+    found = conn.execute(_ASKED, {"of_proxy": proxy_id}).all()
+    return Asked(
+        tuple(row.agent_key for row in found if row.turn_id is None),
+        tuple((row.turn_id, row.by) for row in found if row.turn_id is not None),
+    )
+
+
+def cancel(
+    conn: Connection, turn_id: str, proxy_id: str, by: CancelledBy, ring: Callable[[Connection, str], None]
+) -> None:
+    _CANCEL.run(conn, {"turn_id": turn_id, "proxy": proxy_id, "by": by})
+    ring(conn, proxy_id)
+
+
+def forget_cancel(conn: Connection, turn_id: str) -> None:
+    conn.execute(cancels.delete().where(cancels.c.turn_id == turn_id))
+
+
+def whereabouts(conn: Connection, agent_key: int) -> Whereabouts:
+    found = conn.execute(_WHEREABOUTS, {"of_agent": agent_key}).one_or_none()
+    if found is None:
+        return Whereabouts()
+    return Whereabouts(found.id, found.address, None if found.home is None else Home(**rows.loads(found.home)))
+
+
+def proxy(conn: Connection, proxy_id: str) -> Proxy | None:
+    left = (proxies.c.until - _NOW).label("left")
+    query = select(proxies.c.host, proxies.c.address, left).where(proxies.c.id == proxy_id, _RESPONDS)
+    row = conn.execute(query).one_or_none()
+    return None if row is None else Proxy(proxy_id, row.host, row.left, row.address)
+
+
+def move(conn: Connection, agent_key: int, home: Home) -> None:
+    """The agent's files are there from now on."""
+    _CHANGE.run(conn, {"of_agent": agent_key, "home": rows.dumps({"host": home.host, "address": home.address})})
+
+
+def holders(conn: Connection, agent_keys: Collection[int]) -> dict[int, Any]:
+    """The proxies that hold these agents and respond: rows with `host` and `address`."""
+    query = (
+        select(leases.c.agent_key, proxies.c.host, proxies.c.address)
+        .join(proxies, proxies.c.id == leases.c.holder)
+        .where(leases.c.agent_key.in_(agent_keys), _RESPONDS)
+    )
+    return {row.agent_key: row for row in conn.execute(query)}
 
 
 def silent(conn: Connection, seconds: float) -> list[str]:
@@ -109,6 +179,7 @@ def silent(conn: Connection, seconds: float) -> list[str]:
 def resign(conn: Connection, proxy_id: str) -> None:
     conn.execute(leases.update().where(leases.c.holder == proxy_id).values(holder=None, wanted=None))
     conn.execute(followers.delete().where(followers.c.proxy == proxy_id))
+    conn.execute(cancels.delete().where(cancels.c.proxy == proxy_id))
     conn.execute(proxies.delete().where(proxies.c.id == proxy_id))
 
 
@@ -140,5 +211,6 @@ def followers_of(conn: Connection, turn_id: str) -> list[str]:
 
 def forget(conn: Connection, agent_key: int, own_turns: object) -> None:
     """Before the agent and its turns are deleted. `own_turns`: a query of their ids."""
-    conn.execute(followers.delete().where(followers.c.turn_id.in_(own_turns)))  # type: ignore[arg-type]
+    for table in (followers, cancels):
+        conn.execute(table.delete().where(table.c.turn_id.in_(own_turns)))  # type: ignore[arg-type]
     conn.execute(leases.delete().where(leases.c.agent_key == agent_key))

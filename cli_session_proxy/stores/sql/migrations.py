@@ -22,6 +22,7 @@ from .rows import dumps, loads, size
 from .tables import (
     COMING_IN,
     MOVED_TO,
+    cancels,
     conversations,
     followers,
     items,
@@ -100,6 +101,17 @@ def _newest_of_a_history(conn: Connection) -> None:
     index.create(conn)
 
 
+def _whereabouts(conn: Connection) -> None:
+    """Where proxies are reached, where an agent's files are, and which turns another proxy wants to end.
+
+    Older programs write neither, so nobody passes anything on to them.
+    """
+    for column in (proxies.c.address, leases.c.home):
+        if column.name not in {one["name"] for one in inspect(conn).get_columns(column.table.name)}:
+            conn.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {column.name} TEXT")
+    metadata.create_all(conn, tables=[cancels])
+
+
 def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
     old = loads(row.evidence)
     try:
@@ -146,6 +158,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("fallbacks", _fallbacks),
     Migration("the Agent SDK's sessions", lambda conn: metadata.create_all(conn, tables=[mirrored])),
     Migration("the newest of many turns with one history", _newest_of_a_history),
+    Migration("whereabouts", _whereabouts),
 )
 
 

@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from ...domain.models import ANSWERED, FINISHED, REPAIR_REASONS, Agent, Chain, ChainSummary, Link, Record, Session, Turn
 from ..base import AgentState, RequestMatch, Tree, TurnFacts, TurnOutline, TurnPage
-from . import rows
+from . import leases, rows
 from .database import Prepared
 from .rows import chunks
 from .tables import (
@@ -175,6 +175,7 @@ def _summaries(conn: Connection, found: Sequence[Any]) -> list[ChainSummary]:
     )
     drawn = select(images.c.size).where(images.c.sha256 == image_refs.c.sha256).scalar_subquery()
     pictures = _by_agent(conn, image_refs, keys, func.sum(drawn))
+    held = leases.holders(conn, keys)
     summary = []
     for row in found:
         count, cost, size, side, failed, _ = own.get(row.key, (0, None, 0, 0, 0, 0))
@@ -192,6 +193,8 @@ def _summaries(conn: Connection, found: Sequence[Any]) -> list[ChainSummary]:
                 row.last_at,
                 side=0 < count == side,
                 failures=failed,
+                host=held[row.key].host if row.key in held else None,
+                address=held[row.key].address if row.key in held else None,
             )
         )
     return summary

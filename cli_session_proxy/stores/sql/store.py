@@ -19,6 +19,7 @@ from ... import logs
 from ...domain.models import (
     JSON,
     Agent,
+    CancelledBy,
     Chain,
     ChainSummary,
     Conversation,
@@ -34,6 +35,7 @@ from ...errors import StoreUnavailable
 from ...tasks import uninterrupted
 from ..base import (
     AgentState,
+    Asked,
     ChainPart,
     Commit,
     Granted,
@@ -53,6 +55,7 @@ from ..base import (
     TurnOutline,
     TurnPage,
     TurnStart,
+    Whereabouts,
 )
 from . import conversing, importing, leases, migrations, mirroring, reading, writing
 from .database import Database, Urgency
@@ -256,14 +259,27 @@ class SqlStore(Store):
     async def acquire(
         self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = (), expired: bool = True
     ) -> Granted | Held:
-        work = partial(leases.acquire, agent_key=agent_key, proxy=proxy, dead=dead, expired=expired)
+        work = partial(leases.acquire, agent_key=agent_key, proxy=proxy, dead=dead, expired=expired, ring=self._db.ring)
         return await self._db.write(work, Urgency.JOURNAL, quick=True)
 
     async def release(self, lease: Lease) -> None:
         await self._db.write(lambda conn: leases.release(conn, lease), Urgency.JOURNAL, quick=True)
 
-    async def wanted(self, proxy_id: str) -> list[int]:
-        return await self._db.read(lambda conn: leases.wanted(conn, proxy_id), quick=True)
+    async def asked(self, proxy_id: str) -> Asked:
+        return await self._db.read(lambda conn: leases.asked(conn, proxy_id), quick=True)
+
+    async def cancel(self, turn_id: str, proxy_id: str, by: CancelledBy) -> None:
+        work = partial(leases.cancel, turn_id=turn_id, proxy_id=proxy_id, by=by, ring=self._db.ring)
+        await self._db.write(work, Urgency.JOURNAL)
+
+    async def forget_cancel(self, turn_id: str) -> None:
+        await self._db.write(lambda conn: leases.forget_cancel(conn, turn_id), Urgency.JOURNAL)
+
+    async def whereabouts(self, agent_key: int) -> Whereabouts:
+        return await self._db.read(lambda conn: leases.whereabouts(conn, agent_key), quick=True)
+
+    async def proxy(self, proxy_id: str) -> Proxy | None:
+        return await self._db.read(lambda conn: leases.proxy(conn, proxy_id), quick=True)
 
     async def responds(self, proxy_id: str) -> bool:
         return await self._db.read(lambda conn: leases.responds(conn, proxy_id), quick=True)

@@ -121,9 +121,11 @@ proxies = Table(
     Column("id", Text, primary_key=True),
     Column("host", Text, nullable=False),
     Column("until", Double, nullable=False),
+    Column("address", Text),
 )
 
 # Who may write an agent (migration 2). `holder` NULL: released. `wanted`: a proxy that asks the holder to hand over.
+# `home`: where the files of its tools are, as JSON.
 leases = Table(
     "leases",
     metadata,
@@ -131,7 +133,18 @@ leases = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("holder", Text),
     Column("wanted", Text),
+    Column("home", Text),
     Index("leases_holder", "holder"),
+)
+
+# Turns that another proxy than theirs wants to end.
+cancels = Table(
+    "cancels",
+    metadata,
+    Column("turn_id", ForeignKey("turns.id"), primary_key=True),
+    Column("proxy", Text, nullable=False),
+    Column("by", Text, nullable=False),
+    Index("cancels_proxy", "proxy"),
 )
 
 # Proxies whose clients wait for the answer of a turn that another proxy runs (migration 2).

@@ -191,6 +191,8 @@ def begin(conn: Connection, begun: TurnStart) -> None:
         if before is not None and before.delivery != "undelivered":
             raise PathChanged(turn_id)
     note_frame(conn, row.agent_key, begun.frame_uuid)
+    if begun.home is not None:
+        leases.move(conn, row.agent_key, begun.home)
     kept = {} if begun.system is None else {"system": rows.dumps(begun.system)}
     _update(
         conn,
@@ -280,6 +282,7 @@ def fail(
 
 def requeue(conn: Connection, turn_id: str, instance: str | None) -> Turn:
     turn = rows.loaded_turn(conn, _need(conn, turn_id, _FAILED))
+    leases.forget_cancel(conn, turn_id)  # it was the end of the attempt before
     turn = replace(
         turn, status="queued", error=None, session_id=None, continuity=None, frame_uuid=None, started_at=None,
         finished_at=None, delivery="pending", instance=instance,

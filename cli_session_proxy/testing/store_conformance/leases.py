@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...domain.models import Placed
 from ...errors import LeaseLost
-from ...stores.base import Granted, Held, PathChanged, Proxy
+from ...stores.base import Asked, Granted, Held, Home, Lease, PathChanged, Proxy, Whereabouts
 from ..store_samples import (
     HOLDER,
     StoreFactory,
@@ -60,11 +60,11 @@ async def a_holder_that_responds_is_asked_and_not_replaced(factory: StoreFactory
     async with opened(factory) as store:
         agent = await an_agent(store)
         assert await store.acquire(agent.key, OTHER) == Held("holder")
-        assert await store.wanted("holder") == [agent.key]
+        assert await store.asked("holder") == Asked((agent.key,))
         assert [held.wanted for held in await store.renew(HOLDER)] == ["other"]
         await store.release(a_lease(agent.key))
         assert isinstance(await store.acquire(agent.key, OTHER), Granted)
-        assert await store.wanted("other") == []
+        assert not await store.asked("other")
 
 
 async def an_expired_lease_is_taken_over_and_names_its_former_holder(factory: StoreFactory) -> None:
@@ -94,7 +94,7 @@ async def an_expired_lease_is_left_to_its_holder_by_who_cannot_tell_a_pause_from
         agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
         former = await granted(store, agent, STOPPED)
         assert await store.acquire(agent.key, OTHER, expired=False) == Held("stopped")
-        assert await store.wanted("stopped") == [agent.key]
+        assert await store.asked("stopped") == Asked((agent.key,))
         ended = await store.acquire(agent.key, OTHER, dead=("stopped",), expired=False)
         assert follows(ended, former, "other", "stopped")
 
@@ -138,6 +138,70 @@ async def a_running_turn_is_ended_only_under_a_lease(factory: StoreFactory) -> N
         await store.begin(a_begin(turn))
         assert await raised(store.fail("t1", "cancelled", {"code": "x"}, (), {}, 20.0)) is not None
         assert (await turn_of(store, "t1")).status == "running"
+
+
+async def who_has_an_agent_is_known_while_it_responds(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
+        assert await store.whereabouts(agent.key) == Whereabouts()
+        reached = Proxy("reached", "there", 3600.0, "http://there:1")
+        await store.acquire(agent.key, reached)
+        assert await store.whereabouts(agent.key) == Whereabouts("reached", "http://there:1")
+        found = await store.proxy("reached")
+        assert found is not None
+        assert replace(found, lease=3600.0) == reached
+        (row,) = await gathered(store.summaries())
+        assert (row.host, row.address) == ("there", "http://there:1")
+        await store.acquire(agent.key, STOPPED, dead=("reached",))
+        assert await store.whereabouts(agent.key) == Whereabouts()
+        assert await store.proxy("stopped") is None
+        assert await store.proxy("nobody") is None
+        (row,) = await gathered(store.summaries())
+        assert (row.host, row.address) == (None, None)
+
+
+async def where_an_agents_files_are_is_known_from_its_last_turn_that_left_some(factory: StoreFactory) -> None:
+    home = Home("there:/var", "http://there:1")
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        for name, at in (("t1", home), ("t2", None)):
+            turn = await store.accept(a_turn(agent, name))
+            await store.begin(replace(a_begin(turn), home=at))
+            await store.commit(a_commit(turn, agent, session=f"s-{name}"))
+        await store.release(a_lease(agent.key))
+        await store.resign(HOLDER.id)
+    async with opened(factory) as store:
+        assert (await store.whereabouts(agent.key)).home == home
+        await store.acquire(agent.key, OTHER)
+        assert (await store.whereabouts(agent.key)).home == home
+
+
+async def a_turn_that_another_proxy_wants_to_end_is_known_until_it_has(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        for name in ("t1", "t2"):
+            await store.accept(a_turn(agent, name))
+        for _ in range(2):
+            await store.cancel("t1", "holder", "client")
+        await store.cancel("t2", "other", "operator")
+        assert await store.asked("holder") == Asked((), (("t1", "client"),))
+        await store.forget_cancel("t1")
+        assert not await store.asked("holder")
+        await store.fail("t2", "cancelled", {"code": "x"}, (), {}, 20.0)
+        await store.requeue("t2", "other")
+        assert not await store.asked("other")  # it was the end of the attempt before
+        await store.cancel("t2", "other", "operator")
+        await store.resign("other")
+        assert not await store.asked("other")
+        await store.cancel("t1", "holder", "client")
+        await store.delete_agent(agent.key)
+        assert not await store.asked("holder")
+
+
+async def what_is_asked_of_a_proxy_is_looked_for_in_a_bounded_time(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        async with asyncio.timeout(60):
+            await store.until_asked("holder", 0.01)
 
 
 async def epochs_never_come_back(factory: StoreFactory) -> None:

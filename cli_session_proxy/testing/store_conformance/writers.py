@@ -87,6 +87,23 @@ async def a_lease_is_its_holders_until_it_has_expired(factory: StoreFactory, clo
         assert follows(await two.acquire(agent.key, TWO), former, "two", "one")
 
 
+async def a_proxy_is_silent_once_its_last_heartbeat_expired_so_long_ago(factory: StoreFactory, clock: Clock) -> None:
+    async with opened(factory) as one, opened(factory) as two:
+        agent = await _an_agent(one)
+        await _granted(one, agent, ONE)
+        await two.renew(TWO)
+        await clock.advance(ONE.lease + 5.0)
+        await two.renew(TWO)
+        assert await two.silent(0.0) == ["one"]
+        assert await two.silent(4.0) == ["one"]
+        assert await two.silent(6.0) == []
+        await one.renew(ONE)
+        assert await two.silent(0.0) == []
+        await clock.advance(2 * PAUSE)
+        await two.resign("one")
+        assert await two.silent(PAUSE) == ["two"]
+
+
 async def an_expired_lease_that_nobody_took_still_writes(factory: StoreFactory, clock: Clock) -> None:
     async with opened(factory) as store:
         agent = await _an_agent(store)

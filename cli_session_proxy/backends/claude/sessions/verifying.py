@@ -40,7 +40,8 @@ class Difference:
     """`kind`: missing, elsewhere, unreadable, lost, changed, unknown, order, cut, or chain (the chain's own fault).
 
     `record` counts from 1 on the chain's path. `tip`: the turn up to which the session should be the path. As a note
-    (`kind` is leftover) it says what is no difference: it is behind the path, and the next turn takes it away.
+    (`kind` is leftover, or host) it says what is no difference: what is behind the path, and the next turn takes away;
+    or that another host has the transcripts.
     """
 
     session_id: str
@@ -94,7 +95,8 @@ class Verifier:
         self._config_dir = environment.config_dir(settings)
         self._tails = Tails(store)
 
-    async def verify(self, agent: Agent) -> Verified:
+    async def verify(self, agent: Agent, held_at: str | None = None) -> Verified:
+        """`held_at`: the other host that has the agent, and its transcripts with it; this one's copies are old."""
         chain = await self._store.chain(agent.key)
         sessions = [session for session in chain.sessions if session.tip_turn_id] if chain else []
         unwritten: list[str] = []
@@ -104,7 +106,11 @@ class Verifier:
         records = 0
         async for fault in self._faults(agent, sessions):
             found.append(fault)
-        for session in sessions:
+        if held_at is not None and agent.head is not None:
+            tip = next((session for session in sessions if session.tip_turn_id == agent.head), None)
+            text = f"{held_at} has this agent: its transcripts are there, and `verify` compares them there"
+            notes.append(Difference(tip.id if tip else "", agent.head, True, "", "host", text))
+        for session in sessions if held_at is None else ():
             looked = await self.session(agent, session)
             unwritten += [session.id] if looked.unwritten else []
             records += looked.records

@@ -122,7 +122,7 @@ export class Chains {
     fill(
       element,
       h("span.name", { title: row.agent_id }, row.agent_id),
-      h("span.state", { "data-state": state }, state.replace("_", " ")),
+      h("span.state", { "data-state": state }, state.replace("_", " ") + (row.address ? ` · ${row.host}` : "")),
       h("span.number", null, count(row.turns, "turn")),
       row.repairs ? h("span.number.repaired", null, count(row.repairs, "repair")) : h("span.number.quiet", null, "no repairs"),
       row.failures ? h("span.number.failed", null, `${row.failures} failed`) : h("span.number.quiet", null, "none failed"),

@@ -1,0 +1,96 @@
+"""Whether another proxy is to run a request: the one that has the agent warm, or the host that has its files.
+
+It is asked once the agent is known, and before anything is kept of the request; nothing is sent from here. `Elsewhere`
+goes up to the door, which has the request as it came (see `http.relay`): where the other proxy is not reached, the door
+brings it once more, and it runs here. The lease decides who writes, whatever is decided here.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextvars import ContextVar
+from typing import Literal
+
+from .. import logs, redact
+from ..domain.models import Agent, Turn
+from ..settings import Settings
+from ..stores.base import Home, Proxy, Store
+from ..stores.registry import Registry
+
+log = logs.get(__name__)
+
+# How a request came: `may`: from a client, and it may be passed on; `came`: another proxy has passed it on, so it runs
+# here; `stays`: it has no door that could pass it on, or what it would go to was not reached.
+Hop = Literal["may", "came", "stays"]
+HOP: ContextVar[Hop] = ContextVar("hop", default="stays")
+
+
+class Elsewhere(Exception):
+    """The proxy at this address is to answer. `home`: it has the agent's files, so it is waited for.
+
+    Nothing was kept of the request here.
+    """
+
+    def __init__(self, address: str, *, home: bool = False) -> None:
+        super().__init__(address)
+        self.address = address
+        self.home = home
+
+
+class Passing:
+    """Of one engine. `here` is this proxy, with the address at which the others reach it."""
+
+    def __init__(self, settings: Settings, secret: str, store: Store, registry: Registry, here: Proxy) -> None:
+        redact.know([secret])
+        self._settings = settings
+        self._store = store
+        self._registry = registry
+        self._here = here
+        # The files of a `var` stay where they are, whatever becomes of its proxies; a container's host name does not.
+        self.home = None if here.address is None else Home(f"{socket.gethostname()}:{settings.var}", here.address)
+
+    async def to_agent(self, agent: Agent, profile: str | None, *, held: bool) -> None:
+        """`held`: this proxy has the agent's lease. Raises `Elsewhere`, and `StoreUnavailable`."""
+        if HOP.get() != "may":
+            return
+        if self.keeps_files(profile):
+            found = await self._store.whereabouts(agent.key)
+            if found.home is not None:
+                if not self.is_here(found.home):
+                    raise Elsewhere(found.home.address, home=True)
+                return
+        elif held:
+            return
+        else:
+            found = await self._registry.find(agent)
+        if found.address not in (None, self._here.address) and found.holder != self._here.id:
+            raise Elsewhere(found.address)
+
+    async def to_turn(self, turn: Turn) -> None:
+        """To the proxy at which it waits or runs. Raises `Elsewhere`, and `StoreUnavailable`."""
+        if HOP.get() == "may" and (address := await self.address_of(turn)) is not None:
+            raise Elsewhere(address)
+
+    async def address_of(self, turn: Turn) -> str | None:
+        """Where the proxy of an unfinished turn is reached; None where it is this one, or nobody knows."""
+        if turn.instance in (None, self._here.id):
+            return None
+        there = await self._store.proxy(turn.instance or "")
+        return None if there is None or there.address == self._here.address else there.address
+
+    def keeps_files(self, profile: str | None) -> bool:
+        """Its tools leave files on the host that runs them, which no other host sees."""
+        return self._settings.sandboxes == "own" and bool(self._settings.profile_for(profile).tools)
+
+    def is_here(self, home: Home) -> bool:
+        return self.home is not None and (home.host == self.home.host or home.address == self.home.address)
+
+    async def missing(self, agent: Agent) -> Home | None:
+        """The host that has the agent's files, where it is another one."""
+        home = (await self._store.whereabouts(agent.key)).home
+        return None if home is None or self.is_here(home) else home
+
+    async def note(self, agent: Agent, session_id: str | None) -> None:
+        """The agent has just been used here."""
+        if self._here.address is not None:
+            await self._registry.note(agent, self._here, session_id)

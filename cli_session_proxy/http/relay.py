@@ -1,0 +1,352 @@
+"""A request that another proxy is to answer is passed on to it: one hop, as it came, and its answer as it comes back.
+
+    client ──▶ gate: host, page, key, bounds ──▶ route ──▶ engine: placed, `Elsewhere` (see `engine.passing`)
+                 │ relay: is it there?  no: the same request once more, and it runs here
+                 └──────▶ gate of the other proxy: the cluster's key, the owner ──▶ route ──▶ engine: it runs there
+
+- A proxy that is not reached, or that refuses the hop, has been sent nothing: the request runs here. It is asked first
+  (`REACH`), because the kernel of a proxy that is paused takes a request as well.
+- Once the request was sent nobody knows whether it was accepted. A connection that breaks is an error that the client's
+  own retry helps against: the turn is found again by the contract's rules, here or there, and is never run twice.
+- The other proxy believes what `HOP_KEY` and `OWNER` say by the cluster's key alone, and passes nothing on itself.
+- Limits of an owner are counted here. Whether the answer arrived is noted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+import httpx
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .. import logs
+from ..domain.models import JSON, Agent
+from ..engine.engine import Engine
+from ..engine.passing import HOP, Elsewhere
+from ..engine.subscription import POLL
+from ..errors import ClaudeUnavailable, Interrupted, Unauthorized
+from ..settings import Settings
+from ..wires.asgi import raw_path
+from ..wires.common import encoded_agent_id
+
+log = logs.get(__name__)
+
+# Of a request that is passed on: the cluster's key, and the owner whose key was checked, percent-encoded.
+HOP_KEY, OWNER = "x-cluster-key", "x-cluster-owner"
+# Of an answer: the hop was refused, and nothing was done.
+REFUSED = "x-cluster-refused"
+# Seconds in which another proxy says that it is there; it takes a few milliseconds.
+REACH = 1.0
+# It is taken to be there for so long after it said anything, and not to be there after it did not answer. Seconds.
+HEARD, AWAY = 0.5, 2.0
+# How often a host that has an agent's files is asked again, while it is waited for. Seconds.
+AGAIN = 0.25
+# Idle connections are closed before the other proxy closes them. Seconds.
+IDLE = 15.0
+# What is between two neighbours, or about who asks: the other proxy is told that by `OWNER`.
+_NOT_PASSED_ON = frozenset({
+    b"host", b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+    b"content-length", b"expect", b"authorization", b"x-api-key", b"x-goog-api-key", b"cookie", b"origin", b"referer",
+    b"x-request-id", b"x-cluster-key", b"x-cluster-owner",
+})  # fmt: skip
+_OF_THE_CONNECTION = frozenset(
+    {b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server", b"x-request-id"}
+)
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A request at the gate: `outer` is its scope as it came, `inner` as the routes see it."""
+
+    outer: Scope
+    inner: Scope
+    receive: Receive
+    send: Send
+    # What has come of its body, kept until an answer begins: a route that is passed on has read all of it.
+    body: list[Message] = field(default_factory=list)
+    begun: bool = False
+
+    async def recorded(self) -> Message:
+        message = await self.receive()
+        if not self.begun and message["type"] == "http.request":
+            self.body.append(message)
+        return message
+
+    async def answer(self, message: Message) -> None:
+        self.begun = True
+        self.body.clear()
+        await self.send(message)
+
+    async def left(self) -> None:
+        """Returns when the client has disconnected."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+    def again(self) -> Receive:
+        """Brings what has come once more, then the rest."""
+        said = iter(tuple(self.body))
+
+        async def receive() -> Message:
+            return next(said, None) or await self.receive()
+
+        return receive
+
+
+@dataclass(slots=True)
+class Hop:
+    """An answer on its way. `heard`: when the other proxy last said something, by the loop's time.
+
+    `handed`: it has given all of it out of its hands; `arrived`: the client has it.
+    """
+
+    address: str
+    send: Send
+    heard: float
+    refused: bool = False
+    turn_id: str | None = None
+    handed: bool = False
+    arrived: bool = False
+
+
+class _BrokenError(Exception):
+    """The other proxy was asked, and its answer did not come, or not whole."""
+
+
+class Relay:
+    """Of one app."""
+
+    def __init__(self, engine: Engine, secret: str, lease: float) -> None:
+        self._engine = engine
+        self._secret = secret.encode()
+        self._lease = lease  # seconds of silence after which a proxy is asked whether it is there
+        self._client: httpx.AsyncClient | None = None
+        self._heard: dict[str, float] = {}  # by address: the loop's time
+        self._away: dict[str, float] = {}
+
+    @staticmethod
+    def of(engine: Engine, settings: Settings) -> Relay | None:
+        secret = settings.cluster_secret()
+        return None if secret is None else Relay(engine, secret, settings.lease)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    def owner_of(self, headers: Mapping[str, str]) -> str:
+        """Whose request another proxy has passed on. Raises `Unauthorized`, and `ClaudeUnavailable` at the end."""
+        if not hmac.compare_digest(headers[HOP_KEY].encode("utf-8", "replace"), self._secret):
+            raise Unauthorized("this is not the key of this cluster: give every proxy the same cluster_key")
+        if not self._engine.ready:
+            raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
+        return unquote(headers.get(OWNER, ""), errors="strict")
+
+    async def serve(self, app: ASGIApp, asked: Incoming, *, came: bool) -> None:
+        """Answer here, or have another proxy answer. `came`: it is one that another proxy has passed on."""
+        token = HOP.set("came" if came else "may")
+        try:
+            if came:
+                await app(asked.inner, asked.receive, asked.send)
+                return
+            state = asked.inner["state"]
+            try:
+                # Routes write into their scope: each way gets one of its own.
+                await app({**asked.inner, "state": dict(state)}, asked.recorded, asked.answer)
+                return
+            except Elsewhere as there:
+                if await self._passed_on(asked, there, state):
+                    return
+            HOP.set("stays")
+            state["held"].read_again()
+            await app(asked.inner, asked.again(), asked.send)
+        finally:
+            HOP.reset(token)
+
+    # --- there
+
+    async def _passed_on(self, asked: Incoming, there: Elsewhere, state: Mapping[str, Any]) -> bool:
+        """False where nothing was sent. Raises `Interrupted` where nobody knows what became of it."""
+        if not await self._is_there(there):
+            log.warning("not_passed_on", address=there.address)
+            return False
+        body = b"".join(message.get("body", b"") for message in asked.body)
+        asked.body.clear()
+        request = self._request(there.address, asked.outer, body, state["owner"], state["request_id"])
+        hop = Hop(there.address, asked.send, asyncio.get_running_loop().time())
+        work = asyncio.create_task(self._answered(hop, request))
+        leaving = asyncio.create_task(asked.left())
+        silent = asyncio.create_task(self._silent(hop))
+        try:
+            await asyncio.wait({work, leaving, silent}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done() or hop.arrived:
+                await work
+            elif silent.done():
+                raise _BrokenError(f"it has not responded for {2 * self._lease:g} s")
+        except _BrokenError as exc:
+            log.warning("hop_broken", address=there.address, why=str(exc))
+            raise Interrupted(
+                "the connection to the proxy that runs this turn was lost: send it again, and it is the same turn "
+                "where it was accepted there",
+                retry_after=1.0,
+            ) from exc
+        finally:
+            for task in (work, leaving, silent):
+                task.cancel()
+            await asyncio.gather(work, leaving, silent, return_exceptions=True)
+            if hop.handed and hop.turn_id is not None:
+                await self._engine.note_passed_on(hop.turn_id, arrived=hop.arrived)
+        if hop.refused:
+            asked.body.append({"type": "http.request", "body": body, "more_body": False})
+        return not hop.refused
+
+    async def _answered(self, hop: Hop, request: httpx.Request) -> None:
+        """Pass the answer on as it comes."""
+        clock = asyncio.get_running_loop().time
+        try:
+            response = await self._open().send(request, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as exc:  # it has ended just now, and has got nothing
+            self._away[hop.address] = clock() + AWAY
+            log.warning("not_passed_on", address=hop.address, error=type(exc).__name__)
+            hop.refused = True
+            return
+        except httpx.HTTPError as exc:
+            raise _BrokenError(type(exc).__name__) from exc
+        try:
+            hop.heard = self._heard[hop.address] = clock()
+            if REFUSED in response.headers:
+                log.error("hop_refused", address=hop.address, status=response.status_code)
+                self._away[hop.address] = clock() + AWAY
+                hop.refused = True
+                return
+            headers = [(name.lower(), value) for name, value in response.headers.raw]
+            head = [pair for pair in headers if pair[0] not in _OF_THE_CONNECTION]
+            await hop.send({"type": "http.response.start", "status": response.status_code, "headers": head})
+            async for chunk in response.aiter_raw():
+                hop.heard = clock()
+                await hop.send({"type": "http.response.body", "body": chunk, "more_body": True})
+            if response.status_code == 200:
+                hop.turn_id, hop.handed = response.headers.get("x-turn-id"), True
+            await asyncio.sleep(0)  # a disconnect that is known already is noticed first (see `wires.answers`)
+            await hop.send({"type": "http.response.body", "body": b"", "more_body": False})
+            hop.arrived = True
+        except httpx.HTTPError as exc:
+            raise _BrokenError(type(exc).__name__) from exc
+        finally:
+            await response.aclose()
+
+    async def _silent(self, hop: Hop) -> None:
+        """Ends when the other proxy says nothing, and does not answer either."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(max(0.0, hop.heard + self._lease - clock()))
+            if clock() - hop.heard >= self._lease:
+                if not await self._answers(hop.address, self._lease):
+                    return
+                hop.heard = clock()
+
+    async def _is_there(self, there: Elsewhere) -> bool:
+        """It answers, in a bounded time."""
+        clock = asyncio.get_running_loop().time
+        address = there.address
+        if clock() - self._heard.get(address, -HEARD) < HEARD:
+            return True
+        until = clock() + (self._lease if there.home else 0.0)
+        if clock() < self._away.get(address, 0.0) and not there.home:
+            return False
+        while not await self._answers(address, REACH):
+            self._heard.pop(address, None)
+            if clock() >= until:
+                self._away[address] = clock() + AWAY
+                return False
+            await asyncio.sleep(AGAIN)
+        self._away.pop(address, None)
+        self._heard[address] = clock()
+        return True
+
+    async def _answers(self, address: str, within: float) -> bool:
+        try:
+            async with asyncio.timeout(within):
+                told = await self._open().get(f"{address}/healthz", headers=self._marks(""))
+            return told.status_code == 200
+        except (httpx.HTTPError, TimeoutError):
+            return False
+
+    def _request(self, address: str, scope: Scope, body: bytes, owner: str, request_id: str) -> httpx.Request:
+        query = scope.get("query_string", b"")
+        if b"key=" in query:  # a client's key is nobody else's business
+            pairs = [pair for pair in parse_qsl(query.decode("latin-1"), keep_blank_values=True) if pair[0] != "key"]
+            query = urlencode(pairs).encode()
+        headers = [
+            (name, value)
+            for name, value in scope["headers"]
+            if name not in _NOT_PASSED_ON and not name.startswith(b"sec-fetch-")
+        ]
+        headers += [(name.encode(), value.encode()) for name, value in self._marks(owner).items()]
+        headers.append((b"x-request-id", request_id.encode()))
+        # As it was sent: httpx would write some characters of an address in another way.
+        target = raw_path(scope) + (b"?" + query if query else b"")
+        waits = {"connect": REACH, "read": None, "write": None, "pool": None}
+        return httpx.Request(
+            scope["method"], address, headers=headers, content=body, extensions={"target": target, "timeout": waits}
+        )
+
+    def _marks(self, owner: str) -> dict[str, str]:
+        return {HOP_KEY: self._secret.decode(), OWNER: quote(owner, safe="")}
+
+    def _open(self) -> httpx.AsyncClient:
+        if self._client is None:
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE)
+            timeout = httpx.Timeout(None, connect=REACH)
+            self._client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
+        return self._client
+
+    # --- what a turn that runs there has said so far
+
+    async def follow(self, address: str, agent: Agent, told: dict[str, Sequence[JSON]]) -> None:
+        """Keep under the address, in `told`, what the agent's turns there do and have said so far; ends with the
+        stream, and where it is not reached."""
+        path = f"{address}/v1/chains/{encoded_agent_id(agent.agent_id)}/events?live=1"
+        with suppress(httpx.HTTPError):
+            async with self._open().stream("GET", path, headers=self._marks(agent.owner)) as stream:
+                name = ""
+                async for line in stream.aiter_lines():
+                    if name == "event: progress" and stream.status_code == 200:
+                        told[address] = json.loads(line.removeprefix("data: "))["turns"]
+                    name = line
+
+
+class Watched:
+    """What an agent's turns at other proxies do and have said, for one reader here."""
+
+    def __init__(self, relay: Relay, engine: Engine, agent: Agent) -> None:
+        self._relay = relay
+        self._engine = engine
+        self._agent = agent
+        self._told: dict[str, Sequence[JSON]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._looked = 0.0
+
+    async def turns(self) -> list[JSON]:
+        """As it is known now."""
+        clock = asyncio.get_running_loop().time
+        if clock() - self._looked >= POLL:
+            self._looked = clock()
+            there = await self._engine.runs_at(self._agent.key)
+            for address in there - self._tasks.keys():
+                self._tasks[address] = asyncio.create_task(self._relay.follow(address, self._agent, self._told))
+            for address in [one for one, task in self._tasks.items() if one not in there or task.done()]:
+                self._tasks.pop(address).cancel()
+                self._told.pop(address, None)
+        return [turn for told in self._told.values() for turn in told]
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -1,0 +1,1 @@
+"""What Redis keeps: a registry, which may vanish at any time."""

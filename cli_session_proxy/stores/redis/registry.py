@@ -1,0 +1,122 @@
+"""Which proxy has an agent warm, in Redis: one key an agent, which expires by itself.
+
+    cli-session-proxy:<cluster>:<the agent's directory>   a seal, {"proxy", "address", "agent", "sandbox", "session"}
+
+Redis may vanish at any time. Each question has `PATIENCE` seconds; after one that failed the store tells, and Redis is
+asked again when `PAUSE` seconds have passed. An entry is believed by its seal (HMAC-SHA256 with the cluster's key), and
+for the very agent that is meant: who can write to this Redis cannot lead a request elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from ... import logs, redact
+from ...domain.models import Agent
+from ...errors import ConfigError
+from ..base import Proxy, Whereabouts
+from ..registry import Registry, State
+
+log = logs.get(__name__)
+
+# Seconds for a question. Redis answers in less than a millisecond; the store's own answer takes a few.
+PATIENCE = 0.25
+# Seconds after a failure in which nobody waits for Redis.
+PAUSE = 2.0
+# Seconds that an entry is kept after the agent's last turn: a process that waits is ended after 15 minutes.
+KEPT = 3600
+
+# What a Redis that is away, slow or not ours raises.
+FAULTS = (RedisError, OSError, TimeoutError)
+
+
+class RedisRegistry(Registry):
+    """`secret`: the cluster's key. `store` is asked where Redis does not tell. `ConfigError` for a URL that is none."""
+
+    def __init__(self, url: str, secret: str, store: Registry) -> None:
+        try:
+            # No retries of its own: the store is asked instead.
+            self._redis = Redis.from_url(
+                url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE, retry=Retry(NoBackoff(), 0)
+            )
+        except (ValueError, TypeError):  # without its words: they hold parts of the URL, maybe a password
+            raise ConfigError("registry: this is no URL of Redis: write redis://host:6379/0 or rediss://…") from None
+        if password := self._redis.connection_pool.connection_kwargs.get("password"):
+            redact.know([str(password)])
+        self._secret = secret.encode()
+        self._cluster = hashlib.sha256(self._secret).hexdigest()[:16]
+        self._store = store
+        self._away_until = 0.0  # the loop's time
+        self._state: State = "ok"
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    async def find(self, agent: Agent) -> Whereabouts:
+        found = await self._asked(self._redis.get, self._key(agent))
+        entry = self._read(agent, found) if isinstance(found, bytes) else None
+        if entry is None:
+            return await self._store.find(agent)
+        return Whereabouts(entry["proxy"], entry["address"])
+
+    async def note(self, agent: Agent, here: Proxy, session_id: str | None) -> None:
+        told = {"proxy": here.id, "address": here.address, "agent": _named(agent), "session": session_id}
+        text = json.dumps({**told, "sandbox": agent.dir})
+        await self._asked(self._redis.set, self._key(agent), f"{self._seal(text)}{text}", ex=KEPT)
+
+    async def forget(self, agent: Agent) -> None:
+        await self._asked(self._redis.delete, self._key(agent))
+
+    async def close(self) -> None:
+        try:
+            await self._redis.aclose()
+        except FAULTS as exc:
+            log.warning("registry_not_closed", error=type(exc).__name__)
+
+    async def _asked(self, ask: Any, *given: Any, **named: Any) -> Any:
+        """The answer; None where Redis is away. Said once, and once when it is back."""
+        clock = asyncio.get_running_loop().time
+        if clock() < self._away_until:
+            return None
+        try:
+            async with asyncio.timeout(PATIENCE):
+                answer = await ask(*given, **named)
+        except FAULTS as exc:
+            self._away_until = clock() + PAUSE
+            if self._state == "ok":
+                self._state = "away"
+                log.warning("registry_away", error=type(exc).__name__)
+            return None
+        if self._state == "away":
+            self._state = "ok"
+            log.warning("registry_back")
+        return answer
+
+    def _key(self, agent: Agent) -> str:
+        return f"cli-session-proxy:{self._cluster}:{agent.dir}"
+
+    def _seal(self, text: str) -> str:
+        return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
+
+    def _read(self, agent: Agent, found: bytes) -> dict[str, Any] | None:
+        """The entry, where it is ours and of this agent."""
+        seal, text = found[:64].decode("ascii", "replace"), found[64:].decode("utf-8", "replace")
+        if not hmac.compare_digest(seal.encode(), self._seal(text).encode()):
+            return None
+        entry: dict[str, Any] = json.loads(text)
+        return entry if entry["agent"] == _named(agent) else None
+
+
+def _named(agent: Agent) -> list[Any]:
+    """Not an agent of another store, nor one of the same name that was deleted."""
+    return [agent.key, agent.created_at]

@@ -1,0 +1,338 @@
+"""A request that arrives at another host than the one that has its agent, on the in-memory backend."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from cli_session_proxy.domain.models import Agent
+from cli_session_proxy.export import explain
+from cli_session_proxy.http import gate
+from cli_session_proxy.http.relay import HOP_KEY, OWNER, REFUSED, Relay
+from cli_session_proxy.settings import Profile
+from cli_session_proxy.stores.base import Whereabouts
+
+from ..until import until
+from .cluster import KEY, Host, Line, cluster, deaf, line
+
+
+def said(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["message"]["content"]
+    return text
+
+
+def behind(there: Line) -> dict[str, Any]:
+    """A host that the others reach over this line."""
+    return {"port": there.port, "advertise": there.address}
+
+
+async def test_a_request_is_answered_by_the_host_that_has_the_agent_warm(postgres_url: str, tmp_path: Path) -> None:
+    async with cluster(postgres_url, tmp_path, 3) as (one, two, three):
+        first = await one.chat("one")
+        second = await two.chat("two", headers={"X-Request-Id": "mine"})
+        third = await three.chat("three")
+        assert [said(answer) for answer in (first, second, third)] == [
+            "You said: one (1)", "You said: two (2)", "You said: three (3)",
+        ]  # fmt: skip
+        assert second.headers["x-continuity"] == "warm"
+        assert second.headers.get_list("x-request-id") == ["mine"]
+        assert first.headers.keys() == second.headers.keys()
+        assert (len(one.asked), two.asked, three.asked) == (3, [], [])
+        assert [turn.instance for turn in await two.turns()] == [one.engine._instances.id] * 3
+        assert one.backend.retired == []
+        # whoever gave the answer to its client notes that it arrived
+        await until(lambda: _delivered(one))
+
+
+async def _delivered(host: Host) -> bool:
+    return all(turn.delivery == "delivered" for turn in await host.turns())
+
+
+async def test_an_agent_without_a_name_is_known_by_its_history_or_an_id_and_passed_on_then(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        answer = said(await one.chat("one", agent=None))
+        assert said(await two.chat("one", answer, "two", agent=None)) == "You said: two (2)"
+        body: dict[str, Any] = {"model": "sonnet", "input": "three"}
+        begun = (await two.http.post("/v1/responses", json=body)).json()
+        assert two.asked == [["three"]]
+        body = {"model": "sonnet", "input": "four", "previous_response_id": begun["id"]}
+        went_on = await one.http.post("/v1/responses", json=body)
+        assert went_on.json()["previous_response_id"] == begun["id"]
+        talk = (await one.http.post("/v1/conversations", json={})).json()["id"]
+        for host, text in ((one, "five"), (two, "six")):
+            await host.http.post("/v1/responses", json={"model": "sonnet", "input": text, "conversation": talk})
+        assert [path[-1] for path in one.asked] == ["one", "two", "five", "six"]
+        assert two.asked == [["three"], ["three", "four"]]
+
+
+async def test_a_stream_comes_through_as_it_is_made(postgres_url: str, tmp_path: Path) -> None:
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("one")
+        one.model.open.clear()
+        body = {"model": "sonnet", "stream": True, "messages": [{"role": "user", "content": "two"}]}
+        async with two.http.stream("POST", "/agents/a/v1/chat/completions", json=body) as stream:
+            lines = stream.aiter_lines()
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            assert await anext(lines) == ": keep-alive"  # the head came before the answer was there
+            one.model.open.set()
+            told = [json.loads(line[6:]) async for line in lines if line.startswith("data: {")]
+        text = "".join(choice["delta"].get("content") or "" for event in told for choice in event["choices"])
+        assert text == "You said: two (2)"
+        assert two.asked == []
+
+
+async def test_a_client_that_leaves_is_known_to_have_left_where_its_turn_runs(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("one")
+        one.model.reached.clear()
+        one.model.open.clear()
+        leaving = asyncio.create_task(two.chat("two"))
+        await one.model.reached.wait()
+        leaving.cancel()
+        await asyncio.wait([leaving])
+
+        async def ended() -> bool:
+            return (await one.turns())[-1].status == "cancelled"
+
+        await until(ended)
+        assert ((await one.turns())[-1].error or {})["detail"] == {"by": "left"}
+
+
+async def test_a_refusal_of_the_other_host_comes_back_as_it_is(postgres_url: str, tmp_path: Path) -> None:
+    async with cluster(postgres_url, tmp_path, lane_limit=1) as (one, two):
+        await one.chat("one")
+        one.model.reached.clear()
+        one.model.open.clear()
+        running = asyncio.create_task(one.chat("two"))
+        await one.model.reached.wait()
+        there, here = await two.chat("three"), await one.chat("three")
+        assert (there.status_code, there.json()["error"]) == (429, here.json()["error"])
+        assert there.headers["retry-after"] == here.headers["retry-after"]
+        one.model.open.set()
+        await running
+
+
+@pytest.mark.parametrize("how", ["nobody listens", "it is paused", "it has another key"])
+async def test_where_the_other_host_is_not_reached_the_turn_runs_here(
+    postgres_url: str, tmp_path: Path, how: str
+) -> None:
+    async with deaf() as address:
+        own: dict[str, dict[str, Any]] = {
+            "nobody listens": {"advertise": "http://127.0.0.1:1"},
+            "it is paused": {"advertise": address},
+            "it has another key": {"cluster_key": SecretStr("the-key-of-another-cluster")},
+        }
+        async with cluster(postgres_url, tmp_path, each=[own[how]]) as (one, two):
+            await one.chat("one")
+            answer = await two.chat("two")
+            assert said(answer) == "You said: two (2)"
+            assert REFUSED not in answer.headers
+            assert [path[-1] for path in two.asked] == ["two"]
+            assert one.backend.retired == ["a"]
+            assert [turn.status for turn in await two.turns()] == ["completed"] * 2
+
+
+async def test_a_host_that_stops_lets_its_agents_go_on_elsewhere(postgres_url: str, tmp_path: Path) -> None:
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("one")
+        assert said(await two.chat("two")) == "You said: two (2)"
+        await one.engine.stop()  # its server answers still, and takes nothing
+        assert said(await two.chat("three")).startswith("You said: three")
+        assert (len(one.asked), len(two.asked)) == (2, 1)
+
+
+async def test_nothing_is_passed_on_twice(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them believes that the other one has the agent."""
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        for host, other in ((one, two), (two, one)):
+
+            async def find(agent: Agent, other: Host = other) -> Whereabouts:
+                return Whereabouts("the other one", other.settings.advertise)
+
+            assert host.engine.registry is not None
+            monkeypatch.setattr(host.engine.registry, "find", find)
+        assert said(await one.chat("one")) == "You said: one (1)"
+        assert (one.asked, two.asked) == ([], [["one"]])
+        assert said(await one.chat("two")) == "You said: two (2)"
+        assert said(await two.chat("three")) == "You said: three (3)"
+
+
+async def test_a_hop_is_believed_by_the_key_of_the_cluster_alone(postgres_url: str, tmp_path: Path) -> None:
+    keys = {"alice": SecretStr("a-secret-of-alice"), "bob": SecretStr("a-secret-of-bob-s")}
+    async with cluster(postgres_url, tmp_path, keys=keys) as (one, two):
+        as_alice, as_bob = ({"Authorization": f"Bearer {key.get_secret_value()}"} for key in keys.values())
+        assert said(await one.chat("one", headers=as_alice)) == "You said: one (1)"
+        for marks in (
+            {HOP_KEY: "", OWNER: "alice"}, {HOP_KEY: "a-secret-of-alice", OWNER: "alice"}, {OWNER: "alice"},
+        ):  # fmt: skip
+            refused = await one.chat("spoofed", headers=marks)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "unauthorized")
+        # a client's own word for its owner is no more than any other header
+        assert said(await two.chat("two", headers={**as_alice, OWNER: "bob"})) == "You said: two (2)"
+        assert said(await two.chat("mine", headers=as_bob)) == "You said: mine (1)"
+        passed = await two.http.post(
+            "/v1/chat/completions",
+            json={"model": "sonnet", "messages": [{"role": "user", "content": "three"}]},
+            headers={HOP_KEY: KEY, OWNER: "alice", "X-Agent-Id": "a"},
+        )
+        assert said(passed).startswith("You said: three")
+        assert [path[-1] for path in one.asked] == ["one", "two"]
+
+
+async def test_a_key_in_an_address_goes_no_further(postgres_url: str, tmp_path: Path) -> None:
+    keys = {"alice": SecretStr("a-secret-of-alice")}
+    seen: list[str] = []
+    async with cluster(postgres_url, tmp_path, keys=keys) as (one, two):
+        body = {"contents": [{"role": "user", "parts": [{"text": "one"}]}]}
+        path = "/agents/a/v1beta/models/sonnet:generateContent?key=a-secret-of-alice&alt=json"
+        assert (await one.http.post(path, json=body)).status_code == 200
+
+        original = Relay._request
+
+        def noted(self: Relay, *given: Any) -> httpx.Request:
+            request = original(self, *given)
+            seen.append(f"{request.extensions['target']!r} {request.headers!r}")
+            return request
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Relay, "_request", noted)
+            assert (await two.http.post(path, json=body)).status_code == 200
+        assert len(one.asked) == 2
+        (told,) = seen
+        assert "alt=json" in told
+        assert "a-secret-of-alice" not in told
+
+
+async def test_what_is_passed_on_is_counted_where_it_came_in(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "SPARE_REQUESTS", 0)
+    async with cluster(postgres_url, tmp_path, each=[{"queue_limit": 1, "max_turns": 1}]) as (one, two):
+        await one.chat("one")
+        one.model.reached.clear()
+        one.model.open.clear()
+        key = {"Idempotency-Key": "k"}
+        sent = [asyncio.create_task(two.chat("two", headers=key))]
+        await one.model.reached.wait()
+        sent += [asyncio.create_task(two.chat("two", headers=key)) for _ in range(2)]
+        await until(lambda: one.engine._live and next(iter(one.engine._live.values()))._clients == 3)
+        assert (await one.http.get("/v1/models")).status_code == 200  # two at once are allowed here, and none is open
+        one.model.open.set()
+        assert len({(await task).headers["x-turn-id"] for task in sent}) == 1
+
+
+async def test_a_connection_that_breaks_once_it_was_asked_makes_no_second_turn(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
+        await one.chat("one")
+        one.model.reached.clear()
+        one.model.open.clear()
+        lost = asyncio.create_task(two.chat("two"))
+        await one.model.reached.wait()
+        there.cut()
+        answer = await lost
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "interrupted")
+        assert answer.headers["retry-after"] == "1"
+        assert "x-should-retry" not in answer.headers
+        again = asyncio.create_task(two.chat("two", headers={"x-stainless-retry-count": "1"}))
+        await until(lambda: any(live._clients == 2 for live in one.engine._live.values()))
+        one.model.open.set()
+        assert said(await again) == "You said: two (2)"
+        assert [path[-1] for path in one.asked] == ["one", "two"]
+        assert two.asked == []
+
+
+async def test_an_answer_that_breaks_off_is_cut_for_the_client_too(postgres_url: str, tmp_path: Path) -> None:
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
+        await one.chat("one")
+        one.model.open.clear()
+        body = {"model": "sonnet", "stream": True, "messages": [{"role": "user", "content": "two"}]}
+        async with two.http.stream("POST", "/agents/a/v1/chat/completions", json=body) as stream:
+            lines = stream.aiter_lines()
+            await anext(lines)
+            there.cut()
+            with pytest.raises(httpx.RemoteProtocolError):
+                async for _ in lines:
+                    pass
+
+
+async def test_a_host_that_says_nothing_any_more_is_not_waited_for(postgres_url: str, tmp_path: Path) -> None:
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)], lease=0.5) as (one, two):
+        await one.chat("one")
+        one.model.reached.clear()
+        one.model.open.clear()
+        waiting = asyncio.create_task(two.chat("two"))
+        await one.model.reached.wait()
+        there.carries.clear()
+        answer = await waiting
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "interrupted")
+
+
+async def test_the_same_request_meets_its_running_turn_at_every_host(postgres_url: str, tmp_path: Path) -> None:
+    async with cluster(postgres_url, tmp_path, 3) as (one, two, three):
+        one.model.open.clear()
+        key = {"Idempotency-Key": "k"}
+        sent = [asyncio.create_task(one.chat("one", headers=key))]
+        await one.model.reached.wait()
+        sent += [asyncio.create_task(host.chat("one", headers=key)) for host in (two, three)]
+        await until(lambda: any(live._clients == 3 for live in one.engine._live.values()))
+        one.model.open.set()
+        answers = [await task for task in sent]
+        assert {said(answer) for answer in answers} == {"You said: one (1)"}
+        assert len({answer.headers["x-turn-id"] for answer in answers}) == 1
+        replayed = await three.chat("one", headers=key)
+        assert replayed.headers["x-turn-id"] == answers[0].headers["x-turn-id"]
+        assert (len(one.asked), two.asked, three.asked) == (1, [], [])
+
+
+# --- profiles with tools: their files are on one host
+
+TOOLS: dict[str, Any] = {"profiles": {"coder": Profile(tools=("Bash",))}, "profile": "coder"}
+
+
+async def test_an_agent_with_tools_keeps_to_the_host_that_has_its_files(postgres_url: str, tmp_path: Path) -> None:
+    async with cluster(postgres_url, tmp_path, **TOOLS) as (one, two):
+        await one.chat("one")
+        agent = await one.store.agent("local", "a")
+        assert agent is not None
+        await one.store.resign(one.engine._instances.id)  # as after a restart: nobody holds it
+        one.engine._ownership._held.clear()
+        assert said(await two.chat("two")) == "You said: two (2)"
+        assert [path[-1] for path in one.asked] == ["one", "two"]
+        assert two.asked == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_turn_away_from_its_files_says_so(postgres_url: str, tmp_path: Path, stream: bool) -> None:
+    lost = {"advertise": "http://127.0.0.1:1"}
+    async with cluster(postgres_url, tmp_path, each=[lost], lease=0.5, **TOOLS) as (one, two):
+        await one.chat("one")
+        answer = await two.chat("two", stream=stream)
+        assert answer.headers["x-continuity-note"] == "files_elsewhere=1"
+        assert [path[-1] for path in two.asked] == ["two"]
+        turn = (await two.turns())[-1]
+        assert turn.evidence.files_at == "http://127.0.0.1:1"
+        assert "The agent's files are on http://127.0.0.1:1" in explain.turn(turn.evidence, turn.attempts)[0]
+        # from now on they are here
+        assert "x-continuity-note" not in (await two.chat("three")).headers
+
+
+async def test_hosts_that_share_their_sandboxes_pass_on_for_warmth_alone(postgres_url: str, tmp_path: Path) -> None:
+    lost = {"advertise": "http://127.0.0.1:1"}
+    async with cluster(postgres_url, tmp_path, each=[lost], sandboxes="shared", **TOOLS) as (one, two):
+        await one.chat("one")
+        answer = await two.chat("two")
+        assert "x-continuity-note" not in answer.headers
+        assert said(answer) == "You said: two (2)"

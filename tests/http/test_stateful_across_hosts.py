@@ -1,0 +1,246 @@
+"""What a client asked at one host is read, followed and cancelled at another one, on the in-memory backend."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from cli_session_proxy.commands import showing, upkeep
+from cli_session_proxy.domain.models import Agent, Turn
+from cli_session_proxy.stores.base import Whereabouts
+from cli_session_proxy.stores.redis.registry import RedisRegistry
+from cli_session_proxy.wires import answers
+from cli_session_proxy.wires.responses.body import response_id
+
+from ..redis import redis
+from ..until import until
+from .cluster import Host, cluster
+
+ASKED: dict[str, Any] = {"model": "sonnet", "input": "one"}
+# How another host is reached, or not: by its address, or by the store alone.
+WAYS = pytest.mark.parametrize(
+    "each", [pytest.param([], id="passed on"), pytest.param([{"advertise": "http://127.0.0.1:1"}], id="by the store")]
+)
+Each = list[dict[str, Any]]
+
+
+async def begun(host: Host, **more: Any) -> str:
+    """The id of a background response that runs there, and waits for the model."""
+    host.model.reached.clear()
+    host.model.open.clear()
+    answer = await host.http.post("/v1/responses", json={**ASKED, "background": True, **more})
+    assert answer.status_code == 200, answer.text
+    await host.model.reached.wait()
+    name: str = answer.json()["id"]
+    return name
+
+
+async def events(stream: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    async for line in stream.aiter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line[6:])
+
+
+@WAYS
+async def test_a_background_response_is_read_and_followed_elsewhere(
+    postgres_url: str, tmp_path: Path, each: Each
+) -> None:
+    async with cluster(postgres_url, tmp_path, each=each) as (one, two):
+        name = await begun(one)
+        assert (await two.http.get(f"/v1/responses/{name}")).json()["status"] == "in_progress"
+        async with two.http.stream("GET", f"/v1/responses/{name}?stream=true&starting_after=3") as stream:
+            assert stream.status_code == 200
+            one.model.open.set()
+            told = [event async for event in events(stream)]
+        assert [event["sequence_number"] for event in told] == list(range(4, 4 + len(told)))
+        assert told[-1]["type"] == "response.completed"
+        assert told[-1]["response"]["output"][-1]["content"][0]["text"] == "You said: one (1)"
+        assert (await two.http.get(f"/v1/responses/{name}")).json()["status"] == "completed"
+        assert two.asked == []
+
+
+async def test_a_stream_that_is_followed_elsewhere_comes_as_it_is_made(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "FIRST_SIGN", 0.05)
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        name = await begun(one)
+        async with two.http.stream("GET", f"/v1/responses/{name}?stream=true") as stream:
+            # the head came before the answer was there, from the proxy that makes it
+            assert "x-turn-id" in stream.headers
+            assert [len(live._waiters) for live in one.engine._live.values()] == [1]
+            one.model.open.set()
+            assert [event async for event in events(stream)][-1]["type"] == "response.completed"
+
+
+@WAYS
+async def test_a_background_response_is_cancelled_elsewhere(postgres_url: str, tmp_path: Path, each: Each) -> None:
+    async with cluster(postgres_url, tmp_path, each=each) as (one, two):
+        name = await begun(one)
+        ended = await two.http.post(f"/v1/responses/{name}/cancel")
+        assert (ended.status_code, ended.json()["status"]) == (200, "cancelled")
+        assert one.engine.running() == 0
+        assert not await two.store.asked(one.engine._instances.id)
+
+
+async def test_a_stream_that_was_cut_is_read_on_at_another_host(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "FIRST_SIGN", 0.05)
+    async with cluster(postgres_url, tmp_path, disconnect_grace=60.0) as (one, two):
+        one.model.open.clear()
+        async with one.http.stream("POST", "/v1/responses", json={**ASKED, "stream": True}) as stream:
+            name = response_id(stream.headers["x-turn-id"])
+        async with two.http.stream("GET", f"/v1/responses/{name}?stream=true&starting_after=1") as stream:
+            one.model.open.set()
+            told = [event async for event in events(stream)]
+        assert told[0]["sequence_number"] == 2
+        assert told[-1]["type"] == "response.completed"
+        assert (len(one.asked), two.asked) == (1, [])
+
+
+async def at_least_two(host: Host) -> list[Turn]:
+    there = await host.turns()
+    return there if len(there) > 1 else []
+
+
+@WAYS
+@pytest.mark.parametrize("which", ["one turn", "all of them"])
+async def test_turns_of_an_agent_are_cancelled_from_any_host(
+    postgres_url: str, tmp_path: Path, each: Each, which: str
+) -> None:
+    async with cluster(postgres_url, tmp_path, each=each) as (one, two):
+        one.model.open.clear()
+        running = asyncio.create_task(one.chat("one"))
+        await one.model.reached.wait()
+        waiting = asyncio.create_task(one.chat("two"))
+        ids = [turn.id for turn in await until(partial(at_least_two, one))]
+        body = {"turn": ids[1]} if which == "one turn" else {}
+        answer = (await two.http.post("/v1/chains/a/cancel", json=body)).json()
+        assert answer["cancelled"] == (ids[1:] if which == "one turn" else ids)
+        one.model.open.set()
+        assert (await waiting).json()["error"]["code"] == "turn_cancelled"
+        assert (await running).status_code == (200 if which == "one turn" else 499)
+        assert (await two.http.post("/v1/chains/a/cancel", json={})).status_code == 404
+
+
+@WAYS
+async def test_a_turn_of_a_host_that_has_gone_is_settled_by_who_cancels_it(
+    postgres_url: str, tmp_path: Path, each: Each
+) -> None:
+    async with cluster(postgres_url, tmp_path, each=each, lease=0.5) as (one, two):
+        name = await begun(one)
+        for service in one.engine._tasks._services:  # its heart stops
+            service.cancel()
+        ended = await two.http.post(f"/v1/responses/{name}/cancel")
+        assert ended.json()["status"] in ("cancelled", "failed")
+        assert (await two.turns((await two.http.get("/v1/chains")).json()["data"][0]["agent_id"]))[
+            0
+        ].status == "cancelled"
+
+
+async def test_what_a_turn_elsewhere_says_is_seen_as_it_comes(postgres_url: str, tmp_path: Path) -> None:
+    async with cluster(postgres_url, tmp_path, 3) as (one, two, three):
+        await one.chat("one")
+        one.model.reached.clear()
+        one.model.open.clear()
+        async with two.http.stream("GET", "/v1/chains/a/events?live=1") as stream:
+            assert stream.status_code == 200
+            lines = stream.aiter_lines()
+            running = asyncio.create_task(three.chat("two"))
+            async for line in lines:
+                if line == "event: progress":
+                    (turn,) = json.loads((await anext(lines)).removeprefix("data: "))["turns"]
+                    if turn["doing"] == "thinking":
+                        break
+            assert turn["turn_id"] == (await one.turns())[-1].id
+            one.model.open.set()
+            await running
+            async for line in lines:
+                if line == 'data: {"turns":[]}':
+                    break
+
+
+async def test_who_has_an_agent_is_told_at_every_host(postgres_url: str, tmp_path: Path) -> None:
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("one")
+        (row,) = (await two.http.get("/v1/chains")).json()["data"]
+        assert (row["agent_id"], row["address"]) == ("a", one.settings.advertise)
+        assert row["host"]
+
+
+async def test_what_runs_elsewhere_stands_in_the_overview_of_every_host(postgres_url: str, tmp_path: Path) -> None:
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        one.model.open.clear()
+        running = asyncio.create_task(one.chat("one"))
+        await one.model.reached.wait()
+        (there,) = (await two.http.get("/v1/overview")).json()["running"]
+        (here,) = (await one.http.get("/v1/overview")).json()["running"]
+        assert (there["agent_id"], there["turn_id"]) == ("a", here["turn_id"])
+        assert there["says"].startswith("runs on ")
+        assert here["doing"] == "thinking"
+        one.model.open.set()
+        await running
+
+
+async def test_commands_on_another_host_name_the_one_that_has_the_agent(
+    postgres_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("one")
+        showing.print_chains(await showing.chains(two.settings, showing.Wanted()))
+        assert socket.gethostname() in capsys.readouterr().out
+        (there,) = await upkeep.verify(two.settings, None, None)
+        # this backend keeps no records, which is the chain's own fault
+        assert ([one.kind for one in there.differences], [note.kind for note in there.notes]) == (["chain"], ["host"])
+        assert str(one.settings.advertise) in there.notes[0].text
+        (here,) = await upkeep.verify(one.settings, None, None)
+        assert "host" not in [note.kind for note in here.notes]
+        said: list[str] = []
+        await showing.dump(two.settings, "local", "a", showing.Shown("markdown"), said.append)
+        assert "You said: one (1)" in "".join(said)
+
+
+async def test_a_registry_that_is_away_is_told_and_takes_nothing_away(postgres_url: str, tmp_path: Path) -> None:
+    away = SecretStr("redis://127.0.0.1:1/0")
+    async with cluster(postgres_url, tmp_path, registry=away) as (one, two):
+        assert (await one.chat("one")).status_code == 200
+        assert (await two.chat("two")).status_code == 200
+        assert (len(one.asked), two.asked) == (2, [])  # the store has told
+        ready = await two.http.get("/readyz")
+        assert (ready.status_code, ready.json()) == (200, {"status": "ready", "registry": "away"})
+
+
+async def test_a_registry_in_redis_tells_who_has_an_agent(postgres_url: str, tmp_path: Path) -> None:
+    with redis(tmp_path) as there:
+        async with cluster(postgres_url, tmp_path, registry=SecretStr(there.url)) as (one, two):
+            await one.chat("one")
+            agent = await one.store.agent("local", "a")
+            assert agent is not None
+            registry = two.engine.registry
+            assert isinstance(registry, RedisRegistry)
+            store = registry._store
+
+            async def unasked(agent: Agent) -> Whereabouts:
+                raise AssertionError("the store is asked")
+
+            async def noted() -> bool:
+                return (await registry.find(agent)).holder == one.engine._instances.id
+
+            await until(noted)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(store, "find", unasked)
+                assert (await two.chat("two")).json()["choices"][0]["message"]["content"] == "You said: two (2)"
+            assert (len(one.asked), two.asked) == (2, [])
+            assert (await two.http.get("/readyz")).json() == {"status": "ready", "registry": "ok"}
+            assert (await two.http.delete("/v1/chains/a")).status_code == 200
+            assert await registry.find(agent) == Whereabouts()
