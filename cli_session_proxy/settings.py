@@ -253,6 +253,7 @@ class Settings(BaseSettings):
     # who may ask: a name for each secret (see `keys`); none: everybody on this machine
     keys: dict[str, SecretStr] = Field(default_factory=dict, repr=False)
     keys_file: Path | None = None
+    operators: tuple[str, ...] = ()  # names of keys that are shown what every key spends, on the page
     make_key: bool = False  # a key of `local` in <var>/key, made where there is none (see `keys`)
     # bounds
     turn_timeout: float = Field(default=1800.0, gt=0)

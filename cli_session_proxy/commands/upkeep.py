@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
+from rich.progress import MofNCompleteColumn, TaskProgressColumn, TextColumn
 
 from ..aside.media import Media
 from ..aside.pool import Aside
@@ -29,13 +28,11 @@ from ..sandbox import make_private
 from ..settings import Settings
 from ..stores.auto import place_of
 from ..stores.base import Store
+from .bars import bar
 from .doctor import Finding, examine
 from .showing import made, opened
 
 Say = Callable[[str], None]
-
-# What is done sooner shows no bar: it would only flicker. Seconds.
-SOON = 1.0
 
 
 async def verify(settings: Settings, owner: str | None, agent_id: str | None) -> list[Verified]:
@@ -51,7 +48,7 @@ async def verify(settings: Settings, owner: str | None, agent_id: str | None) ->
             return []
         verifier = Verifier(settings, store)
         done: list[Verified] = []
-        with _bar("verifying", MofNCompleteColumn()) as moved:
+        with bar("verifying", MofNCompleteColumn()) as moved:
             for agent in agents:
                 moved(len(done), len(agents))
                 done.append(await verifier.verify(agent))
@@ -77,7 +74,7 @@ def print_verified(found: list[Verified]) -> Iterator[str]:
 async def adopt(settings: Settings, owner: str, wanted: str, agent_id: str | None) -> Adopted:
     """Bring in a session that the CLI has somewhere. Raises `NotFound`, `InvalidRequest`."""
     async with _ready(settings) as store, _looking() as look:
-        with _bar("adopting", TaskProgressColumn()) as told:
+        with bar("adopting", TaskProgressColumn()) as told:
             return await adopt_session(settings, store, owner, agent_id, wanted, look, told)
 
 
@@ -94,7 +91,7 @@ async def export(settings: Settings, owner: str, agent_id: str, path: Path | Non
         if store is None or agent is None:
             raise NotFound(f"there is no agent {agent_id!r} of {owner!r} in {place_of(settings)}: see `chains`")
         target = path or Path(f"{agent.dir}.export.jsonl")
-        with _bar("exporting", TextColumn("{task.completed} turns")) as moved:
+        with bar("exporting", TextColumn("{task.completed} turns")) as moved:
             return await portable.export(settings, store, agent, target, lambda done, _: moved(done, None))
 
 
@@ -120,7 +117,7 @@ class _KeptByClaude:
 async def import_(settings: Settings, owner: str, path: Path, agent_id: str | None) -> Moved:
     """Take a file of `export` in. Raises `NotFound`, `InvalidRequest`."""
     async with _ready(settings) as store, _looking() as look:
-        with _bar("importing", TaskProgressColumn()) as told:
+        with bar("importing", TaskProgressColumn()) as told:
             return await incoming.bring_in(store, _KeptByClaude(settings, look), owner, path, agent_id, told)
 
 
@@ -160,20 +157,3 @@ async def _looking() -> AsyncIterator[Look]:
         yield look
     finally:
         await aside.close()
-
-
-@contextmanager
-def _bar(name: str, column: ProgressColumn) -> Iterator[Callable[[int, int | None], None]]:
-    """What moves it: so much is done, of so much (None: nobody knows).
-
-    On stderr, in a terminal only, and gone when done: stdout is for what was asked.
-    """
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), column)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(name, total=None, visible=False)
-        shows = asyncio.get_running_loop().call_later(SOON, lambda: bar.update(task, visible=True))
-        try:
-            yield lambda done, whole: bar.update(task, completed=done, total=whole)
-        finally:
-            shows.cancel()

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from ...domain.searching import Found, Indexed, Search
 from ...errors import InvalidRequest
+from ..base import Telling
 from ..sql.migrations import MIGRATIONS, Migration
-from ..sql.store import SqlStore
+from ..sql.store import SqlStore, logged
 from .database import PostgresqlDatabase
 
 # How long a write waits for a row that another program has locked, or for a server that is away.
@@ -23,10 +24,15 @@ class PostgresqlStore(SqlStore):
     spans_hosts = True
 
     def __init__(
-        self, url: str, *, busy_timeout: float = BUSY_TIMEOUT, migrations: Sequence[Migration] = MIGRATIONS
+        self,
+        url: str,
+        *,
+        busy_timeout: float = BUSY_TIMEOUT,
+        migrations: Sequence[Migration] = MIGRATIONS,
+        telling: Telling = logged,
     ) -> None:
         self.database = PostgresqlDatabase(url, busy_timeout=busy_timeout)
-        super().__init__(self.database, migrations)
+        super().__init__(self.database, migrations, telling)
 
     async def index(self, seconds: float) -> Indexed:
         raise _no_search()

@@ -85,9 +85,9 @@ class Database(Protocol):
     def living(self) -> set[str] | None:
         """The ids of the proxies on this host that live, as the kernel proves; None where only heartbeats tell."""
 
-    def back_up(self, version: int) -> None:
+    def back_up(self, version: int, told: Callable[[int, int], None]) -> None:
         """Put a copy aside before a migration from `version`, inside its transaction. `StoreUnavailable` where it
-        cannot be made."""
+        cannot be made. `told`: so many of its pages are there, of so many."""
 
     def size(self) -> int | None:
         """Bytes on its disk; None where it does not tell. Blocks."""
