@@ -122,12 +122,13 @@ def serve(
     import uvloop
 
     from .commands.login import report
+    from .commands.migrating import migrating
     from .http.server import serve as run
     from .http.watchdog import Watchdog
 
     watchdog = Watchdog()
     watchdog.start()  # never stopped: the end of the interpreter waits for threads, which may hang as well
-    uvloop.run(run(settings, _say_at_once, report, watchdog))
+    uvloop.run(run(settings, _say_at_once, report, watchdog, migrating))
 
 
 @app.command(epilog=_examples("chains", "chains --since 24h --status failed", "chains --watch --limit 20"))

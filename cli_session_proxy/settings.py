@@ -256,6 +256,7 @@ class Settings(BaseSettings):
     # who may ask: a name for each secret (see `keys`); none: everybody on this machine
     keys: dict[str, SecretStr] = Field(default_factory=dict, repr=False)
     keys_file: Path | None = None
+    operators: tuple[str, ...] = ()  # names of keys that are shown what every key spends, on the page
     make_key: bool = False  # a key of `local` in <var>/key, made where there is none (see `keys`)
     # several hosts on one store: where the others reach this proxy, by what they know each other, which of them has an
     # agent warm (a Redis URL; None: the store tells), and whether all of them see the same sandboxes

@@ -16,6 +16,8 @@ from ..export.words import count, visible
 from ..git_memory.reading import earlier
 from ..git_memory.recall import told
 from ..settings import GitMemory, Settings, fix_id_of
+from ..stores.auto import store_for
+from .migrating import migrating
 from .showing import agent_in, opened
 
 # Attempts that are listed where no fix is named.
@@ -40,7 +42,7 @@ async def commit(
     wanted = replace(wanted, repo=repo, options=options)
     async with opened(settings) as there:
         await agent_in(settings, there, owner, agent_id)
-    engine = Engine(settings)
+    engine = Engine(settings, store_for(settings, migrating))
     try:
         await engine.start()
         logs.configure(settings)

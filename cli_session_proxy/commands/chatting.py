@@ -31,7 +31,9 @@ from ..export import live as telling
 from ..http.served import served_at
 from ..http.ui import views
 from ..settings import Settings
+from ..stores.auto import store_for
 from ..wires.common import encoded_agent_id
+from .migrating import migrating
 from .showing import LOOK, alive, client_of, key_of, progress_of
 
 Write = Callable[[str], None]
@@ -179,7 +181,7 @@ async def _talk(settings: Settings, owner: str, agent_id: str, model: str) -> As
         async with client_of(served, timeout, key_of(settings, owner)) as http:
             yield There(http, agent_id, model), str(served)
         return
-    engine = Engine(settings)
+    engine = Engine(settings, store_for(settings, migrating))
     try:
         await engine.start()
         logs.configure(settings)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import TaskProgressColumn
 from rich.text import Text
 
 from ..domain.searching import Found, Indexed, Search
@@ -16,6 +16,7 @@ from ..export import found as shown
 from ..export.words import printable
 from ..settings import Settings
 from ..stores.base import Store
+from .bars import bar
 from .showing import Wanted, moment_of, opened
 
 # Seconds for which the index is filled between two moves of the bar.
@@ -47,14 +48,9 @@ async def find(settings: Settings, wanted: Search) -> tuple[Found, Indexed]:
 
 
 async def _indexed(store: Store) -> Indexed:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    began = time.monotonic()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading what was said", total=None, visible=False)
+    with bar("reading what was said", TaskProgressColumn()) as move:
         while not (indexed := await store.index(STEP)).is_whole:
-            shows = time.monotonic() - began > 1.0
-            bar.update(task, completed=indexed.done, total=indexed.total, visible=shows)
+            move(indexed.done, indexed.total)
     return indexed
 
 

@@ -21,8 +21,8 @@ from ..stores.auto import is_new, move_of, place_of
 from ..stores.base import Granted, Held, Proxy, Store
 from ..stores.sql.moving import Move, Moved, NotHeld
 from ..stores.sqlite.store import FILE
+from .bars import bar
 from .showing import made
-from .upkeep import bar
 
 log = logs.get(__name__)
 

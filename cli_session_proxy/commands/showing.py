@@ -37,6 +37,7 @@ from ..settings import Settings
 from ..stores.auto import is_new, place_of, store_for
 from ..stores.base import Store, TurnPage
 from ..wires.common import encoded_agent_id
+from .migrating import migrating
 
 Write = Callable[[str], None]
 
@@ -69,7 +70,7 @@ async def opened(settings: Settings) -> AsyncIterator[Store | None]:
 @asynccontextmanager
 async def made(settings: Settings) -> AsyncIterator[Store]:
     """The store, new where there is none."""
-    store = store_for(settings)
+    store = store_for(settings, migrating)
     await store.open()
     try:
         yield store

@@ -6,12 +6,11 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn
+from rich.progress import MofNCompleteColumn, TaskProgressColumn, TextColumn
 
 from ..aside.media import Media
 from ..aside.pool import Aside
@@ -30,13 +29,11 @@ from ..sandbox import make_private
 from ..settings import Settings
 from ..stores.auto import place_of
 from ..stores.base import Store
+from .bars import bar
 from .doctor import Finding, examine
 from .showing import made, opened
 
 Say = Callable[[str], None]
-
-# What is done sooner shows no bar: it would only flicker. Seconds.
-SOON = 1.0
 
 
 async def verify(settings: Settings, owner: str | None, agent_id: str | None) -> list[Verified]:
@@ -166,20 +163,3 @@ async def _looking() -> AsyncIterator[Look]:
         yield look
     finally:
         await aside.close()
-
-
-@contextmanager
-def bar(name: str, column: ProgressColumn) -> Iterator[Callable[[int, int | None], None]]:
-    """What moves it: so much is done, of so much (None: nobody knows).
-
-    On stderr, in a terminal only, and gone when done: stdout is for what was asked.
-    """
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), column)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(name, total=None, visible=False)
-        shows = asyncio.get_running_loop().call_later(SOON, lambda: bar.update(task, visible=True))
-        try:
-            yield lambda done, whole: bar.update(task, completed=done, total=whole)
-        finally:
-            shows.cancel()

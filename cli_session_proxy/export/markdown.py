@@ -13,7 +13,7 @@ from ..errors import NotFound
 from ..stores.base import Store, TurnPage
 from . import shown
 from .chain_json import turns_of
-from .explain import MARKED_REASONS
+from .explain import MARKED_REASONS, placed
 from .schema import TurnDump
 from .shown import Tell, here
 from .words import UNSURE, time, visible
@@ -62,8 +62,8 @@ def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], to
     never_began = turn.parent_id is None and turn.started_at is None and turn.placed.at_head
     if turn.parent_id != before and not never_began:
         yield f"> continues {_inline(turn.parent_id or 'nothing: a new start')}, not the turn above\n"
-    if told["continuity_reason"]:
-        yield f"> continuity: {_inline(_compact(told['continuity_reason']))}\n"
+    if why := placed(turn):
+        yield f"> {_plain(' '.join(why))}\n"
     for link in links:
         yield _link(link) + "\n"
     yield from (f"> **repaired**: {_plain(text)}\n" for text in told["says"])
@@ -88,11 +88,6 @@ def _link(link: Link) -> str:
     mark = "**repaired**" if link.reason in MARKED_REASONS else "link"
     ids = f"{(link.from_session or 'none')[:8]} → {link.to_session[:8]}"
     return f"> {mark} ({_inline(link.reason)}, {_plain(ids)}): {_plain(shown.link(link)['says'])}"
-
-
-def _never_began(turn: Turn) -> bool:
-    """It was to continue the head, and ended or waits before it was known which turn that is."""
-    return turn.parent_id is None and turn.started_at is None and turn.placed.at_head
 
 
 def _content(blocks: Sequence[dict[str, Any]]) -> Iterator[str]:

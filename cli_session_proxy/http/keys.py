@@ -3,6 +3,8 @@
     [keys]                       cli_session_proxy.toml, or CLI_SESSION_PROXY_KEYS__ALICE=…
     alice = "a secret"
 
+    operators = ["alice"]        these are shown what every key spends: names and sums, nothing that was said
+
 `keys_file` is a TOML file of such lines. `serve --make-key` puts a key of the owner `local` into `<var>/key`; while
 that file is there, every server and command of this `var` uses it. Without any key everybody is `local`, and what they
 present is ignored.
@@ -22,7 +24,7 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 from .. import redact
-from ..errors import ConfigError, SandboxError, Unauthorized
+from ..errors import ConfigError, SandboxError, Unauthorized, did_you_mean
 from ..sandbox import LOCAL_OWNER, make_private
 from ..settings import MIN_SECRET, Settings
 
@@ -51,7 +53,14 @@ class Keys:
         if made is not None:
             _check(str(settings.var / MADE_KEY), made, named=False)
             self._owners[_digest(made)] = LOCAL_OWNER
-            given.setdefault(LOCAL_OWNER, made)
+        unknown = sorted(set(settings.operators) - given.keys())
+        if unknown:
+            raise ConfigError(f"operators: there is no key {unknown[0]!r}{did_you_mean(unknown[0], list(given))}")
+        self._operators = {*settings.operators}
+        if made is not None and LOCAL_OWNER not in given:
+            # Who can read this file can read the store.
+            given[LOCAL_OWNER] = made
+            self._operators.add(LOCAL_OWNER)
         self._secrets = given
         redact.know([*given.values(), *([made] if made else [])])
 
@@ -61,6 +70,10 @@ class Keys:
     @property
     def owners(self) -> frozenset[str]:
         return frozenset(self._owners.values())
+
+    def is_operator(self, owner: str) -> bool:
+        """Whether this owner is shown what every key spends. Without keys everybody is."""
+        return not self._owners or owner in self._operators
 
     def secret_of(self, owner: str) -> str | None:
         """For our own commands that talk to a running server."""

@@ -16,6 +16,9 @@ from .. import logs
 from ..engine.engine import Engine
 from ..errors import ConfigError
 from ..settings import Settings
+from ..stores.auto import store_for
+from ..stores.base import Telling
+from ..stores.sql.store import logged
 from ..wires.base import Table, Wire
 from ..wires.registry import WIRES
 from .binding import bound
@@ -57,25 +60,28 @@ def create_app(engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES
     OpenApiRoute(table).add_to(app)
     MetricsRoute(engine).add_to(app)
     SearchRoute(engine).add_to(app)
-    Ui(engine).add_to(app)
+    keys = Keys(settings)
+    Ui(engine, keys).add_to(app)
     relay = Relay.of(engine, settings)
     Routes(engine, settings, relay).add_to(app)
     for wire in table.wires:
         wire.routes(engine, settings).add_to(app)
-    keys = Keys(settings)
     app.state.relay = relay
     origins = Origins(settings.host, settings.allowed_origins, locked=bool(keys))
     app.add_middleware(Gate, wires=table, origins=origins, keys=keys, bounds=Bounds.of(settings), relay=relay)
     return app
 
 
-async def serve(settings: Settings, say: Say, report: Report, watchdog: Watchdog) -> None:
-    """Listen until SIGTERM or SIGINT, then let running turns end. Raises `ConfigError` before listening."""
+async def serve(settings: Settings, say: Say, report: Report, watchdog: Watchdog, telling: Telling = logged) -> None:
+    """Listen until SIGTERM or SIGINT, then let running turns end. Raises `ConfigError` before listening.
+
+    `telling`: who waits for the store is told how far its migration is.
+    """
     if settings.make_key:
         make(settings.var)
     _refuse_open_backs(settings)
     with bound(settings) as listener:
-        engine = Engine(settings)
+        engine = Engine(settings, store_for(settings, telling))
         repairs = RepairLines(engine.store, say)
         engine.observers.append(repairs)
         try:

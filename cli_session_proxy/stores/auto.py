@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 from ..settings import Settings
-from .base import Store
+from .base import Store, Telling
 from .registry import Registry, StoreRegistry
 from .sql.moving import Move, Side, Told, untold
+from .sql.store import logged
 from .sqlite.moving import SqliteSide
 from .sqlite.store import FILE, SqliteStore
 
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
     from .postgresql.store import PostgresqlStore
 
 
-def store_for(settings: Settings) -> Store:
-    """The store of these settings; not opened, and the directory is the caller's.
+def store_for(settings: Settings, telling: Telling = logged) -> Store:
+    """The store of these settings; not opened, and the directory is the caller's. `telling` hears of its migration.
 
     Raises `ConfigError` for a URL that is none, and where the driver is not installed.
     """
-    return (
-        SqliteStore(settings.var / FILE) if settings.store is None else _postgresql(settings.store.get_secret_value())
-    )
+    if settings.store is None:
+        return SqliteStore(settings.var / FILE, telling=telling)
+    return _postgresql(settings.store.get_secret_value(), telling)
 
 
 def registry_for(settings: Settings, store: Store, secret: str) -> Registry:
@@ -67,7 +68,7 @@ def _side_of(settings: Settings) -> Side:
     return PostgresqlSide(_postgresql(settings.store.get_secret_value()))
 
 
-def _postgresql(url: str) -> PostgresqlStore:
+def _postgresql(url: str, telling: Telling = logged) -> PostgresqlStore:
     try:
         # Imported here: a store on SQLite needs neither the driver nor its 40 ms.
         from .postgresql.store import PostgresqlStore  # noqa: PLC0415
@@ -75,4 +76,4 @@ def _postgresql(url: str) -> PostgresqlStore:
         raise ConfigError(
             f"a store in PostgreSQL needs its driver ({exc}): pip install 'cli-session-proxy[postgresql]'"
         ) from exc
-    return PostgresqlStore(url)
+    return PostgresqlStore(url, telling=telling)

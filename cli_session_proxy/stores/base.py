@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -46,6 +47,15 @@ from ..domain.searching import Found, Indexed, Search
 
 # How often a proxy looks whether another one asks something of it, where nothing tells it. Seconds.
 ASKED_POLL = 0.05
+
+
+class Tell(Protocol):
+    def __call__(self, step: str, done: int, total: int) -> None:
+        """Of this step of a migration so much is done, of so much. On a thread of the store's."""
+
+
+# Entered while a store is opened; what it gives hears of the migration, where there is one.
+Telling = Callable[[], AbstractContextManager[Tell]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +331,8 @@ class TurnPage:
     """Turns of an agent, newest first, with the links made at them.
 
     `newest` is the place of the first one in the order of acceptance (1 is the agent's first turn), `total` how many
-    turns the agent has, `link_counts` how many links of each reason, both at the time of the page.
+    turns the agent has, `link_counts` how many links of each reason, `cost_usd` what all turns cost, at the time of the
+    page.
     """
 
     turns: tuple[Turn, ...]
@@ -329,6 +340,7 @@ class TurnPage:
     newest: int
     total: int
     link_counts: dict[LinkReason, int]
+    cost_usd: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +353,7 @@ class TurnFacts:
     id: str
     seq: int
     agent_key: int
+    owner: str
     status: Status
     model: str
     created_at: float
@@ -573,8 +586,9 @@ class Paths(Protocol):
     async def places(self, agent_key: int, turn_ids: Sequence[str]) -> dict[str, int]:
         """The places of these turns in the order of acceptance (1 is the agent's first turn)."""
 
-    async def facts(self, owner: str, *, since: float, limit: int) -> list[TurnFacts]:
-        """The newest `limit` turns of the owner's agents that were accepted since (UTC seconds), newest first."""
+    async def facts(self, owner: str | None, *, since: float, limit: int) -> list[TurnFacts]:
+        """The newest `limit` turns of the owner's agents (None: of all agents) that were accepted since (UTC seconds),
+        newest first."""
 
     async def repairs(self, agent_key: int, *, limit: int) -> list[Link]:
         """The newest `limit` links of an agent that are not a plain start, newest first."""

@@ -94,7 +94,7 @@ async def test_the_move_waits_for_a_turn_that_runs(postgres_url: str, tmp_path: 
         moving = asyncio.create_task(run("migrate", "--var", tmp_path / "var", "--to", postgres_url))
         assert isinstance(engine.store, SqlStore)
         store = engine.store
-        await until(lambda: store.wanted(engine._instances.id))
+        await until(lambda: store.asked(engine._instances.id))
         assert not moving.done()
         ended.set()
         answer = await turn

@@ -76,6 +76,7 @@ def test_keys_come_from_the_settings_file_the_environment_and_a_keys_file(
         {"keys": {"a": ALICE, "b": ALICE}},
         {"keys": {"../x": ALICE}},
         {"keys": {"a": "with a space 0123456789"}},
+        {"keys": {"a": ALICE}, "operators": ("b",)},
         {"keys_file": "missing.toml"},
         {"keys_file": "broken.toml"},
     ],

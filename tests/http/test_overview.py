@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
 import httpx
+import pytest
 from pydantic import SecretStr
 
-from cli_session_proxy.domain.models import Message, Status, Usage
+from cli_session_proxy.domain.models import Message, Status, Turn, Usage
+from cli_session_proxy.http.keys import make
 from cli_session_proxy.http.ui.overview import DAY, DAYS, needing, summed
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import ImportedTurn, TurnFacts
+from cli_session_proxy.stores.base import ImportedTurn, NewChain, TurnFacts, WholeTurn
 
 from ..serving import serving
 from ..talking import running
@@ -22,8 +25,8 @@ NOW = 1_790_000_000.0
 def fact(n: int, *, agent: int = 1, status: Status = "completed", ago: float = 60.0, **more: object) -> TurnFacts:
     at = NOW - ago
     known: dict[str, object] = {
-        "id": f"t{n}", "seq": n, "agent_key": agent, "status": status, "model": "sonnet", "created_at": at,
-        "finished_at": at, "cost_usd": 0.5, "usage": Usage(10, 5, 80, 10), "code": None, "repairs": 0,
+        "id": f"t{n}", "seq": n, "agent_key": agent, "owner": "local", "status": status, "model": "sonnet",
+        "created_at": at, "finished_at": at, "cost_usd": 0.5, "usage": Usage(10, 5, 80, 10), "code": None, "repairs": 0,
     }  # fmt: skip
     return TurnFacts(**known | more)  # type: ignore[arg-type]
 
@@ -32,18 +35,19 @@ def why(*facts: TurnFacts) -> list[tuple[int, str, str]]:
     return [(key, code, says) for key, _, _, code, says in needing(sorted(facts, key=lambda one: -one.seq), NOW)]
 
 
-def test_days_and_models_are_summed_up() -> None:
+def test_days_models_and_keys_are_summed_up() -> None:
     facts = [
         fact(1, ago=2 * DAY), fact(2, model="opus", cost_usd=2.0), fact(3, status="failed", cost_usd=None),
-        fact(4, status="refused", repairs=1), fact(5, ago=DAYS * DAY + 3600),
+        fact(4, status="refused", repairs=1, owner="alice"), fact(5, ago=DAYS * DAY + 3600),
     ]  # fmt: skip
-    days, models = summed(facts, NOW)
+    days, models, keys = summed(facts, NOW)
     assert len(days) == DAYS
     assert [day["turns"] for day in days[-3:]] == [1, 0, 3]
     today = days[-1]
     assert (today["cost_usd"], today["failed"], today["refused"], today["repairs"]) == (2.5, 1, 1, 1)
     assert (today["input_tokens"], today["cache_read_tokens"]) == (30, 240)
     assert [(row["model"], row["turns"], row["cost_usd"]) for row in models] == [("opus", 1, 2.0), ("sonnet", 4, 1.5)]
+    assert [(row["key"], row["turns"], row["cost_usd"]) for row in keys] == [("local", 4, 3.0), ("alice", 1, 0.5)]
 
 
 def test_trouble_is_not_hidden_by_the_last_status() -> None:
@@ -105,3 +109,68 @@ async def test_each_key_is_told_of_its_own_turns(tmp_path: Path) -> None:
             assert found == ([shown] if name == "alice" else [])
         many = "&".join(f"agent={n}" for n in range(21))
         assert (await http.get(f"/previews?{many}", headers={"X-Api-Key": keys["alice"]})).status_code == 400
+
+
+async def spent(http: httpx.AsyncClient, key: str | None) -> dict[str, float] | None:
+    """What the overview says of each key to this one; None where it says nothing of others."""
+    found = (await http.get("/overview", headers={} if key is None else {"X-Api-Key": key})).json()
+    if found["keys"] is None:
+        return None
+    assert found["turns"] == sum(row["turns"] for row in found["keys"]) == sum(day["turns"] for day in found["days"])
+    return {row["key"]: row["cost_usd"] for row in found["keys"]}
+
+
+ALICE, BOB = "alices-secret-0123456789", "bobs-secret-0123456789"
+
+
+@pytest.mark.parametrize(
+    ("operators", "made"), [((), False), (("alice",), False), ((), True), (("bob", "alice"), True)]
+)
+async def test_an_operator_is_told_what_every_key_spends_and_nobody_else_is(
+    tmp_path: Path, operators: tuple[str, ...], made: bool
+) -> None:
+    given = {"alice": SecretStr(ALICE), "bob": SecretStr(BOB)}
+    settings = Settings(
+        var=tmp_path / "var", port=0, claude_config_dir=tmp_path / "config", keys=given, operators=operators
+    )
+    own = await asyncio.to_thread(_made, settings.var) if made else None
+    async with (
+        running(settings) as engine,
+        serving(engine, settings) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False) as http,
+    ):
+        for n, owner in enumerate(("alice", "bob"), 1):
+            failed = Turn(
+                f"t{n}", 0, 0, None, "failed", "opus", (), time.time(), cost_usd=float(n), error={"code": "overloaded"}
+            )
+            new = NewChain(owner, "hers", f"dir-{owner}", True, 1.0, time.time(), lambda: None)
+            await engine.store.import_chain(new, [WholeTurn(failed, ())])
+        everything = {"alice": 1.0, "bob": 2.0}
+        for owner, key in (("alice", ALICE), ("bob", BOB)):
+            assert await spent(http, key) == (everything if owner in operators else None)
+            told = (await http.get("/overview", headers={"X-Api-Key": key})).json()
+            # of others nothing but sums: no agent, no turn
+            assert {one["turn_id"] for one in told["attention"]} == {"t1" if owner == "alice" else "t2"}
+        if own is not None:
+            assert await spent(http, own) == everything
+            told = (await http.get("/overview", headers={"X-Api-Key": own})).json()
+            assert (told["owner"], told["attention"]) == ("local", [])
+            assert not any(secret in str(told) for secret in (ALICE, BOB, own))
+
+
+async def test_without_keys_the_spend_of_earlier_keys_is_shown(tmp_path: Path) -> None:
+    settings = Settings(var=tmp_path / "var", port=0, claude_config_dir=tmp_path / "config")
+    async with (
+        running(settings) as engine,
+        serving(engine, settings) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False) as http,
+    ):
+        for n, owner in enumerate(("local", "carol"), 1):
+            agent = await engine.store.ensure_agent(owner, "hers", f"dir-{owner}", named=True, now=1.0)
+            turn = ImportedTurn(f"t{n}", agent.key, None, "opus", (), (), (), time.time(), None, 0)
+            await engine.store.import_turns([turn])
+        assert await spent(http, None) == {"carol": 0.0, "local": 0.0}
+
+
+def _made(var: Path) -> str:
+    return make(var).read_text().strip()

@@ -52,8 +52,8 @@ from cli_session_proxy.testing.store_samples import (
 from ..postgres import PATIENCE, USER, HandClock, Postgres, folder, needed, server, unprivileged
 from ..until import until
 
-
 OTHER = Proxy("other", "there", 3600.0)
+
 
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.__name__)
 async def test_contract(contract: Contract, postgres_url: str) -> None:

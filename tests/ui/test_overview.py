@@ -63,7 +63,7 @@ async def test_charts_say_what_they_show_and_need_nothing_from_elsewhere(world: 
         await expect(charts).to_have_count(4)
         await expect(charts.nth(0).locator("figcaption")).to_have_text("Cost $3.75")
         await expect(charts.nth(2).locator("figcaption")).to_have_text("Read from the cache 90 %")
-        await expect(charts.nth(3).locator("figcaption")).to_have_text("Repairs and failures 1, 3")
+        await expect(charts.nth(3).locator("figcaption")).to_have_text("Repairs and failures 1 repair, 3 failed")
         await expect(charts.nth(0).locator("svg g")).to_have_count(14)
         high = "bars => bars.map(bar => Number(bar.getAttribute('height'))).filter(px => px > 0).length"
         assert await charts.nth(0).locator("rect.series-0").evaluate_all(high) == 1

@@ -43,6 +43,7 @@ class _Sums:
     facts: list[TurnFacts]
     days: list[JSON]
     models: list[JSON]
+    keys: list[JSON]
 
 
 class Overview:
@@ -50,21 +51,23 @@ class Overview:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._sums: dict[str, _Sums] = {}
+        self._sums: dict[str | None, _Sums] = {}
         self._one_at_a_time = asyncio.Lock()
 
-    async def of(self, owner: str) -> JSON:
-        """What the route answers. Of other owners it tells nothing but how many processes there are, and their size."""
+    async def of(self, owner: str, *, of_all: bool) -> JSON:
+        """What the route answers. `of_all`: the sums are of every owner. Of others it tells nothing but those, how many
+        processes there are, and their size."""
         now = time.time()
+        whose = None if of_all else owner
         async with self._one_at_a_time:
-            sums = self._sums.get(owner)
+            sums = self._sums.get(whose)
             if sums is None or time.monotonic() - sums.made_at > max(KEPT, SHARE * sums.took):
                 began = time.monotonic()
-                facts = await self._engine.store.facts(owner, since=now - DAYS * DAY, limit=TURNS)
-                days, models = await asyncio.to_thread(summed, facts, now)
+                facts = await self._engine.store.facts(whose, since=now - DAYS * DAY, limit=TURNS)
+                days, models, keys = await asyncio.to_thread(summed, facts, now)
                 done = time.monotonic()
-                sums = self._sums[owner] = _Sums(done, done - began, facts, days, models)
-        attention = needing(sums.facts, now)
+                sums = self._sums[whose] = _Sums(done, done - began, facts, days, models, keys)
+        attention = needing([one for one in sums.facts if one.owner == owner], now)
         names: dict[int, str] = {}
         for key, *_ in attention[:NAMED]:
             agent = await self._engine.store.agent_by_key(key)
@@ -79,6 +82,7 @@ class Overview:
             "is_whole": len(sums.facts) < TURNS,
             "days": sums.days,
             "models": sums.models,
+            "keys": sums.keys if of_all else None,
             "attention": [
                 {"agent_id": names[key], "turn_id": turn_id, "at": at, "code": code, "says": says}
                 for key, turn_id, at, code, says in attention[:NAMED]
@@ -123,13 +127,14 @@ class Overview:
         return told
 
 
-def summed(facts: Sequence[TurnFacts], now: float) -> tuple[list[JSON], list[JSON]]:
-    """A row for each of the last days (UTC), oldest first, and one for each model, the dearest first. Pure."""
+def summed(facts: Sequence[TurnFacts], now: float) -> tuple[list[JSON], list[JSON], list[JSON]]:
+    """A row for each of the last days (UTC), oldest first; for each model and each owner, the dearest first. Pure."""
     days = {_day(now - ago * DAY): _row() for ago in reversed(range(DAYS))}
     models: dict[str, JSON] = defaultdict(_row)
+    keys: dict[str, JSON] = defaultdict(_row)
     for one in facts:
         day = days.get(_day(one.created_at))
-        for row in (day, models[one.model]):
+        for row in (day, models[one.model], keys[one.owner]):
             if row is None:  # the rest of the day before the first one
                 continue
             row["turns"] += 1
@@ -139,8 +144,12 @@ def summed(facts: Sequence[TurnFacts], now: float) -> tuple[list[JSON], list[JSO
             row["cost_usd"] += one.cost_usd or 0.0
             for name in _TOKENS:
                 row[name] += getattr(one.usage, name)
-    every = sorted(models.items(), key=lambda item: (-item[1]["cost_usd"], -item[1]["turns"], item[0]))
-    return [{"day": day, **row} for day, row in days.items()], [{"model": model, **row} for model, row in every]
+    return [{"day": day, **row} for day, row in days.items()], _dearest("model", models), _dearest("key", keys)
+
+
+def _dearest(name: str, found: dict[str, JSON]) -> list[JSON]:
+    every = sorted(found.items(), key=lambda item: (-item[1]["cost_usd"], -item[1]["turns"], item[0]))
+    return [{name: one, **row} for one, row in every]
 
 
 _TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-import aiofiles
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -18,6 +17,7 @@ from ...export import explain, shown
 from ...wires.asgi import About, add, is_on, owner_of, whole_number
 from ...wires.common import decoded_agent_id
 from ...wires.schemas import COUNT, SWITCH, TEXT
+from ..keys import Keys
 from ..large_turns import Teller
 from . import views
 from .overview import Overview
@@ -63,10 +63,13 @@ NEWEST_REPAIRS = 200
 class Ui:
     """The handlers. `add_to` before the catch-all of `/v1/chains/`."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, keys: Keys) -> None:
         self._engine = engine
+        self._keys = keys
         self._tell = Teller(engine.aside.showing)
         self._overview = Overview(engine)
+        # Read once: a page asks for all of them at once, and a running program goes with the files it was started with.
+        self._files = {name: (STATIC / name).read_bytes() for name in FILES}
 
     def add_to(self, app: Starlette) -> None:
         chain = "/v1/chains/{agent_id}"
@@ -77,7 +80,7 @@ class Ui:
             ("/ui/{name}", self.file, About(media=("text/html", "text/css", "text/javascript"))),
             ("/v1/overview", self.overview, None),
             ("/v1/previews", self.previews, About(query={"agent": TEXT})),
-            (f"{chain}/turns", self.turns, About(query={"before": COUNT, "from": COUNT, "limit": COUNT})),
+            (f"{chain}/turns", self.turns, About(query={"before": COUNT, "from": COUNT, "with": TEXT, "limit": COUNT})),
             (f"{chain}/tree", self.tree, About(query={"after": COUNT})),
             (f"{chain}/turns/{{turn_id}}", self.turn, About(query={"redact": SWITCH})),
             (f"{chain}/turns/{{turn_id}}/images/{{sha256}}", self.image, About(media=tuple(sorted(IMAGES)))),
@@ -90,18 +93,19 @@ class Ui:
     # the page itself
 
     async def page(self) -> Response:
-        return await _file("index.html")
+        return await self.file("index.html")
 
     async def file(self, name: str) -> Response:
         if name not in FILES:
             raise NotFound(f"/ui/{name} does not exist: the page is at /ui")
-        return await _file(name)
+        return Response(self._files[name], media_type=FILES[name], headers=dict(HEADERS))
 
     # what it shows
 
     async def overview(self, request: Request) -> Response:
-        """What needs a look, what runs just now, and what the last days cost."""
-        return JSONResponse(await self._overview.of(owner_of(request)))
+        """What needs a look, what runs just now, and what the last days cost: an operator is told of every key."""
+        owner = owner_of(request)
+        return JSONResponse(await self._overview.of(owner, of_all=self._keys.is_operator(owner)))
 
     async def previews(self, request: Request) -> Response:
         """The newest words of some agents: `?agent=NAME&agent=NAME`, at most 20."""
@@ -116,12 +120,19 @@ class Ui:
         return JSONResponse({"object": "list", "data": data})
 
     async def turns(self, request: Request) -> Response:
-        """A page of turns, newest first: `?before=SEQ&limit=N`; `?from=N`: beginning with the agent's N-th turn."""
+        """A page of turns, newest first: `?before=SEQ&limit=N`; `?from=N`: beginning with the agent's N-th turn;
+        `?with=TURN`: the one of those from N, 2 N, … that this turn is on."""
         before = whole_number(request, "before", None)
         newest = whole_number(request, "from", None)
-        limit = whole_number(request, "limit", PAGE) or PAGE
+        limit = min(whole_number(request, "limit", PAGE) or PAGE, MAX_PAGE)
+        named = request.query_params.get("with")
         agent = await self._agent(request)
-        page = await self._engine.store.page(agent.key, before_seq=before, limit=min(limit, MAX_PAGE), newest=newest)
+        if named is not None:
+            place = (await self._engine.store.places(agent.key, [named])).get(named)
+            if place is None:
+                raise NotFound(f"agent {agent.agent_id!r} has no turn {named!r}")
+            newest = -(-place // limit) * limit
+        page = await self._engine.store.page(agent.key, before_seq=before, limit=limit, newest=newest)
         return JSONResponse(views.page(agent, page))
 
     async def tree(self, request: Request) -> Response:
@@ -197,8 +208,3 @@ class Ui:
         if turn is None or turn.agent_key != agent.key:
             raise NotFound(f"agent {agent.agent_id!r} has no turn {turn_id!r}", param="turn_id")
         return turn
-
-
-async def _file(name: str) -> Response:
-    async with aiofiles.open(STATIC / name, "rb") as file:
-        return Response(await file.read(), media_type=FILES[name], headers=dict(HEADERS))

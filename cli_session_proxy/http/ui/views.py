@@ -39,6 +39,7 @@ def page(agent: Agent, found: TurnPage) -> JSON:
         "head": agent.head,
         "created_at": agent.created_at,
         "total": found.total,
+        "cost_usd": found.cost_usd,
         "link_counts": found.link_counts,
         "data": rows,
         "next": found.turns[-1].seq if found.turns and found.newest > len(found.turns) else None,

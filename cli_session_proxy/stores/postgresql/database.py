@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -215,7 +215,7 @@ class PostgresqlDatabase(Database):
     def living(self) -> None:
         """Proxies are on many hosts: only their heartbeats tell."""
 
-    def back_up(self, version: int) -> None:
+    def back_up(self, version: int, told: Callable[[int, int], None]) -> None:
         """The operator's own (pg_dump): a migration is one transaction, which leaves the schema as it was or new."""
 
     def forget_copies(self, owner: str, agent_id: str) -> None:

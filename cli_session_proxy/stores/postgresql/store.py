@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 from ...domain.searching import Found, Indexed, Search
-from ..base import ASKED_POLL
+from ..base import ASKED_POLL, Telling
 from ..sql.migrations import MIGRATIONS, Migration
-from ..sql.store import SqlStore
+from ..sql.store import SqlStore, logged
 from . import search
 from .bell import Bell
 from .database import PostgresqlDatabase
@@ -28,11 +28,16 @@ class PostgresqlStore(SqlStore):
     spans_hosts = True
 
     def __init__(
-        self, url: str, *, busy_timeout: float = BUSY_TIMEOUT, migrations: Sequence[Migration] = MIGRATIONS
+        self,
+        url: str,
+        *,
+        busy_timeout: float = BUSY_TIMEOUT,
+        migrations: Sequence[Migration] = MIGRATIONS,
+        telling: Telling = logged,
     ) -> None:
         self.database = PostgresqlDatabase(url, busy_timeout=busy_timeout)
         self._bell: Bell | None = None
-        super().__init__(self.database, migrations)
+        super().__init__(self.database, migrations, telling)
 
     def prepare(self, conn: Connection) -> None:
         super().prepare(conn)

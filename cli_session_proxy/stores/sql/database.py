@@ -85,9 +85,9 @@ class Database(Protocol):
     def living(self) -> set[str] | None:
         """The ids of the proxies on this host that live, as the kernel proves; None where only heartbeats tell."""
 
-    def back_up(self, version: int) -> None:
+    def back_up(self, version: int, told: Callable[[int, int], None]) -> None:
         """Put a copy aside before a migration from `version`, inside its transaction. `StoreUnavailable` where it
-        cannot be made."""
+        cannot be made. `told`: so many of its pages are there, of so many."""
 
     def ring(self, conn: Connection, proxy_id: str) -> None:  # noqa: ARG002 - of a database that can tell
         """Inside a transaction: tell this proxy, once it is committed, that another one asks something of it. Where

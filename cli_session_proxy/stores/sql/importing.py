@@ -118,7 +118,7 @@ def _turn(conn: Connection, agent: Agent, part: WholeTurn, later: list[tuple[str
     if turn.parent_id is not None and not _exists(conn, turn.parent_id):
         later.append((turn.id, turn.parent_id))
         turn = replace(turn, parent_id=None)
-    writing.insert_whole(conn, turn, part.records)
+    writing.insert(conn, turn, part.records)
     if turn.frame_uuid is not None:
         writing.note_frame(conn, agent.key, turn.frame_uuid)
 

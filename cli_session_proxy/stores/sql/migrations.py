@@ -1,30 +1,35 @@
 """From an older schema to this one: small named steps in a list, and a copy aside before the first.
 
 A new file is made from `tables` at once; `MIGRATIONS[0]` leads from version 1 to 2, the next from 2 to 3. A step that
-an older program could not live with waits until no other proxy is on the store.
+an older program could not live with waits until no other proxy is on the store. Who waits for a large store is told how
+far it is (`Tell`).
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Double, Row, bindparam, false, func, inspect, select
+from sqlalchemy import Connection, Double, Integer, Row, bindparam, case, false, func, inspect, select
 
 from ...domain import former
 from ...domain.evidence import Evidence
-from ...domain.models import PLAIN, Placed
+from ...domain.models import PLAIN, REPAIR_REASONS, Placed
 from ...errors import StoreUnavailable
+from ..base import Tell
 from .database import Database
-from .rows import dumps, loads, size
+from .rows import TOTALS, dumps, loads, size
 from .tables import (
     COMING_IN,
     MOVED_TO,
+    agents,
     cancels,
     conversations,
     followers,
+    image_refs,
+    images,
     items,
     leases,
     links,
@@ -32,19 +37,24 @@ from .tables import (
     metadata,
     mirrored,
     proxies,
+    sessions,
     turns,
 )
+
+# So much is done, of so much.
+Step = Iterator[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step to the next version. `apply` runs inside the transaction of the whole migration.
+    """One step to the next version. `apply` runs inside the transaction of the whole migration; one that takes long
+    yields how far it is.
 
     `alone`: it changes what older programs read and write, so no proxy may be on the store.
     """
 
     name: str
-    apply: Callable[[Connection], None]
+    apply: Callable[[Connection], Step | None]
     alone: bool = False
 
 
@@ -60,7 +70,7 @@ def _leases(conn: Connection) -> None:
     metadata.create_all(conn, tables=[proxies, leases, followers])
 
 
-def _typed_turns(conn: Connection) -> None:
+def _typed_turns(conn: Connection) -> Step:
     """Of each turn one object, `reason`, becomes `placed`, `options` and `evidence`; sentences become codes."""
     there = {column["name"] for column in inspect(conn).get_columns(turns.name)}
     for column in (turns.c.stop_sequence, turns.c.backend, turns.c.answered_by):
@@ -73,15 +83,18 @@ def _typed_turns(conn: Connection) -> None:
         return
     # In its place: the short columns stand before the long ones.
     conn.exec_driver_sql(f"ALTER TABLE {turns.name} RENAME COLUMN reason TO {turns.c.evidence.name}")
-    seq = 0
+    total = sum(conn.scalar(select(func.count()).select_from(table)) or 0 for table in (turns, links))
+    seq = done = 0
     while found := conn.execute(_FORMER_TURNS, {"after": seq}).all():
         conn.execute(_TYPED, [_typed(row) for row in found])
-        seq = found[-1].seq
+        seq, done = found[-1].seq, done + len(found)
+        yield done, total
     n = 0
     while why := conn.execute(_FORMER_LINKS, {"after": n}).all():
         coded = [(row.n, former.detail(row.reason, loads(row.detail))) for row in why]
         conn.execute(_CODED, [{"of": n, "coded": dumps(detail)} for n, detail in coded])
-        n = why[-1].n
+        n, done = why[-1].n, done + len(why)
+        yield done, total
 
 
 def _fallbacks(conn: Connection) -> None:
@@ -112,6 +125,22 @@ def _whereabouts(conn: Connection) -> None:
     metadata.create_all(conn, tables=[cancels])
 
 
+def _totals(conn: Connection) -> Step:
+    """What a list of agents shows of each, kept with the agent: summed up here once."""
+    there = {column["name"] for column in inspect(conn).get_columns(agents.name)}
+    for name in TOTALS:
+        if name not in there:
+            kind = agents.c[name].type.compile(conn.dialect)
+            conn.exec_driver_sql(f"ALTER TABLE {agents.name} ADD COLUMN {name} {kind} NOT NULL DEFAULT 0")
+    total = conn.scalar(select(func.count()).select_from(turns)) or 0
+    done = 0
+    for key in conn.scalars(select(agents.c.key)).all():
+        summed = conn.execute(_SUMMED, {"of_agent": key}).one()._asdict()
+        conn.execute(agents.update().where(agents.c.key == key).values(summed))
+        done += summed["turns"]
+        yield done, total
+
+
 def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
     old = loads(row.evidence)
     try:
@@ -129,6 +158,25 @@ def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
     grown = size(*texts.values()) - size(row.evidence, row.attempts)
     return {"of": row.seq, "new_bytes": row.bytes + grown, **texts}
 
+
+def _of_agent(column: Any, table: Any) -> Any:
+    return func.coalesce(select(column).where(table.c.agent_key == bindparam("of_agent")).scalar_subquery(), 0)
+
+
+def _number_of(condition: Any) -> Any:
+    return func.sum(case((condition, 1), else_=0), type_=Integer)
+
+
+_DRAWN = select(images.c.size).where(images.c.sha256 == image_refs.c.sha256).scalar_subquery()
+_SUMMED = select(
+    _of_agent(func.count(), turns).label("turns"),
+    _of_agent(_number_of(turns.c.placed.like('%"side":true%')), turns).label("side"),
+    _of_agent(_number_of(turns.c.status.in_(("failed", "refused"))), turns).label("failures"),
+    _of_agent(func.sum(turns.c.cost_usd), turns).label("cost_usd"),
+    (_of_agent(func.sum(turns.c.bytes), turns) + _of_agent(func.sum(_DRAWN), image_refs)).label("bytes"),
+    _of_agent(func.count(), sessions).label("sessions"),
+    _of_agent(_number_of(links.c.reason.in_(sorted(REPAIR_REASONS))), links).label("repairs"),
+)
 
 # Rows that are read and written at once.
 PIECE = 1000
@@ -159,10 +207,11 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("the Agent SDK's sessions", lambda conn: metadata.create_all(conn, tables=[mirrored])),
     Migration("the newest of many turns with one history", _newest_of_a_history),
     Migration("whereabouts", _whereabouts),
+    Migration("totals of agents", _totals, alone=True),
 )
 
 
-def prepare(conn: Connection, database: Database, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+def prepare(conn: Connection, database: Database, tell: Tell, migrations: Sequence[Migration] = MIGRATIONS) -> None:
     """Create the schema in an empty database, migrate an older one, refuse a newer or a foreign one.
 
     Runs inside `Database.open`: of two programs that open it at once, one does it and the other finds it done.
@@ -181,7 +230,7 @@ def prepare(conn: Connection, database: Database, migrations: Sequence[Migration
     else:
         _refuse_moved(conn, database.name)
     if version is not None and version < newest:
-        _migrate(conn, database, version, migrations)
+        _migrate(conn, database, version, migrations, tell)
     # SQLite begins a write on a read-only file without a word; a write of no rows speaks up now, not at a turn
     conn.execute(meta.update().where(false()).values(value=""))
 
@@ -206,7 +255,7 @@ def moved(name: str, place: str) -> StoreUnavailable:
     )
 
 
-def _migrate(conn: Connection, database: Database, version: int, migrations: Sequence[Migration]) -> None:
+def _migrate(conn: Connection, database: Database, version: int, migrations: Sequence[Migration], tell: Tell) -> None:
     others = _others(conn, database) if any(step.alone for step in migrations[version - 1 :]) else []
     if others:
         raise StoreUnavailable(
@@ -215,9 +264,10 @@ def _migrate(conn: Connection, database: Database, version: int, migrations: Seq
             "on this store, then start again",
             detail={"found": version, "known": 1 + len(migrations), "proxies": others},
         )
-    database.back_up(version)
+    database.back_up(version, lambda done, total: tell("a copy of the store", done, total))
     for step in migrations[version - 1 :]:
-        step.apply(conn)
+        for done, total in step.apply(conn) or ():
+            tell(step.name, done, total)
     newest = str(1 + len(migrations))
     conn.execute(meta.update().where(meta.c.name == "schema_version").values(value=newest))
 

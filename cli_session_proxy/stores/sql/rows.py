@@ -30,7 +30,7 @@ from ...domain.models import (
 )
 from ..base import TurnFacts, TurnOutline
 from .database import InsertNew, Prepared
-from .tables import image_refs, images, turns
+from .tables import agents, image_refs, images, turns
 
 Values = dict[str, Any]
 
@@ -207,7 +207,7 @@ def turn_outline(row: Row[Any]) -> TurnOutline:
 def facts(row: Any, repairs: int) -> TurnFacts:
     code = None if row.error is None else str(loads(row.error).get("code"))
     known = row.created_at, row.finished_at, row.cost_usd, Usage.from_json(loads(row.usage)), code, repairs
-    return TurnFacts(row.id, row.seq, row.agent_key, row.status, row.answered_by or row.model, *known)
+    return TurnFacts(row.id, row.seq, row.agent_key, row.owner, row.status, row.answered_by or row.model, *known)
 
 
 def agent(row: Row[Any]) -> Agent:
@@ -271,6 +271,9 @@ def loaded_records(conn: Connection, rows: Sequence[Row[Any]]) -> list[Record]:
     ]
 
 
+AGENT = tuple(agents.c[name] for name in Agent.__slots__)
+# What is kept of all turns of an agent.
+TOTALS = ("turns", "side", "failures", "cost_usd", "bytes", "sessions", "repairs")
 TURN = tuple(turns.c)
 # The columns in the order of a turn's fields: to make one by position takes less time than by name.
 _AT = {name: at for at, name in enumerate(Turn.__slots__)}
@@ -338,15 +341,16 @@ def restore(text: str, places: Iterable[Place], known: Mapping[str, str]) -> str
     return "".join(pieces)
 
 
-def save_images(conn: Connection, agent_key: int, new: Mapping[str, str]) -> None:
-    """Keep these images, each once, and note that the agent refers to them."""
-    if not new:
-        return
+def save_images(conn: Connection, agent_key: int, new: Mapping[str, str]) -> int:
+    """Keep these images, each once, and note that the agent refers to them. The size of those that it did not."""
+    added = 0
     for shas in chunks(list(new)):
         there = set(conn.scalars(select(images.c.sha256).where(images.c.sha256.in_(shas))))
         missing = [{"sha256": sha, "size": len(new[sha]), "data": new[sha]} for sha in shas if sha not in there]
         _INSERT_IMAGE.run_each(conn, missing)
-        _INSERT_REF.run_each(conn, [{"agent_key": agent_key, "sha256": sha} for sha in shas])
+        for sha in shas:
+            added += _INSERT_REF.run(conn, {"agent_key": agent_key, "sha256": sha}).rowcount * len(new[sha])
+    return added
 
 
 def load_images(conn: Connection, shas: Iterable[str]) -> dict[str, str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -50,6 +51,8 @@ from ..base import (
     RequestMatch,
     Store,
     Taken,
+    Tell,
+    Telling,
     Tree,
     TurnFacts,
     TurnOutline,
@@ -72,22 +75,43 @@ SMALL = 32 * 1024
 LARGE = 256 * 1024
 
 
+# Seconds between two lines of a log on how far a migration is.
+OFTEN = 5.0
+
+
+@contextmanager
+def logged() -> Iterator[Tell]:
+    said = time.monotonic()
+
+    def tell(step: str, done: int, total: int) -> None:
+        nonlocal said
+        if time.monotonic() - said > OFTEN:
+            said = time.monotonic()
+            log.info("store_migrating", step=step, done=done, total=total)
+
+    yield tell
+
+
 class SqlStore(Store):
     """`Store` on one database.
 
     A caller that is cancelled in a write leaves all of that write or nothing; which of both, only a read tells.
     """
 
-    def __init__(self, database: Database, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+    def __init__(
+        self, database: Database, migrations: Sequence[Migration] = MIGRATIONS, telling: Telling = logged
+    ) -> None:
         self._db = database
         self._migrations = migrations
+        self._telling = telling
 
     async def open(self) -> None:
         await self._db.open(self.prepare)
 
     def prepare(self, conn: Connection) -> None:
         """Make the schema, or bring it up to date. Inside of a transaction that nobody else makes one in."""
-        migrations.prepare(conn, self._db, self._migrations)
+        with self._telling() as tell:
+            migrations.prepare(conn, self._db, tell, self._migrations)
         importing.clear(conn, self._db)
 
     async def close(self) -> None:
@@ -336,7 +360,7 @@ class SqlStore(Store):
     async def places(self, agent_key: int, turn_ids: Sequence[str]) -> dict[str, int]:
         return await self._db.read(lambda conn: reading.places(conn, agent_key, turn_ids))
 
-    async def facts(self, owner: str, *, since: float, limit: int) -> list[TurnFacts]:
+    async def facts(self, owner: str | None, *, since: float, limit: int) -> list[TurnFacts]:
         # In pieces, each a read of its own: the turns that run meanwhile read between them.
         found: list[TurnFacts] = []
         before: int | None = None

@@ -45,6 +45,8 @@ COMING_IN = "coming_in"
 # Until all of it is there, an imported chain belongs to an agent of this owner, which no reader is shown.
 COMING = "~importing"
 
+# The totals are kept by every write that changes them (migration 6): a list of agents reads no turns. `side` counts
+# turns that are suspected to be side calls, `failures` those that failed or were refused, `bytes` images too.
 agents = Table(
     "agents",
     metadata,
@@ -56,12 +58,19 @@ agents = Table(
     Column("head", Text),
     Column("created_at", Double, nullable=False),
     Column("last_at", Double, nullable=False),
+    Column("turns", BigInteger, nullable=False, server_default="0"),
+    Column("side", BigInteger, nullable=False, server_default="0"),
+    Column("failures", BigInteger, nullable=False, server_default="0"),
+    Column("cost_usd", Double, nullable=False, server_default="0"),
+    Column("bytes", BigInteger, nullable=False, server_default="0"),
+    Column("sessions", BigInteger, nullable=False, server_default="0"),
+    Column("repairs", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("owner", "agent_id"),
     Index("agents_last_at", "last_at", "key"),
     sqlite_autoincrement=True,
 )
 
-# `bytes` stands before the long texts: the size report then reads no overflow pages.
+# `bytes` stands before the long texts: who sums it up reads no overflow pages.
 turns = Table(
     "turns",
     metadata,

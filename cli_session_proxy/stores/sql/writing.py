@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
@@ -14,6 +14,7 @@ from ...domain.models import (
     FINISHED,
     JSON,
     ON_PATH,
+    REPAIR_REASONS,
     Agent,
     Delivery,
     Link,
@@ -42,7 +43,6 @@ _TAKE_KEY = Prepared(InsertNew(idempotency_keys))
 _THIS_TURN = turns.update().where(turns.c.id == bindparam("turn_id"))
 _UPDATE_TURN = Prepared(_THIS_TURN)
 _SET_DELIVERY = Prepared(_THIS_TURN.where(turns.c.delivery != "delivered"))
-_GROW = Prepared(_THIS_TURN.values(bytes=turns.c.bytes + bindparam("grown")))
 _UPDATE_SESSION = Prepared(
     sessions.update().where(sessions.c.id == bindparam("session_id"), sessions.c.agent_key == bindparam("of_agent"))
 )
@@ -50,11 +50,17 @@ _THIS_AGENT = agents.update().where(agents.c.key == bindparam("of_agent"))
 # Something of a later time may have been written meanwhile. The row is locked all the same: turns of an agent get
 # their `seq` in the order in which they are committed.
 _LAST_AT = case((agents.c.last_at < bindparam("now"), bindparam("now")), else_=agents.c.last_at)
-_ACTIVE = Prepared(_THIS_AGENT.values(last_at=_LAST_AT))
-_NEW_HEAD = Prepared(_THIS_AGENT.values(last_at=_LAST_AT))
+# Its totals grow in the statement that locks it anyway. `more_…`: by so much.
+_GROWN = {name: agents.c[name] + bindparam(f"more_{name}") for name in rows.TOTALS}
+_NOTHING_MORE = {f"more_{name}": 0 for name in rows.TOTALS}
+_COUNT = Prepared(_THIS_AGENT.values(**_GROWN))
+_ACTIVE = Prepared(_THIS_AGENT.values(last_at=_LAST_AT, **_GROWN))
+_NEW_HEAD = Prepared(_THIS_AGENT.values(last_at=_LAST_AT, **_GROWN))
 _MOVE_HEAD = Prepared(_THIS_AGENT)
 
 _UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
+# What an agent's `failures` counts.
+_LOST: frozenset[Status] = frozenset({"failed", "refused"})
 _FAILED: frozenset[Status] = FINISHED - ANSWERED
 _NOT_ANSWERED: frozenset[Status] = _UNFINISHED | _FAILED
 _NEVER_BEGUN: frozenset[Status] = _NOT_ANSWERED - {"running"}
@@ -113,7 +119,7 @@ def accept(conn: Connection, new: NewTurn) -> Turn:
         new.effort, new.profile, placed=new.placed, options=new.options, origin=new.origin, fingerprint=new.fingerprint,
         instance=new.instance, call=new.call,
     )  # fmt: skip
-    turn = replace(turn, seq=_insert(conn, turn))
+    turn = replace(turn, seq=insert(conn, turn, ()))
     if new.idempotency_key is not None:
         _take_key(conn, new)
     if new.takes:
@@ -135,19 +141,27 @@ def _take_key(conn: Connection, new: NewTurn) -> None:
         )
 
 
-def _insert(conn: Connection, turn: Turn) -> int:
-    """Store a whole turn; its images first, and the agent is active from now. Returns its seq."""
+def insert(conn: Connection, turn: Turn, lines: Iterable[Record]) -> int:
+    """Store a whole turn with its records; the agent is active from now. Returns its seq."""
     cutter = Cutter()
     values = rows.turn_values(cutter, turn)
-    _active(conn, turn.agent_key, turn.created_at)
+    records = [rows.record_values(cutter, turn.id, n, record) for n, record in enumerate(lines)]
+    values["bytes"] += sum(map(len, map(_LINE, records)))
+    more = {
+        "turns": 1, "side": int(turn.placed.side), "failures": int(turn.status in _LOST),
+        "cost_usd": turn.cost_usd or 0.0, "bytes": values["bytes"],
+    }  # fmt: skip
+    _active(conn, turn.agent_key, turn.created_at, **more)
     seq = _INSERT_TURN.key(conn, values)
-    rows.save_images(conn, turn.agent_key, cutter.images)
+    _INSERT_RECORD.run_each(conn, records)
+    if cutter.images:
+        _count(conn, turn.agent_key, bytes=rows.save_images(conn, turn.agent_key, cutter.images))
     return seq
 
 
 def import_turns(conn: Connection, imported: Sequence[ImportedTurn], head: str | None) -> None:
     for item in imported:
-        insert_whole(conn, item.as_turn(), item.records)
+        insert(conn, item.as_turn(), item.records)
     if head is not None:
         set_head(conn, _need(conn, head, None, _STATE).agent_key, head)
 
@@ -174,13 +188,6 @@ def rewind(conn: Connection, lease: Lease, to: str | None) -> None:
     if reading.waiting(conn, lease.agent_key):
         raise SessionBusy("a turn of this agent waits or runs: wait for its end, or cancel it, then rewind")
     set_head(conn, lease.agent_key, to)
-
-
-def insert_whole(conn: Connection, turn: Turn, lines: Iterable[Record]) -> None:
-    """Store a finished turn with its records."""
-    _insert(conn, turn)
-    grown = _save_records(conn, turn.agent_key, turn.id, lines)
-    _GROW.run(conn, {"turn_id": turn.id, "grown": grown})
 
 
 def begin(conn: Connection, begun: TurnStart) -> None:
@@ -234,17 +241,22 @@ def commit(conn: Connection, done: Commit) -> Turn:
     )  # fmt: skip
     cutter = Cutter()
     values = rows.answer_values(cutter, turn, row)
-    values["bytes"] += _save_records(conn, turn.agent_key, turn.id, done.records)
+    records = [rows.record_values(cutter, turn.id, n, record) for n, record in enumerate(done.records)]
+    values["bytes"] += sum(map(len, map(_LINE, records)))
+    _INSERT_RECORD.run_each(conn, records)
     _update(conn, turn.id, **values)
-    rows.save_images(conn, turn.agent_key, cutter.images)
+    more = {
+        "failures": int(refused), "cost_usd": (turn.cost_usd or 0.0) - (row.cost_usd or 0.0),
+        "bytes": values["bytes"] - row.bytes + rows.save_images(conn, turn.agent_key, cutter.images),
+    }  # fmt: skip
     if done.session is not None:
         save_session(conn, done.session, done.links)
     else:
         _spoil_session(conn, turn.session_id)
     if done.move_head:
-        _NEW_HEAD.run(conn, {"of_agent": turn.agent_key, "now": done.finished_at, "head": turn.id})
+        _NEW_HEAD.run(conn, {**_more(turn.agent_key, more), "now": done.finished_at, "head": turn.id})
     else:
-        _active(conn, turn.agent_key, done.finished_at)
+        _active(conn, turn.agent_key, done.finished_at, **more)
     return turn
 
 
@@ -264,7 +276,8 @@ def fail(
     if lease is not None:
         leases.check(conn, lease)
     allowed = _NOT_ANSWERED if lease is not None else _NEVER_BEGUN
-    turn = rows.loaded_turn(conn, _need(conn, turn_id, allowed))
+    row = _need(conn, turn_id, allowed)
+    turn = rows.loaded_turn(conn, row)
     turn = replace(turn, status=status, error=error, attempts=tuple(attempts), timings=timings, finished_at=at)
     _update(
         conn,
@@ -276,12 +289,13 @@ def fail(
         finished_at=at,
     )
     _spoil_session(conn, turn.session_id)
-    _active(conn, turn.agent_key, at)
+    _active(conn, turn.agent_key, at, failures=(status in _LOST) - (row.status in _LOST))
     return turn
 
 
 def requeue(conn: Connection, turn_id: str, instance: str | None) -> Turn:
-    turn = rows.loaded_turn(conn, _need(conn, turn_id, _FAILED))
+    row = _need(conn, turn_id, _FAILED)
+    turn = rows.loaded_turn(conn, row)
     leases.forget_cancel(conn, turn_id)  # it was the end of the attempt before
     turn = replace(
         turn, status="queued", error=None, session_id=None, continuity=None, frame_uuid=None, started_at=None,
@@ -289,6 +303,8 @@ def requeue(conn: Connection, turn_id: str, instance: str | None) -> Turn:
     )  # fmt: skip
     cleared = ("error", "session_id", "continuity", "frame_uuid", "started_at", "finished_at")
     _update(conn, turn_id, status="queued", delivery="pending", instance=instance, **dict.fromkeys(cleared))
+    if row.status in _LOST:
+        _count(conn, turn.agent_key, failures=-1)
     return turn
 
 
@@ -337,26 +353,22 @@ def save_session(conn: Connection, session: Session, new: Sequence[Link]) -> Non
     values = rows.session_values(session)
     changes = {name: value for name, value in values.items() if name not in ("id", "agent_key")}
     found = _UPDATE_SESSION.run(conn, {"session_id": session.id, "of_agent": session.agent_key, **changes})
-    if not found.rowcount and not _INSERT_SESSION.run(conn, values).rowcount:
-        raise StoreUnavailable(f"session {session.id} belongs to another agent for ever: start a new one")
+    if not found.rowcount:
+        if not _INSERT_SESSION.run(conn, values).rowcount:
+            raise StoreUnavailable(f"session {session.id} belongs to another agent for ever: start a new one")
+        _count(conn, session.agent_key, sessions=1)
     if new:
         save_links(conn, session.agent_key, new)
 
 
 def save_links(conn: Connection, agent_key: int, new: Sequence[Link]) -> None:
     _INSERT_LINK.run_each(conn, [rows.link_values(agent_key, link) for link in new])
+    repairs = sum(link.reason in REPAIR_REASONS for link in new)
+    if repairs:
+        _count(conn, agent_key, repairs=repairs)
 
 
 # --- pieces ---
-
-
-def _save_records(conn: Connection, agent_key: int, turn_id: str, new: Iterable[Record]) -> int:
-    """Store the lines of a turn. Returns their size in bytes."""
-    cutter = Cutter()
-    lines = [rows.record_values(cutter, turn_id, n, record) for n, record in enumerate(new)]
-    _INSERT_RECORD.run_each(conn, lines)
-    rows.save_images(conn, agent_key, cutter.images)
-    return sum(map(len, map(_LINE, lines)))
 
 
 def _update(conn: Connection, turn_id: str, **values: Any) -> bool:
@@ -369,8 +381,17 @@ def _spoil_session(conn: Connection, session_id: str | None) -> None:
         conn.execute(update(sessions).where(sessions.c.id == session_id).values(mark=None))
 
 
-def _active(conn: Connection, agent_key: int, at: float) -> None:
-    _ACTIVE.run(conn, {"of_agent": agent_key, "now": at})
+def _active(conn: Connection, agent_key: int, at: float, **more: float) -> None:
+    """Something of the agent was written at this time; it has so much more."""
+    _ACTIVE.run(conn, {**_more(agent_key, more), "now": at})
+
+
+def _count(conn: Connection, agent_key: int, **more: float) -> None:
+    _COUNT.run(conn, _more(agent_key, more))
+
+
+def _more(agent_key: int, more: Mapping[str, float]) -> dict[str, float]:
+    return {"of_agent": agent_key, **_NOTHING_MORE, **{f"more_{name}": number for name, number in more.items()}}
 
 
 def _need(conn: Connection, turn_id: str, allowed: frozenset[Status] | None, columns: Prepared = _WHOLE) -> Row[Any]:

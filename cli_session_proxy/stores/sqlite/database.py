@@ -215,10 +215,10 @@ class SqliteDatabase(Database):
         run = self.path.parent / RUN
         return {file.name.removesuffix(SUFFIX) for file in run.glob(f"*{SUFFIX}") if is_held(file)}
 
-    def back_up(self, version: int) -> None:
+    def back_up(self, version: int, told: Callable[[int, int], None]) -> None:
         target = self.path.with_name(f"{self.path.name}.v{version}.bak")
         try:
-            copy_aside(self.path, target)
+            copy_aside(self.path, target, told)
         except (OSError, sqlite3.Error) as exc:
             raise StoreUnavailable(f"no copy of the store could be put at {target} ({exc}): free space there") from exc
 
@@ -418,6 +418,8 @@ ERRORS = (SQLAlchemyError, sqlite3.Error, UnicodeEncodeError)
 READERS_WAIT = 500
 # What a file that was moved answers every write with, before the new place.
 MOVED = "moved to "
+# Of a copy; 64 MB with SQLite's usual pages of 4 KB.
+PAGES_AT_ONCE = 16_384
 # How often a first switch to WAL is tried again while another program opens the same new file.
 WAL_RETRY = 0.02
 
@@ -555,12 +557,14 @@ def empty_log(conn: Connection) -> bool:
     return not busy
 
 
-def copy_aside(path: Path, target: Path) -> None:
-    """A consistent copy of the last committed state at `target`, replaced as a whole, also under a writer."""
+def copy_aside(path: Path, target: Path, told: Callable[[int, int], None] | None = None) -> None:
+    """A consistent copy of the last committed state at `target`, replaced as a whole, also under a writer: each of its
+    writes begins the copy anew, so a long one is made under the write lock."""
     part = target.with_name(target.name + ".part")
     part.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(part)) as copy:
-        source.backup(copy)
+        progress = None if told is None else lambda _, left, total: told(total - left, total)
+        source.backup(copy, pages=PAGES_AT_ONCE, progress=progress)
     with part.open("rb") as done:
         os.fsync(done.fileno())
     part.replace(target)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...domain.searching import Found, Indexed, Search
+from ..base import Telling
 from ..sql.migrations import MIGRATIONS, Migration
-from ..sql.store import SqlStore
+from ..sql.store import SqlStore, logged
 from .database import SqliteDatabase
 from .search import SearchIndex
 
@@ -34,10 +35,11 @@ class SqliteStore(SqlStore):
         busy_timeout: float = BUSY_TIMEOUT,
         clock: Callable[[], float] = time.time,
         migrations: Sequence[Migration] = MIGRATIONS,
+        telling: Telling = logged,
     ) -> None:
         self.database = SqliteDatabase(url_or_path, busy_timeout=busy_timeout, clock=clock)
         self._index = SearchIndex(self.database.path, busy_timeout)
-        super().__init__(self.database, migrations)
+        super().__init__(self.database, migrations, telling)
 
     async def delete_agent(self, key: int) -> None:
         await super().delete_agent(key)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from ...domain.models import Link, Session
 from ..store_samples import (
     IMAGE,
     StoreFactory,
+    a_begin,
     a_commit,
+    a_lease,
     a_session,
     a_turn,
     an_agent,
     complete,
     gathered,
+    imported_turns,
     opened,
     raised,
     turn_of,
@@ -86,6 +90,36 @@ async def summaries_come_last_active_first(factory: StoreFactory) -> None:
         assert (second.turns, second.state, second.bytes) == (0, None, 0)
         assert [agent.key for agent in await store.expired_agents(30.0)] == [idle.key]
         assert {agent.key for agent in await store.expired_agents(31.0)} == {idle.key, busy.key}
+
+
+async def totals_are_what_a_sum_of_the_turns_would_be(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        await complete(store, agent, "t1", links=(Link("s1", "s1", "t1", "rebuilt", {}, 1.0),))
+        for number, status in enumerate(("failed", "cancelled"), 2):
+            await store.accept(a_turn(agent, f"t{number}", "t1"))
+            await store.fail(f"t{number}", status, {"code": "x"}, (), {}, 9.0)  # type: ignore[arg-type]  # its statuses
+        refused = await store.accept(a_turn(agent, "t4", "t1"))
+        done = a_commit(refused, agent, status="refused", records=(), move_head=False)
+        await store.commit(replace(done, session=None))
+        await store.import_turns([replace(one, id=f"x{one.id}", parent_id=None) for one in imported_turns(agent, 3)])
+        (before,) = await gathered(store.summaries())
+        assert (before.turns, before.failures, before.cost_usd, before.sessions, before.repairs) == (7, 2, 0.5, 1, 1)
+        # a turn that failed is run again, and its path is left by a rewind
+        again = await store.requeue("t2", None)
+        await store.begin(a_begin(again))
+        await store.commit(a_commit(again, agent, "s2", links=(Link("s1", "s2", "t2", "branched", {}, 1.0),)))
+        await store.rewind(a_lease(agent.key), "t1")
+        (after,) = await gathered(store.summaries())
+        assert (after.turns, after.failures, after.cost_usd, after.sessions, after.repairs) == (7, 1, 0.75, 2, 1)
+        assert after.bytes > before.bytes
+        picture = {"type": "image", "source": {"type": "base64", "data": IMAGE}}
+        sizes = [after.bytes]
+        for number in (5, 6):
+            await complete(store, agent, f"t{number}", output=(picture,))
+            sizes.append((await gathered(store.summaries()))[0].bytes)
+        # the same image is kept, and counted, once
+        assert (sizes[1] - sizes[0]) - (sizes[2] - sizes[1]) == len(IMAGE)
 
 
 async def deleting_an_agent_leaves_the_others_whole(factory: StoreFactory) -> None:

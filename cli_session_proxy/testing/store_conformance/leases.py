@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...domain.models import Placed
 from ...errors import LeaseLost
-from ...stores.base import Asked, Granted, Held, Home, Lease, PathChanged, Proxy, Whereabouts
+from ...stores.base import Asked, Granted, Held, Home, PathChanged, Proxy, Whereabouts
 from ..store_samples import (
     HOLDER,
     StoreFactory,

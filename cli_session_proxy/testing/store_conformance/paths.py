@@ -161,6 +161,9 @@ async def facts_are_the_newest_turns_of_one_owner(factory: StoreFactory) -> None
         assert [(one.id, one.status, one.repairs, one.code) for one in found] == [
             ("t3", "cancelled", 0, "overloaded"), ("t2", "completed", 1, None), ("t1", "completed", 0, None),
         ]  # fmt: skip
+        assert {one.owner for one in found} == {"local"}
+        every = await store.facts(None, since=0.0, limit=10)
+        assert [(one.id, one.owner) for one in every][1:] == [("t2", "local"), ("t1", "local"), ("f1", "somebody")]
         assert (found[-1].usage, found[-1].cost_usd, found[-1].agent_key) == (first.usage, first.cost_usd, agent.key)
         assert [one.id for one in await store.facts(agent.owner, since=0.0, limit=1)] == ["t3"]
         assert await store.facts(agent.owner, since=first.created_at + 1e9, limit=10) == []

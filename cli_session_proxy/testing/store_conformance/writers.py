@@ -90,7 +90,7 @@ async def a_lease_is_its_holders_until_it_has_expired(factory: StoreFactory, clo
 async def a_proxy_is_silent_once_its_last_heartbeat_expired_so_long_ago(factory: StoreFactory, clock: Clock) -> None:
     async with opened(factory) as one, opened(factory) as two:
         agent = await _an_agent(one)
-        await _granted(one, agent, ONE)
+        await granted(one, agent, ONE)
         await two.renew(TWO)
         await clock.advance(ONE.lease + 5.0)
         await two.renew(TWO)

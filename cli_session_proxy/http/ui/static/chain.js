@@ -65,7 +65,7 @@ export class ChainView {
     this.stop = new AbortController();
     const { signal } = this.stop;
     this.listed = new Promise((done) => (this.onListed = done)); // there is an order, if not the last word on it
-    const there = await this.newest(signal);
+    const there = await this.newest(signal, turnId);
     this.onListed();
     if (there && !signal.aborted) this.tail(signal);
   }
@@ -79,20 +79,25 @@ export class ChainView {
 
   // what there is
 
-  /** The newest turns and the shape of all. False where there is no such agent. */
-  async newest(signal) {
+  /**
+   * The newest turns and the shape of all; of a chain that is not drawn yet the turns around `turnId`, where there is one of
+   * this id. False where there is no such agent.
+   */
+  async newest(signal, turnId) {
     const path = chainPath(this.agentId);
     const after = Math.max(0, this.parents.length - 1 - PAGE); // one that waited may have got another parent
     try {
       const shape = get(after ? `${path}/tree?after=${after}` : `${path}/tree`, signal);
       shape.catch(() => {}); // it is waited for below
-      const page = await get(`${path}/turns?limit=${PAGE}`, signal);
+      const newest = () => get(`${path}/turns?limit=${PAGE}`, signal);
+      const around = turnId && get(`${path}/turns?limit=${PAGE}&with=${encodeURIComponent(turnId)}`, signal);
+      const page = around ? await around.catch((fault) => (fault.status === 404 ? newest() : Promise.reject(fault))) : await newest();
       if (signal.aborted) return true;
-      if (!this.about && page.total > MANY) this.first(page);
+      if (!this.about && page.total > MANY) this.first(page, turnId);
       const tree = await shape;
       if (signal.aborted) return true;
       const before = this.drawn && new Map([...this.turns].map(([place, turn]) => [place, JSON.stringify(turn)]));
-      this.about = { head: page.head, total: page.total, links: page.link_counts, since: page.created_at };
+      this.about = { head: page.head, total: page.total, cost: page.cost_usd, links: page.link_counts, since: page.created_at };
       this.parents.length = Math.min(this.parents.length, after + 1);
       // Both were read a moment apart: what only one knows comes with the next event.
       const total = Math.min(page.total, after + tree.parents.length);
@@ -122,16 +127,18 @@ export class ChainView {
     return true;
   }
 
-  /** The newest turns of a long chain, before its shape is known: as if each went on from the one before it. */
-  first(page) {
-    this.about = { head: page.head, total: page.total, links: page.link_counts, since: page.created_at };
+  /** These turns of a long chain, before its shape is known: as if each went on from the one before it. */
+  first(page, turnId) {
+    this.about = { head: page.head, total: page.total, cost: page.cost_usd, links: page.link_counts, since: page.created_at };
     this.parents = Array.from({ length: page.total + 1 }, (_, place) => Math.max(0, place - 1));
     this.order = newestFirst(this.parents);
     this.numbers = null;
     this.lanes = layout(this.order, (place) => this.parents[place]);
     this.learn(page);
     this.renderSummary();
-    this.rows.update(this.order.length);
+    const linked = page.data.find((turn) => turn.id === turnId);
+    if (linked) this.rows.begin(this.order.length, this.order.indexOf(linked.number));
+    else this.rows.update(this.order.length);
     this.onListed();
   }
 
@@ -272,14 +279,14 @@ export class ChainView {
   }
 
   renderSummary() {
-    const { total, links } = this.about;
+    const { total, cost, links } = this.about;
     const state = JSON.stringify(this.about);
     if (state === this.summarised) return;
     this.summarised = state;
     const chips = Object.entries(links).map(([reason, number]) =>
       h("span.reason", { "data-reason": reason, title: MEANING[reason] }, `${reason} ${number.toLocaleString("en")}`));
     fill(this.summary.querySelector("h1"), this.agentId);
-    fill(this.summary.querySelector("p"), count(total, "turn"), " ", ...chips, this.jumps);
+    fill(this.summary.querySelector("p"), h("span", null, `${count(total, "turn")}, ${money(cost)}`), " ", ...chips, this.jumps);
     this.jumps.hidden = total < 10;
     this.timeline.hidden = Object.keys(links).every((reason) => reason === "started");
     if (this.timeline.open) this.showTimeline();
@@ -338,14 +345,13 @@ export class ChainView {
       h("div.words", null,
         h("p.asked", null, turn.asked || "(nothing asked)"),
         h("p.answered", null, turn.answered || (turn.error ? turn.error : "")),
-        ...turn.links.map(drawLink),
-        ...turn.says.map(drawSaid),
       ),
       h("div.facts", null,
         h("span", null, `#${number} `, time(turn.created_at)),
         h("span", null, ...badges(turn, shape.head)),
         h("span.quiet", null, session(turn.session_id), " ", money(turn.cost_usd)),
       ),
+      turn.links.length + turn.says.length > 0 && h("div.told", null, ...turn.links.map(drawLink), ...turn.says.map(drawSaid)),
     );
   }
 

@@ -9,7 +9,7 @@ export function h(kind, attributes, ...children) {
   if (classes.length) element.className = classes.join(" ");
   for (const [key, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
-    element.setAttribute(key, value === true ? "" : String(value));
+    element.setAttribute(key, value === true && !key.startsWith("data-") ? "" : String(value));
   }
   add(element, children);
   return element;

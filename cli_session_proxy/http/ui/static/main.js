@@ -84,10 +84,10 @@ async function go() {
   if (!here.agent && !here.query && last.agent) overview.refresh();
   const left = opened;
   if (here.turn !== last.turn) opened = null;
+  const listed = here.agent ? chain.open(here.agent, here.turn) : chain.close(); // asks first: the list is the slower one
   if (here.turn) turn.open(here.agent, here.turn);
   else turn.close();
-  if (here.agent) await chain.open(here.agent, here.turn);
-  else chain.close();
+  await listed;
   if (here.agent) chain.mark(here.turn);
   if (here.query) return;
   if (!here.agent && last.agent) chains.rows.focus(chains.shown.findIndex((row) => row.agent_id === last.agent));
@@ -192,5 +192,6 @@ askKey.addEventListener("submit", async (event) => {
 });
 
 addEventListener("hashchange", go);
-go();
-chains.start().then(() => overview.start()); // what is summed up comes behind what is listed
+await go();
+await chains.start(); // beside an agent's turns the other agents come second
+overview.start(); // what is summed up comes behind what is listed

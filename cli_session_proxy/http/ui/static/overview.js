@@ -29,7 +29,7 @@ export class Overview {
       const told = await get("/v1/overview");
       this.show("needs", [told.attention, told.more, Math.floor(told.at / 60)], () => needs(told));
       this.show("running", [told.running, told.processes, Math.floor(told.at / 10)], () => running(told));
-      this.show("days", [told.days, told.models, told.store_bytes], () => days(told));
+      this.show("days", [told.days, told.models, told.keys, told.store_bytes], () => days(told));
       this.place.hidden = false;
       this.onFault(null);
     } catch (fault) {
@@ -83,10 +83,19 @@ const read = (row) => row.input_tokens + row.cache_read_tokens + row.cache_write
 const share = (row) => (read(row) ? (100 * row.cache_read_tokens) / read(row) : 0);
 const brief = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
-function days({ days: each, models, owner, turns, is_whole: isWhole, store_bytes: size }) {
+/** A line for each of these, the dearest first. `name` is what they are told apart by. */
+function table(title, name, rows) {
+  const tokens = (row) => `${brief.format(read(row))} read, ${brief.format(row.output_tokens)} written`;
+  return h("details.models", null, h("summary", null, title), h("div.table", { tabindex: "0", role: "group", "aria-label": title }, h("table", null,
+    h("thead", null, h("tr", null, ...[name, "turns", "cost", "tokens", "cache", "failed"].map((one) => h("th", { scope: "col" }, one)))),
+    h("tbody", null, ...rows.map((row) => h("tr", null, h("th", { scope: "row" }, row[name]), h("td", null, row.turns.toLocaleString("en")),
+      h("td", null, money(row.cost_usd)), h("td", null, tokens(row)), h("td", null, `${share(row).toFixed(0)} %`), h("td", null, row.failed + row.refused)))))));
+}
+
+function days({ days: each, models, keys, owner, turns, is_whole: isWhole, store_bytes: size }) {
   const all = { input_tokens: total(each, "input_tokens"), cache_read_tokens: total(each, "cache_read_tokens"), cache_write_tokens: total(each, "cache_write_tokens") };
   const tokens = (row) => `${brief.format(read(row))} read, ${brief.format(row.output_tokens)} written`;
-  const whose = owner === "local" ? "" : ` of key ${owner}`;
+  const whose = keys ? (keys.length > 1 ? " of all keys" : "") : ` of key ${owner}`;
   const facts = [count(turns, "turn"), size ? `store ${bytes(size)}` : ""].filter(Boolean).join(", ");
   return [
     h("h2", null, `The last ${count(each.length, "day")}${whose} `, h("small.quiet", null, `${facts}; days in UTC${isWhole ? "" : "; only the newest turns"}`)),
@@ -97,10 +106,8 @@ function days({ days: each, models, owner, turns, is_whole: isWhole, store_bytes
       bars("Read from the cache", each, [{ name: "share", of: share }], (day) => `${share(day).toFixed(0)} %`, { most: 100, total: `${share(all).toFixed(0)} %` }),
       bars("Repairs and failures", each, [{ name: "repairs", of: (day) => day.repairs }, { name: "failed or refused", of: (day) => day.failed + day.refused }],
         (day) => `${count(day.repairs, "repair")}, ${day.failed} failed, ${day.refused} refused`,
-        { total: `${total(each, "repairs")}, ${total(each, "failed") + total(each, "refused")}` })),
-    models.length > 0 && h("details.models", null, h("summary", null, "By model"), h("div.table", { tabindex: "0", role: "group", "aria-label": "By model" }, h("table", null,
-      h("thead", null, h("tr", null, ...["model", "turns", "cost", "tokens", "cache", "failed"].map((name) => h("th", { scope: "col" }, name)))),
-      h("tbody", null, ...models.map((row) => h("tr", null, h("th", { scope: "row" }, row.model), h("td", null, row.turns.toLocaleString("en")),
-        h("td", null, money(row.cost_usd)), h("td", null, tokens(row)), h("td", null, `${share(row).toFixed(0)} %`), h("td", null, row.failed + row.refused))))))),
+        { total: `${count(total(each, "repairs"), "repair")}, ${total(each, "failed") + total(each, "refused")} failed` })),
+    models.length > 0 && table("By model", "model", models),
+    keys && keys.length > 1 && table("By key", "key", keys),
   ];
 }

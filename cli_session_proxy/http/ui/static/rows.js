@@ -3,8 +3,8 @@
 
 import { h } from "./dom.js";
 
-const AROUND = 60; // rows that are drawn before and behind those that are seen
-const NEAR = 20; // with fewer left, others are drawn
+const AROUND = 30; // rows that are drawn before and behind those that are seen
+const NEAR = 10; // with fewer left, others are drawn
 
 export class Rows {
   /**
@@ -48,6 +48,18 @@ export class Rows {
     this.count = count;
     this.dirty = true;
     this.render();
+  }
+
+  /** There are so many, of which none is drawn: begin with those around this place, and bring it into sight. */
+  begin(count, place) {
+    this.count = count;
+    this.from = Math.max(0, place - AROUND);
+    this.to = Math.min(count, place + AROUND);
+    this.place();
+    this.measure();
+    this.scroller.scrollTop += this.list.getBoundingClientRect().top - this.scroller.getBoundingClientRect().top + this.topOf(place) - this.stickyHeight();
+    this.dirty = false;
+    this.onDrawn(this.from, this.to);
   }
 
   soon() {

@@ -216,7 +216,7 @@ export class TurnView {
       h("p", null, h("span.badge", { "data-state": STATE_OF[found] }, found), " ", FOUND[found]),
       ...compared.differences.map((one) => h("p.link", { "data-reason": "rebuilt" }, h("strong", null, one.kind), " ", one.text)),
       compared.transcript && h("p.quiet", null, h("code", null, compared.transcript)),
-      compared.by_hand && h("p.by-hand", null, h("code", null, compared.by_hand), " ", copier(compared.by_hand, "Copy")),
+      compared.by_hand && h("p.by-hand", null, h("span.quiet", null, "to go on by hand: "), h("code", null, compared.by_hand), " ", copier(compared.by_hand, "Copy")),
       rows.length > 0 && h("details", found === "different" ? { open: true } : null,
         h("summary", null, `${count(rows.length, "record")} of this turn`), h("table.records", null, h("tbody", null, ...rows))),
     );
@@ -309,7 +309,7 @@ function timings(turn) {
   const legend = parts.map(({ step, took }) => h("span.step", { "data-step": step }, `${STEP_NAMES[step]} ${millis(took)}`));
   const retries = (turn.reason.retries || []).length;
   return h("div", null, bar, h("p.legend", null, ...legend, h("span", null, `${millis(total)} in all`),
-    retries > 0 && h("span", null, `${retries} retries of the provider's API`)));
+    retries > 0 && h("span", null, `${count(retries, "retry", "retries")} of the provider's API`)));
 }
 
 /** What happened within a turn, each below the one before it, as long as it took. */

@@ -1,0 +1,48 @@
+"""How far the migration of a store is: a bar in a terminal, elsewhere a line every few seconds, both on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from ..stores.base import Tell
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+# Seconds until there is a bar, and between two lines.
+SOON = 1.0
+EVERY = 5.0
+
+
+@contextmanager
+def migrating() -> Iterator[Tell]:
+    """Nothing is said of a migration that is done at once."""
+    shown: Progress | None = None
+    said = began = time.monotonic()
+    with ExitStack() as until:
+
+        def tell(step: str, done: int, total: int) -> None:
+            nonlocal shown, said
+            now = time.monotonic()
+            words = f"bringing the store up to date: {step}"
+            if not sys.stderr.isatty():
+                if now - said > EVERY:
+                    said = now
+                    print(f"{words}, {100 * done // max(1, total)} %", file=sys.stderr, flush=True)
+                return
+            if shown is None and now - began > SOON:
+                # Imported here: `serve` needs it for nothing else, and a store is migrated once.
+                from rich.progress import TaskProgressColumn  # noqa: PLC0415
+
+                from .bars import drawn  # noqa: PLC0415
+
+                shown = until.enter_context(drawn(TaskProgressColumn()))
+                shown.add_task(words)
+            if shown is not None:
+                shown.update(shown.task_ids[0], description=words, completed=done, total=total)
+
+        yield tell
