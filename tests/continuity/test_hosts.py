@@ -13,6 +13,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Profile, Settings
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from . import test_matrix
 from .report import Report
@@ -76,6 +77,7 @@ def on_hosts(make_settings: MakeSettings, upstream: Upstream, postgres_url: str,
     return started
 
 
+@old_cli_in_full
 async def test_every_turn_at_another_host_is_remembered_and_extends_the_one_before(
     claude: Path, on_hosts: Callable[..., Any], upstream: Upstream
 ) -> None:

@@ -47,6 +47,7 @@ async def test_each_request_extends_the_one_before_byte_for_byte(
     assert kept == [1.0] * 4
 
 
+@old_cli_in_full
 async def test_the_chain_goes_on_after_a_restart(claude: Path, make_settings: MakeSettings, upstream: Upstream) -> None:
     settings = make_settings(claude_bin=claude)
     said = [f"turn {n}" for n in range(3)]

@@ -52,14 +52,14 @@ async def attacked(
         await server.close()
 
 
-async def is_served(port: int, agent: str) -> None:
-    """The service is alive, and a new agent gets its answer."""
+async def is_served(port: int) -> None:
+    """The service is alive, and an agent gets its answer: a new one the first time, whose CLI is started."""
     connections = Connections(port)
     try:
         async with asyncio.timeout(SERVED):
             await connections.get("health", "/healthz")
             body = {"model": "sonnet", "messages": [{"role": "user", "content": "hello"}]}
-            answer = await connections.post(agent, f"/agents/{agent}/v1/chat/completions", body)
+            answer = await connections.post("other", "/agents/other/v1/chat/completions", body)
             assert b"You said: hello" in answer.body
     finally:
         connections.close()
@@ -75,15 +75,15 @@ async def test_others_are_served_while_it_runs_and_it_ends_in_words(
             await attack.prepare(target)
         struck = asyncio.ensure_future(attack.strike(target))
         try:
-            for n in range(3):
-                await is_served(server.connections.port, f"other-{n}")
+            for _ in range(3):
+                await is_served(server.connections.port)
             async with asyncio.timeout(ANSWERED):
                 statuses = await struck
         finally:
             struck.cancel()
             await asyncio.gather(struck, return_exceptions=True)
         assert attack.expected >= set(statuses), statuses
-        await is_served(server.connections.port, "after")
+        await is_served(server.connections.port)
 
 
 @pytest.mark.timeout(300)

@@ -140,6 +140,7 @@ async def test_a_spare_dies_with_its_proxy(
         await until(two)
 
 
+@old_cli_in_full
 async def test_what_the_cli_has_started_dies_with_its_proxy_too(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
@@ -149,6 +150,7 @@ async def test_what_the_cli_has_started_dies_with_its_proxy_too(
         pass
 
 
+@old_cli_in_full
 async def test_what_the_cli_has_started_ends_with_a_turn_that_is_cut_short(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

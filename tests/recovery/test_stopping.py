@@ -70,7 +70,15 @@ async def all_turns(settings: Settings) -> list[Turn]:
         await store.close()
 
 
-@pytest.mark.parametrize("ask", [with_openai, with_responses, with_anthropic, with_an_anthropic_stream])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        with_openai,
+        pytest.param(with_responses, marks=pytest.mark.full),
+        pytest.param(with_anthropic, marks=pytest.mark.full),
+        with_an_anthropic_stream,
+    ],
+)
 async def test_a_client_that_retries_by_itself_gets_its_answer_from_the_next_proxy(
     ask: Callable[[str], Coroutine[Any, Any, str]],
     claude_2: Path,
