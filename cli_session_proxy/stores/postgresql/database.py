@@ -28,7 +28,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
-from ..sql.database import Claim, Database, Urgency, Work
+from ..sql.database import Claim, Database, Life, Urgency, Work
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ _SERVER = """
 ERRORS = (SQLAlchemyError, psycopg.Error, UnicodeEncodeError)
 
 
-class PostgresqlDatabase(Database):
+class PostgresqlDatabase(Life, Database):
     """Runs transactions on the database that `url` names. `busy_timeout` (seconds) bounds every wait of a write.
 
     Use it on the event loop that opened it. What the URL leaves out comes from libpq's own environment (PGPASSWORD,
@@ -82,8 +82,6 @@ class PostgresqlDatabase(Database):
             f"BEGIN; SET LOCAL lock_timeout = {int(busy_timeout * 1000)}; "
             f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_LIMIT}; SET LOCAL synchronous_commit = "
         )
-        self._open = False
-        self._ending: asyncio.Task[None] | None = None
         self._stopping = threading.Event()
         self._engine: Engine | None = None
         self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
@@ -97,9 +95,7 @@ class PostgresqlDatabase(Database):
         return f"postgresql://{user}{place}/{told.get('dbname', '')}"
 
     async def open(self, prepare: Work[None]) -> None:
-        if self._ending is not None:
-            await asyncio.shield(self._ending)
-            self._ending = None
+        await self._finished_closing()
         if self._threads is not None:
             return
         self._stopping.clear()
@@ -122,13 +118,6 @@ class PostgresqlDatabase(Database):
         except BaseException:
             await self.close()
             raise
-
-    async def close(self) -> None:
-        self._open = False
-        if self._ending is None:
-            self._ending = asyncio.ensure_future(self._end())
-        # shielded: a cancelled close must not leave threads and connections behind
-        await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
         threads, self._threads = self._threads, None
