@@ -221,7 +221,7 @@ def commit(conn: Connection, done: Commit) -> Turn:
     row = _need(conn, done.turn_id, _UNFINISHED)
     if done.session is not None and done.session.agent_key != row.agent_key:
         raise ValueError(f"commit of {done.turn_id} with a session of agent {done.session.agent_key}")
-    turn = rows.loaded_turn(conn, row)
+    (turn,) = rows.loaded_turns(conn, [row])
     turn = replace(
         turn, status=done.status, output=tuple(done.output), stop_reason=done.stop_reason, usage=done.usage,
         cost_usd=done.cost_usd, tools=tuple(done.tools), timings=done.timings, attempts=tuple(done.attempts),
@@ -262,7 +262,7 @@ def fail(
     if lease is not None:
         leases.check(conn, lease)
     allowed = _NOT_ANSWERED if lease is not None else _NEVER_BEGUN
-    turn = rows.loaded_turn(conn, _need(conn, turn_id, allowed))
+    (turn,) = rows.loaded_turns(conn, [_need(conn, turn_id, allowed)])
     turn = replace(turn, status=status, error=error, attempts=tuple(attempts), timings=timings, finished_at=at)
     _update(
         conn,
@@ -279,7 +279,7 @@ def fail(
 
 
 def requeue(conn: Connection, turn_id: str, instance: str | None) -> Turn:
-    turn = rows.loaded_turn(conn, _need(conn, turn_id, _FAILED))
+    (turn,) = rows.loaded_turns(conn, [_need(conn, turn_id, _FAILED)])
     turn = replace(
         turn, status="queued", error=None, session_id=None, continuity=None, frame_uuid=None, started_at=None,
         finished_at=None, delivery="pending", instance=instance,
@@ -332,7 +332,8 @@ def set_head(conn: Connection, agent_key: int, turn_id: str | None) -> None:
 
 def save_session(conn: Connection, session: Session, new: Sequence[Link]) -> None:
     values = rows.session_values(session)
-    changes = {name: value for name, value in values.items() if name not in ("id", "agent_key")}
+    changes = dict(values)
+    del changes["id"], changes["agent_key"]
     found = _UPDATE_SESSION.run(conn, {"session_id": session.id, "of_agent": session.agent_key, **changes})
     if not found.rowcount and not _INSERT_SESSION.run(conn, values).rowcount:
         raise StoreUnavailable(f"session {session.id} belongs to another agent for ever: start a new one")
