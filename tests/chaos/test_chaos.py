@@ -21,7 +21,9 @@ HISTORIES = [
     pytest.param(12, Shape(1, tools=True, length=SHORT, pauses=False), id="one proxy, tools", marks=pytest.mark.full),
     pytest.param(13, Shape(3, length=SHORT), id="three proxies", marks=pytest.mark.full),
     pytest.param(14, Shape(3, tools=True, length=SHORT, pauses=False), id="three proxies, tools"),
-    pytest.param(15, Shape(2, tools=True, length=SHORT, pauses=False, wrapper=True), id="behind a script"),
+    pytest.param(
+        15, Shape(2, tools=True, length=SHORT, pauses=False, wrapper=True), id="behind a script", marks=pytest.mark.full
+    ),
     pytest.param(16, Shape(2, cli="1", length=SHORTER, pauses=False), id="CLI 1.0.120"),
     pytest.param(16, Shape(2, cli="1", length=SHORT, pauses=False), id="CLI 1.0.120, long", marks=pytest.mark.full),
 ]

@@ -16,7 +16,7 @@ from cli_session_proxy.testing.script import Gate, ToolUse
 from ..recovery.others import Other, other_proxy
 from ..talking import ask, request, text
 from ..tools.test_loops import TOOLS, called, result, results
-from .row import BOTH, NEW, Breaks, Row, void
+from .row import NEW, Breaks, Row, void
 from .score import Fact
 from .talk import EngineTalk, Talk
 

@@ -199,7 +199,7 @@ async def name_a_file(talk: Talk) -> None:
 
 
 TEXT_ROWS = (
-    Row(WORDS, "`@file`", name_a_file, quick=BOTH),
+    Row(WORDS, "`@file`", name_a_file, quick=NEW),
     *(Row(WORDS, name, _roomy(_says(text)), clis=clis, quick=quick) for name, text, clis, quick in VERBATIM),
     Row(WORDS, "a lone surrogate", _clearly_refused("before \ud800 after"), clis=BOTH, says=_REFUSED),
     Row(WORDS, "empty", _clearly_refused(""), quick=NEW, says=_REFUSED),

@@ -19,12 +19,12 @@ from . import test_matrix
 from .report import Report
 from .rows import ROWS
 from .talk import EngineTalk, talking
-from .test_matrix import lab
+from .test_matrix import clis, lab
 
-__all__ = ["lab"]
+__all__ = ["clis", "lab"]
 
 # One of each kind that the store has a part in; the others are for `make full`.
-ALWAYS = ("last line cut", "kill -9 after it", "cut mid-stream after the client had words")
+ALWAYS = ("last line cut", "kill -9 after it")
 # Their other proxies are given their settings as text, without the store's URL: `tests.engine.test_hosts` has those.
 OF_SQLITE = ("several proxies",)
 
