@@ -48,7 +48,10 @@ async def measure(plan: Plan, names: list[str], ccproxy: Path | None) -> report.
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         async with upstream_process() as upstream:
             bench = Bench(plan, Place(bundled(), upstream, Path(folder), cores), ccproxy)
-            about |= {"cli": await _version(bench.place.beside("version"))}
+            place = bench.place.beside("version")
+            asked = await place.start(str(place.claude), "--version", env=place.environment(), cwd=place.folder)
+            said, _ = await asked.communicate()
+            about |= {"cli": said.decode().split()[0]}
             for name in names:
                 print(f"{name} …", file=sys.stderr, flush=True)
                 began = time.perf_counter()
@@ -59,13 +62,6 @@ async def measure(plan: Plan, names: list[str], ccproxy: Path | None) -> report.
                 else:
                     rows += found
     return report.Run(about, rows, crowd, seconds)
-
-
-async def _version(place: Place) -> str:
-    env = place.environment()
-    process = await place.start(str(place.claude), "--version", env=env, cwd=place.folder)
-    said, _ = await process.communicate()
-    return said.decode().split()[0]
 
 
 def main() -> None:

@@ -55,8 +55,7 @@ def _over(one: float | None, other: float | None) -> float | None:
 
 def bounds(results: Results, crowd: Crowd | None) -> list[Bound]:
     return [
-        *_turns(results), *_agents(results), *_chains(results), *_servers(results), *_page(results), *_freeze(results),
-        *_crowd(crowd),
+        *_turns(results), *_servers(results), *_chains(results), *_page(results), *_crowd(crowd),
     ]  # fmt: skip
 
 
@@ -80,11 +79,17 @@ def _turns(results: Results) -> Iterator[Bound]:
     yield _at_most("first turn of a new agent, proxy ÷ bare cold spawn", first, 0.6)
 
 
-def _agents(results: Results) -> Iterator[Bound]:
+def _servers(results: Results) -> Iterator[Bound]:
+    """With many agents, at rest, and the worst of all attacks."""
     yield _at_least("turns/s, 8 agents, proxy ÷ bare warm CLIs", results.ratio("turns/s", "proxy", BARE, 8), 0.85)
     yield _at_least("turns/s, 8 agents, proxy ÷ ccproxy", results.ratio("turns/s", "proxy", CCPROXY, 8), 1.2)
     memory = results.ratio("peak memory, with children", "proxy", CCPROXY, 8)
     yield _at_most("peak memory with children, 8 agents, proxy ÷ ccproxy", memory, 1.0)
+    yield _at_most("serve ready", results.median("ready", "proxy"), 1.0, " s")
+    yield _at_most("RSS without children", results.median("RSS without children", "proxy"), 90, " MB")
+    for measure, limit, unit in ((HEALTH, 1000, " ms"), (TURN, 5000, " ms"), (END, 5, " s")):
+        worst = [row.value.p90 for row in results.rows if row.measure == measure and row.contender != QUIET]
+        yield _at_most(f"{measure}, under any attack", max(worst) if worst else None, limit, unit)
 
 
 def _chains(results: Results) -> Iterator[Bound]:
@@ -99,11 +104,6 @@ def _chains(results: Results) -> Iterator[Bound]:
         yield _at_most(f"its memory above idle, {name}", None if memory is None else memory.p90, 60, " MB")
 
 
-def _servers(results: Results) -> Iterator[Bound]:
-    yield _at_most("serve ready", results.median("ready", "proxy"), 1.0, " s")
-    yield _at_most("RSS without children", results.median("RSS without children", "proxy"), 90, " MB")
-
-
 def _page(results: Results) -> Iterator[Bound]:
     found = {row.measure: row for row in results.rows}
     for name, limit, unit in ((OPEN, 300, " ms"), (FIRST, 300, " ms"), (LINK, 300, " ms"), (AGENTS, 500, " ms"),
@@ -111,13 +111,6 @@ def _page(results: Results) -> Iterator[Bound]:
         row = found.get(name)
         many = "" if row is None else f", {row.at:,}"
         yield _at_most(f"{name}{many}", None if row is None else row.value.median, limit, unit)
-
-
-def _freeze(results: Results) -> Iterator[Bound]:
-    """The worst of all attacks."""
-    for measure, limit, unit in ((HEALTH, 1000, " ms"), (TURN, 5000, " ms"), (END, 5, " s")):
-        worst = [row.value.p90 for row in results.rows if row.measure == measure and row.contender != QUIET]
-        yield _at_most(f"{measure}, under any attack", max(worst) if worst else None, limit, unit)
 
 
 def _crowd(crowd: Crowd | None) -> Iterator[Bound]:

@@ -73,7 +73,11 @@ async def long_chains(bench: Bench) -> list[Row]:
             for chain in order:
                 await _round(proxy, chain, n)
         for chain in chains:
-            chain.in_cli += await _in_cli(proxy, chain)
+            # What the CLI took for each of the proxy's timed turns, as the proxy's own dump tells.
+            agent = _agent(chain.length)
+            answer = await proxy.connections.get(agent, f"/v1/chains/{agent}")
+            steps = [turn["timings"] for turn in json.loads(answer.body)["turns"][-len(chain.ours) :]]
+            chain.in_cli += [(at["result"] - at["session_ready"]) / 1000 for at in steps]
             turns = range(max(1, bench.plan.spawns // 4))
             chain.cold += [(await chain.spawned.turn("a", f"more {n}")).whole for n in turns]
     finally:
@@ -96,13 +100,6 @@ async def _round(proxy: HTTPServer, chain: _Chain, n: int) -> None:
         seconds.append(timing.whole)
         if contender is proxy:
             chain.cpu.append(proxy.own_cpu_seconds() - before)
-
-
-async def _in_cli(proxy: HTTPServer, chain: _Chain) -> list[float]:
-    """Seconds that the CLI took for each of the proxy's timed turns, as the proxy's own dump tells."""
-    answer = await proxy.connections.get(_agent(chain.length), f"/v1/chains/{_agent(chain.length)}")
-    steps = [turn["timings"] for turn in json.loads(answer.body)["turns"][-len(chain.ours) :]]
-    return [(at["result"] - at["session_ready"]) / 1000 for at in steps]
 
 
 def _agent(length: int) -> str:

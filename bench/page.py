@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, async_playwright
 
 from cli_session_proxy.domain.models import Message, Record
 from cli_session_proxy.settings import Settings
@@ -72,7 +72,9 @@ async def _long(bench: Bench, browser: Browser, turns: int, found: dict[str, lis
     proxy = await bench.proxy("page")
     try:
         at = f"http://127.0.0.1:{proxy.connections.port}"
-        shown = await _opened(browser, f"{at}/ui", "#chains .name", "long")
+        shown = await (await browser.new_context()).new_page()
+        await shown.goto(f"{at}/ui")
+        await shown.evaluate(_UNTIL, ["load", "#chains .name", "long"])
         took: Any = await shown.evaluate(_UNTIL, ["#/long", "#chain .asked", f"question {turns - 1}:"])
         found.setdefault(OPEN, []).append(took)
         took = await shown.evaluate(_UNTIL, ["G", "#chain .asked", "question 0:"])
@@ -112,14 +114,6 @@ async def _many(bench: Bench, browser: Browser, found: dict[str, list[float]]) -
         await context.close()
     finally:
         await proxy.close()
-
-
-async def _opened(browser: Browser, address: str, selector: str, text: str) -> Page:
-    """The page, once this is seen on it."""
-    page = await (await browser.new_context()).new_page()
-    await page.goto(address)
-    await page.evaluate(_UNTIL, ["load", selector, text])
-    return page
 
 
 async def _store_agents(var: Path, number: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from . import logs
@@ -23,17 +24,11 @@ class Tasks:
         self._work: set[asyncio.Task[Any]] = set()
         self._services: set[asyncio.Task[Any]] = set()
 
-    def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start bounded work. It is never cancelled from here."""
-        return self._start(work, self._work, self._expected)
-
-    def serve(self, work: Coroutine[Any, Any, None]) -> None:
-        self._start(work, self._services, ())
-
-    def _start(
-        self, work: Coroutine[Any, Any, T], kept: set[asyncio.Task[Any]], expected: tuple[type[Exception], ...]
-    ) -> asyncio.Task[T]:
+    def own(self, work: Coroutine[Any, Any, T], *, service: bool = False) -> asyncio.Task[T]:
+        """Start bounded work. It is never cancelled from here, unless it is a service."""
         task = asyncio.create_task(work)
+        kept = self._services if service else self._work
+        expected = () if service else self._expected
         kept.add(task)
 
         def ended(task: asyncio.Task[T]) -> None:
@@ -44,6 +39,9 @@ class Tasks:
 
         task.add_done_callback(ended)
         return task
+
+    def serve(self, work: Coroutine[Any, Any, None]) -> None:
+        self.own(work, service=True)
 
     async def stop(self) -> None:
         for task in self._services:
@@ -73,22 +71,19 @@ class Limit:
         self._until = until
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_at(until, self._look)
+        self.timer = self._loop.call_at(until, self._look)
 
     def move(self, until: float) -> None:
         self._until = until
-        if until < self._timer.when():
-            self._timer.cancel()
-            self._timer = self._loop.call_at(until, self._look)
-
-    def stop(self) -> None:
-        self._timer.cancel()
+        if until < self.timer.when():
+            self.timer.cancel()
+            self.timer = self._loop.call_at(until, self._look)
 
     def _look(self) -> None:
         if self._until <= self._loop.time():
             self._clock.reschedule(self._until)
         else:
-            self._timer = self._loop.call_at(self._until, self._look)
+            self.timer = self._loop.call_at(self._until, self._look)
 
 
 @asynccontextmanager
@@ -99,7 +94,7 @@ async def limited_by_life(until: float, message: str) -> AsyncIterator[Limit]:
         try:
             yield limit
         finally:
-            limit.stop()
+            limit.timer.cancel()
 
 
 async def uninterrupted(task: asyncio.Task[T]) -> T:
@@ -119,14 +114,12 @@ async def uninterrupted(task: asyncio.Task[T]) -> T:
 SMOOTHING = 0.2
 
 
+@dataclass(slots=True)
 class Average:
     """A running mean in seconds. Until the first measurement it is the guess."""
 
-    __slots__ = ("_known", "value")
-
-    def __init__(self, guess: float) -> None:
-        self.value = guess
-        self._known = False
+    value: float
+    _known: bool = False
 
     def add(self, seconds: float) -> None:
         self.value += (SMOOTHING if self._known else 1.0) * (seconds - self.value)

@@ -17,6 +17,7 @@ from cli_session_proxy.settings import Profile, Settings
 from cli_session_proxy.testing.script import Fail, Gate, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
+from .clis import old_cli_in_full
 from .conftest import MakeSettings
 from .serving import serving
 from .talking import heard, running
@@ -51,6 +52,7 @@ async def dump(client: openai.AsyncOpenAI, agent: str = "a") -> dict[str, Any]:
     return body
 
 
+@old_cli_in_full
 async def test_ten_turns_by_header_are_remembered_and_the_dump_shows_the_sessions(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from bench.trace import trace
+
+from .conftest import ROOT
 from .house import Import, circles, imports, room, shreds, top_floor
 
 TOP_FLOOR = 12
 SHREDS = 80
+# What one warm chat turn runs through, with what happens to run beside it: the watchdog's beat, the looks at leases and
+# at dead proxies, now and then a heartbeat (some ten functions in two files).
+FUNCTIONS, FILES = 398, 54
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +53,21 @@ def test_the_sdk_needs_no_http_door(every: list[Import]) -> None:
 def test_few_short_helpers_are_used_once() -> None:
     found = shreds()
     assert len(found) <= SHREDS, "\n".join(map(str, found))
+
+
+@pytest.mark.usefixtures("claude_2")
+async def test_a_warm_turn_runs_through_few_functions_and_files_from_the_socket_to_the_acknowledgement() -> None:
+    found = await trace(ROOT, stream=False)
+    steps = [
+        ("http/connection.py", "Connection.data_received"),
+        ("engine/engine.py", "Engine.submit"),
+        ("backends/claude/backend.py", "ClaudeBackend.prepare"),
+        ("backends/claude/process/process.py", "ClaudeProcess.turn"),
+        ("engine/live.py", "Answer.acknowledge"),
+    ]
+    assert [step for step in found.functions if step in steps] == steps
+    assert len(found.functions) <= FUNCTIONS, "\n".join(found.lines())
+    assert len(found.files) <= FILES, "\n".join(found.files)
 
 
 # --- the reader itself

@@ -42,7 +42,7 @@ async def test_what_ends_in_time_leaves_no_timer() -> None:
     loop = asyncio.get_running_loop()
     async with limited_by_life(loop.time() + 3600, "nothing came") as limit:
         pass
-    assert limit._timer.cancelled()
+    assert limit.timer.cancelled()
 
 
 async def test_another_timeout_inside_is_not_taken_for_silence() -> None:

@@ -240,15 +240,17 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> Answers:
     wanted = dict.fromkeys(calls_of(output))
     results: dict[str, Block] = {}
     rest: list[Block] = []
-    for block in (block for message in new for block in message.content):
-        if block.get("type") != "tool_result":
-            rest.append(block)
-            continue
-        call = str(block.get("tool_use_id"))
-        if call not in wanted:
-            raise InvalidRequest(f"there is no open call {call!r} that this result could answer", param="tool_call_id")
-        if results.setdefault(call, block) != block:
-            raise InvalidRequest(f"there are two different results for the call {call!r}", param="tool_call_id")
+    for message in new:
+        for block in message.content:
+            if block.get("type") != "tool_result":
+                rest.append(block)
+                continue
+            call = str(block.get("tool_use_id"))
+            if call not in wanted:
+                why = f"there is no open call {call!r} that this result could answer"
+                raise InvalidRequest(why, param="tool_call_id")
+            if results.setdefault(call, block) != block:
+                raise InvalidRequest(f"there are two different results for the call {call!r}", param="tool_call_id")
     if not results:
         return Answers(rest=tuple(rest))
     missing = [call for call in wanted if call not in results]

@@ -136,8 +136,10 @@ def runs(messages: Sequence[Message]) -> Iterator[tuple[str, tuple[Block, ...], 
         at += 1
         while at < count and messages[at].role == role:
             at += 1
-        together = (message.content for message in messages[start:at])
-        yield role, messages[start].content if at == start + 1 else tuple(chain.from_iterable(together)), at
+        said = messages[start].content
+        if at > start + 1:
+            said = tuple(chain.from_iterable(message.content for message in messages[start:at]))
+        yield role, said, at
 
 
 class Ending(NamedTuple):

@@ -42,6 +42,11 @@ ANSWERED: frozenset[Status] = ON_PATH | {"refused"}
 FINISHED: frozenset[Status] = ANSWERED | {"failed", "cancelled"}
 
 
+def _fields(of: Any) -> JSON:
+    """The JSON of a class whose fields are JSON as they are."""
+    return {name: getattr(of, name) for name in of.__slots__}
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation, in the Messages API's roles and blocks."""
@@ -77,8 +82,7 @@ class Tool:
     schema: JSON = field(default_factory=lambda: {"type": "object", "properties": {}})
     strict: bool = False
 
-    def as_json(self) -> JSON:
-        return {name: getattr(self, name) for name in self.__slots__}
+    as_json = _fields
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Tool:
@@ -179,8 +183,7 @@ class Fallback:
     until: float
     here: bool = True
 
-    def as_json(self) -> JSON:
-        return {name: getattr(self, name) for name in self.__slots__}
+    as_json = _fields
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Fallback:
@@ -304,8 +307,7 @@ class Usage:
             max(0, self.thinking_tokens - other.thinking_tokens),
         )
 
-    def as_json(self) -> JSON:
-        return {name: getattr(self, name) for name in self.__slots__}
+    as_json = _fields
 
     @staticmethod
     def from_json(data: Mapping[str, Any] | None) -> Usage:
@@ -402,8 +404,7 @@ class FileMark:
     leaf: str | None
     ctime_ns: int = 0
 
-    def as_json(self) -> JSON:
-        return {name: getattr(self, name) for name in self.__slots__}
+    as_json = _fields
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> FileMark:

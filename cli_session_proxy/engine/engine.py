@@ -46,7 +46,7 @@ from ..tasks import Tasks, limited, uninterrupted
 from .committing import Committed, Wanted, commit, history
 from .executor import Checks, Ends, Executor, Observer, adopt, not_run
 from .lanes import Lanes, Place, Slots
-from .live import Answer, Deliveries, LiveTurn, Progress, cancelled, kept, or_left, replay
+from .live import Answer, Deliveries, LiveTurn, Progress, cancelled, kept, leave, replay
 from .mirroring import Mirrors
 from .ownership import Instances, Ownership
 from .passing import Elsewhere, Passing
@@ -254,7 +254,12 @@ class Engine:
                 "the profile turns the CLI's tools on, so the agent needs a name: send X-Agent-Id", param="agent_id"
             )
         # Own task: a disconnect must not orphan a stored turn.
-        return await or_left(self._tasks.own(self._accept(request, has_left)))
+        accepting = self._tasks.own(self._accept(request, has_left))
+        try:
+            return await asyncio.shield(accepting)
+        except asyncio.CancelledError:
+            accepting.add_done_callback(leave)  # as any client does
+            raise
 
     async def _accept(self, request: TurnRequest, has_left: HasLeft | None) -> Answer:
         anew: Turn | None = None

@@ -496,13 +496,16 @@ class Executor:
         stopped = ended_by is not None
         called = isinstance(end, Called) and not stopped
         calls = frozenset(calls_of(end.calls)) if isinstance(end, Called) and called else frozenset()
-        # A message that the provider cut, and that was asked for again, may have left calls that were never made.
-        made = [
-            at for at, block in enumerate(attempt.output) if block.get("type") != "tool_use" or block.get("id") in calls
-        ]
-        output = tuple(attempt.output[at] for at in made)
-        partial = frozenset(number for number, at in enumerate(made) if at in attempt.partial)
-        kept = await exchange.keep(Answered(output, calls, stopped, partial))
+        answer: list[Block] = []
+        partial: set[int] = set()
+        for at, block in enumerate(attempt.output):
+            if block.get("type") == "tool_use" and block.get("id") not in calls:
+                continue  # a message that the provider cut, and that was asked for again, may have left it: never made
+            if at in attempt.partial:
+                partial.add(len(answer))
+            answer.append(block)
+        output = tuple(answer)
+        kept = await exchange.keep(Answered(output, calls, stopped, frozenset(partial)))
         status: Status = "requires_action" if called else "completed"
         stop_reason = ended_by or (end.stop_reason if isinstance(end, Completed) else "tool_use")
         sequence = hit or (end.stop_sequence if isinstance(end, Completed) else None)

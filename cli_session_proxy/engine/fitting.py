@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ..aside.media import Media
 from ..aside.pool import Aside
@@ -17,26 +18,30 @@ from ..domain.notes import Code, Note
 from ..errors import InvalidRequest
 
 
+@dataclass
 class Fitting:
-    """One for each request."""
+    """One for each request: the same data is looked at once."""
 
-    def __init__(self, aside: Aside) -> None:
-        self._media = Media(aside)
-        self._changed: Counter[Code] = Counter()
+    aside: Aside
+    _changed: Counter[Code] = field(default_factory=Counter)
 
-    async def check(self, newest: Message) -> None:
-        """Raises `InvalidRequest` for a PDF that cannot be read: no later turn is to meet it again."""
-        for block in newest.content:
-            source = block.get("source")
-            if block.get("type") != "document" or not isinstance(source, dict) or source.get("type") != "base64":
-                continue
-            why = await self._media.fault(source)
-            if why is not None:
-                raise InvalidRequest(
-                    f"the PDF in the newest message cannot be read: {why}. Nothing was sent to the model; send the "
-                    "message without it, or a PDF that can be read",
-                    param="messages",
-                )
+    @cached_property
+    def _media(self) -> Media:
+        return Media(self.aside)
+
+    async def check(self, document: Block) -> None:
+        """Raises `InvalidRequest` for a PDF in the newest message that cannot be read: no later turn is to meet it
+        again."""
+        source = document.get("source")
+        if not isinstance(source, dict) or source.get("type") != "base64":
+            return
+        why = await self._media.fault(source)
+        if why is not None:
+            raise InvalidRequest(
+                f"the PDF in the newest message cannot be read: {why}. Nothing was sent to the model; send the "
+                "message without it, or a PDF that can be read",
+                param="messages",
+            )
 
     async def fit(self, past: Past) -> Past:
         """The exchange as the model takes it, with notes of what was changed in it."""

@@ -460,16 +460,8 @@ def _deltas(block: dict[str, object]) -> list[dict[str, object]]:
     return []
 
 
-async def or_left(accepting: asyncio.Task[Answer]) -> Answer:
-    """Its answer; when the caller goes away meanwhile, the answer is left as by any client."""
-    try:
-        return await asyncio.shield(accepting)
-    except asyncio.CancelledError:
-        accepting.add_done_callback(_leave)
-        raise
-
-
-def _leave(accepting: asyncio.Task[Answer]) -> None:
+def leave(accepting: asyncio.Task[Answer]) -> None:
+    """Its caller has gone away meanwhile."""
     if not accepting.cancelled() and accepting.exception() is None:
         accepting.result().leave()
 

@@ -91,8 +91,9 @@ class Placement:
             await send_on(known.agent)
         admit()
         fitting = Fitting(self._aside)
-        if request.messages:
-            await fitting.check(request.messages[-1])
+        for block in request.messages[-1].content if request.messages else ():
+            if block.get("type") == "document":
+                await fitting.check(block)
         agent, decision = await self.place(request, known.agent)
         if send_on is not None and known.agent is None:
             await send_on(agent)
@@ -151,7 +152,9 @@ class Placement:
         )
         if decision.placed.rule == "id":
             decision = replace(decision, parent=continues)
-        if side_calls.suspected(request, decision.placed.rule, match[0] if match else None):
+        # Whatever comes next goes on from the head: what continues that is never suspected.
+        at_head = decision.placed.rule == "head"
+        if not at_head and side_calls.suspected(request, decision.placed.rule, match[0] if match else None):
             decision = replace(decision, placed=replace(decision.placed, side=True))
         if agent is None:
             agent = await self._ensure(request.owner, new_id("auto"), named=False)

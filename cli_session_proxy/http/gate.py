@@ -98,9 +98,11 @@ class Gate:
             if message["type"] in ("http.response.start", "websocket.accept"):
                 started = True
                 given = list(message.get("headers", ()))
-                named = {name for name, _ in given}
-                lacking = [pair for pair in _PROTECTION if pair[0] not in named]
-                message["headers"] = [*given, *lacking, *encoded(added)]
+                named = dict(given)
+                for name, value in _PROTECTION:
+                    if name not in named:
+                        given.append((name, value))
+                message["headers"] = [*given, *encoded(added)]
             if is_socket and message["type"].startswith("http."):
                 message = {**message, "type": f"websocket.{message['type']}"}
             await send(message)

@@ -9,6 +9,7 @@ import mimetypes
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..domain import limits
@@ -129,12 +130,12 @@ def telling(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     return tuple(block for block in blocks if block["type"] != "text" or block["text"].strip()) or blocks
 
 
+@dataclass(slots=True)
 class Instructions:
     """The system and developer messages of one body: those before the conversation are its system prompt, a later one
     stays where it is (`reminders`)."""
 
-    def __init__(self) -> None:
-        self.system: list[str] = []
+    system: list[str] = field(default_factory=list)
 
     def place(self, text: str, where: str, conversation: list[tuple[str, Message]]) -> None:
         if not text.strip():
@@ -159,14 +160,10 @@ def checked_conversation(conversation: Sequence[tuple[str, Message]]) -> tuple[M
         raise InvalidRequest("the last message must be the user's or a tool's", param=f"{where}.role")
     if not any(block["type"] != "text" or block["text"].strip() for block in last.content):
         raise InvalidRequest(f"{where}.content is empty: send a text or an image", param=f"{where}.content")
-    return _each_result_once(message for _, message in conversation)
-
-
-def _each_result_once(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """A program that resumes may send the results of its last calls again: equal ones count once."""
+    # A program that resumes may send the results of its last calls again: equal ones count once.
     out: list[Message] = []
     told: dict[str, Block] = {}  # since the last message of the model's
-    for message in messages:
+    for _, message in conversation:
         if message.role == "assistant":
             told = {}
         kept: list[Block] = []

@@ -212,6 +212,8 @@ class Fields(dict[str, Any]):
 
     def misspelt(self, where: str = "") -> tuple[str, ...]:
         """The fields without effect that look like one that was asked for. Call it when all has been read."""
+        if self.keys() <= self._asked:  # nearly every body
+            return ()
         unread = (name for name in self if name not in self._asked and _FIELD.fullmatch(name))
         return tuple(f"{where}{name}" for name in islice(unread, MAX_UNREAD) if likely(name, self._asked, MISSPELT))
 

@@ -15,10 +15,12 @@ from .common import wrong_type
 
 Names = Mapping[Name, str]
 
-# OpenAI's and Google's scale of temperature; Anthropic's goes to 1.
-HOTTEST = 2.0
-# A seed is any whole number of 64 bits.
-SEEDS = (-(2**63), 2**63 - 1)
+# Between which numbers each may be (None: there is no bound), and whether only whole ones. Of temperature it is
+# OpenAI's and Google's scale, Anthropic's goes to 1; a seed is any whole number of 64 bits.
+NUMBERS: Mapping[Name, tuple[float, float | None, bool]] = {
+    "max_tokens": (1, None, True), "temperature": (0, 2.0, False), "top_p": (0, 1, False), "top_k": (0, None, True),
+    "seed": (-(2**63), 2**63 - 1, True),
+}  # fmt: skip
 
 
 def read(
@@ -26,38 +28,30 @@ def read(
     names: Names,
     *,
     thinking: bool | None = None,
-    get: Callable[[Mapping[str, Any], str], Any] = lambda fields, name: fields.get(name),
+    get: Callable[[Mapping[str, Any], str], Any] | None = None,
 ) -> Parameters:
-    """What these fields say. Raises `InvalidRequest`, which names the field."""
-
-    def number(name: Name, least: float, most: float | None) -> float | None:
+    """What these fields say. `get` finds one of them where it may be spelt otherwise. Raises `InvalidRequest`, which
+    names the field."""
+    given: dict[str, Any] = {}
+    for name, (least, most, whole) in NUMBERS.items():
         if name not in names:
-            return None
+            continue
         where = names[name]
-        value = get(fields, where.rpartition(".")[2])
+        field = where.rpartition(".")[2]
+        value = fields.get(field) if get is None else get(fields, field)
         if value is None:
-            return None
+            continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise wrong_type(where, "a number")
         if not least <= value or (most is not None and value > most):
             bounds = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
             raise InvalidRequest(f"{where} must be {bounds}", param=where)
-        return value
-
-    def whole(name: Name, least: float, most: float | None = None) -> int | None:
-        value = number(name, least, most)
-        if isinstance(value, float) and not value.is_integer():
-            raise wrong_type(names[name], "a whole number")
-        return None if value is None else int(value)
-
-    return Parameters(
-        max_tokens=whole("max_tokens", 1),
-        temperature=number("temperature", 0, HOTTEST),
-        top_p=number("top_p", 0, 1),
-        top_k=whole("top_k", 0),
-        thinking=thinking,
-        seed=whole("seed", *SEEDS),
-    )
+        if whole and isinstance(value, float):
+            if not value.is_integer():
+                raise wrong_type(where, "a whole number")
+            value = int(value)
+        given[name] = value
+    return Parameters(thinking=thinking, **given)
 
 
 def told(names: Names, unmet: Iterable[Name]) -> list[str]:

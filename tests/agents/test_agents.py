@@ -183,7 +183,15 @@ async def history(
         yield made
 
 
-@pytest.mark.parametrize("history", PROGRAMS, indirect=True)
+# Messages and Responses; what the other programs send is theirs, and what is judged is the same.
+QUICK = frozenset({"claude", "codex"})
+
+
+@pytest.mark.parametrize(
+    "history",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in PROGRAMS],
+    indirect=True,
+)
 async def test_a_program_goes_on_by_its_own_resume_after_a_kill_and_with_no_transcript_left(
     history: History, upstream: Upstream
 ) -> None:

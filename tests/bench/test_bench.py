@@ -14,7 +14,7 @@ from bench.bounds import BARE, SPAWNED, Results, bounds
 from bench.figures import Figure, figure, short
 from bench.plan import Row
 from bench.report import PAGE, PICTURE
-from bench.trace import Trace, trace
+from bench.trace import Trace
 
 from ..conftest import ROOT
 
@@ -83,16 +83,3 @@ def test_a_trace_counts_functions_files_and_moves_and_reads_top_to_bottom() -> N
     assert (len(found.functions), len(found.files), found.moves) == (3, 2, 2)
     assert list(found.lines())[:5] == ["a.py", "    one  ×2", "b.py", "    two", "    three"]
     assert list(found.lines())[-1] == "3 functions in 2 files, 2 moves between files"
-
-
-@pytest.mark.usefixtures("claude_2")
-async def test_a_warm_turn_is_traced_from_the_socket_to_the_acknowledgement() -> None:
-    found = await trace(ROOT, stream=False)
-    steps = [
-        ("http/connection.py", "Connection.data_received"),
-        ("engine/engine.py", "Engine.submit"),
-        ("backends/claude/backend.py", "ClaudeBackend.prepare"),
-        ("backends/claude/process/process.py", "ClaudeProcess.turn"),
-        ("engine/live.py", "Answer.acknowledge"),
-    ]
-    assert [step for step in found.functions if step in steps] == steps

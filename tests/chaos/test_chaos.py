@@ -13,21 +13,39 @@ import pytest
 from .history import History, Shape, made, read
 from .runner import run
 
-# Steps of a history that is run at each `make test`.
-SHORT = 16
+# Steps of a history that is run at each `make test`; and on the old CLI, which serves one turn a process.
+SHORT, SHORTER = 16, 6
 
 HISTORIES = [
     pytest.param(11, Shape(1, length=SHORT, pauses=False), id="one proxy", marks=pytest.mark.full),
-    pytest.param(12, Shape(1, tools=True, length=SHORT, pauses=False), id="one proxy, tools"),
-    pytest.param(13, Shape(3, length=SHORT), id="three proxies"),
+    pytest.param(12, Shape(1, tools=True, length=SHORT, pauses=False), id="one proxy, tools", marks=pytest.mark.full),
+    pytest.param(13, Shape(3, length=SHORT), id="three proxies", marks=pytest.mark.full),
     pytest.param(14, Shape(3, tools=True, length=SHORT, pauses=False), id="three proxies, tools"),
-    pytest.param(15, Shape(2, tools=True, length=SHORT, pauses=False, wrapper=True), id="behind a script"),
-    pytest.param(16, Shape(2, cli="1", length=SHORT, pauses=False), id="CLI 1.0.120"),
+    pytest.param(
+        15, Shape(2, tools=True, length=SHORT, pauses=False, wrapper=True), id="behind a script", marks=pytest.mark.full
+    ),
+    pytest.param(16, Shape(2, cli="1", length=SHORTER, pauses=False), id="CLI 1.0.120"),
+    pytest.param(16, Shape(2, cli="1", length=SHORT, pauses=False), id="CLI 1.0.120, long", marks=pytest.mark.full),
 ]
 
 
 # Histories that broke a promise once, shrunk to the steps that did it: a printed report is one.
 FOUND = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "found").glob("*.txt"))}
+# Of these, what has a test of its own by now that takes the same steps in each run: the history itself is `full`.
+ELSEWHERE = {
+    "a_cut_stream_on_responses": "clients/test_cut_streams.py",
+    "a_stream_that_is_cut": "clients/test_cut_streams.py",
+    "a_flipped_letter_during_a_turn": "backends/claude/sessions/test_loading.py",
+    "a_flipped_letter_then_the_cli_dies": "backends/claude/sessions/test_loading.py",
+    "swapped_while_a_session_is_loaded": "backends/claude/sessions/test_loading.py",
+    "calls_wait_while_another_proxy_dies_with_their_results": "recovery/test_promise_among_proxies.py",
+    "crash_then_the_same_words_elsewhere": "recovery/test_promise_among_proxies.py",
+    "results_at_another_proxy_then_the_first_dies": "recovery/test_promise_among_proxies.py",
+    "dies_just_as_calls_are_made": "recovery/test_interrupted.py",
+    "dies_while_calls_wait": "tools/test_breakages.py",
+    "left_and_came_again_at_another_proxy": "recovery/test_promise_among_proxies.py",
+    "paused_in_mid_answer": "recovery/test_promise_among_proxies.py",
+}
 
 
 async def kept(history: History, request: pytest.FixtureRequest, folder: Path) -> None:
@@ -47,7 +65,9 @@ async def test_a_history_keeps_every_promise(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name in ELSEWHERE else ()) for name in FOUND]
+)
 async def test_a_history_that_broke_a_promise_once_keeps_it(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -59,26 +59,33 @@ async def told(engine: Engine) -> str:
     return "".join([piece async for piece in FORMATS["markdown"].write(engine.store, agent, sandbox="")])
 
 
+# What every run tries: each cut on two wires, each wire streamed, either CLI streamed and whole.
+QUICK = {
+    ("in the first text", "chat", True, "claude_2"),
+    ("in the first text", "messages", True, "claude_1"),
+    ("in a later text", "responses", True, "claude_2"),
+    ("in a later text", "ollama", False, "claude_1"),
+    ("in the thinking", "generate", True, "claude_2"),
+    ("in the thinking", "chat", False, "claude_2"),
+    ("behind the thinking", "interactions", True, "claude_2"),
+    ("behind the thinking", "ollama", True, "claude_1"),
+}
+
+
 def _cases() -> Iterator[object]:
-    """Each cut on each wire once; each wire streamed and whole with either CLI. The rest of the matrix is `full`."""
-    for at, where in enumerate(CUTS):
-        for number, wire in enumerate(WIRES):
-            for stream, cli in product((True, False), ("claude_2", "claude_1")):
-                quick = (stream is ((at + number) % 2 == 0)) and (cli == "claude_2") is ((at // 2 + number) % 2 == 0)
-                yield pytest.param(
-                    where, wire, stream, cli, id=f"{where}-{wire}-{'streamed' if stream else 'whole'}-{cli}",
-                    marks=() if quick else pytest.mark.full,
-                )  # fmt: skip
+    """The whole matrix. All but `QUICK` of it is `full`."""
+    for case in product(CUTS, WIRES, (True, False), ("claude_2", "claude_1")):
+        where, wire, stream, cli = case
+        name = f"{where}-{wire}-{'streamed' if stream else 'whole'}-{cli}"
+        yield pytest.param(*case, id=name, marks=() if case in QUICK else pytest.mark.full)
 
 
 def _cases_with_calls() -> Iterator[object]:
-    """Each cut on each wire once, streamed or whole in turn."""
-    for (at, where), (number, wire) in product(enumerate(WITH_CALLS), enumerate(WIRES)):
-        for stream in (True, False):
-            yield pytest.param(
-                where, wire, stream, id=f"{where}-{wire}-{'streamed' if stream else 'whole'}",
-                marks=() if stream is ((at + number) % 2 == 0) else pytest.mark.full,
-            )  # fmt: skip
+    """Each cut on each wire; in every run each wire once, each cut streamed and whole."""
+    for (at, where), (number, wire), stream in product(enumerate(WITH_CALLS), enumerate(WIRES), (True, False)):
+        quick = number % len(WITH_CALLS) == at and stream is (number < len(WITH_CALLS))
+        name = f"{where}-{wire}-{'streamed' if stream else 'whole'}"
+        yield pytest.param(where, wire, stream, id=name, marks=() if quick else pytest.mark.full)
 
 
 @pytest.mark.parametrize(("where", "wire", "stream", "claude"), list(_cases()), indirect=["claude"])

@@ -12,6 +12,7 @@ import pytest
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import ROOT, MakeSettings, required
+from ..matrix import rest_in_full
 from .remembering import answer_to, facts, served
 
 TALK = Path(__file__).parent / "ai_sdk" / "talk.mjs"
@@ -43,7 +44,7 @@ async def talk(packages: Path, wire: str, url: str, texts: list[str], *, script:
     return answers
 
 
-@pytest.mark.parametrize("wire", ["chat", "responses", "anthropic", "google"])
+@pytest.mark.parametrize("wire", rest_in_full("responses", "google", "chat", "anthropic", quick=2))
 async def test_five_turns_are_one_chain(
     make_settings: MakeSettings, claude_2: Path, upstream: Upstream, packages: Path, wire: str
 ) -> None:

@@ -11,6 +11,7 @@ from cli_session_proxy.testing.script import ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..matrix import rest_in_full
 from .remembering import served
 from .test_history_ai_sdk import packages, talk
 from .test_tools_chat import called, seen_once
@@ -20,7 +21,7 @@ __all__ = ["packages"]
 TOOLS = Path(__file__).parent / "ai_sdk" / "tools.mjs"
 
 
-@pytest.mark.parametrize("wire", ["chat", "responses", "anthropic", "google"])
+@pytest.mark.parametrize("wire", rest_in_full("chat", "responses", "anthropic", "google"))
 async def test_generate_text_and_stream_text_run_their_tools(
     make_settings: MakeSettings, claude_2: Path, upstream: Upstream, packages: Path, wire: str
 ) -> None:

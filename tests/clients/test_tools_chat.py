@@ -24,6 +24,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..litellm_offline import litellm, provider
+from ..matrix import rest_in_full
 from ..serving import serving
 from ..talking import running
 
@@ -112,7 +113,7 @@ async def run_agent(stream: bool, agent: agents.Agent[Any], said: str) -> str:
     return str(running_one.final_output)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", rest_in_full(True, False))
 async def test_openai_agents_with_a_hand_off(stream: bool, base: str, upstream: Upstream) -> None:
     agents.set_tracing_disabled(True)
 
@@ -139,7 +140,7 @@ async def test_openai_agents_with_a_hand_off(stream: bool, base: str, upstream: 
     seen_once(upstream, 3)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", rest_in_full(True, False))
 async def test_pydantic_ai_with_tools_and_structured_output(stream: bool, base: str, upstream: Upstream) -> None:
     class Report(BaseModel):
         city: str
@@ -171,7 +172,7 @@ async def test_pydantic_ai_with_tools_and_structured_output(stream: bool, base: 
     seen_once(upstream, 2)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", rest_in_full(True, False))
 async def test_langchain_create_agent(stream: bool, base: str, upstream: Upstream) -> None:
     def get_weather(city: str) -> str:
         """The weather of a city."""
@@ -212,7 +213,7 @@ async def test_litellm_against_the_endpoint(stream: bool, base: str, upstream: U
     await litellm_loop(upstream, stream, model="openai/sonnet", api_base=base, api_key="unused", **USAGE[stream])
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", rest_in_full(True, False))
 async def test_litellm_in_this_process(
     stream: bool, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

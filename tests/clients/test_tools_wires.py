@@ -15,6 +15,7 @@ from cli_session_proxy.testing.script import Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..every_wire import google_client
+from ..matrix import rest_in_full
 from .test_tools_chat import CITY, base, called, run_agent, seen_once
 
 __all__ = ["base"]
@@ -66,7 +67,7 @@ async def test_anthropic(stream: bool, base: str, upstream: Upstream) -> None:
     assert upstream.requests[-1].prefix_kept(upstream.requests[0]) == 1.0
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", rest_in_full(True, False))
 async def test_openai_responses_by_previous_id(stream: bool, base: str, upstream: Upstream) -> None:
     tools: Any = [{"type": "function", "name": name, "parameters": CITY, "strict": False} for name in NAMES]
     asked(upstream)
@@ -92,7 +93,7 @@ async def test_openai_responses_by_previous_id(stream: bool, base: str, upstream
     assert upstream.requests[-1].prefix_kept(upstream.requests[0]) == 1.0
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", rest_in_full(True, False))
 async def test_openai_agents_over_responses(stream: bool, base: str, upstream: Upstream) -> None:
     set_tracing_disabled(True)
 
@@ -158,7 +159,7 @@ async def interact(client: Any, stream: bool, **given: Any) -> tuple[str, str, l
     raise AssertionError("the stream ended without its interaction")
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", rest_in_full(True, False))
 async def test_google_interactions(stream: bool, base: str, upstream: Upstream) -> None:
     tools: Any = [{"type": "function", "name": name, "description": name, "parameters": CITY} for name in NAMES]
     asked(upstream)

@@ -276,6 +276,7 @@ def heard_before(seen: Any) -> list[str]:
     return [text for role, text in seen.texts() if role == "user"]
 
 
+@old_cli_in_full
 @pytest.mark.parametrize("way", ["adopted", "imported"])
 async def test_what_is_too_large_is_shown_smaller_and_kept_as_it_came(
     way: str, claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path

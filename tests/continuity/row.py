@@ -33,7 +33,7 @@ class Row:
     reached the model with it. `thinks`: the model thinks before each answer, which it cannot where somebody goes on by
     hand: another head of the request makes every thought void. `calls`: the requests upstream that any turn from the
     breakage on may take for its prompt (one for a summary has another). `summarised`: the model knows the acknowledged
-    turns by a summary.
+    turns by a summary. `replaced`: another CLI comes in the place of the one that was there.
     """
 
     group: str
@@ -50,6 +50,7 @@ class Row:
     probe: Callable[[], Fact] | None = None
     refused: str | None = None
     wrapped: bool = False
+    replaced: bool = False
     after: Callable[[Talk], None] | None = None
     thinks: bool = True
     calls: int | None = None

@@ -12,7 +12,7 @@ from cli_session_proxy.testing.script import Gate, Reply
 
 from ..until import until
 from .misbehaving import MisbehavingCli
-from .row import BOTH, NEW, Breaks, Row, Says
+from .row import NEW, Breaks, Row, Says
 from .talk import EngineTalk, Refused, Talk, by_hand, run_by_hand
 
 
@@ -221,7 +221,7 @@ ROWS = (
     Row(IDS, '"No conversation found" with a fresh id', _at_start("no_conversation"), quick=NEW, wrapped=True,
         says=_again('it said "No conversation found", and it ended with exit code 1 before the result')),
     Row(CLI, "kill -9 before the prompt is on disk", kill_before_the_prompt_is_on_disk, quick=NEW, says=_KILLED),
-    Row(CLI, "kill -9 after it", kill_after_the_prompt_is_on_disk, quick=BOTH, says=_KILLED),
+    Row(CLI, "kill -9 after it", kill_after_the_prompt_is_on_disk, quick=NEW, says=_KILLED),
     Row(CLI, "kill -9 in mid-answer", kill_in_mid_answer, says=_KILLED),
     Row(CLI, "kill -9 between the answer and the result", _at_the_result("kill_before_result"), quick=NEW,
         wrapped=True, says=_without_result(137)),
@@ -233,11 +233,12 @@ ROWS = (
         says=_without_result(0)),
     Row(CLI, "garbage on stdout", _at_start("garbage"), quick=NEW, wrapped=True),
     Row(CLI, "upgraded", _versions("2.1", restarting=True), clis=("1.0",), quick=("1.0",), prefix=False,
+        replaced=True,
         says={4: r"The model had changed: 3 thoughts of another one, which the CLI shows to no other, stayed out"}),
-    Row(CLI, "downgraded", _versions("1.0", restarting=True), clis=NEW, prefix=False,
+    Row(CLI, "downgraded", _versions("1.0", restarting=True), clis=NEW, prefix=False, replaced=True,
         says={0: _FORKED_AND_VOID}),
     Row(CLI, "downgraded and upgraded under a running proxy", _versions("1.0", "2.1", restarting=False), clis=NEW,
-        quick=NEW, prefix=False, says={0: _FORKED_AND_VOID}),
-    Row(CLI, "removed and put back", remove_and_put_back, quick=NEW,
+        quick=NEW, prefix=False, replaced=True, says={0: _FORKED_AND_VOID}),
+    Row(CLI, "removed and put back", remove_and_put_back, quick=NEW, replaced=True,
         says={4: r"\*\*failed\*\* \(`claude_unavailable`\): no Claude CLI at \S+"}),
 )  # fmt: skip

@@ -19,7 +19,7 @@ from cli_session_proxy.testing.script import Fail, Reply
 from cli_session_proxy.testing.seen import Seen, parts
 
 from ..media import document, image, paper, picture
-from .row import BOTH, NEW, Breaks, Row, Says
+from .row import NEW, Breaks, Row, Says
 from .rows_upstream import FEW_TOKENS
 from .score import Fact, Thinking
 from .talk import ASKS_FOR_SUMMARY, EngineTalk, Refused, Talk
@@ -346,7 +346,7 @@ TOO_LARGE = "1 image in the history that came in would have been too large"
 IN_PIECES = "the model knows a summary of its first 9 exchanges"
 CUT_OFF = {UNPARSED: '{"city": "Be'}
 ROWS = (
-    poison("sealed thinking, system prompt replaced", _with(system="You are BETA."), quick=BOTH, prefix=False,
+    poison("sealed thinking, system prompt replaced", _with(system="You are BETA."), quick=NEW, prefix=False,
         says=(_notes(4, REPLACED_2), _notes(4, f"{REPLACED}(?s:.*)3 thoughts"))),
     poison("sealed thinking, a clock in the system prompt, ten times", a_clock, quick=NEW, prefix=False,
         says=({4: REPLACED, **CLOCKS}, {4: REPLACED, **CLOCKS, 15: "1 thought of earlier answers"})),

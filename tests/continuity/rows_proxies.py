@@ -16,7 +16,7 @@ from cli_session_proxy.testing.script import Gate, ToolUse
 from ..recovery.others import Other, other_proxy
 from ..talking import ask, request, text
 from ..tools.test_loops import TOOLS, called, result, results
-from .row import BOTH, NEW, Breaks, Row, void
+from .row import NEW, Breaks, Row, void
 from .score import Fact
 from .talk import EngineTalk, Talk
 
@@ -211,7 +211,7 @@ ROWS = (
     row("two take turns", beside(take_turns), quick=NEW, says=({}, void(6, 8))),
     row("6 at once, three at each", beside(at_once), says=({}, void(6, 10))),
     row("one killed while idle", beside(killed_while_idle)),
-    row("one killed in mid-answer", beside(killed_in_mid_answer), quick=BOTH, says={4: AGAIN}),
+    row("one killed in mid-answer", beside(killed_in_mid_answer), quick=NEW, says={4: AGAIN}),
     row("one killed in mid-answer, given up", beside(killed_while_another_turn_waits), says=NOT_KEPT),
     row(
         "one killed between the answer and the commit",

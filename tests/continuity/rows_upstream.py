@@ -127,7 +127,7 @@ UPSTREAM = "upstream"
 CUT = r"\*\*repaired\*\*: The provider's stream was cut"
 FAST = {"cli_retries": 1}
 ROWS = (
-    Row(UPSTREAM, "400, resent", fails_then_resent(Fail(400)), quick=BOTH, settings=FAST,
+    Row(UPSTREAM, "400, resent", fails_then_resent(Fail(400)), quick=NEW, settings=FAST,
         says=_resent("invalid_request", "API Error: 400 scripted failure")),
     Row(UPSTREAM, "400, given up", always(Fail(400)), quick=NEW, settings=FAST,
         says=_given_up("invalid_request", "API Error: 400")),
@@ -142,7 +142,7 @@ ROWS = (
     Row(UPSTREAM, "529 through every retry, given up", always(Fail(529)), quick=NEW, settings=FAST,
         says=_given_up("overloaded", "529")),
     Row(UPSTREAM, "cut mid-stream once", cut_once(streams=False), quick=BOTH, says={4: rf"{CUT}.*were taken back"}),
-    Row(UPSTREAM, "cut mid-stream after the client had words", cut_once(streams=True), bare=False, quick=BOTH,
+    Row(UPSTREAM, "cut mid-stream after the client had words", cut_once(streams=True), bare=False, quick=NEW,
         says={4: rf"{CUT}.*they are part of the answer"}),
     Row(UPSTREAM, "cut mid-stream always, given up", always(Cut(after=2)), settings={"cli_retries": 0},
         says=_given_up("upstream_error", "Connection to the API was lost")),
@@ -199,7 +199,7 @@ async def name_a_file(talk: Talk) -> None:
 
 
 TEXT_ROWS = (
-    Row(WORDS, "`@file`", name_a_file, quick=BOTH),
+    Row(WORDS, "`@file`", name_a_file, quick=NEW),
     *(Row(WORDS, name, _roomy(_says(text)), clis=clis, quick=quick) for name, text, clis, quick in VERBATIM),
     Row(WORDS, "a lone surrogate", _clearly_refused("before \ud800 after"), clis=BOTH, says=_REFUSED),
     Row(WORDS, "empty", _clearly_refused(""), quick=NEW, says=_REFUSED),

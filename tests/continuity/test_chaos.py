@@ -73,6 +73,7 @@ async def _chaos(settings: Settings, upstream: Upstream, seed: int, turns: int) 
             upstream.forget(keep=4)
 
 
+@pytest.mark.full  # `tests.chaos` has histories of as many turns in every run
 async def test_a_conversation_survives_fifteen_turns_of_chaos(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream, seed: int
 ) -> None:

@@ -91,6 +91,7 @@ async def test_images_that_fill_the_request_are_left_out_where_the_cli_cannot_co
         assert all(fact.key in upstream.requests[-1].raw.decode() for fact in talk.facts)
 
 
+@old_cli_in_full
 async def test_a_remedy_that_does_not_help_leaves_nothing_behind(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

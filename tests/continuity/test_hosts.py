@@ -13,17 +13,18 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Profile, Settings
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from . import test_matrix
 from .report import Report
 from .rows import ROWS
 from .talk import EngineTalk, talking
-from .test_matrix import lab
+from .test_matrix import clis, lab
 
-__all__ = ["lab"]
+__all__ = ["clis", "lab"]
 
 # One of each kind that the store has a part in; the others are for `make full`.
-ALWAYS = ("last line cut", "kill -9 after it", "cut mid-stream after the client had words")
+ALWAYS = ("last line cut", "kill -9 after it")
 # Their other proxies are given their settings as text, without the store's URL: `tests.engine.test_hosts` has those.
 OF_SQLITE = ("several proxies",)
 
@@ -76,6 +77,7 @@ def on_hosts(make_settings: MakeSettings, upstream: Upstream, postgres_url: str,
     return started
 
 
+@old_cli_in_full
 async def test_every_turn_at_another_host_is_remembered_and_extends_the_one_before(
     claude: Path, on_hosts: Callable[..., Any], upstream: Upstream
 ) -> None:

@@ -32,22 +32,34 @@ def _cases() -> Iterator[object]:
             yield pytest.param(row, "2.1", True, id=f"{row}-bare", marks=(pytest.mark.full,))
 
 
-@pytest.fixture
-def lab(claude_2: Path, claude_1: Path, tmp_path: Path) -> Path:
-    """A folder with `claude`, a link that a row may point at another CLI, and links to the CLIs by version."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
+@pytest.fixture(scope="session")
+def clis(claude_2: Path, claude_1: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with links to the CLIs by version, and a `claude-…` for each: asked once what they can do."""
+    folder = tmp_path_factory.mktemp("bin")
     for name, binary in (("2.1", claude_2), ("1.0", claude_1)):
         (folder / name).symlink_to(binary)
+        (folder / f"claude-{name}").symlink_to(folder / name)
+    return folder
+
+
+@pytest.fixture
+def lab(row: Row, clis: Path, tmp_path: Path) -> Path:
+    """Such a folder; one of the row's own, with `claude`, where it puts another program in its place."""
+    if not (row.wrapped or row.replaced):
+        return clis
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("2.1", "1.0"):
+        (folder / name).symlink_to((clis / name).readlink())
     return folder
 
 
 def _settings(make: MakeSettings, lab: Path, row: Row, cli: str) -> Settings:
-    binary = lab / "claude"
     if row.wrapped:
         MisbehavingCli(lab, (lab / cli).resolve())
-    else:
-        binary.symlink_to(lab / cli)
+    elif row.replaced:
+        (lab / "claude").symlink_to(lab / cli)
+    binary = lab / ("claude" if row.wrapped or row.replaced else f"claude-{cli}")
     return make(claude_bin=binary, **row.settings)
 
 

@@ -189,6 +189,7 @@ async def test_a_chain_with_a_refusal_can_be_taken_elsewhere(settings: Settings,
 # --- on the real CLI
 
 
+@old_cli_in_full
 async def test_the_cli_is_asked_once_and_its_session_goes_on_without_the_refusal(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -47,6 +47,7 @@ async def test_each_request_extends_the_one_before_byte_for_byte(
     assert kept == [1.0] * 4
 
 
+@old_cli_in_full
 async def test_the_chain_goes_on_after_a_restart(claude: Path, make_settings: MakeSettings, upstream: Upstream) -> None:
     settings = make_settings(claude_bin=claude)
     said = [f"turn {n}" for n in range(3)]
@@ -57,6 +58,7 @@ async def test_the_chain_goes_on_after_a_restart(claude: Path, make_settings: Ma
     assert turn.continuity == "resumed"
 
 
+@pytest.mark.full  # rows of the matrix upgrade and downgrade it in every run
 async def test_an_old_cli_may_be_replaced_by_a_new_one_and_back(
     claude_1: Path, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
@@ -81,6 +83,7 @@ async def test_six_requests_at_once_to_one_agent_run_in_order_of_acceptance(
     assert heard(upstream) == [f"turn {n}" for n in range(6)]
 
 
+@pytest.mark.full  # `test_acceptance` has twenty at once in every run
 async def test_many_agents_at_once_never_hear_of_each_other(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

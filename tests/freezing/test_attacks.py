@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from bench import machine
 from bench.attacks import ATTACKS, Attack, Target
@@ -52,38 +53,44 @@ async def attacked(
         await server.close()
 
 
-async def is_served(port: int, agent: str) -> None:
-    """The service is alive, and a new agent gets its answer."""
+async def is_served(port: int) -> None:
+    """The service is alive, and an agent gets its answer: a new one the first time, whose CLI is started."""
     connections = Connections(port)
     try:
         async with asyncio.timeout(SERVED):
             await connections.get("health", "/healthz")
             body = {"model": "sonnet", "messages": [{"role": "user", "content": "hello"}]}
-            answer = await connections.post(agent, f"/agents/{agent}/v1/chat/completions", body)
+            answer = await connections.post("other", "/agents/other/v1/chat/completions", body)
             assert b"You said: hello" in answer.body
     finally:
         connections.close()
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def target(claude_2: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Target]:
+    """One service for one attack after the other: what an attack leaves behind must not keep it from anything."""
+    async with Upstream() as upstream, attacked(claude_2, upstream, tmp_path_factory.mktemp("attacked")) as (_, made):
+        yield made
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-async def test_others_are_served_while_it_runs_and_it_ends_in_words(
-    attack: Attack, claude_2: Path, upstream: Upstream, tmp_path: Path
-) -> None:
-    async with attacked(claude_2, upstream, tmp_path) as (server, target):
-        if attack.prepare is not None:
-            await attack.prepare(target)
-        struck = asyncio.ensure_future(attack.strike(target))
-        try:
-            for n in range(3):
-                await is_served(server.connections.port, f"other-{n}")
-            async with asyncio.timeout(ANSWERED):
-                statuses = await struck
-        finally:
-            struck.cancel()
-            await asyncio.gather(struck, return_exceptions=True)
-        assert attack.expected >= set(statuses), statuses
-        await is_served(server.connections.port, "after")
+async def test_others_are_served_while_it_runs_and_it_ends_in_words(attack: Attack, target: Target) -> None:
+    if attack.prepare is not None:
+        await attack.prepare(target)
+    struck = asyncio.ensure_future(attack.strike(target))
+    try:
+        for _ in range(3):
+            await is_served(target.port)
+        async with asyncio.timeout(ANSWERED):
+            statuses = await struck
+    finally:
+        struck.cancel()
+        await asyncio.gather(struck, return_exceptions=True)
+        target.upstream.heal()
+    assert attack.expected >= set(statuses), statuses
+    await is_served(target.port)
 
 
 @pytest.mark.timeout(300)

@@ -15,6 +15,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..every_wire import proxied
+from ..matrix import rest_in_full
 
 JSON = dict[str, Any]
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -55,7 +56,7 @@ def said_by(path: str, body: JSON) -> list[JSON]:
     return body["output"] if path == RESPONSES else [{"role": "assistant", "content": body["content"]}]
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("path", rest_in_full(CHAT, RESPONSES, MESSAGES))
 async def test_a_later_system_message_stays_where_it_is_and_the_session_warm(
     path: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
@@ -88,7 +89,7 @@ async def test_a_later_system_message_stays_where_it_is_and_the_session_warm(
     assert kept == [1.0] * 3
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("path", rest_in_full(CHAT, RESPONSES, MESSAGES))
 async def test_system_messages_alone_are_answered(
     path: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

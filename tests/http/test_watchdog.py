@@ -20,6 +20,7 @@ from cli_session_proxy.http.metrics import Metrics
 from cli_session_proxy.http.watchdog import Watchdog, on_signals
 
 from ..conftest import ROOT
+from ..matrix import rest_in_full
 from ..talking import events
 from .conftest import SOON, Run
 from .test_metrics import Going
@@ -146,7 +147,7 @@ BLOCKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("runner", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("runner", rest_in_full("uvloop", "asyncio"))
 @pytest.mark.parametrize("what", BLOCKS)
 async def test_the_service_ends_whatever_keeps_it(what: str, runner: str) -> None:
     block, work, speaks = BLOCKS[what]

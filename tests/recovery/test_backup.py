@@ -15,6 +15,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import ROOT, MakeSettings
 from ..docs.test_snippets import blocks_of
+from ..matrix import rest_in_full
 from ..talking import ask, running, text
 
 
@@ -55,7 +56,7 @@ async def test_what_was_backed_up_is_there_again_on_an_empty_disk(
     assert (settings.var / "sandbox" / "agents" / "a" / "note.txt").read_text() == "kept"
 
 
-@pytest.mark.parametrize("left", ["chains.sqlite3-wal", "chains.sqlite3-shm"])
+@pytest.mark.parametrize("left", rest_in_full("chains.sqlite3-wal", "chains.sqlite3-shm"))
 async def test_a_restore_over_a_store_takes_nothing_of_that_ones_log(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path, left: str
 ) -> None:

@@ -19,6 +19,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings, processes
+from ..matrix import rest_in_full
 from ..until import until
 from ..wrappers import wrapped
 from .others import Other, other_proxy
@@ -89,7 +90,7 @@ async def killed(
 
 @old_cli_in_full
 @every_kind
-@pytest.mark.parametrize("doing", [idle, answering])
+@pytest.mark.parametrize("doing", rest_in_full(answering, idle))
 async def test_no_cli_outlives_its_proxy(
     doing: Doing, kind: str, claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -106,7 +107,7 @@ async def test_a_cli_that_waits_for_results_does_not_ask_the_model_when_its_prox
 
 
 @every_kind
-@pytest.mark.parametrize("doing", [idle, answering, waiting])
+@pytest.mark.parametrize("doing", rest_in_full(answering, waiting, idle, quick=2))
 async def test_it_is_so_without_a_parent_death_signal_too(
     doing: Doing, kind: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -140,6 +141,7 @@ async def test_a_spare_dies_with_its_proxy(
         await until(two)
 
 
+@old_cli_in_full
 async def test_what_the_cli_has_started_dies_with_its_proxy_too(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
@@ -149,6 +151,7 @@ async def test_what_the_cli_has_started_dies_with_its_proxy_too(
         pass
 
 
+@old_cli_in_full
 async def test_what_the_cli_has_started_ends_with_a_turn_that_is_cut_short(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

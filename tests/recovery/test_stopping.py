@@ -22,6 +22,7 @@ from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..matrix import rest_in_full
 from ..serving import START, serve
 from ..until import until
 from .test_several_proxies import reached
@@ -70,7 +71,7 @@ async def all_turns(settings: Settings) -> list[Turn]:
         await store.close()
 
 
-@pytest.mark.parametrize("ask", [with_openai, with_responses, with_anthropic, with_an_anthropic_stream])
+@pytest.mark.parametrize("ask", rest_in_full(with_an_anthropic_stream, with_openai, with_responses, with_anthropic))
 async def test_a_client_that_retries_by_itself_gets_its_answer_from_the_next_proxy(
     ask: Callable[[str], Coroutine[Any, Any, str]],
     claude_2: Path,

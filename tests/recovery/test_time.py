@@ -12,13 +12,14 @@ from cli_session_proxy.testing.script import Gate, Stall
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..matrix import rest_in_full
 from ..talking import ask, heard, request, running
 from ..until import until
 from .test_kill import turns_of
 from .test_several_proxies import reached
 
 
-@pytest.mark.parametrize("after", [0, 1], ids=["before the first byte", "mid-stream"])
+@pytest.mark.parametrize("after", rest_in_full(1, 0), ids=["mid-stream", "before the first byte"])
 async def test_a_stall_upstream_ends_in_bounded_time(
     after: int, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

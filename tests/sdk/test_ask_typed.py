@@ -23,10 +23,12 @@ from cli_session_proxy.testing.script import Block, Reply, Stall, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..matrix import rest_in_full
 from ..serving import serving
 from ..talking import running
 
 WAYS = ("embedded", "served")
+either_way = pytest.mark.parametrize("there", WAYS, indirect=True)
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def settings(claude_2: Path, make_settings: MakeSettings) -> Iterator[Settings]:
     runtime.close()
 
 
-@pytest_asyncio.fixture(params=WAYS)
+@pytest_asyncio.fixture(params=rest_in_full(*WAYS))
 async def there(request: pytest.FixtureRequest, settings: Settings) -> AsyncIterator[str | None]:
     """`base_url` of each way: None, or a running server's."""
     if request.param == "embedded":
@@ -98,6 +100,7 @@ async def test_a_model_as_schema_gives_an_instance_of_it(there: str | None, upst
     assert_type(text, str)
 
 
+@either_way
 async def test_a_json_schema_gives_data_that_validates(there: str | None, upstream: Upstream) -> None:
     upstream.next(Reply("many"), Reply("[1, 2]"))
     wanted = {"type": "array", "items": {"type": "integer"}}
@@ -197,6 +200,7 @@ async def test_calls_of_one_answer_run_at_the_same_time(settings: Settings, upst
     assert [text_of(result) for result in results(upstream)] == ["third", "first", "second"]
 
 
+@either_way
 async def test_what_a_function_raises_goes_to_the_model(there: str | None, upstream: Upstream) -> None:
     async def gone() -> str:
         """Waits for something that somebody else cancelled."""
@@ -250,6 +254,7 @@ async def test_a_loop_of_calls_ends_at_its_bound_and_the_conversation_goes_on(
     assert [text_of(result) for result in results(upstream)] == [NOT_ANSWERED]
 
 
+@either_way
 async def test_a_model_that_takes_too_long_is_a_timeout_either_way(there: str | None, upstream: Upstream) -> None:
     upstream.when("wait", Stall(), times=None)
     with pytest.raises(TurnTimeout):

@@ -17,8 +17,10 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Stall
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import FAKE_KEY, ROOT
 from ..docs.test_snippets import blocks_of
+from ..matrix import rest_in_full
 
 # A script that cannot end is killed: its engine alone would be waited for longer than this (s).
 PATIENCE = 40.0
@@ -62,12 +64,13 @@ async def run(
     return child.returncode, said.decode().splitlines(), complained.decode()
 
 
+@old_cli_in_full
 async def test_readmes_lines_answer_and_end(tmp_path: Path, claude: Path, upstream: Upstream) -> None:
     ended, said, complained = await run(tmp_path, claude, upstream, readme_lines())
     assert (ended, said, complained) == (0, ["colour is teal."], "")
 
 
-@pytest.mark.parametrize("end", ["sys.exit(3)", "raise SystemExit(3)"])
+@pytest.mark.parametrize("end", rest_in_full("sys.exit(3)", "raise SystemExit(3)"))
 async def test_a_script_that_exits_by_itself_is_not_held_up(
     tmp_path: Path, claude_2: Path, upstream: Upstream, end: str
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -41,13 +41,13 @@ async def test_a_large_turn_is_read_beside_the_loop(
     done = await complete(store, agent, "t1", output=output)
     await store.accept(a_turn(agent, "t2", "t1", fingerprint="f"))
     seen: list[bool] = []
-    load = rows.loaded_turn
+    load = rows.loaded_turns
 
-    def loaded(conn: Connection, row: Row[tuple[object, ...]]) -> Turn:
+    def loaded(conn: Connection, found: Sequence[Row[tuple[object, ...]]]) -> list[Turn]:
         seen.append(threading.current_thread() is threading.main_thread())
-        return load(conn, row)
+        return load(conn, found)
 
-    monkeypatch.setattr(rows, "loaded_turn", loaded)
+    monkeypatch.setattr(rows, "loaded_turns", loaded)
     standing = await store.standing(agent.key, "t1", at_head=False)
     assert standing is not None
     assert standing.parent == done

@@ -17,9 +17,13 @@ from ..wrappers import KINDS, wrapped
 from .test_loops import TOOLS, both, calls, result, results
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
+# What does not go by the process itself is the same behind either script.
+one_kind = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "no exec" else pytest.mark.full) for kind in KINDS]
+)
 
 
-@every_kind
+@one_kind
 async def test_the_clients_tools_are_called_and_their_results_brought(
     kind: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -46,7 +50,7 @@ async def test_a_spare_is_taken_and_keeps_its_process(
         assert await ready(engine) != spare
 
 
-@every_kind
+@one_kind
 async def test_another_system_prompt_is_given_to_the_running_process(
     kind: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -57,7 +61,7 @@ async def test_another_system_prompt_is_given_to_the_running_process(
     assert b"Be verbose." in upstream.requests[-1].raw
 
 
-@every_kind
+@one_kind
 async def test_an_old_cli_behind_a_script_works_as_an_old_one(
     kind: str, claude_1: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -69,7 +73,7 @@ async def test_an_old_cli_behind_a_script_works_as_an_old_one(
     assert heard(upstream) == ["one", "/clea", "r", "three"]
 
 
-@every_kind
+@one_kind
 @pytest.mark.parametrize("upgraded", [True, False])
 async def test_a_script_that_starts_another_version_from_now_on_is_followed(
     upgraded: bool, kind: str, claude_1: Path, claude_2: Path, make_settings: MakeSettings, upstream: Upstream,

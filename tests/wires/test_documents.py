@@ -123,6 +123,7 @@ def test_a_name_is_kept_and_tells_the_type_where_nothing_else_does() -> None:
     assert message.content == ({**TEXT_BLOCK, "title": "notes.txt"},)
 
 
+@old_cli_in_full
 async def test_documents_reach_the_model_and_are_known_again(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -28,7 +28,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
-from ..sql.database import Claim, Database, Urgency, Work
+from ..sql.database import Claim, Database, Life, Urgency, Work
 from ..sql.migrations import moved
 from . import bell
 
@@ -63,7 +63,7 @@ _SERVER = """
 ERRORS = (SQLAlchemyError, psycopg.Error, UnicodeEncodeError)
 
 
-class PostgresqlDatabase(Database):
+class PostgresqlDatabase(Life, Database):
     """Runs transactions on the database that `url` names. `busy_timeout` (seconds) bounds every wait of a write.
 
     Use it on the event loop that opened it. What the URL leaves out comes from libpq's own environment (PGPASSWORD,
@@ -84,8 +84,6 @@ class PostgresqlDatabase(Database):
             f"BEGIN; SET LOCAL lock_timeout = {int(busy_timeout * 1000)}; "
             f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_LIMIT}; SET LOCAL synchronous_commit = "
         )
-        self._open = False
-        self._ending: asyncio.Task[None] | None = None
         self._stopping = threading.Event()
         self._engine: Engine | None = None
         self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
@@ -99,9 +97,7 @@ class PostgresqlDatabase(Database):
         return f"postgresql://{user}{place}/{told.get('dbname', '')}"
 
     async def open(self, prepare: Work[None]) -> None:
-        if self._ending is not None:
-            await asyncio.shield(self._ending)
-            self._ending = None
+        await self._finished_closing()
         if self._threads is not None:
             return
         self._stopping.clear()
@@ -124,13 +120,6 @@ class PostgresqlDatabase(Database):
         if conn.exec_driver_sql("SELECT to_regprocedure('store_clock()') IS NULL").scalar():
             conn.exec_driver_sql(_CLOCK)
         prepare(conn)
-
-    async def close(self) -> None:
-        self._open = False
-        if self._ending is None:
-            self._ending = asyncio.ensure_future(self._end())
-        # shielded: a cancelled close must not leave threads and connections behind
-        await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
         threads, self._threads = self._threads, None

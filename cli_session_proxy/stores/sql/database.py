@@ -16,6 +16,7 @@ beside it.
 
 from __future__ import annotations
 
+import asyncio
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
@@ -103,6 +104,31 @@ class Database(Protocol):
 
     def forget_copies(self, owner: str, agent_id: str) -> None:
         """Remove the agent from copies that `back_up` made. `StoreUnavailable` where one resists. Blocks."""
+
+
+class Life:
+    """How a database is opened and closed: `_end` closes it once, whoever asks, and it is opened again only behind
+    that."""
+
+    _open = False
+    _ending: asyncio.Task[None] | None = None
+
+    async def _finished_closing(self) -> None:
+        """Wait until an earlier `close` is over."""
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+            self._ending = None
+
+    async def close(self) -> None:
+        self._open = False
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end())
+        # shielded: a cancelled close must not leave threads, connections and locks behind
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
+        """Let what was submitted end, and disconnect."""
+        raise NotImplementedError
 
 
 # --- Statements that every turn runs

@@ -202,7 +202,8 @@ def _loaded(conn: Connection, row: Row[Any] | None, limit: int | None) -> Turn |
         return None
     if limit is not None and (row.bytes > limit or row.images is not None):
         raise TooLarge
-    return rows.loaded_turn(conn, row)
+    (found,) = rows.loaded_turns(conn, [row])
+    return found
 
 
 def turn_by_key(conn: Connection, owner: str, key: str, now: float) -> Turn | None:

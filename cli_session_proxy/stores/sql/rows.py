@@ -145,11 +145,6 @@ def answer_values(cutter: Cutter, turn: Turn, stored: Row[Any]) -> Values:
     return values | texts | {"bytes": size(stored.system, stored.input, stored.placed, stored.options, *texts.values())}
 
 
-def loaded_turn(conn: Connection, row: Row[Any]) -> Turn:
-    (turn,) = loaded_turns(conn, [row])
-    return turn
-
-
 def loaded_turns(conn: Connection, rows: Sequence[Row[Any]]) -> list[Turn]:
     """Turns from rows of all columns of `turns`, with their images."""
     known: dict[str, str] | None = None

@@ -230,7 +230,7 @@ def commit(conn: Connection, done: Commit) -> Turn:
     row = _need(conn, done.turn_id, _UNFINISHED)
     if done.session is not None and done.session.agent_key != row.agent_key:
         raise ValueError(f"commit of {done.turn_id} with a session of agent {done.session.agent_key}")
-    turn = rows.loaded_turn(conn, row)
+    (turn,) = rows.loaded_turns(conn, [row])
     turn = replace(
         turn, status=done.status, output=tuple(done.output), stop_reason=done.stop_reason, usage=done.usage,
         cost_usd=done.cost_usd, tools=tuple(done.tools), timings=done.timings, attempts=tuple(done.attempts),
@@ -277,7 +277,7 @@ def fail(
         leases.check(conn, lease)
     allowed = _NOT_ANSWERED if lease is not None else _NEVER_BEGUN
     row = _need(conn, turn_id, allowed)
-    turn = rows.loaded_turn(conn, row)
+    (turn,) = rows.loaded_turns(conn, [row])
     turn = replace(turn, status=status, error=error, attempts=tuple(attempts), timings=timings, finished_at=at)
     _update(
         conn,
@@ -295,7 +295,7 @@ def fail(
 
 def requeue(conn: Connection, turn_id: str, instance: str | None) -> Turn:
     row = _need(conn, turn_id, _FAILED)
-    turn = rows.loaded_turn(conn, row)
+    (turn,) = rows.loaded_turns(conn, [row])
     leases.forget_cancel(conn, turn_id)  # it was the end of the attempt before
     turn = replace(
         turn, status="queued", error=None, session_id=None, continuity=None, frame_uuid=None, started_at=None,
@@ -351,7 +351,8 @@ def set_head(conn: Connection, agent_key: int, turn_id: str | None) -> None:
 
 def save_session(conn: Connection, session: Session, new: Sequence[Link]) -> None:
     values = rows.session_values(session)
-    changes = {name: value for name, value in values.items() if name not in ("id", "agent_key")}
+    changes = dict(values)
+    del changes["id"], changes["agent_key"]
     found = _UPDATE_SESSION.run(conn, {"session_id": session.id, "of_agent": session.agent_key, **changes})
     if not found.rowcount:
         if not _INSERT_SESSION.run(conn, values).rowcount:

@@ -37,7 +37,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from ... import logs
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
 from ...locks import RUN, SUFFIX, FileLock, is_held
-from ..sql.database import Claim, Database, Urgency, Work
+from ..sql.database import Claim, Database, Life, Urgency, Work
 from ..sql.migrations import moved
 from . import copies
 
@@ -66,7 +66,7 @@ class _Write:
     done: asyncio.Future[Any]
 
 
-class SqliteDatabase(Database):
+class SqliteDatabase(Life, Database):
     """Runs transactions on one SQLite file. `busy_timeout` (seconds) bounds the wait for another writer.
 
     Use it on the event loop that opened it.
@@ -80,8 +80,6 @@ class SqliteDatabase(Database):
         self.path = Path(str(self.url.database).removeprefix("file:"))
         self.busy_timeout = busy_timeout
         self._clock = clock
-        self._open = False
-        self._ending: asyncio.Task[None] | None = None
         self._engines: list[Engine] = []
         self._writer: Connection | None = None
         self._readers: SimpleQueue[Connection] = SimpleQueue()
@@ -106,9 +104,7 @@ class SqliteDatabase(Database):
         return str(self.path)
 
     async def open(self, prepare: Work[None]) -> None:
-        if self._ending is not None:
-            await asyncio.shield(self._ending)
-            self._ending = None
+        await self._finished_closing()
         if self._write_thread is not None:
             return
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="store-write")
@@ -120,13 +116,6 @@ class SqliteDatabase(Database):
         except BaseException:
             await self.close()
             raise
-
-    async def close(self) -> None:
-        self._open = False
-        if self._ending is None:
-            self._ending = asyncio.ensure_future(self._end())
-        # shielded: a cancelled close must not leave threads and the file's lock behind
-        await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
         self._hurry()

@@ -182,7 +182,7 @@ def completion(turn: Turn) -> JSON:
         message["tool_calls"] = calls
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(turn)}
     return {
-        "id": completion_id(turn.id),
+        "id": f"{ID_PREFIX}{turn.id}",
         "object": "chat.completion",
         "created": int(turn.created_at),
         "model": turn.told_model,
@@ -198,10 +198,6 @@ def model_info(name: str, since: int, by: str = "anthropic") -> JSON:
 
 def model_list(models: list[JSON]) -> JSON:
     return {"object": "list", "data": models}
-
-
-def completion_id(turn_id: str) -> str:
-    return f"{ID_PREFIX}{turn_id}"
 
 
 def _tool_calls(turn: Turn) -> list[JSON]:
@@ -227,7 +223,7 @@ class ChunkWriter(EventStream):
     def __init__(self, turn_id: str, model: str, *, include_usage: bool) -> None:
         self._include_usage = include_usage
         self._base: JSON = {
-            "id": completion_id(turn_id),
+            "id": f"{ID_PREFIX}{turn_id}",
             "object": "chat.completion.chunk",
             "created": int(time.time()),
             "model": model,

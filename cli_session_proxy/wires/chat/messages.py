@@ -17,6 +17,7 @@ from ..blocks import (
     checked_conversation,
     image_block,
     named_file,
+    telling,
     typed_blocks,
 )
 from ..common import optional, required, wrong_type
@@ -54,10 +55,7 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
 
 
 def _user(message: Part, where: str) -> Message:
-    blocks = _blocks(message, where, {"text": _text, "image_url": _image, "file": _file})
-    # The Messages API refuses white text blocks; beside another block such a part says nothing.
-    telling = tuple(block for block in blocks if block["type"] != "text" or block["text"].strip())
-    return Message("user", telling or blocks)
+    return Message("user", telling(_blocks(message, where, {"text": _text, "image_url": _image, "file": _file})))
 
 
 def _assistant(message: Part, where: str) -> Message:

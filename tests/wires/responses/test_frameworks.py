@@ -16,6 +16,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from cli_session_proxy.testing.upstream import Upstream
 
+from ...matrix import rest_in_full
 from ...talking import heard
 from .conftest import ANY_KEY, Door
 
@@ -28,8 +29,13 @@ def _no_tracing() -> None:
     agents.set_tracing_disabled(True)
 
 
-@pytest.mark.parametrize("way", ["previous_response_id", "conversation_id", "session", "history"])
-@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("way", "streamed"),
+    rest_in_full(
+        ("previous_response_id", True), ("conversation_id", False), ("session", True), ("history", False),
+        ("previous_response_id", False), ("conversation_id", True), ("session", False), ("history", True), quick=4,
+    ),
+)  # fmt: skip
 async def test_openai_agents(door: Door, upstream: Upstream, way: str, streamed: bool) -> None:
     agent = agents.Agent(
         name="a", model=agents.OpenAIResponsesModel(model="sonnet", openai_client=door.openai), instructions="Be kind."

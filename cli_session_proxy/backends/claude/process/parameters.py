@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ....domain.client_tools import Answers, ToolOptions, cli_name
 from ....domain.models import JSON, Turn
 from ....domain.parameters import Name, Parameters
-from .events import ProcessDied
 from .process import NO_COMPACTION, ClaudeProcess
 
 MAX_TOKENS = "CLAUDE_CODE_MAX_OUTPUT_TOKENS"
@@ -155,12 +154,12 @@ def _choice(wants: ToolOptions, *, forced: bool) -> JSON:
 async def tell(
     process: ClaudeProcess,
     wants: ToolOptions,
-    *,
-    effort: str | None,
     parent: Turn | None,
     answers: Answers,
+    effort: str | None,
+    *,
     plain: bool,
-) -> Sequence[Name]:
+) -> tuple[Name, ...]:
     """Have the process run its next turn as the request wants it, and nothing left of an earlier one.
 
     What the CLI does not honour comes back. With `plain` it is told nothing. Raises ProcessDied where it did not take
@@ -168,14 +167,14 @@ async def tell(
     """
     launch = process.launch
     if plain or launch.profile.tools or not launch.capability.takes_parameters:
-        await _tell(process, {})
+        await process.tell({})
         asked: list[Name] = list(wants.parameters.as_json())  # type: ignore[arg-type] # the fields are the names
         if wants.choice.mode == "required" and wants.offers:
             asked.append("tool_choice")
-        return [name for name in asked if not (name == "thinking" and wants.parameters.thinking)]
+        return tuple(name for name in asked if not (name == "thinking" and wants.parameters.thinking))
     if not answers.results and wants == ToolOptions(wants.offers):  # nothing is asked of it
-        await _tell(process, {})
-        return []
+        await process.tell({})
+        return ()
     before = ToolOptions.of(parent.options) if parent is not None and answers.results else ToolOptions()
     carried = before.parameters.thinking is False or (before.choice.mode == "required" and bool(before.offers))
     # Only these depend on the model: its id is asked of a process that has not told it yet.
@@ -191,8 +190,8 @@ async def tell(
         env[EXTRA_BODY] = json.dumps(_object(began) | body)
     if MAX_TOKENS in env and (limit := began.get(MAX_TOKENS, "")).isdecimal():  # the operator's own
         env[MAX_TOKENS] = str(min(int(env[MAX_TOKENS]), int(limit)))
-    await _tell(process, env)
-    return unmet
+    await process.tell(env)
+    return tuple(unmet)
 
 
 def _object(env: Mapping[str, str]) -> JSON:
@@ -202,9 +201,3 @@ def _object(env: Mapping[str, str]) -> JSON:
     except ValueError:
         return {}  # the CLI takes no notice of it either
     return fields if isinstance(fields, dict) else {}
-
-
-async def _tell(process: ClaudeProcess, env: Mapping[str, str]) -> None:
-    if not await process.tell(env):
-        why = "it did not take the turn's parameters"
-        raise ProcessDied(why, returncode=process.returncode, stderr=process.stderr)

@@ -25,10 +25,9 @@ from ....domain.models import JSON, Block
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
 from . import capability, frames
-from .child import READ_SIZE, Child, End, Output
+from .child import READ_SIZE, Child, End, Launch, Output, check_tools, printable
 from .events import Called, CliEvent, ProcessDied, Refused, Result
 from .guardian import Guardian
-from .launch import Launch, check_tools, printable
 from .tool_server import ToolServer, offer
 from .turn_reader import TurnReader, calls_in
 
@@ -337,15 +336,16 @@ class ClaudeProcess:
             return str(applied["model"]) if applied.get("model") else None
         return self._model
 
-    async def tell(self, env: Mapping[str, str]) -> bool:
+    async def tell(self, env: Mapping[str, str]) -> None:
         """Set these variables in its environment from its next request to the model on; variables that were set before
         and are not among them go back to their start values. Nothing is sent where nothing changes.
 
-        False when it did not take them, or nobody knows: then it may run no turn. Run on 2.1.329 and 2.1.330, also
-        before `initialize` and while it waits for results (5 to 25 ms); the environment ends with the process.
+        Raises ProcessDied when it did not take them, or nobody knows: then it may run no turn. Run on 2.1.329 and
+        2.1.330, also before `initialize` and while it waits for results (5 to 25 ms); the environment ends with the
+        process.
         """
         if not env and not self._told:
-            return True
+            return
         began = dict(self.launch.env)
         change = {
             name: env.get(name, began.get(name, ""))
@@ -353,11 +353,11 @@ class ClaudeProcess:
             if env.get(name) != self._told.get(name)
         }
         if not change:
-            return True
+            return
         if not await self._ask("apply_flag_settings", settings={"env": change}):
-            return False
+            why = "it did not take the turn's parameters"
+            raise ProcessDied(why, returncode=self.returncode, stderr=self.stderr)
         self._told = dict(env)
-        return True
 
     @property
     def forbidden_to_compact(self) -> bool:

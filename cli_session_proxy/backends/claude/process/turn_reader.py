@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from ....domain.client_tools import ToolPolicy
 from ....domain.identifiers import is_session_id
@@ -38,19 +39,15 @@ _RESULT_DETAIL = (
 )  # fmt: skip
 
 
+@dataclass(slots=True)
 class CallReader:
     """Decides each call once, when its arguments are known. The judge has examined a call before it is decided here."""
 
-    def __init__(self, judge: ToolPolicy | None) -> None:
-        self._judge = judge
-        self._message: str | None = None
-        self._decided: dict[str, Block | Refused | None] = {}
-        self.accepted: list[Block] = []  # of the present message
-        self.ours: set[str] = set()  # every call that came out
-
-    def judge(self, judge: ToolPolicy | None) -> None:
-        """The rules from here on."""
-        self._judge = judge
+    judge: ToolPolicy | None  # the rules from here on
+    _message: str | None = None
+    _decided: dict[str, Block | Refused | None] = field(default_factory=dict)
+    accepted: list[Block] = field(default_factory=list)  # of the present message
+    ours: set[str] = field(default_factory=set)  # every call that came out
 
     def message(self, message_id: str | None) -> None:
         """What follows belongs to this message of the model."""
@@ -68,16 +65,11 @@ class CallReader:
                 self.ours.add(call)
         return self._decided[call]
 
-    def take(self) -> tuple[Block, ...]:
-        """The calls of the present message, once."""
-        taken, self.accepted = tuple(self.accepted), []
-        return taken
-
     def _verdict(self, block: Block, call: str) -> Block | Refused | None:
-        tool = self._judge.tool(str(block.get("name"))) if self._judge else None
-        if self._judge is None or tool is None:
+        tool = self.judge.tool(str(block.get("name"))) if self.judge else None
+        if self.judge is None or tool is None:
             return None
-        why = self._judge.refusal(tool, len(self.accepted)) or self._judge.fault(tool, call)
+        why = self.judge.refusal(tool, len(self.accepted)) or self.judge.fault(tool, call)
         if why is not None:
             return Refused(call, why)
         return {**block, "name": tool.name}
@@ -120,7 +112,7 @@ class TurnReader:
 
     def go_on(self, judge: ToolPolicy | None) -> None:
         """The results are on their way: what follows is another turn of the client's."""
-        self._calls.judge(judge)
+        self._calls.judge = judge
         self._next = 0
 
     def feed(self, frame: JSON | None) -> list[CliEvent]:
@@ -148,20 +140,20 @@ class TurnReader:
             case "result":
                 return self._result(frame)
             case "system":
-                return self._system(frame)
+                subtype = str(frame.get("subtype"))
+                match subtype:
+                    case "api_retry":
+                        return [ApiRetry(_without_ids(frame))]
+                    case "compact_boundary":
+                        return [Compacted(_without_ids(frame))]
+                    case "init" | "conversation_reset":
+                        return [_seen(frame, subtype)]
+                return [Activity(subtype)]
             case "conversation_reset":
                 return [_seen(frame, kind)]
             case "rate_limit_event":
                 self._rate_limit = _dict(frame.get("rate_limit_info"))
         return [Activity(kind)]
-
-    def _system(self, frame: JSON) -> list[CliEvent]:
-        subtype = str(frame.get("subtype"))
-        if subtype == "api_retry":
-            return [ApiRetry(_without_ids(frame))]
-        if subtype == "compact_boundary":
-            return [Compacted(_without_ids(frame))]
-        return [_seen(frame, subtype) if subtype in {"init", "conversation_reset"} else Activity(subtype)]
 
     def _stream(self, event: JSON, abandoned: object) -> list[CliEvent]:
         """`abandoned` stands at the `message_stop` that CLI 2.1 makes of a cut: from which block on they are void."""
@@ -228,7 +220,7 @@ class TurnReader:
 
     def _called(self) -> list[CliEvent]:
         """The message is complete: its calls, if it makes any of the client's."""
-        calls = self._calls.take()
+        calls, self._calls.accepted = tuple(self._calls.accepted), []
         if not calls:
             return []
         used, self._told = self._used.minus(self._told), self._used

@@ -373,7 +373,7 @@ def sound(entries: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> li
 
 def is_whole(path: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> bool:
     """Does it hold all that was said: the results that were brought, and the calls that wait or the answer's end?"""
-    if not ready.results.keys() <= _results_of(path):
+    if ready.results and not ready.results.keys() <= _results_of(path):
         return False
     if said.calls:
         return said.calls <= set(client_tools.calls_of(block for entry in path for block in entry.content))

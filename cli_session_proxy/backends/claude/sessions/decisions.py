@@ -7,26 +7,29 @@ after it, by what the CLI was seen to leave out. The decisions are marks in the 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ....domain.models import Record, Session, Turn
+from ....domain import system_prompts
+from ....domain.client_tools import PREFIX, Offers
+from ....domain.models import JSON, Block, Record, Session, Tool, Turn
 from ....domain.notes import Code, Note
 from ....domain.sizes import size_of
 from ....domain.windows import left_out
 from ....errors import ConfigError, ContextTooLong, ProxyError, RequestTooLarge
-from ....settings import Profile, Settings
+from ....settings import Profile, Settings, SystemPromptChanges
 from ....stores.base import Store
 from ...base import Remedy
 from .. import transcript
 from ..process import failures
 from ..transcript import Head, LeftOut
-from . import own_repairs, paths
+from . import paths
 from .capture import LiveSession
-from .heads import Opening
 from .plan import Plan
+from .reopening import SYNTHETIC_MODEL
 from .repair import TurnContext
 
 # Of how many turns the head of the request is kept in memory; beyond it is read from the chain.
@@ -96,7 +99,7 @@ class Decisions:
         self, now: TurnContext, session: Session | None, plan: Plan, opened: Opening, summarise: Summarise
     ) -> Decided:
         """What of the path is not shown to the model from this turn on, beside what was decided before."""
-        wanted: set[LeftOut] = {what for what in CODES if what in plan.remedies}
+        wanted = CODES.keys() & plan.remedies
         parent = now.parent
         if parent is None:
             return Decided()
@@ -147,13 +150,13 @@ class Decisions:
 
     async def seen(self, ready: LiveSession, records: Sequence[Record]) -> tuple[Note, ...]:
         """What the CLI left out or changed by itself, by what it noted in its transcript."""
-        found = own_repairs.seen(records, ready.prompt)
+        found = own_repairs(records, ready.prompt)
         if "cli_left_out_thinking" in found:  # it says that it did, not how much
-            path = own_repairs.since_stripped(await self._path(ready))
+            path = _since_stripped(await self._path(ready))
             found["cli_left_out_thinking"] = await asyncio.to_thread(transcript.count, path, "thinking")
         elif ready.fresh and ready.session.tip_turn_id is not None:  # each model has a process of its own
-            path = own_repairs.since_stripped(await self._path(ready))
-            found["other_models_thinking"] = await asyncio.to_thread(own_repairs.of_other_models, path, records)
+            path = _since_stripped(await self._path(ready))
+            found["other_models_thinking"] = await asyncio.to_thread(of_other_models, path, records)
         return tuple(Note(code, number) for code, number in found.items() if number)
 
     async def _path(self, ready: LiveSession) -> Sequence[Record]:
@@ -194,3 +197,128 @@ def _left_out(path: Sequence[Record], wanted: Collection[LeftOut], first: Decide
             found["thinking"] = thoughts
             marks.append(transcript.leave_out("thinking", next(one.uuid for one in later if one.uuid is not None)))
     return Decided(tuple(marks), (*first.notes, *(Note(CODES[what], number) for what, number in found.items())))
+
+
+# --- What stands before the messages of a request: kept byte for byte where a change can reach the model otherwise
+
+# The CLI tells the model its own working directory, the agent's sandbox, and there is no way to leave that out.
+ELSEWHERE = (
+    f"Tools whose names begin with {PREFIX} run on the user's side, not in this session's own working directory: "
+    "use the paths that the conversation names."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The head of a turn's request, and what goes to the model with its prompt. `same`: no byte of it has changed."""
+
+    head: Head
+    offers: Offers
+    reminder: Block | None = None
+    notes: tuple[Note, ...] = ()
+    same: bool = True
+
+
+def opening(
+    before: Head | None, system: str | None, offers: Offers, changes: SystemPromptChanges, *, asks: bool
+) -> Opening:
+    """`before` is the path's head, None for a new conversation; `asks`: the turn has a prompt of its own."""
+    tools = tuple(tool.as_json() for tool in offers.tools)
+    line = f"\n\n{ELSEWHERE}"
+    told = None if before is None or before.told is None else before.told.removesuffix(line)
+    same_words = before is not None and told == system
+    # A conversation that had tools before this line was said goes on without it: its head stays as it is.
+    if tools and system is not None and not (before is not None and before.tools and before.told == system):
+        system += line
+    if before is None or (same_words and before.told != system):  # tools came or went: their line does
+        return Opening(Head(system, system, tools), offers, same=before is None)
+    same_tools = True
+    if before.tools != tools:
+        same_tools = _in_one_spelling(before.tools) == _in_one_spelling(tools)
+        if same_tools:
+            tools, offers = before.tools, Offers.of([Tool.from_json(tool) for tool in before.tools])
+    head = replace(before, tools=tools)
+    if system == before.told or (changes != "replace" and not asks and system is not None and _fits(before, system)):
+        return Opening(head, offers, same=same_tools)  # results go out alone: new values wait for the next prompt
+    if system is not None and before.system is not None and before.told is not None and asks:
+        fits = changes == "auto" and _fits(before, system)
+        if fits or changes == "newest-turn" or system == before.system:
+            said = system_prompts.reminder(before.told, system)
+            notes = (Note("system_prompt_in_newest_turn"),)
+            return Opening(replace(head, told=system), offers, said, notes, same_tools)
+    return Opening(Head(system, system, tools), offers, None, (Note("system_prompt_replaced"),), same=False)
+
+
+def _fits(before: Head, system: str) -> bool:
+    return before.system is not None and system_prompts.is_same_but_for_values(before.system, system)
+
+
+def _in_one_spelling(tools: Sequence[JSON]) -> list[str]:
+    """The set of tools, whatever the order in which they and the names in their schemas were written down."""
+    shown = ({name: tool.get(name) for name in ("name", "description", "schema")} for tool in tools)
+    return sorted(json.dumps(tool, sort_keys=True) for tool in shown)
+
+
+# --- What the CLI was seen to mend by itself: it tells nobody, but notes it in its transcript (2.1.330)
+
+# Thinking that it leaves out from then on is an attachment. An image or a document that the provider refused leaves the
+# record of an API error in the middle of the turn, and words in its place in the request that it keeps for itself.
+
+# Types of the attachments by which it remembers what it leaves out from then on.
+_ATTACHMENTS: Mapping[str, Code] = {
+    "thinking_stripped": "cli_left_out_thinking",
+    "thinking_drop": "cli_left_out_thinking",
+    "tool_results_cut": "cli_left_out_tool_results",
+}
+_REMOVED: Mapping[str, Code] = {"[Image removed": "cli_left_out_images", "[Document removed": "cli_left_out_documents"}
+
+
+def own_repairs(records: Iterable[Record], prompt: Sequence[Block]) -> dict[Code, int]:
+    """By code, how often. `prompt` is what we gave it: an image that it wrote down otherwise was changed."""
+    found: dict[Code, int] = {}
+    given = {_data(block) for block in prompt if block.get("type") == "image"}
+    for record in records:
+        if record.uuid is None:
+            for words, removed in _REMOVED.items():
+                found[removed] = max(found.get(removed, 0), record.line.count(words))
+            continue
+        if not (given or '"attachment"' in record.line):
+            continue
+        data = json.loads(record.line)
+        attachment = data.get("attachment")
+        code = _ATTACHMENTS.get(str(attachment.get("type"))) if isinstance(attachment, dict) else None
+        if code is not None:
+            found[code] = found.get(code, 0) + 1
+        content = data.get("message", {}).get("content") if data.get("type") == "user" and given else None
+        for block in content if isinstance(content, list) else ():
+            if block.get("type") == "image" and _data(block) not in given:
+                found["cli_changed_images"] = found.get("cli_changed_images", 0) + 1
+    return found
+
+
+def of_other_models(path: Sequence[Record], records: Iterable[Record]) -> int:
+    """How many thoughts of this path the CLI does not send, where these records are the first of another model."""
+    now = {model for record in records if (model := _model(record)) is not None}
+    before = next((model for record in reversed(path) if (model := _model(record)) is not None), None)
+    if not now or before is None or before in now:
+        return 0
+    return transcript.count((record for record in path if _model(record) not in now), "thinking")
+
+
+def _model(record: Record) -> str | None:
+    """Which model this answer is of; None where it is none, or the CLI's own words in the model's place."""
+    if record.uuid is None or '"assistant"' not in record.line:
+        return None
+    said = json.loads(record.line).get("message")
+    model = said.get("model") if isinstance(said, dict) and said.get("role") == "assistant" else None
+    return model if isinstance(model, str) and model != SYNTHETIC_MODEL else None
+
+
+def _since_stripped(path: Sequence[Record]) -> Sequence[Record]:
+    """The records behind those whose thinking it has left out already."""
+    at = next((at for at in range(len(path), 0, -1) if '"thinking_stripped"' in path[at - 1].line), 0)
+    return path[at:]
+
+
+def _data(block: Block) -> object:
+    return (block.get("source") or {}).get("data")

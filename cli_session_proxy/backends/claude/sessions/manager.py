@@ -26,7 +26,6 @@ from ....domain.evidence import Evidence, RecordsFrom
 from ....domain.identifiers import is_session_id
 from ....domain.models import JSON, Agent, Link, Record, Session, Turn
 from ....domain.notes import Note
-from ....domain.parameters import Name
 from ....errors import InvalidRequest, SessionBusy
 from ....sandbox import Sandboxes
 from ....settings import Profile, Settings
@@ -39,9 +38,9 @@ from ..process.events import AssistantMessage, ProcessDied, Result, WrongTranscr
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
 from ..transcript import Scribe
-from . import heads, partials, paths, reopening, summaries
+from . import partials, paths, reopening, summaries
 from .capture import Captures, LiveSession, TurnOutcome
-from .decisions import Decided, Decisions
+from .decisions import Decided, Decisions, opening
 from .plan import Plan
 from .repair import Foreign, PreparedSession, Repairs, TurnContext
 
@@ -112,7 +111,7 @@ class Sessions:
         is_new_here = session is None or session.mark is None
         brought = transcript.mended_at_import(await self._store.records(parent.id)) if parent and is_new_here else []
         before = await self.decisions.head_at(parent)
-        opened = heads.opening(
+        opened = opening(
             before, plan.system, plan.wants.offers, self._settings.system_prompt_changes,
             asks=bool(plan.prompt),
         )  # fmt: skip
@@ -191,7 +190,7 @@ class Sessions:
             if prepared.resume and not warm:
                 session = await self._loaded(session, process, lenient=last)
             spent = await self._spent(now, session, warm=warm)
-            unmet = await self._told(process, now, plan)
+            unmet = await parameters.tell(process, plan.wants, now.parent, plan.answers, plan.effort, plain=plan.plain)
         except BaseException:  # nobody else knows yet that the process is in use
             process.kill()
             await self._pool.checkin(process)
@@ -212,13 +211,6 @@ class Sessions:
             spent=spent,
             unmet=unmet,
         )
-
-    async def _told(self, process: ClaudeProcess, now: TurnContext, plan: Plan) -> tuple[Name, ...]:
-        """The process runs this turn as its request wants it; what of that it does not honour."""
-        told = parameters.tell(
-            process, plan.wants, effort=plan.effort, parent=now.parent, answers=plan.answers, plain=plan.plain
-        )
-        return tuple(await told)
 
     async def _loaded(self, session: Session, process: ClaudeProcess, *, lenient: bool) -> Session:
         """The session as the process loaded it. Raises ProcessDied; WrongTranscript where it loaded something else.
@@ -285,7 +277,7 @@ class Sessions:
         leaf = session.mark.leaf if session.mark else None
         spent = await self._spent(now, session, warm=True)
         try:
-            unmet = await self._told(process, now, plan)
+            unmet = await parameters.tell(process, plan.wants, parent, plan.answers, plan.effort, plain=plan.plain)
         except BaseException:
             process.kill()
             await self._pool.checkin(process)
@@ -356,9 +348,8 @@ class Sessions:
 
     async def _verify(self, now: TurnContext, parent: Turn, session: Session) -> PreparedSession:
         """Is the transcript what the CLI must load? By all of its content, unless a warm process need not load it."""
-        project = self._path(now.cwd)
-        path = transcript.in_folder(project, session.id)
-        session = now.session(session.id, project, session.mark, session)
+        path = transcript.in_folder(self._path(now.cwd), session.id)
+        session = replace(session, transcript=str(path), cli_version=now.capability.version)
         warm = self._pool.peek(session.id)
         if self._in_step.get(session.id) != parent.id:
             # Another proxy, or a failed turn, has gone on without this process: its memory is not the path.
@@ -395,8 +386,8 @@ class Sessions:
                 await self._end(ended)
         taken = await self.captures.taken(ready, turn, path, said)
         void = 0
-        thinks = any('"thinking"' in record.line for record in taken.records)
-        if thinks and not ready.process.launch.capability.heals_thinking:
+        heals = ready.process.launch.capability.heals_thinking
+        if not heals and any('"thinking"' in record.line for record in taken.records):
             marked, void = await asyncio.to_thread(partials.without_void, taken.records)
             if void:
                 for ended in {before.id, session_id}:
@@ -428,18 +419,16 @@ class Sessions:
             detail: JSON = {"asked": before.id, "answered": session_id, "cli": ready.process.version}
             links = (Link(before.id, session_id, turn.id, "forked_by_cli", detail, time.time()),)
         if taken.mark is not None and (ready.process.usable or ready.process.waiting):
-            self._stays(session_id, turn.id, ready.spent if said.cost_total is None else said.cost_total)
+            # The process is in step with this turn now. What is known of processes that are gone is forgotten.
+            self._in_step[session_id] = turn.id
+            self._totals[session_id] = ready.spent if said.cost_total is None else said.cost_total
+            if len(self._in_step) > 2 * self._settings.max_processes:
+                for gone in [known for known in self._in_step if self._pool.peek(known) is None]:
+                    del self._in_step[gone]
+                    self._totals.pop(gone, None)
         if ready.head is not None:
             self.decisions.remember(turn.id, ready.head)
         return Captured(tuple(records), session, links, taken.source, notes)
-
-    def _stays(self, session_id: str, turn_id: str, total: float) -> None:
-        """The process is in step with this turn now. What is known of processes that are gone is forgotten."""
-        self._in_step[session_id], self._totals[session_id] = turn_id, total
-        if len(self._in_step) > 2 * self._settings.max_processes:
-            for gone in [known for known in self._in_step if self._pool.peek(known) is None]:
-                del self._in_step[gone]
-                self._totals.pop(gone, None)
 
     async def spoil(self, ready: LiveSession, answered: str | None, *, owned: bool) -> None:
         """A turn failed here: the process's memory holds what the path does not, and a new file is of no use.

@@ -221,7 +221,11 @@ class Repairs:
             return True
         if running.has_register(self._config_dir):
             return False
-        return await asyncio.to_thread(_age, path) < self._settings.idle_timeout
+        try:
+            written = os.stat(path).st_mtime
+        except OSError:  # a file that is gone is old
+            return False
+        return time.time() - written < self._settings.idle_timeout
 
     # --- mending
 
@@ -232,7 +236,7 @@ class Repairs:
             verdict = await self.check(place, session, parent)
             if verdict.found != "equal":
                 continue
-            await asyncio.to_thread(_move, place, path)
+            await asyncio.to_thread(transcript.move, place, path)
             done = Repair("moved", looked_for=str(path), found_at=str(place))
             moved = await self.check(path, replace(session, mark=verdict.mark), parent)
             if moved.found != "equal":
@@ -297,19 +301,3 @@ class Repairs:
             return await asyncio.to_thread(transcript.write, path, records, path.stem, strict_order=strict)
         except OSError as exc:
             raise SandboxError(f"the transcript {path} cannot be written ({exc.strerror}): see `doctor`") from exc
-
-
-def _age(path: Path) -> float:
-    """Seconds since it was written to; a file that is gone is old."""
-    try:
-        return time.time() - path.stat().st_mtime
-    except OSError:
-        return float("inf")
-
-
-def _move(place: Path, path: Path) -> None:
-    """The transcript and what lies beside it, to where the CLI looks."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if transcript.copy_beside(place, path):
-        shutil.rmtree(transcript.beside(place))
-    os.replace(place, path)

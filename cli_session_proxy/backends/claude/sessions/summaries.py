@@ -7,12 +7,12 @@ and the next piece. What is newest stays as it was said, as far as half a piece 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from ....domain.models import Block, Record
+from ....domain.models import Record
 from ....errors import ContextTooLong, RequestTooLarge
+from ... import telling
 from .. import transcript
 from ..transcript import Entry
 from .exchanges import TranscriptExchange, exchanges, is_compaction
@@ -31,7 +31,6 @@ ASK = (
     "Summarise this part of a conversation between a user and an assistant. Keep every fact, decision, name, number "
     "and open task that somebody may come back to, in the order in which they came up. Answer with the summary only."
 )
-SO_FAR = "This is the summary of what came before. Begin your summary with what it says:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> S
     while True:
         # Never the first: it may begin with a summary of the CLI's, before which a CLI reads nothing.
         kept = min(_kept(texts, size // 2, at_least=int(open_calls)), len(texts) - 1)
-        pieces = list(_pieces(texts[: len(texts) - kept], size))
+        pieces = list(telling.pieces(texts[: len(texts) - kept], size))
         if not pieces or kept < int(open_calls):
             return None
         left_out = 0
@@ -68,8 +67,7 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> S
         try:
             for _, piece in pieces:
                 calls += 1
-                before = f"{SO_FAR}\n\n{text}\n\n" if text else ""
-                text = (await ask(f"{ASK}\n\n{before}The conversation:\n\n{piece}"))[: size // 2]
+                text = (await ask(telling.prompt(ASK, text, piece)))[: size // 2]
         except (ContextTooLong, RequestTooLarge):
             size //= 2
             continue
@@ -83,7 +81,8 @@ def _read(path: Sequence[Record]) -> tuple[list[TranscriptExchange], list[str]]:
     texts = []
     for exchange in said:
         spoken = [entry for entry in exchange.path if entry.kind in ("user", "assistant")]
-        told = [f"{entry.kind}: {words}" for entry in spoken for block in entry.content if (words := _words(block))]
+        blocks = [(entry.kind, block) for entry in spoken for block in entry.content]
+        told = [f"{kind}: {words}" for kind, block in blocks if (words := telling.words(block))]
         texts.append("\n\n".join(told))
     return said, texts
 
@@ -105,34 +104,3 @@ def _kept(texts: Sequence[str], room: int, *, at_least: int) -> int:
             break
         kept += 1
     return kept
-
-
-def _pieces(texts: Sequence[str], size: int) -> Iterator[tuple[int, str]]:
-    """The texts in pieces of at most this size, each with the number of the exchange that it begins in."""
-    piece, first = "", 0
-    for number, text in enumerate(texts):
-        for at in range(0, len(text), size):
-            part = text[at : at + size]
-            if piece and len(piece) + len(part) > size:
-                yield first, piece
-                piece = ""
-            if not piece:
-                first = number
-            piece = f"{piece}\n\n{part}" if piece else part
-    if piece:
-        yield first, piece
-
-
-def _words(block: Block) -> str:
-    match block.get("type"):
-        case "text":
-            return str(block.get("text", ""))
-        case "tool_use":
-            return f"[calls {block.get('name')}: {json.dumps(block.get('input'), ensure_ascii=False)}]"
-        case "tool_result":
-            content = block.get("content")
-            parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
-            return f"[result: {' '.join(_words(part) for part in parts if isinstance(part, dict))}]"
-        case "image" | "document":
-            return f"[{block['type']}]"
-    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import mmap
@@ -69,19 +70,16 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A transcript, or its tail. `broken` counts lines that are not JSON, or too deep (a cut last line among them)."""
+    """A transcript, or its tail, and of its entries those on the path. `broken` counts lines that are not JSON, or too
+    deep (a cut last line among them)."""
 
     entries: tuple[Entry, ...]
+    path: list[Entry]
     broken: int = 0
 
     @property
-    def path(self) -> list[Entry]:
-        return [entry for entry in self.entries if entry.on_path]
-
-    @property
     def leaf(self) -> str | None:
-        path = self.path
-        return path[-1].uuid if path else None
+        return self.path[-1].uuid if self.path else None
 
 
 def parse(data: bytes) -> Parsed:
@@ -100,11 +98,12 @@ def parse(data: bytes) -> Parsed:
             entries.append(Entry(line, value))
         else:
             broken += 1
-    return Parsed(tuple(entries), broken)
+    return Parsed(tuple(entries), [entry for entry in entries if entry.on_path], broken)
 
 
 def parse_records(records: Iterable[Record]) -> Parsed:
-    return Parsed(tuple(Entry(record.line, json.loads(record.line)) for record in records))
+    entries = tuple(Entry(record.line, json.loads(record.line)) for record in records)
+    return Parsed(entries, [entry for entry in entries if entry.on_path])
 
 
 def unbroken(entries: Sequence[Entry], start: str | None) -> bool:
@@ -224,8 +223,8 @@ class Reader:
 
     def copy(self) -> Reader:
         """One that stays where this one is now."""
-        other = Reader(self.path, self.leaf)
-        other._hash, other._size, other._identity = self._hash.copy(), self._size, self._identity
+        other = copy.copy(self)
+        other._hash = self._hash.copy()
         return other
 
     def holds(self, mark: FileMark) -> bool:

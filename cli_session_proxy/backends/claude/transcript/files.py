@@ -95,6 +95,14 @@ def copy_beside(source: Path, target: Path) -> int:
     return copied
 
 
+def move(path: Path, target: Path) -> None:
+    """Move a transcript and what lies beside it to where the CLI looks."""
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if copy_beside(path, target):
+        shutil.rmtree(beside(path))
+    os.replace(path, target)
+
+
 def remove(path: Path) -> None:
     """Remove a transcript and the folder beside it."""
     checked(path).unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from unittest import mock
 
 from cli_session_proxy.backends.claude.process import process_table
 from cli_session_proxy.backends.claude.process.capability import Capability
-from cli_session_proxy.backends.claude.process.launch import Launch
+from cli_session_proxy.backends.claude.process.child import Launch
 from cli_session_proxy.errors import ClaudeUnavailable
 from cli_session_proxy.settings import Profile
 

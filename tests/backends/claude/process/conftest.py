@@ -13,8 +13,8 @@ import pytest
 
 from cli_session_proxy.backends.claude.process import capability as cli
 from cli_session_proxy.backends.claude.process import environment
+from cli_session_proxy.backends.claude.process.child import Launch
 from cli_session_proxy.backends.claude.process.guardian import Guardian
-from cli_session_proxy.backends.claude.process.launch import Launch
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.settings import Profile, Settings
 

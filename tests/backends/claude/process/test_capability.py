@@ -13,7 +13,7 @@ import pytest
 from cli_session_proxy import redact
 from cli_session_proxy.backends.claude.process import environment
 from cli_session_proxy.backends.claude.process.capability import Capability, find, heard, probe
-from cli_session_proxy.backends.claude.process.launch import Launch
+from cli_session_proxy.backends.claude.process.child import Launch
 from cli_session_proxy.errors import ClaudeUnavailable
 from cli_session_proxy.settings import Profile, Settings
 

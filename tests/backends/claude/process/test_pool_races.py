@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from cli_session_proxy.backends.claude.process import process_table
-from cli_session_proxy.backends.claude.process.launch import Launch
+from cli_session_proxy.backends.claude.process.child import Launch
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.backends.claude.process.process_table import CALM, FIRST_WEIGHT

@@ -14,7 +14,7 @@ import pytest
 
 from cli_session_proxy.backends.claude.process import pool as pool_module
 from cli_session_proxy.backends.claude.process import process_table
-from cli_session_proxy.backends.claude.process.launch import Launch
+from cli_session_proxy.backends.claude.process.child import Launch
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.settings import Profile, Settings
 
@@ -115,14 +115,17 @@ async def test_two_new_sessions_do_not_share_one(settings: Settings, new: New, t
         {"env": {"ANTHROPIC_API_KEY": "sk-ant-fake-other"}},
     ],
 )
-async def test_one_of_another_kind_is_not_taken(
-    settings: Settings, new: New, tmp_path: Path, other: dict[str, Any]
-) -> None:
+async def test_a_launch_of_another_kind_is_known(new: New, other: dict[str, Any]) -> None:
+    assert (await new()).kind not in (None, (await new(**other)).kind)
+
+
+async def test_one_of_another_kind_is_not_taken(settings: Settings, new: New, tmp_path: Path) -> None:
     async with pooled(settings, tmp_path) as pool:
         await pool.checkout(await new())
         pid = await spare(pool)
-        process, _ = await pool.checkout(await new(**other))
-        assert process.pid != pid
+        for other in ({"model": "opus"}, {"resume": True}):  # of a kind of its own, and of none
+            process, _ = await pool.checkout(await new(**other))
+            assert process.pid != pid
 
 
 async def test_the_kind_last_wanted_replaces_the_one_before(settings: Settings, new: New, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ....clis import old_cli_in_full
 from ....conftest import MakeSettings
+from ....matrix import rest_in_full
 from ....talking import ask, by_hand, heard, request, running, text
 from .meddling import MeddledCli, Op, other_words, shorter
 
@@ -83,7 +84,9 @@ async def test_a_resume_that_nobody_disturbs_needs_one_process(
 
 
 @old_cli_in_full
-@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize(
+    "how", rest_in_full("another agent's", "deleted", "other words of the same length", "emptied", "cut short", quick=3)
+)
 async def test_a_transcript_damaged_after_it_was_verified_is_not_gone_on_from(
     how: str, claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -191,12 +194,7 @@ OLD = "1.0.60"
 
 
 @pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param(how, marks=() if how == "another agent's" else pytest.mark.full)
-        for how in DAMAGES
-        if how != "deleted"
-    ],
+    "how", rest_in_full("another agent's", "other words of the same length", "emptied", "cut short")
 )
 async def test_a_cli_that_does_not_tell_is_looked_after_before_a_word_of_it_goes_out(
     how: str, claude_1: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path

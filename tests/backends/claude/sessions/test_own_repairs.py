@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cli_session_proxy.backends.claude.sessions import own_repairs
+from cli_session_proxy.backends.claude.sessions.decisions import of_other_models, own_repairs
 from cli_session_proxy.backends.claude.sessions.reopening import SYNTHETIC_MODEL
 from cli_session_proxy.backends.claude.transcript import Scribe
 from cli_session_proxy.domain.models import Block, Message, Record
@@ -22,15 +22,15 @@ def said(*models: str) -> list[Record]:
 
 def test_thoughts_of_other_models_are_counted_where_the_model_changes() -> None:
     path = said("sonnet", "sonnet", "opus", "sonnet")
-    assert own_repairs.of_other_models(path, said("opus")) == 3
-    assert own_repairs.of_other_models([*path, *said("opus")], said("sonnet")) == 2
+    assert of_other_models(path, said("opus")) == 3
+    assert of_other_models([*path, *said("opus")], said("sonnet")) == 2
 
 
 def test_where_the_model_stays_nothing_new_is_left_out() -> None:
-    assert own_repairs.of_other_models(said("opus", "sonnet"), said("sonnet")) == 0
-    assert own_repairs.of_other_models(said("sonnet", SYNTHETIC_MODEL), said("sonnet")) == 0
-    assert own_repairs.of_other_models([], said("sonnet")) == 0
-    assert own_repairs.of_other_models(said("sonnet"), said(SYNTHETIC_MODEL)) == 0
+    assert of_other_models(said("opus", "sonnet"), said("sonnet")) == 0
+    assert of_other_models(said("sonnet", SYNTHETIC_MODEL), said("sonnet")) == 0
+    assert of_other_models([], said("sonnet")) == 0
+    assert of_other_models(said("sonnet"), said(SYNTHETIC_MODEL)) == 0
 
 
 def test_what_it_notes_of_its_own_repairs_is_counted() -> None:
@@ -40,7 +40,7 @@ def test_what_it_notes_of_its_own_repairs_is_counted() -> None:
         Record(json.dumps({"type": "attachment", "attachment": {"type": kind}}), f"uuid-{kind}") for kind in attachments
     ]
     kept = json.dumps(["[Image removed: too large]", "[Image removed: too large]", "[Document removed: damaged]"])
-    assert own_repairs.seen([*records, Record(kept, None)], ()) == {
+    assert own_repairs([*records, Record(kept, None)], ()) == {
         "cli_left_out_thinking": 1,
         "cli_left_out_tool_results": 2,
         "cli_left_out_images": 2,
@@ -52,6 +52,6 @@ def test_an_image_that_it_wrote_down_otherwise_was_changed() -> None:
     scribe = Scribe("s", Path("/sandbox"), "2.1.330", 1_790_000_000.0)
     one, other, smaller = ({"type": "image", "source": {"type": "base64", "data": data}} for data in ("a", "b", "c"))
     written = [scribe.record(Message("user", (one, smaller, WORDS)), "sonnet")]
-    assert own_repairs.seen(written, (one, other, WORDS)) == {"cli_changed_images": 1}
-    assert own_repairs.seen(written, (one, smaller, WORDS)) == {}
-    assert own_repairs.seen(written, (WORDS,)) == {}
+    assert own_repairs(written, (one, other, WORDS)) == {"cli_changed_images": 1}
+    assert own_repairs(written, (one, smaller, WORDS)) == {}
+    assert own_repairs(written, (WORDS,)) == {}

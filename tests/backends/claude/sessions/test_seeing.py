@@ -12,10 +12,12 @@ from cli_session_proxy.domain.models import Usage
 from cli_session_proxy.export import explain
 from cli_session_proxy.testing.upstream import Upstream
 
+from ....clis import old_cli_in_full
 from ....conftest import MakeSettings
 from ....talking import ask, heard, running
 
 
+@old_cli_in_full
 async def test_it_is_what_reached_the_provider_after_a_repair_too(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
