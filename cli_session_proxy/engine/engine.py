@@ -194,6 +194,10 @@ class Engine:
     def running(self) -> int:
         return self._running
 
+    def stale_writes(self) -> int:
+        """Writes that were refused because another proxy had taken their agent over."""
+        return self.store.stale_writes
+
     def processes(self) -> Counts:
         """CLI processes in a turn, warm ones that wait for the next, spares, and what they weigh."""
         return self.backend.counts()

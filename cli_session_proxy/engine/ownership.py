@@ -211,6 +211,7 @@ class Ownership:
 
     async def hand_over(self) -> None:
         """Hand over the leases that other proxies ask for, where no turn uses them. Until it is cancelled."""
+        looks = True
         while True:
             await asyncio.sleep(HANDOVER_POLL)
             self._slept()
@@ -219,8 +220,11 @@ class Ownership:
             try:
                 wanted = await self._store.wanted(self._proxy.id)
             except ProxyError as exc:
-                log.warning("leases_not_looked_at", error=exc.message)
+                if looks:  # said once, however long the store is away
+                    log.warning("leases_not_looked_at", error=exc.message)
+                looks = False
                 continue
+            looks = True
             await asyncio.gather(*(self._release_unused(agent_key) for agent_key in wanted))
 
     async def stop(self) -> None:

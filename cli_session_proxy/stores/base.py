@@ -325,7 +325,10 @@ class Leases(Protocol):
       raise `LeaseLost` once another proxy has been granted it, in the transaction of the write itself.
     - A lease is as old as its holder's last heartbeat. One that expired, and that nobody took, is still its holder's.
     - None of these waits for the disk: after a power cut no holder is left to be fenced out.
+    - `stale_writes` counts the writes that were refused so since this store was made.
     """
+
+    stale_writes: int = 0
 
     async def renew(self, proxy: Proxy) -> list[HeldLease]:
         """A heartbeat. Returns the leases that this proxy holds now."""

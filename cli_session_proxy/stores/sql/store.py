@@ -30,7 +30,7 @@ from ...domain.models import (
     Status,
     Turn,
 )
-from ...errors import StoreUnavailable
+from ...errors import LeaseLost, StoreUnavailable
 from ...tasks import uninterrupted
 from ..base import (
     AgentState,
@@ -55,7 +55,7 @@ from ..base import (
     TurnStart,
 )
 from . import conversing, importing, leases, migrations, mirroring, reading, writing
-from .database import Database, Urgency
+from .database import Database, Urgency, Work
 from .migrations import MIGRATIONS, Migration
 
 log = logs.get(__name__)
@@ -166,10 +166,10 @@ class SqlStore(Store):
         links: Sequence[Link],
         taken: Taken | None = None,
     ) -> Turn:
-        return await self._db.write(lambda conn: writing.adopt(conn, lease, turns, session, links, taken))
+        return await self._under_lease(lambda conn: writing.adopt(conn, lease, turns, session, links, taken))
 
     async def rewind(self, lease: Lease, to: str | None) -> None:
-        await self._db.write(lambda conn: writing.rewind(conn, lease, to))
+        await self._under_lease(lambda conn: writing.rewind(conn, lease, to))
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         name = uuid.uuid4().hex
@@ -202,11 +202,20 @@ class SqlStore(Store):
         except StoreUnavailable as exc:
             log.warning("import_left", agent_key=agent.key, error=exc.message)
 
+    async def _under_lease(self, work: Work[T], urgency: Urgency = Urgency.DURABLE, *, quick: bool = False) -> T:
+        """A write that is refused, and counted, where its lease is another's by now."""
+        try:
+            return await self._db.write(work, urgency, quick=quick)
+        except LeaseLost as exc:
+            self.stale_writes += 1
+            log.warning("stale_write_refused", **exc.detail)
+            raise
+
     async def begin(self, begun: TurnStart) -> None:
-        await self._db.write(partial(writing.begin, begun=begun), Urgency.JOURNAL, quick=True)
+        await self._under_lease(partial(writing.begin, begun=begun), Urgency.JOURNAL, quick=True)
 
     async def commit(self, commit: Commit) -> Turn:
-        return await self._db.write(partial(writing.commit, done=commit))
+        return await self._under_lease(partial(writing.commit, done=commit))
 
     async def fail(
         self,
@@ -219,7 +228,7 @@ class SqlStore(Store):
         *,
         lease: Lease | None = None,
     ) -> Turn:
-        return await self._db.write(
+        return await self._under_lease(
             lambda conn: writing.fail(
                 conn, turn_id, status, error=error, attempts=attempts, timings=timings, at=finished_at, lease=lease
             )
