@@ -123,12 +123,12 @@ postgresql:
 		&& DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends postgresql pgbouncer; \
 	else echo "PostgreSQL is needed for the tests of its store: sudo apt-get install postgresql pgbouncer" >&2; exit 1; fi
 
-# A load balancer and clocks that are wrong, for the cluster of hosts; neither is started, or used beyond the tests.
+# The load balancer of the cluster of hosts: the machine's own is not started.
 haproxy:
-	@command -v haproxy >/dev/null && ls /usr/lib/*/faketime/libfaketime.so.1 >/dev/null 2>&1 && exit 0; \
+	@command -v haproxy >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
-	then apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends haproxy libfaketime; \
-	else echo "HAProxy is needed for the tests of several hosts: sudo apt-get install haproxy libfaketime" >&2; exit 1; fi
+	then apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends haproxy; \
+	else echo "HAProxy is needed for the tests of several hosts: sudo apt-get install haproxy" >&2; exit 1; fi
 
 clean:  ## remove what make installed and built; var/ stays
 	rm -rf $(VENV) .tools dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

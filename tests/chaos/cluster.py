@@ -41,6 +41,7 @@ from ..postgres import Postgres, server
 from ..until import until
 from .history import Ending, History, Network
 from .journal import Entry, Stale, Uncounted, Unserved
+from .skewed import CLOCK
 from .world import Place, Proxy, World
 
 # Says that this process is in the hub already.
@@ -93,8 +94,6 @@ def missing() -> str | None:
     for program in ("unshare", "ip", "haproxy"):
         if shutil.which(program) is None:
             return f"needs {program}: make tools"
-    if faketime() is None:
-        return "needs libfaketime: make tools"
     # A bridge and a pair of interfaces, in a namespace that ends with the command.
     tried = subprocess.run(
         [*_UNSHARE, "sh", "-ec", _TRIED],
@@ -108,11 +107,6 @@ _UNSHARE = (
     "unshare", "--net", "--mount", "--propagation", "private", "sh", "-c",
     'mkdir -p /run/netns && mount -t tmpfs netns /run/netns && ip link set lo up && exec "$@"', "sh",
 )  # fmt: skip
-
-
-def faketime() -> Path | None:
-    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
-    return found[0] if found else None
 
 
 def enter() -> None:
@@ -193,13 +187,9 @@ class Cluster(World):
         # The host name is the proxy's mark: by it the database knows who holds a lease.
         named = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'
         inside = ["ip", "netns", "exec", f"h{proxy.number}", "unshare", "--uts", "sh", "-c", named, proxy.mark]
-        clock = {
-            "LD_PRELOAD": str(faketime()), "FAKETIME_TIMESTAMP_FILE": str(self._clock(proxy)),
-            "FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }  # fmt: skip
         if not self._clock(proxy).exists():
             self.skew(proxy, 0.0)
-        return [*inside, "env", *(f"{name}={value}" for name, value in clock.items()), *super().command(proxy)]
+        return [*inside, sys.executable, "-m", "tests.chaos.skewed"]
 
     def url_of(self, proxy: Proxy, listens: str) -> str:
         return f"http://{HOST.format(network=NETWORKS['front'], host=FIRST_HOST + proxy.number)}:{PORT}"
@@ -211,7 +201,8 @@ class Cluster(World):
             "STORE": f"{where}/{database}?application_name={proxy.mark}",
             "HOST": "0.0.0.0", "PORT": str(PORT), "KEYS__LOCAL": KEY,
         }  # fmt: skip
-        return super().environment(proxy) | {f"CLI_SESSION_PROXY_{name}": value for name, value in own.items()}
+        named = {f"CLI_SESSION_PROXY_{name}": value for name, value in own.items()}
+        return super().environment(proxy) | named | {CLOCK: str(self._clock(proxy))}
 
     async def joined(self) -> None:
         def audit() -> None:
