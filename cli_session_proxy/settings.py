@@ -67,7 +67,7 @@ _file: ContextVar[Mapping[str, Any]] = ContextVar("settings_file", default=Mappi
 _TRUSTED = {
     "claude_bin": "a program", "claude_config_dir": "a program's settings", "claude_env": "a program's environment",
     "host": "who can come in", "allowed_origins": "who can come in", "store": "where conversations are kept",
-    "models": "where conversations and keys are sent",
+    "models": "where conversations and keys are sent", "sandbox_root": "other directories",
 }  # fmt: skip
 _TRUSTED_OF_PROFILES = {
     "mcp_config": "programs", "tools": "programs", "setting_sources": "programs", "add_dirs": "other directories",
@@ -235,6 +235,7 @@ class Settings(BaseSettings):
     uds: Path | None = None  # a unix socket of this user's alone, instead of host and port
     var: Path = Path("var")
     store: SecretStr | None = Field(default=None, repr=False)  # a PostgreSQL URL; None: SQLite in `var`
+    sandbox_root: Path | None = None  # where the agents' directories lie, equal on every host; None: <var>/sandbox
     allowed_origins: tuple[str, ...] = ()  # other pages that may ask: scheme://host[:port], exactly
     # the CLI
     claude_bin: Path | None = None
@@ -287,7 +288,9 @@ class Settings(BaseSettings):
         """One origin each, as a browser writes it."""
         return tuple(_origin(text) for text in value)
 
-    @field_validator("config", "var", "uds", "claude_bin", "claude_config_dir", "keys_file", mode="after")
+    @field_validator(
+        "config", "var", "sandbox_root", "uds", "claude_bin", "claude_config_dir", "keys_file", mode="after"
+    )
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         return None if value is None else Path(os.path.abspath(value.expanduser()))

@@ -24,7 +24,7 @@ import socket
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from .. import logs
 from ..domain.models import Agent, Turn
 from ..errors import LeaseLost, ProxyError, StoreUnavailable
 from ..locks import RUN, SUFFIX, is_held
-from ..stores.base import Held, Lease, Leases, Proxy, Store
+from ..stores.base import Facts, Held, Lease, Leases, Proxy, Store
 
 log = logs.get(__name__)
 
@@ -232,6 +232,13 @@ class Ownership:
         self._held.clear()
         await self._store.resign(self._proxy.id)
 
+    async def introduce(self, facts: Facts) -> None:
+        """Tell the store what this host is like, and the log what is otherwise elsewhere. Raises `StoreUnavailable`."""
+        await self.appear()
+        await self._store.introduce(self._proxy.id, facts)
+        for what, values in differences(await self._store.hosts()).items():
+            log.warning("hosts_differ", what=what, values=values)
+
     async def appear(self) -> None:
         """Be known to respond, before a turn is accepted here: the other proxies give way to it only then."""
         if asyncio.get_running_loop().time() - self._renewed >= HEARTBEAT * self._proxy.lease:
@@ -371,6 +378,19 @@ class Ownership:
                 del self._held[agent_key]
                 log.warning("lease_lost", agent=held.agent.agent_id, epoch=held.lease.epoch)
                 self._fenced(agent_key)
+
+
+def differences(hosts: Iterable[tuple[str, Facts]]) -> dict[str, dict[str, list[str]]]:
+    """What is not the same on all hosts: of each fact that differs, its values ("": none), and the hosts with each."""
+    told = list(hosts)
+    found: dict[str, dict[str, list[str]]] = {}
+    for name in sorted({name for _, facts in told for name in facts}):
+        values: dict[str, list[str]] = {}
+        for host, facts in told:
+            values.setdefault(facts.get(name, ""), []).append(host)
+        if len(values) > 1:
+            found[name] = values
+    return found
 
 
 @dataclass(slots=True, eq=False)

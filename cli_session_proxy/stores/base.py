@@ -52,6 +52,10 @@ class Proxy:
     lease: float
 
 
+# What has to be the same on every host that shares a store, by its name.
+Facts = dict[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """The right to write one agent's turns and sessions. Each new holder gets a higher `epoch`."""
@@ -350,6 +354,12 @@ class Leases(Protocol):
 
     async def silent(self, seconds: float) -> list[str]:
         """The proxies whose last heartbeat expired longer ago than this, and that nobody has made resign."""
+
+    async def introduce(self, proxy_id: str, facts: Facts) -> None:
+        """Note what this proxy's host is like, until it resigns."""
+
+    async def hosts(self) -> list[tuple[str, Facts]]:
+        """The host name of each proxy that responds and has introduced itself, and its facts."""
 
     async def resign(self, proxy_id: str) -> None:
         """Forget a proxy that has ended, or is about to: its leases are free, its clients are gone."""

@@ -223,7 +223,10 @@ class _Run:
                 share = self._model.seen[after].prefix_kept(self._model.seen[before])
                 turn = turns.get(number)
                 why = "no dump has this turn" if turn is None else explained(turn)
-                kept.append(Kept(share, number, after, before, why, turn is not None and bool(turn["says"])))
+                # At another host a spoilt transcript is not seen: what the turn before came to says why.
+                above = turns.get(verdict.turn_of.get(before, 0)) if self._history.shape.hosts else None
+                said = any(one is not None and one["says"] for one in (turn, above))
+                kept.append(Kept(share, number, after, before, why, said))
         chains = [line for dump in dumps for line in drawn(dump, numbers)]
         logs = {f"proxy {proxy.number}": proxy.log for proxy in self._world.proxies}
         verdict.counts["stale writes refused"] = self._world.refused_writes

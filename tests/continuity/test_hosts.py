@@ -60,17 +60,25 @@ async def test_every_turn_at_another_host_is_remembered_and_extends_the_one_befo
         assert not [kept for host in talk.hosts for kept in (host.var / "salvage").glob("*")]
 
 
-@pytest.mark.parametrize("alike", [True, False], ids=["the same paths", "other paths"])
+@pytest.mark.parametrize("alike", ["var", "sandbox_root", None], ids=lambda alike: f"the same {alike}")
 async def test_a_profile_with_tools_keeps_the_prefix_where_all_hosts_have_the_same_paths(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, postgres_url: str, tmp_path: Path, alike: bool
+    claude_2: Path,
+    make_settings: MakeSettings,
+    upstream: Upstream,
+    postgres_url: str,
+    tmp_path: Path,
+    alike: str | None,
 ) -> None:
     """The CLI's own system prompt names its directories. One host after the other stands at the same path here."""
     profiles = {"worker": Profile(tools=("Bash",))}
     for n in range(3):
-        place, away = tmp_path / ("host" if alike else f"host-{n % 2}"), tmp_path / f"away-{n % 2}"
+        own = tmp_path / f"host-{n % 2}"
+        place, away = tmp_path / "host" if alike else own, tmp_path / f"away-{n % 2}"
         if away.exists():
             away.rename(place)
-        at = {"var": place / "var", "claude_config_dir": place / "config"}
+        at = {"var": (place if alike == "var" else own) / "var", "claude_config_dir": place / "config"}
+        if alike == "sandbox_root":
+            at["sandbox_root"] = place / "sandbox"
         host = make_settings(claude_bin=claude_2, store=postgres_url, profiles=profiles, profile="worker", **at)
         async with talking(host, upstream) as talk:
             fact = talk.new_fact()
@@ -78,7 +86,7 @@ async def test_a_profile_with_tools_keeps_the_prefix_where_all_hosts_have_the_sa
             await talk.tell(fact)
         assert len(upstream.requests[-1].user_texts()) == n + 1
         if before is not None:
-            assert (upstream.requests[-1].prefix_kept(before) == 1.0) == alike
+            assert (upstream.requests[-1].prefix_kept(before) == 1.0) == (alike is not None)
         place.rename(away)
 
 

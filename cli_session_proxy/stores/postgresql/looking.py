@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, func, inspect, select
 
+from ..base import Facts
+from ..sql import leases
 from ..sql.migrations import version_of
 from ..sql.tables import agents
 from .database import PostgresqlDatabase
@@ -14,13 +16,15 @@ from .store import BUSY_TIMEOUT
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """`server`: its version. `schema` None: the database is empty. `last_at`: the time of the last turn."""
+    """`server`: its version. `schema` None: the database is empty. `last_at`: the time of the last turn. `hosts`: those
+    whose proxies run, with what has to be the same on all of them."""
 
     name: str
     server: str
     schema: int | None
     agents: int
     last_at: float | None
+    hosts: list[tuple[str, Facts]] = field(default_factory=list)
 
 
 def look(url: str) -> Looked:
@@ -33,6 +37,6 @@ def look(url: str) -> Looked:
         if schema is None or agents.name not in inspect(conn).get_table_names():
             return Looked(database.name, server, schema, 0, None)
         count, last_at = conn.execute(select(func.count(), func.max(agents.c.last_at))).one()
-        return Looked(database.name, server, schema, count, last_at)
+        return Looked(database.name, server, schema, count, last_at, leases.hosts(conn))
 
     return database.look(work)

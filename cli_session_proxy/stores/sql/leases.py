@@ -7,14 +7,15 @@ function that it has (see `database`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 
-from sqlalchemy import Connection, Double, bindparam, func, select
+from sqlalchemy import Connection, Double, bindparam, func, literal, select
 
 from ...errors import LeaseLost
-from ..base import Granted, Held, HeldLease, Lease, Proxy
+from ..base import Facts, Granted, Held, HeldLease, Lease, Proxy
 from .database import InsertNew, Prepared
-from .tables import followers, leases, proxies
+from .tables import FACTS, followers, leases, meta, proxies
 
 # A heartbeat with this share of the lease left needs no renewal at a grant: a proxy that waits asks very often.
 FRESH = 0.7
@@ -96,7 +97,24 @@ def silent(conn: Connection, seconds: float) -> list[str]:
     return list(conn.scalars(select(proxies.c.id).where(proxies.c.until < _NOW - seconds)))
 
 
+def introduce(conn: Connection, proxy_id: str, facts: Facts) -> None:
+    named = FACTS + proxy_id
+    conn.execute(meta.delete().where(meta.c.name == named))
+    conn.execute(meta.insert().values(name=named, value=json.dumps(facts)))
+
+
+def hosts(conn: Connection) -> list[tuple[str, Facts]]:
+    query = (
+        select(proxies.c.host, meta.c.value)
+        .join(meta, meta.c.name == literal(FACTS) + proxies.c.id)
+        .where(proxies.c.until > _NOW)
+        .order_by(proxies.c.host, proxies.c.id)
+    )
+    return [(row.host, json.loads(row.value)) for row in conn.execute(query)]
+
+
 def resign(conn: Connection, proxy_id: str) -> None:
+    conn.execute(meta.delete().where(meta.c.name == FACTS + proxy_id))
     conn.execute(leases.update().where(leases.c.holder == proxy_id).values(holder=None, wanted=None))
     conn.execute(followers.delete().where(followers.c.proxy == proxy_id))
     conn.execute(proxies.delete().where(proxies.c.id == proxy_id))

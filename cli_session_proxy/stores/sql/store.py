@@ -36,6 +36,7 @@ from ..base import (
     AgentState,
     ChainPart,
     Commit,
+    Facts,
     Granted,
     Held,
     HeldLease,
@@ -278,6 +279,12 @@ class SqlStore(Store):
 
     async def silent(self, seconds: float) -> list[str]:
         return await self._db.read(lambda conn: leases.silent(conn, seconds))
+
+    async def introduce(self, proxy_id: str, facts: Facts) -> None:
+        await self._db.write(lambda conn: leases.introduce(conn, proxy_id, facts), Urgency.JOURNAL)
+
+    async def hosts(self) -> list[tuple[str, Facts]]:
+        return await self._db.read(leases.hosts)
 
     async def resign(self, proxy_id: str) -> None:
         await self._db.write(lambda conn: leases.resign(conn, proxy_id), Urgency.JOURNAL)

@@ -38,6 +38,9 @@ meta = Table(
 # The row of `meta` by which the store shows that it works.
 PROBE = "probe"
 
+# Rows of `meta` that begin with it hold what a proxy's host is like; the rest of the name is the proxy's id.
+FACTS = "facts of "
+
 # Until all of it is there, an imported chain belongs to an agent of this owner, which no reader is shown.
 COMING = "~importing"
 
