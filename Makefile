@@ -22,13 +22,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 BUILD_REQUIRES := $(BIN)/python -c 'import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")'
 
-# Which chaos: minutes of each of the four kinds, and the seed of their first history (none: a random one).
-MINUTES ?= 15
+# Which chaos: minutes (of each of the four kinds, 15; of the cluster, 20), and the seed of their first history (none: a
+# random one).
+MINUTES ?=
 SEED ?=
-CHAOS := $(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+CHAOS := $(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED))
 
 .PHONY: serve login demo test bench bench-quick million peers trace check continuity full chaos agents conformance dist image lock tools chromium \
-	bubblewrap postgresql redis clean
+	bubblewrap postgresql redis haproxy continuity-hosts cluster clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
 	@$(BIN)/cli-session-proxy serve
@@ -45,12 +46,18 @@ test: check tools  ## all that CI runs
 continuity: $(VENV)/.test tools  ## every breakage on both CLIs and on the bare one; writes docs/continuity.md
 	$(BIN)/python -m pytest tests/continuity -m 'full or not full' --table docs/continuity.md
 
+continuity-hosts: $(VENV)/.test tools  ## the same breakages on PostgreSQL, every turn at another of three hosts; writes nothing
+	$(BIN)/python -m pytest tests/continuity/test_matrix.py -n 2 -m 'full or not full' -k 'not bare' --hosts 3
+
 full: $(VENV)/.test tools  ## the cases of large matrices that `make test` leaves out, but for those of `make continuity`
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m full --ignore tests/continuity
 
 chaos: $(VENV)/.test tools  ## random histories of breakages, one proxy and three, with and without tools; an hour in all
-	@$(CHAOS) --proxies 1; one=$$?; $(CHAOS) --proxies 1 --tools; two=$$?; \
-	$(CHAOS) --proxies 3; three=$$?; $(CHAOS) --proxies 3 --tools --wrapper; exit $$((one + two + three + $$?))
+	@chaos="$(CHAOS) --minutes $(or $(MINUTES),15)"; $$chaos --proxies 1; one=$$?; $$chaos --proxies 1 --tools; two=$$?; \
+	$$chaos --proxies 3; three=$$?; $$chaos --proxies 3 --tools --wrapper; exit $$((one + two + three + $$?))
+
+cluster: $(VENV)/.test tools  ## random histories of breakages on three hosts in network namespaces; needs root, 20 minutes
+	@$(CHAOS) --hosts --proxies 3 --minutes $(or $(MINUTES),20)
 
 agents: $(VENV)/.test tools $(AGENTS_MORE)/.programs $(FRAMEWORKS)/.installed  ## long conversations of agent programs, and of frameworks; a quarter of an hour
 	$(BIN)/python -m pytest tests/agents -n 2 -m 'agents or not agents'
@@ -94,7 +101,7 @@ check: $(VENV)/.test  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(AGENTS)/.programs $(AXE)/.installed chromium bubblewrap postgresql redis  ## the old CLI and the npm packages that the tests use
+tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(AGENTS)/.programs $(AXE)/.installed chromium bubblewrap postgresql redis haproxy  ## the old CLI and the npm packages that the tests use
 
 # The tests of the page drive Debian's own chromium; nothing is downloaded past apt.
 chromium:
@@ -125,6 +132,13 @@ redis:
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
 	then apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends redis-server; \
 	else echo "Redis is needed for the tests of the registry: sudo apt-get install redis-server" >&2; exit 1; fi
+
+# The load balancer of the cluster of hosts: the machine's own is not started.
+haproxy:
+	@command -v haproxy >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
+	then apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends haproxy; \
+	else echo "HAProxy is needed for the tests of several hosts: sudo apt-get install haproxy" >&2; exit 1; fi
 
 clean:  ## remove what make installed and built; var/ stays
 	rm -rf $(VENV) .tools dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,5 @@
-"""Where an agent works: one directory each, under one prefix, `<var>/sandbox/agents/<dir>`.
+"""Where an agent works: one directory each, under one prefix, `<var>/sandbox/agents/<dir>`, or
+`<sandbox_root>/agents/<dir>` where the settings name one.
 
 `directory_name` gives the directory's name, and `Sandboxes.path` is the only place that builds the path: it takes a
 name, never a path, so no prefix can be put in front twice and nothing can lead out.
@@ -64,8 +65,10 @@ class Sandboxes:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._prefix = settings.var / "sandbox" / "agents"
-        self._tmp = settings.var / "tmp"
+        root = settings.sandbox_root
+        self._prefix = (root or settings.var / "sandbox") / "agents"
+        # A CLI with tools tells the model where its TMPDIR is, too: equal on every host with the rest of it.
+        self._tmp = (root or settings.var) / "tmp"
         self._links = dict(settings.sandbox.links)
         self._prepared: dict[str, tuple[Path, Path]] = {}  # what `prepare` made, by agent
 
@@ -75,7 +78,7 @@ class Sandboxes:
         return self._prefix
 
     def path(self, agent_dir: str) -> Path:
-        """`<var>/sandbox/agents/<dir>`; nothing is created."""
+        """The agent's directory; nothing is created."""
         if not _is_safe(agent_dir) and _HASHED.fullmatch(agent_dir) is None:
             raise SandboxError(f"{agent_dir!r} is not an agent's directory name: it is made by directory_name()")
         return self._prefix / agent_dir

@@ -69,6 +69,7 @@ _TRUSTED = {
     "host": "who can come in", "allowed_origins": "who can come in", "store": "where conversations are kept",
     "models": "where conversations and keys are sent", "advertise": "who can come in",
     "registry": "where agents are looked for", "cluster_key": "who can come in", "cluster_key_file": "who can come in",
+    "sandbox_root": "other directories",
 }  # fmt: skip
 _TRUSTED_OF_PROFILES = {
     "mcp_config": "programs", "tools": "programs", "setting_sources": "programs", "add_dirs": "other directories",
@@ -238,6 +239,7 @@ class Settings(BaseSettings):
     uds: Path | None = None  # a unix socket of this user's alone, instead of host and port
     var: Path = Path("var")
     store: SecretStr | None = Field(default=None, repr=False)  # a PostgreSQL URL; None: SQLite in `var`
+    sandbox_root: Path | None = None  # where the agents' directories lie, equal on every host; None: <var>/sandbox
     allowed_origins: tuple[str, ...] = ()  # other pages that may ask: scheme://host[:port], exactly
     # the CLI
     claude_bin: Path | None = None
@@ -315,7 +317,15 @@ class Settings(BaseSettings):
         raise ValueError("it takes redis://host:6379 or rediss://…; leave it out, and the store tells")
 
     @field_validator(
-        "config", "var", "uds", "claude_bin", "claude_config_dir", "keys_file", "cluster_key_file", mode="after"
+        "config",
+        "var",
+        "sandbox_root",
+        "uds",
+        "claude_bin",
+        "claude_config_dir",
+        "keys_file",
+        "cluster_key_file",
+        mode="after",
     )
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:

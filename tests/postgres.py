@@ -138,14 +138,17 @@ def folder() -> Iterator[Path]:
 
 
 @contextmanager
-def server(*options: str, port: int | None = None, start: bool = True) -> Iterator[Postgres]:
-    """`options`: more of `postgres`, such as `-c fsync=off`. `start` False: for tests that change its files first."""
+def server(*options: str, port: int | None = None, start: bool = True, hba: str = "") -> Iterator[Postgres]:
+    """`options`: more of `postgres`, such as `-c fsync=off`. `start` False: for tests that change its files first.
+    `hba`: who else may come in, as a line of pg_hba.conf."""
     binaries = programs()
     needed(binaries, "PostgreSQL")
     assert binaries is not None
     with folder() as place:
         made = Postgres(place, binaries, options, port)
         made.init()
+        with (place / "data" / "pg_hba.conf").open("a") as file:
+            file.write(f"{hba}\n")
         try:
             if start:
                 made.start()

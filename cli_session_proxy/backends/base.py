@@ -42,7 +42,7 @@ from ..domain.parameters import Name
 from ..domain.windows import Window
 from ..errors import ProxyError
 from ..settings import Profile
-from ..stores.base import ImportedTurn
+from ..stores.base import Facts, ImportedTurn
 
 # What may let a turn be answered that its model's API refused: without the thoughts, images or documents of the path;
 # with a summary of what is longest ago; with a login that was renewed meanwhile.
@@ -410,6 +410,10 @@ class Backend(Protocol):
     ) -> TakenOver | None:
         """The exchanges at the start of these lines that are whole, as turns behind `parent`; None for none. Only
         looks."""
+
+    async def facts(self) -> Facts:
+        """What of this host has to be the same on every other one, so that a request there begins with the one before
+        it. Costs a start of the program behind it. Raises `ProxyError`."""
 
     def changes(self) -> AsyncGenerator[str, None]:
         """Sessions that somebody else may have said something in, by id. Never ends by itself."""

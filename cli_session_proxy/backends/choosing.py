@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from ..domain.lineage import Past
 from ..domain.models import Agent, Record, Session, Turn
+from ..stores.base import Facts
 from .base import Adoptable, Backend, Comparison, Counts, Execution, Job, Process, Seen, Settled, TakenOver
 from .litellm.backend import NAME, LiteLLMBackend
 
@@ -51,6 +52,9 @@ class Backends:
         self, agent: Agent, above: Turn | None, known: Sequence[Record], history: Sequence[Past], model: str
     ) -> Iterator[tuple[Record, ...]]:
         return self.own.imported(agent, above, known, history, model)
+
+    async def facts(self) -> Facts:
+        return await self.own.facts()
 
     def project_of(self, agent: Agent) -> str:
         return self.own.project_of(agent)

@@ -32,6 +32,7 @@ from ..domain.models import (
     Usage,
 )
 from ..domain.parameters import Name, Parameters
+from ..stores.base import Facts
 from .base import (
     Adoptable,
     AnswerBlocks,
@@ -110,6 +111,9 @@ class MemoryBackend:
     ) -> Iterator[tuple[Record, ...]]:
         for past in history:
             yield (Record(json.dumps([one.as_json() for one in past.input])),)
+
+    async def facts(self) -> Facts:
+        return {}
 
     def project_of(self, agent: Agent) -> str:
         return agent.dir

@@ -12,7 +12,7 @@ import socket
 import sqlite3
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,13 @@ from ..backends.claude.process import capability, confine, environment
 from ..backends.claude.process.capability import Capability
 from ..backends.claude.process.guardian import start_time
 from ..backends.claude.process.process_table import FIRST_WEIGHT
-from ..engine.ownership import Instances
+from ..engine.ownership import Instances, differences
 from ..errors import ClaudeUnavailable, ProxyError
 from ..http.binding import answers
 from ..http.served import OVER_SOCKET, Served, served_at
 from ..sandbox import Sandboxes
 from ..settings import Settings
+from ..stores.base import Facts
 from ..stores.sql.migrations import MIGRATIONS
 from ..stores.sql.tables import COMING_IN, MOVED_TO
 from ..stores.sqlite.store import FILE
@@ -86,9 +87,12 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
     yield _memory(settings)
     if settings.store is None:
         health, last_at = await asyncio.to_thread(_store, settings.var / FILE)
+        yield health
     else:
-        health, last_at = await asyncio.to_thread(_server, settings.store.get_secret_value())
-    yield health
+        health, last_at, hosts = await asyncio.to_thread(_server, settings.store.get_secret_value())
+        yield health
+        for finding in _hosts(hosts):
+            yield finding
     yield await _clock(last_at)
     yield await _strays(settings.var)
     yield await _port(settings)
@@ -228,25 +232,37 @@ def _health(path: Path, conn: sqlite3.Connection) -> tuple[Finding, float | None
     return Finding("store", "ok", says), last_at
 
 
-def _server(url: str) -> tuple[Finding, float | None]:
-    """Health of a store in PostgreSQL, read only; and the time of its last turn."""
+def _server(url: str) -> tuple[Finding, float | None, list[tuple[str, Facts]]]:
+    """Health of a store in PostgreSQL, read only; the time of its last turn; and the hosts whose proxies run."""
     try:
         from ..stores.postgresql.looking import look  # noqa: PLC0415 - its driver is an extra
 
         found = look(url)
     except ImportError as exc:
-        return Finding("store", "error", str(exc), "pip install 'cli-session-proxy[postgresql]'"), None
+        return Finding("store", "error", str(exc), "pip install 'cli-session-proxy[postgresql]'"), None, []
     except ProxyError as exc:
         says, _, mend = exc.message.rpartition(": ")
-        return Finding("store", "error", says, mend), None
+        return Finding("store", "error", says, mend), None, []
     newest = 1 + len(MIGRATIONS)
     if found.schema is not None and found.schema > newest:
         says = f"{found.name} has schema {found.schema}, this program knows up to {newest}"
-        return Finding("store", "error", says, "pip install --upgrade cli-session-proxy"), None
+        return Finding("store", "error", says, "pip install --upgrade cli-session-proxy"), None, []
     if found.is_marked:
-        return _elsewhere(found.name, found.moved_to), None
+        return _elsewhere(found.name, found.moved_to), None, []
     schema = "an empty database" if found.schema is None else f"{found.agents} agents, schema {found.schema}"
-    return Finding("store", "ok", f"{found.name}: PostgreSQL {found.server}, {schema}"), found.last_at
+    return Finding("store", "ok", f"{found.name}: PostgreSQL {found.server}, {schema}"), found.last_at, found.hosts
+
+
+def _hosts(hosts: list[tuple[str, Facts]]) -> Iterator[Finding]:
+    """What differs between them: a turn that moves to another one then sends another beginning."""
+    found = differences(hosts)
+    for what, values in found.items():
+        told = "; ".join(f"{value or 'none'} on {', '.join(names)}" for value, names in values.items())
+        says = f"{what} is not the same on all hosts ({told}): turns that move between them lose the prompt cache"
+        yield Finding("hosts", "warning", says, f"give {what} the same value on every host, and start it again")
+    if hosts and not found:
+        names = ", ".join(dict.fromkeys(host for host, _ in hosts))
+        yield Finding("hosts", "ok", f"all that run are alike: {names}")
 
 
 def _elsewhere(name: str, place: str | None) -> Finding:

@@ -154,8 +154,20 @@ class Engine:
         self._tasks.serve(self._ownership.keep())
         self._tasks.serve(self._ownership.hand_over())
         self._tasks.serve(self._recovery.watch(self._ownership.hold_if_free))
+        if self.store.spans_hosts:
+            self._tasks.serve(self._introduce())
         if self.settings.retention_days is not None:
             self._tasks.serve(self._retention(self.settings.retention_days))
+
+    async def _introduce(self) -> None:
+        """What must be equal on every host, so that a turn at one of them extends what another one sent."""
+        facts = {"lease": f"{self.settings.lease:g} s", "system_prompt": self.settings.system_prompt}
+        for name, profile in self.settings.profiles.items():
+            facts[f"profile {name}"] = profile.model_dump_json(exclude_defaults=True)
+        try:
+            await self._ownership.introduce(facts | await self.backend.facts())
+        except ProxyError as exc:  # a CLI that is missing is told by every turn; the other hosts are not compared
+            log.warning("host_not_compared", error=exc.message)
 
     async def stop(self) -> None:
         """Accept nothing new, let running turns finish (bounded by `drain_timeout`), end every process.
@@ -208,6 +220,10 @@ class Engine:
 
     def running(self) -> int:
         return self._running
+
+    def stale_writes(self) -> int:
+        """Writes that were refused because another proxy had taken their agent over."""
+        return self.store.stale_writes
 
     def processes(self) -> Counts:
         """CLI processes in a turn, warm ones that wait for the next, spares, and what they weigh."""

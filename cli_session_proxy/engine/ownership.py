@@ -24,7 +24,7 @@ import socket
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from .. import logs
 from ..domain.models import Agent, CancelledBy, Turn
 from ..errors import LeaseLost, ProxyError, StoreUnavailable
 from ..locks import RUN, SUFFIX, is_held
-from ..stores.base import Held, Lease, Leases, Proxy, Store
+from ..stores.base import Facts, Held, Lease, Leases, Proxy, Store
 
 log = logs.get(__name__)
 
@@ -218,6 +218,7 @@ class Ownership:
     async def hand_over(self) -> None:
         """Hand over the leases that other proxies ask for, where no turn uses them, and end the turns that they want
         to end. Until it is cancelled."""
+        looks = True
         while True:
             await self._store.until_asked(self.proxy.id, LOOK * self.proxy.lease)
             self._slept()
@@ -226,8 +227,11 @@ class Ownership:
             try:
                 asked = await self._store.asked(self.proxy.id)
             except ProxyError as exc:
-                log.warning("leases_not_looked_at", error=exc.message)
+                if looks:  # said once, however long the store is away
+                    log.warning("leases_not_looked_at", error=exc.message)
+                looks = False
                 continue
+            looks = True
             for turn_id, by in asked.cancels:
                 self._end(turn_id, by)
             await asyncio.gather(*(self._release_unused(agent_key) for agent_key in asked.leases))
@@ -236,6 +240,13 @@ class Ownership:
         """Give every lease back. Called when no turn runs any more, and no process of ours."""
         self._held.clear()
         await self._store.resign(self.proxy.id)
+
+    async def introduce(self, facts: Facts) -> None:
+        """Tell the store what this host is like, and the log what is otherwise elsewhere. Raises `StoreUnavailable`."""
+        await self.appear()
+        await self._store.introduce(self.proxy.id, facts)
+        for what, values in differences(await self._store.hosts()).items():
+            log.warning("hosts_differ", what=what, values=values)
 
     async def appear(self) -> None:
         """Be known to respond, before a turn is accepted here: the other proxies give way to it only then."""
@@ -380,6 +391,19 @@ class Ownership:
                 del self._held[agent_key]
                 log.warning("lease_lost", agent=held.agent.agent_id, epoch=held.lease.epoch)
                 self._fenced(agent_key)
+
+
+def differences(hosts: Iterable[tuple[str, Facts]]) -> dict[str, dict[str, list[str]]]:
+    """What is not the same on all hosts: of each fact that differs, its values ("": none), and the hosts with each."""
+    told = list(hosts)
+    found: dict[str, dict[str, list[str]]] = {}
+    for name in sorted({name for _, facts in told for name in facts}):
+        values: dict[str, list[str]] = {}
+        for host, facts in told:
+            values.setdefault(facts.get(name, ""), []).append(host)
+        if len(values) > 1:
+            found[name] = values
+    return found
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
@@ -40,6 +40,9 @@ class Going(Protocol):
     def queued(self) -> int: ...
 
     def running(self) -> int: ...
+
+    def stale_writes(self) -> int:
+        """Writes that were refused because another proxy had taken their agent over."""
 
     def processes(self) -> Counts:
         """CLI processes in a turn, warm ones that wait for the next, spares, and what they weigh."""
@@ -141,14 +144,16 @@ def _codes(error: type[ProxyError]) -> frozenset[str]:
 
 
 class _Now(Collector):
-    """Gauges that are read at the moment of asking."""
+    """What is read at the moment of asking."""
 
     def __init__(self, going: Going) -> None:
         self._going = going
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
         yield GaugeMetricFamily(f"{NAMESPACE}_queue_depth", "Turns that wait for their lane", self._going.queued())
         yield GaugeMetricFamily(f"{NAMESPACE}_turns_running", "Turns that are being run", self._going.running())
+        text = "Writes that were refused because another proxy had taken their agent over"
+        yield CounterMetricFamily(f"{NAMESPACE}_stale_writes", text, self._going.stale_writes())
         processes = GaugeMetricFamily(f"{NAMESPACE}_processes", "CLI processes", labels=["state"])
         now = self._going.processes()
         processes.add_metric(["busy"], now.busy)

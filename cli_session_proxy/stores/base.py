@@ -102,6 +102,10 @@ class Asked:
         return bool(self.leases or self.cancels)
 
 
+# What has to be the same on every host that shares a store, by its name.
+Facts = dict[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """The right to write one agent's turns and sessions. Each new holder gets a higher `epoch`, also from a store that
@@ -380,7 +384,10 @@ class Leases(Protocol):
       raise `LeaseLost` once another proxy has been granted it, in the transaction of the write itself.
     - A lease is as old as its holder's last heartbeat. One that expired, and that nobody took, is still its holder's.
     - None of these waits for the disk: after a power cut no holder is left to be fenced out.
+    - `stale_writes` counts the writes that were refused so since this store was made.
     """
+
+    stale_writes: int = 0
 
     async def renew(self, proxy: Proxy) -> list[HeldLease]:
         """A heartbeat. Returns the leases that this proxy holds now."""
@@ -416,6 +423,12 @@ class Leases(Protocol):
 
     async def silent(self, seconds: float) -> list[str]:
         """The proxies whose last heartbeat expired longer ago than this, and that nobody has made resign."""
+
+    async def introduce(self, proxy_id: str, facts: Facts) -> None:
+        """Note what this proxy's host is like, until it resigns."""
+
+    async def hosts(self) -> list[tuple[str, Facts]]:
+        """The host name of each proxy that responds and has introduced itself, and its facts."""
 
     async def resign(self, proxy_id: str) -> None:
         """Forget a proxy that has ended, or is about to: its leases are free, its clients are gone."""

@@ -1,4 +1,4 @@
-"""A scripted Messages API on a loopback port, for the tests, the benchmarks and `demo`.
+"""A scripted Messages API, on a loopback port where nothing else is said, for the tests, the benchmarks and `demo`.
 
     async with Upstream() as upstream:
         ... ANTHROPIC_BASE_URL=upstream.url ...
@@ -51,12 +51,14 @@ class Upstream:
     def __init__(
         self,
         *,
+        host: str = "127.0.0.1",
         port: int = 0,
         answer: Answer = scripted_answer,
         behave: Callable[[Seen], Behaviour] | None = None,
         keep: int = 5000,
         rules: Rules | None = Rules(),  # noqa: B008 - it cannot be changed
     ) -> None:
+        self.host = host
         self.port = port
         self.answer = answer
         self.rules = rules
@@ -78,7 +80,7 @@ class Upstream:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def requests(self) -> list[Seen]:
@@ -122,7 +124,7 @@ class Upstream:
             kept.clear()
 
     async def __aenter__(self) -> Self:
-        listener = socket.create_server(("127.0.0.1", self.port))
+        listener = socket.create_server((self.host, self.port))
         self.port = listener.getsockname()[1]
         config = uvicorn.Config(
             self._app, interface="asgi3", lifespan="off", ws="none", log_config=None, log_level="critical",

@@ -5,6 +5,7 @@
     python -m tests.chaos --seed 7 --proxies 3 --steps 0-4,9   a part of it
     python -m tests.chaos --seed 7 --proxies 3 --shrink        the fewest steps that still show its first fault
     python -m tests.chaos --replay REPORT                      the history that a report has printed
+    python -m tests.chaos --minutes 20 --proxies 3 --hosts     each proxy on a host of its own, on PostgreSQL
 
 Exit code 1: a promise was broken.
 """
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import get_args
 
 from ..conftest import ROOT
+from . import cluster
 from .checker import Kind
 from .history import History, Shape, made, read
 from .runner import Report, run
@@ -48,6 +50,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="the first history's (default: a random one)")
     parser.add_argument("--minutes", type=float, default=0.0, help="go on with the next seeds for so long")
     parser.add_argument("--proxies", type=int, default=1)
+    parser.add_argument("--hosts", action="store_true", help="each proxy on a host of its own (root)")
     parser.add_argument("--tools", action="store_true", help="agents with tools of their clients")
     parser.add_argument("--cli", choices=("2", "1"), default="2", help="2: 2.1.x, 1: 1.0.120")
     parser.add_argument("--wrapper", action="store_true", help="a CLI behind a script that does not exec it")
@@ -91,7 +94,7 @@ async def main() -> int:
     assert this is not None
     # As Ctrl-C does: the proxies of the history are ended on the way out.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
-    shape = Shape(args.proxies, args.tools, args.cli, args.wrapper, args.length, not args.no_pauses)
+    shape = Shape(args.proxies, args.tools, args.cli, args.wrapper, args.length, not args.no_pauses, args.hosts)
     seed = random.randrange(1_000_000) if args.seed is None else args.seed
     history = made(seed, shape) if args.replay is None else read(args.replay.read_text(), seed)
     if args.steps is not None:
@@ -139,4 +142,6 @@ async def many(history: History, seconds: float, logs: Path | None) -> int:
 
 
 if __name__ == "__main__":
+    if parsed().hosts:
+        cluster.enter()
     sys.exit(asyncio.run(main()))

@@ -13,7 +13,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .journal import Answer, Asked, Asking, Died, Entry, Heard, Hung, Orphans, Result, Said, Sent, Told, Unserved
+from .journal import (
+    Answer,
+    Asked,
+    Asking,
+    Died,
+    Entry,
+    Heard,
+    Hung,
+    Orphans,
+    Result,
+    Said,
+    Sent,
+    Stale,
+    Told,
+    Uncounted,
+    Unserved,
+)
 from .reading import Exchange, exchanges
 
 Kind = Literal[
@@ -33,6 +49,8 @@ Kind = Literal[
     "orphan",  # a CLI lived on, or asked, after its proxy had died
     "unreadable",  # a client got an answer that is not in its wire's shape
     "hung",  # an attempt got no answer
+    "stale",  # the store took a write from a proxy that did not hold the agent's lease
+    "uncounted",  # stale writes were refused that the metrics do not show
     "unserved",  # in the end, with nothing in the way, an agent got no answer any more
 ]
 
@@ -140,7 +158,7 @@ class _Judge:
         self._turn_of: dict[int, Turn] = {}  # the turn that each request was made for
         self._extends: dict[int, int] = {}
         self._told: set[int] = set()
-        self._rest: list[Orphans | Hung | Unserved] = []
+        self._rest: list[Orphans | Hung | Unserved | Stale | Uncounted] = []
         for entry in journal:
             self._note(entry)
         self._read = {number: exchanges(asked.messages) for number, asked in self._asked.items()}
@@ -184,7 +202,7 @@ class _Judge:
                 self._told.add(entry.number)
             case Died():
                 self._died[entry.proxy] = entry.at
-            case Orphans() | Hung() | Unserved():
+            case Orphans() | Hung() | Unserved() | Stale() | Uncounted():
                 self._rest.append(entry)
 
     def _turn(self, asked: Asking) -> Turn | None:
@@ -213,6 +231,12 @@ class _Judge:
                 case Hung():
                     turn = self._turns[self._attempts[entry.attempt].sent.turn]
                     yield Fault("hung", turn.agent, turn.number, f"no answer in {entry.seconds:.0f} s")
+                case Stale():
+                    says = f"{entry.by} wrote {entry.turn_id} while {entry.holder} held its agent"
+                    yield Fault("stale", entry.by, None, says)
+                case Uncounted():
+                    says = f"{entry.refused} stale writes were refused, {entry.counted} were counted"
+                    yield Fault("uncounted", entry.proxy, None, says)
                 case Unserved():
                     yield Fault("unserved", entry.agent, None, f"every try ended in {', '.join(entry.codes)}")
 

@@ -33,6 +33,10 @@ Again = Literal["key", "count", "plain"]
 MODEL = "sonnet"
 SCHEMA = {"type": "object", "properties": {TOKEN: {"type": "string"}}, "required": [TOKEN]}
 DESCRIPTION = "Looks something up."
+# Behind the code of an error that does not tell whether the turn was kept: the store was lost as it was written, or the
+# load balancer lost the host that had been given the request.
+IN_DOUBT = ", in doubt"
+HOST_LOST = "host_lost"
 # A slow reader's buffer, so that it is the proxy that waits and not the kernel.
 SMALL_BUFFER = 16 * 1024
 # How much of its answer a slow reader reads before it stops.
@@ -41,13 +45,14 @@ FIRST_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """An agent as its client speaks of it."""
+    """An agent as its client speaks of it. `front`: through the load balancer, wherever that sends it."""
 
     name: str
     naming: Naming
     wire: Wire
     stream: bool
     tools: bool = False
+    front: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,9 +326,11 @@ class _MessagesReader:
 def _code(data: JSON) -> str:
     """The contract's code in a wire's error."""
     error = data.get("error") or {}
-    if isinstance(error, dict):
-        return str((error.get("details") or {}).get("error_code") or error.get("code") or error.get("type") or error)
-    return str(error)
+    if not isinstance(error, dict):
+        return str(error)
+    code = str((error.get("details") or {}).get("error_code") or error.get("code") or error.get("type") or error)
+    nobody_knows = code == HOST_LOST or "may be there or not" in str(error.get("message"))
+    return code + IN_DOUBT * nobody_knows
 
 
 # --- an attempt ---------------------------------------------------------------------------------------------
@@ -348,10 +355,11 @@ class Attempt:
 
 
 class Caller:
-    """Sends attempts and notes what their clients know."""
+    """Sends attempts, each with these `headers`, and notes what their clients know."""
 
-    def __init__(self, note: Callable[[Entry], None]) -> None:
+    def __init__(self, note: Callable[[Entry], None], headers: Mapping[str, str]) -> None:
         self._note = note
+        self._headers = headers
         self._count = 0
         limits = httpx.Limits(max_keepalive_connections=0)
         self._http = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(verify=False, limits=limits), timeout=None)
@@ -368,7 +376,7 @@ class Caller:
         anew: bool = False,
     ) -> Attempt:  # fmt: skip
         self._count += 1
-        headers = dict(request.headers)
+        headers = {**self._headers, **request.headers}
         if again == "count":
             headers["x-stainless-retry-count"] = "1"
         now = time.monotonic()
@@ -396,10 +404,10 @@ class Caller:
             attempt.got = reader.got
             heard = Heard(now, attempt.number, "acknowledged", reader.got.answer)
             client.acknowledged(attempt.request.turn, reader.got)
-        elif reader.error is not None:
+        elif reader.error is not None and not reader.error.endswith(IN_DOUBT):
             heard = Heard(now, attempt.number, "failed", code=reader.error)
         else:
-            heard = Heard(now, attempt.number, "unknown")
+            heard = Heard(now, attempt.number, "unknown", code=reader.error or "")
         self._note(heard)
         return heard
 

@@ -12,7 +12,7 @@ import ast
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from .client import Again, Naming, Speaker, Wire
@@ -27,13 +27,22 @@ HOLDS: tuple[Hold, ...] = ("start", "words", "end")
 # Longer than a lease: another proxy takes the paused one's agents over.
 LONG_PAUSE = 20.0
 SHORT_PAUSE = 1.5
+# Shorter than a lease, and longer than the store's clients wait for a connection.
+MIDDLE_PAUSE = 8.0
+# Seconds by which a host's clock goes wrong: less than an idempotency key lives.
+SKEWS = (-7200.0, -30.0, 30.0, 7200.0)
+# What an interface of a host leads to, which it can be cut off from.
+Network = Literal["store"]
+# How the database server goes away: its fast shutdown, or kill -9.
+Ending = Literal["restart", "kill"]
 # Characters of a long answer: more than the kernel holds for a slow reader (4 MiB, tcp_wmem).
 LONG_ANSWER = 5_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What kind of history. `wrapper`: the CLI is behind a script that does not `exec` it."""
+    """What kind of history. `wrapper`: the CLI is behind a script that does not `exec` it. `hosts`: each proxy is on a
+    host of its own, and the chains are in PostgreSQL (see `cluster`)."""
 
     proxies: int = 1
     tools: bool = False
@@ -41,6 +50,7 @@ class Shape:
     wrapper: bool = False
     length: int = 20
     pauses: bool = True
+    hosts: bool = field(default=False, repr=False)  # not in the text that older seeds are made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +168,57 @@ class Spoil:
     after: float = 0.0
 
 
-Step = Say | Repeat | Leave | Open | Join | Kill | Terminate | Start | Pause | Wake | KillCli | Spoil
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A host's packets to the store, and back, are lost from now on."""
+
+    proxy: int
+    network: Network = "store"
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """They arrive again, when they were lost for `seconds`."""
+
+    proxy: int
+    network: Network = "store"
+    seconds: float = LONG_PAUSE
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """The database server ends, and starts again after `seconds`."""
+
+    how: Ending
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Skew:
+    """A host's clock is wrong by so many seconds from now on."""
+
+    proxy: int
+    seconds: float
+
+
+Step = (
+    Say
+    | Repeat
+    | Leave
+    | Open
+    | Join
+    | Kill
+    | Terminate
+    | Start
+    | Pause
+    | Wake
+    | KillCli
+    | Spoil
+    | Cut
+    | Mend
+    | Database
+    | Skew
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +284,7 @@ class _Maker:
     def __init__(self, seed: int, shape: Shape) -> None:
         self._seed = seed
         self._shape = shape
-        self._dice = random.Random(f"{seed} {shape}")
+        self._dice = random.Random(f"{seed} {shape}" + " hosts" * shape.hosts)
         self._turns = 0
         self._up = set(range(shape.proxies))
         self._speakers = tuple(self._speaker(name) for name in NAMES[: self._dice.randint(2, 3)])
@@ -246,7 +306,9 @@ class _Maker:
         wires: tuple[Wire, ...] = ("responses",) if naming == "ids" else ("chat", "messages")
         if naming == "name":
             wires = ("chat", "responses", "messages")
-        return Speaker(name, naming, dice.choice(wires), dice.random() < 0.7, self._shape.tools and dice.random() < 0.8)
+        wire, stream = dice.choice(wires), dice.random() < 0.7
+        tools = self._shape.tools and dice.random() < 0.8
+        return Speaker(name, naming, wire, stream, tools, self._shape.hosts and dice.random() < 0.3)
 
     def _scene(self) -> Callable[[int], list[Step]]:
         scenes = [
@@ -256,6 +318,8 @@ class _Maker:
         ]  # fmt: skip
         if self._shape.pauses:
             scenes.append((self._paused, 2))
+        if self._shape.hosts:
+            scenes += [(self._cut_off, 4), (self._database_gone, 3), (self._clock_skewed, 2)]
         if self._shape.tools:
             scenes += [(self._tool_loop, 4), (self._killed_at_calls, 5)]
         return self._dice.choices([scene for scene, _ in scenes], [weight for _, weight in scenes])[0]
@@ -409,6 +473,42 @@ class _Maker:
             steps.append(Open(say.turn))
         self._up.add(paused)
         return [*steps, Wake(paused, seconds), Open(say.turn), Join(), self._say(agent, proxy=paused), self._say(agent)]
+
+    def _cut_off(self, agent: int) -> list[Step]:
+        """A host does not reach the store, perhaps in mid-answer, while it and the others are asked."""
+        say = self._say(agent, hold=self._dice.choice((None, *HOLDS)), wait=self._dice.random() < 0.7)
+        cut = say.proxy
+        steps: list[Step] = [say, Cut(cut)]
+        if self._dice.random() < 0.3:
+            steps.append(self._say(agent, proxy=cut, wait=False, calls=0))
+        self._down(cut)
+        if self._up:
+            if self._dice.random() < 0.5:
+                steps += [Leave(say.turn), self._repeat(say, wait=False)]
+            steps.append(self._say(agent, wait=False, calls=0))
+        if self._dice.random() < 0.5:
+            steps.append(Open(say.turn))
+        self._up.add(cut)
+        seconds = self._dice.choice((LONG_PAUSE, LONG_PAUSE, MIDDLE_PAUSE, SHORT_PAUSE))
+        end: list[Step] = [Open(say.turn), Join(), self._say(agent, proxy=cut), self._say(agent)]
+        return [*steps, Mend(cut, seconds=seconds), *end]
+
+    def _database_gone(self, agent: int) -> list[Step]:
+        """The database server ends while a turn runs, and while others are accepted."""
+        say = self._say(agent, hold=self._dice.choice((None, *HOLDS)), wait=self._dice.random() < 0.6)
+        steps: list[Step] = [say]
+        if self._dice.random() < 0.4:
+            steps += [self._say(self._agent(), wait=False, calls=0), Open(say.turn)]
+        steps.append(Database(self._dice.choice(get_args(Ending)), self._dice.choice((0.0, SHORT_PAUSE, LONG_PAUSE))))
+        steps += [Open(say.turn), Join()]
+        return [*steps, *([self._repeat(say)] if self._dice.random() < 0.6 else []), self._say(agent), self._say(agent)]
+
+    def _clock_skewed(self, agent: int) -> list[Step]:
+        """A host's clock jumps while it holds the agent; the conversation goes on there and elsewhere."""
+        say = self._say(agent, hold=self._dice.choice((None, "words")), calls=0)
+        skew = Skew(say.proxy, self._dice.choice(SKEWS))
+        steps: list[Step] = [say, skew, Open(say.turn), Join(say.turn), self._say(agent, proxy=say.proxy, calls=0)]
+        return [*steps, self._say(agent), self._repeat(say), self._say(agent)]
 
     def _tool_loop(self, agent: int) -> list[Step]:
         steps: list[Step] = []

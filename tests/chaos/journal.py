@@ -122,4 +122,22 @@ class Unserved:
     codes: tuple[str, ...]
 
 
-Entry = Sent | Heard | Asked | Told | Died | Orphans | Hung | Unserved
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """A write of a turn's beginning or end that the store took from a proxy without the agent's lease."""
+
+    turn_id: str
+    by: str
+    holder: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Uncounted:
+    """A proxy refused so many stale writes by its log, and counted another number of them."""
+
+    proxy: str
+    refused: int
+    counted: int
+
+
+Entry = Sent | Heard | Asked | Told | Died | Orphans | Hung | Unserved | Stale | Uncounted

@@ -16,7 +16,7 @@ from cli_session_proxy.testing.script import Behaviour, Block, Cut, ErrorEvent, 
 from cli_session_proxy.testing.seen import Seen
 
 from .journal import Answer, Asked
-from .reading import TOKEN
+from .reading import GO_ON, TOKEN
 
 # The header that each CLI sends: whose proxy's child it is.
 MARK_HEADER = "x-chaos-proxy"
@@ -84,7 +84,10 @@ class Model:
     def behave(self, seen: Seen) -> Behaviour:
         number = len(self.seen) + 1
         self.seen[number] = seen
-        found = _TURN.search(seen.prompt)
+        said = seen.user_texts()
+        while len(said) > 1 and said[-1].lstrip().startswith(GO_ON):  # the CLI's own words
+            said.pop()
+        found = _TURN.search(said[-1]) if said else None
         turn = int(found[1]) if found else None
         plan = self.plans.get(turn, Plan()) if turn is not None else Plan()
         plan.asked += 1

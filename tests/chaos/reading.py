@@ -12,6 +12,9 @@ from cli_session_proxy.testing.seen import parts, spoken
 
 from .journal import JSON, Answer, Asking, Result
 
+# How 2.1.330 asks the model to go on from the blocks of an answer that were finished before its stream was cut, or had
+# stood still for 10 s.
+GO_ON = "Your response above was cut off mid-stream."
 # The key of a call's arguments under which the scripted model puts the call's token.
 TOKEN = "token"
 
@@ -29,22 +32,31 @@ class Exchange:
 
 
 def exchanges(messages: Sequence[JSON]) -> list[Exchange]:
-    """The conversation without what the CLI adds on its own (`system` messages and reminders)."""
+    """The conversation without what the CLI adds on its own (`system` messages, reminders, and that the model may go
+    on from an answer that was cut)."""
     told: list[Exchange] = []
     calls: dict[str, str] = {}  # the token of each call by its id
+    cut: Answer | None = None  # what was said before the CLI asked the model to go on
     spoken_messages = [message for message in messages if message["role"] != "system"]
     for role, run in groupby(spoken_messages, key=lambda message: str(message["role"])):
         blocks = [block for message in run for block in parts(message["content"])]
         if role == "user":
-            told += _asked(blocks, calls)
+            if any(str(block.get("text", "")).lstrip().startswith(GO_ON) for block in blocks):
+                last = told.pop()
+                told.append(Exchange(last.asked, None, last.left_open))
+                cut = last.answer
+            else:
+                told += _asked(blocks, calls)
             continue
         for block in blocks:
             if block["type"] == "tool_use":
                 calls[block["id"]] = str(block["input"].get(TOKEN))
         if not told or told[-1].answer is not None:
             told.append(Exchange("", None))
-        last = told.pop()
-        told.append(Exchange(last.asked, _answer(blocks), last.left_open))
+        last, answer = told.pop(), _answer(blocks)
+        if cut is not None:
+            answer, cut = Answer(TEXT_JOIN.join(filter(None, (cut.text, answer.text))), cut.calls + answer.calls), None
+        told.append(Exchange(last.asked, answer, last.left_open))
     return told
 
 

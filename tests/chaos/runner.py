@@ -10,28 +10,37 @@ import signal
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 import httpx
 
+from cli_session_proxy.testing.script import Behaviour
+from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
 
 from .checker import Fault, judge
 from .client import Attempt, Caller, Client
+from .cluster import cluster
 from .history import (
     LONG_PAUSE,
+    Cut,
+    Database,
     History,
     Join,
     Kill,
     KillCli,
     Leave,
+    Mend,
+    Network,
     Open,
     Pause,
     Repeat,
     Say,
+    Skew,
     Spoil,
     Start,
     Step,
@@ -84,7 +93,12 @@ class Report:
         """What runs this history again."""
         shape = self.history.shape
         said = f"python -m tests.chaos --seed {self.history.seed} --proxies {shape.proxies} --length {shape.length}"
-        said += " --tools" * shape.tools + " --wrapper" * shape.wrapper + " --no-pauses" * (not shape.pauses)
+        said += (
+            " --hosts" * shape.hosts
+            + " --tools" * shape.tools
+            + " --wrapper" * shape.wrapper
+            + " --no-pauses" * (not shape.pauses)
+        )
         return said + f" --cli {shape.cli}" * (shape.cli != "2")
 
     @property
@@ -107,11 +121,12 @@ class Report:
         counts = self.counts
         yield (
             f"{counts['turns']} turns, {counts['acknowledged']} acknowledged, {counts['requests']} requests; "
+            f"{counts['stale writes refused']} stale writes refused; "
             f"prefix kept: median {self.median:.3f}, {len(self.low)} of {len(self.kept)} below 0.99"
         )
         for one in self.low:
             yield f"  kept {one.share:.2f} at turn {one.turn} (request {one.request} after {one.before}): {one.why}"
-        if self.faults:
+        if self.faults or self.unexplained:
             yield from self.chains
         yield f"{len(self.faults)} faults"
         yield from (f"  {fault}" for fault in self.faults)
@@ -140,8 +155,8 @@ async def run(history: History, binary: Path, folder: Path) -> Report:
     """Run a history in a folder that does not exist yet, and remove it afterwards."""
     journal: list[Entry] = []
     model = Model(journal.append)
-    async with Upstream(behave=model.behave) as upstream:
-        world = World(folder, binary, upstream.url, history.shape.proxies, wrapper=history.shape.wrapper)
+    make = cluster if history.shape.hosts else one_host
+    async with make(history, binary, folder, model.behave) as world:
         try:
             return await _Run(history, world, model, journal).run()
         finally:
@@ -152,6 +167,14 @@ async def run(history: History, binary: Path, folder: Path) -> Report:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
+@asynccontextmanager
+async def one_host(
+    history: History, binary: Path, folder: Path, behave: Callable[[Seen], Behaviour]
+) -> AsyncIterator[World]:
+    async with Upstream(behave=behave) as upstream:
+        yield World(folder, binary, upstream.url, history.shape.proxies, wrapper=history.shape.wrapper)
+
+
 class _Run:
     def __init__(self, history: History, world: World, model: Model, journal: list[Entry]) -> None:
         self._history = history
@@ -159,12 +182,13 @@ class _Run:
         self._model = model
         self._journal = journal
         self._clients = [Client(speaker) for speaker in history.speakers]
-        self._caller = Caller(journal.append)
+        self._caller = Caller(journal.append, world.headers)
         self._attempts: dict[int, list[Attempt]] = {}
         self._whose: dict[int, Client] = {}
         self._told: set[int] = set()  # attempts whose end is in the report
         self._left_open: set[int] = set()  # turns whose proxy died while the upstream held their answer
         self._dice = random.Random(history.seed)
+        self._database_back = 0.0  # when the store's server was last started
         self._watching: list[asyncio.Task[None]] = []  # what becomes of proxies that end
         self._done: list[str] = []
         self._began = time.monotonic()
@@ -172,6 +196,7 @@ class _Run:
     async def run(self) -> Report:
         try:
             await asyncio.gather(*(proxy.start() for proxy in self._world.proxies))
+            await self._world.joined()
             for step in self._history.steps:
                 self._say(told(step))
                 await self._take(step)
@@ -179,6 +204,7 @@ class _Run:
             await self._let_go()
             await self._probe()
             dumps = await self._chains()
+            self._journal += await self._world.faults()
             await self._stop()
         finally:
             for attempts in self._attempts.values():
@@ -197,9 +223,13 @@ class _Run:
                 share = self._model.seen[after].prefix_kept(self._model.seen[before])
                 turn = turns.get(number)
                 why = "no dump has this turn" if turn is None else explained(turn)
-                kept.append(Kept(share, number, after, before, why, turn is not None and bool(turn["says"])))
+                # At another host a spoilt transcript is not seen: what the turn before came to says why.
+                above = turns.get(verdict.turn_of.get(before, 0)) if self._history.shape.hosts else None
+                said = any(one is not None and one["says"] for one in (turn, above))
+                kept.append(Kept(share, number, after, before, why, said))
         chains = [line for dump in dumps for line in drawn(dump, numbers)]
         logs = {f"proxy {proxy.number}": proxy.log for proxy in self._world.proxies}
+        verdict.counts["stale writes refused"] = self._world.refused_writes
         return Report(self._history, verdict.faults, kept, verdict.counts, self._done, chains, logs)
 
     def _say(self, line: str) -> None:
@@ -226,10 +256,15 @@ class _Run:
             case Spoil():
                 await asyncio.sleep(step.after)
                 await self._spoil(step)
+            case Database():
+                await self._world.database(step.how, step.seconds)
+                self._database_back = time.monotonic()
             case _:
                 await self._to_a_proxy(step, self._world.proxies[step.proxy])
 
-    async def _to_a_proxy(self, step: Kill | Terminate | Start | Pause | Wake | KillCli, proxy: Proxy) -> None:
+    async def _to_a_proxy(
+        self, step: Kill | Terminate | Start | Pause | Wake | KillCli | Cut | Mend | Skew, proxy: Proxy
+    ) -> None:
         match step:
             case Kill():
                 await asyncio.sleep(step.after)
@@ -242,6 +277,8 @@ class _Run:
                     proxy.stop()
                     self._watching.append(asyncio.create_task(self._stopped(proxy, proxy.mark)))
             case Start():
+                if proxy.cut_at is not None:  # without its store it would not start
+                    self._mend(proxy, "store")
                 if proxy.paused_at is None:
                     await proxy.start()
             case Pause():
@@ -253,6 +290,25 @@ class _Run:
                     if step.seconds >= LONG_PAUSE:
                         self._overdue(proxy)
                     proxy.wake()
+            case Cut():
+                self._world.cut(proxy, step.network)
+                proxy.cut_at = time.monotonic()
+            case Mend():
+                if proxy.cut_at is not None:
+                    await asyncio.sleep(max(0.0, proxy.cut_at + step.seconds - time.monotonic()))
+                    if step.seconds >= LONG_PAUSE:
+                        self._overdue(proxy)
+                    self._mend(proxy, step.network)
+            case Skew():
+                self._world.skew(proxy, step.seconds)
+                proxy.woke_at = time.monotonic()
+
+    def _mend(self, proxy: Proxy, network: Network) -> None:
+        self._world.mend(proxy, network)
+        proxy.cut_at, proxy.woke_at = None, time.monotonic()
+
+    def _url(self, client: Client, proxy: Proxy) -> str:
+        return self._world.front if client.speaker.front else proxy.url
 
     async def _new(self, say: Say) -> None:
         client, proxy = self._clients[say.agent], self._world.proxies[say.proxy]
@@ -261,7 +317,7 @@ class _Run:
         self._model.plans[say.turn] = plan
         self._whose[say.turn] = client
         request = client.next(say.turn, text=text, keyed=say.keyed, back=say.back)
-        attempt = self._caller.send(client, request, proxy.url, say.proxy, slow=say.slow)
+        attempt = self._caller.send(client, request, self._url(client, proxy), say.proxy, slow=say.slow)
         self._attempts[say.turn] = [attempt]
         if say.leave_after is not None:
             asyncio.get_running_loop().call_later(say.leave_after, attempt.leave)
@@ -278,10 +334,12 @@ class _Run:
         # known that the answer did not arrive; in both cases only if the conversation has not gone on.
         gone_on = any(turn > repeat.turn and self._whose[turn] is client for turn in self._attempts)
         anew = repeat.how == "plain" and (gone_on or repeat.turn not in self._left_open)
+        # A count alone says nothing to a proxy on another host while the first attempt is on its way to the store.
+        on_its_way = any(not attempt.task.done() for attempt in self._attempts[repeat.turn])
+        anew = anew or (repeat.how == "count" and on_its_way and not self._model.plans[repeat.turn].asked)
         proxy = self._world.proxies[repeat.proxy]
-        attempt = self._caller.send(
-            client, client.requests[repeat.turn], proxy.url, repeat.proxy, again=repeat.how, anew=anew
-        )
+        request, url = client.requests[repeat.turn], self._url(client, proxy)
+        attempt = self._caller.send(client, request, url, repeat.proxy, again=repeat.how, anew=anew)
         self._attempts[repeat.turn].append(attempt)
         if repeat.wait:
             await self._until(attempt, self._model.plans[repeat.turn].reached)
@@ -300,7 +358,7 @@ class _Run:
         proxy = self._world.proxies[attempts[-1].proxy]
         mark = f"#{attempts[-1].request.turn}#"
         until = time.monotonic() + NOTICED
-        async with httpx.AsyncClient(trust_env=False, timeout=NOTICED) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=NOTICED, headers=self._world.headers) as http:
             while proxy.running and proxy.paused_at is None and time.monotonic() < until:
                 answer = await http.get(f"{proxy.url}/v1/chains/{quote(self._agent_id(attempts), safe='')}")
                 turns = answer.json()["turns"] if answer.status_code == 200 else []
@@ -348,28 +406,34 @@ class _Run:
 
     def _blocked(self, attempt: Attempt, *, taken_over: bool = False) -> bool:
         """Something that the history did keeps it from its end: its proxy is paused, or the upstream holds a turn of
-        its agent. `taken_over`: a turn that is held in a paused proxy is in nobody's way any more."""
+        its agent. `taken_over`: a turn that is held in a proxy that is away is in nobody's way any more."""
         if attempt.task.done():
             return False
-        if self._world.proxies[attempt.proxy].paused_at is not None:
-            return True
         client = self._whose[attempt.request.turn]
+        # The load balancer may have chosen any of them.
+        asked = self._world.proxies if client.speaker.front else [self._world.proxies[attempt.proxy]]
+        if any(proxy.paused_at is not None for proxy in asked):
+            return True
         held = [turn for turn, plan in self._model.plans.items() if plan.held and self._whose[turn] is client]
         if taken_over:
-            held = [turn for turn in held if turn == attempt.request.turn or not self._in_paused(turn)]
+            held = [turn for turn in held if turn == attempt.request.turn or not self._in_one_away(turn)]
         return bool(held)
 
-    def _in_paused(self, turn: int) -> bool:
-        return all(self._world.proxies[one.proxy].paused_at is not None for one in self._attempts[turn])
+    def _in_one_away(self, turn: int) -> bool:
+        if self._whose[turn].speaker.front:
+            return False
+        return all(self._world.proxies[one.proxy].away_at is not None for one in self._attempts[turn])
 
-    def _overdue(self, paused: Proxy) -> None:
-        """A proxy was paused for longer than a lease: whoever asked another one since has been answered. One that was
-        paused itself takes nothing over until the others had the time of a lease to wake up as well."""
-        assert paused.paused_at is not None
+    def _overdue(self, away: Proxy) -> None:
+        """A proxy was paused or cut off for longer than a lease: whoever asked another one since has been answered. One
+        that was away itself takes nothing over until the others had the time of a lease to come back as well."""
+        assert away.away_at is not None
         for attempts in self._attempts.values():
             for attempt in attempts:
-                awake = self._world.proxies[attempt.proxy].woke_at
-                waited = time.monotonic() - max(paused.paused_at, attempt.begun, awake)
+                asked = self._world.proxies[attempt.proxy]
+                waited = time.monotonic() - max(away.away_at, attempt.begun, asked.woke_at, self._database_back)
+                if self._whose[attempt.request.turn].speaker.front or asked.cut_at is not None:
+                    continue  # nobody knows whom it asked; one that is cut off itself is to say so, in `PATIENCE`
                 if attempt.task.done() or waited < TAKEN_OVER or self._blocked(attempt, taken_over=True):
                     continue
                 self._journal.append(Hung(attempt.number, waited))
@@ -417,6 +481,8 @@ class _Run:
 
     async def _let_go(self) -> None:
         for proxy in self._world.proxies:
+            if proxy.cut_at is not None:
+                self._mend(proxy, "store")
             if proxy.paused_at is not None:
                 proxy.wake()
         for plan in self._model.plans.values():
@@ -429,6 +495,7 @@ class _Run:
         for attempts in list(self._attempts.values()):
             for attempt in attempts:
                 await self._over(attempt)
+        self._journal += await self._world.ready()
 
     async def _probe(self) -> None:
         """Two more turns of each agent: what was lost shows in them."""
@@ -453,7 +520,7 @@ class _Run:
         # as the header has it: percent-encoded; an unnamed agent has got an id of its own, or several
         named = {attempt.headers.get("x-agent-id") for attempts in self._attempts.values() for attempt in attempts}
         dumps: list[JSON] = []
-        async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE, headers=self._world.headers) as http:
             for agent_id in sorted(filter(None, named)):
                 answer = await http.get(f"{url}/v1/chains/{agent_id}", params={"format": "json"})
                 answer.raise_for_status()

@@ -28,11 +28,13 @@ from .journal import (
     Result,
     Said,
     Sent,
+    Stale,
     Told,
+    Uncounted,
     Unserved,
 )  # fmt: skip
 from .model import TOOL
-from .reading import TOKEN, exchanges
+from .reading import GO_ON, TOKEN, exchanges
 
 INTERRUPTED = "The tool call was interrupted before a result was received."
 Pair = tuple[Asking, Answer]
@@ -478,6 +480,21 @@ def test_what_was_seen_from_outside_is_told(tale: Tale) -> None:
     attempt = tale.send(5)
     tale.journal += [Orphans("p", (17,)), Hung(attempt, 30.0), Unserved("bob", ("503 x",))]
     assert tale.kinds() == {("orphan", None), ("hung", 5), ("unserved", None)}
+
+
+def test_an_answer_that_the_cli_lets_the_model_go_on_from_is_one(tale: Tale) -> None:
+    said = prompt(5)
+    whole = Answer("ok-1 begins here\n\nok-2 ends here")
+    messages = [*as_messages([], said), {"role": "assistant", "content": "ok-1 begins here"}]
+    messages.append({"role": "user", "content": f"{GO_ON} Resume directly."})
+    assert exchanges(messages) == exchanges(as_messages([], said))
+    messages.append({"role": "assistant", "content": "ok-2 ends here"})
+    assert [(one.asked, one.answer) for one in exchanges(messages)] == [(said, whole)]
+
+
+def test_a_stale_write_that_was_taken_or_not_counted_is_found(tale: Tale) -> None:
+    tale.journal += [Stale("turn", "p0-1", "p1-1"), Uncounted("p2-1", refused=2, counted=1)]
+    assert tale.kinds() == {("stale", None), ("uncounted", None)}
 
 
 def test_an_answer_that_no_client_of_its_wire_can_read_is_found(tale: Tale) -> None:

@@ -11,7 +11,10 @@ from .history import History, Join, Kill, Leave, Open, Repeat, Say, Shape, Start
 from .runner import Report
 from .shrinking import shrunk
 
-SHAPES = [Shape(), Shape(proxies=3), Shape(proxies=3, tools=True, length=60), Shape(cli="1", wrapper=True)]
+SHAPES = [
+    Shape(), Shape(proxies=3), Shape(proxies=3, tools=True, length=60), Shape(cli="1", wrapper=True),
+    Shape(proxies=3, hosts=True),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -50,6 +53,16 @@ def test_every_kind_of_step_happens() -> None:
     assert seen == {
         "Say", "Repeat", "Leave", "Open", "Join", "Kill", "Terminate", "Start", "Pause", "Wake", "KillCli", "Spoil",
     }  # fmt: skip
+
+
+def test_what_happens_to_hosts_happens_only_there() -> None:
+    kinds = {"Cut", "Mend", "Database", "Skew"}
+    for hosts in (True, False):
+        shape = Shape(proxies=3, length=60, hosts=hosts)
+        histories = [made(seed, shape) for seed in range(30)]
+        seen = {type(step).__name__ for history in histories for step in history.steps}
+        assert seen & kinds == (kinds if hosts else set())
+        assert any(speaker.front for history in histories for speaker in history.speakers) == hosts
 
 
 def test_a_history_without_pauses_has_none() -> None:

@@ -17,15 +17,16 @@ import signal
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.sandbox import LOCAL_OWNER, directory_name
 
 from ..conftest import FAKE_KEY, ROOT
-from .history import Damage
-from .journal import Orphans
+from .history import Damage, Ending, Network
+from .journal import Entry, Orphans
 from .model import MARK_HEADER
 
 # Seconds for a proxy to listen, on a machine that is busy with CLIs.
@@ -61,8 +62,10 @@ class Proxy:
         self.url = ""
         self.stopping = False
         self.paused_at: float | None = None
-        self.woke_at = 0.0
+        self.cut_at: float | None = None  # since when it does not reach the store
+        self.woke_at = 0.0  # when it went on after a pause, a cut or a jump of its clock
         self.log: list[str] = []
+        self.log_of_start = 0  # where in it the lines of the process that is there now begin
         self._world = world
         self._starts = 0
         self._process: asyncio.subprocess.Process | None = None
@@ -71,6 +74,11 @@ class Proxy:
     @property
     def mark(self) -> str:
         return f"p{self.number}-{self._starts}"
+
+    @property
+    def away_at(self) -> float | None:
+        """Since when the other proxies hear nothing of it."""
+        return min((at for at in (self.paused_at, self.cut_at) if at is not None), default=None)
 
     @property
     def running(self) -> bool:
@@ -83,14 +91,15 @@ class Proxy:
             return
         self._starts += 1
         self.stopping = False
+        self.log_of_start = len(self.log)
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "cli_session_proxy", "serve", cwd=self._world.folder, stdin=DEVNULL, stdout=PIPE,
-            stderr=STDOUT, env=self._world.environment(self.mark), start_new_session=True,
+            *self._world.command(self), cwd=self._world.folder, stdin=DEVNULL, stdout=PIPE,
+            stderr=STDOUT, env=self._world.environment(self), start_new_session=True,
         )  # fmt: skip
         listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._draining = asyncio.create_task(self._drain(self._process, listening))
         async with asyncio.timeout(START):
-            self.url = await listening
+            self.url = self._world.url_of(self, await listening)
 
     async def _drain(self, process: asyncio.subprocess.Process, listening: asyncio.Future[str]) -> None:
         assert process.stdout is not None
@@ -129,16 +138,29 @@ class Proxy:
         return code
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a proxy, and the CLIs that it starts, keep on their host."""
+
+    var: Path
+    config_dir: Path
+    home: Path
+
+
 class World:
-    """Proxies that share one `var/`."""
+    """Proxies that share one `var/`, on one host. A cluster of hosts is one as well (see `cluster`).
+
+    `headers` go out with every request to a proxy.
+    """
+
+    headers: Mapping[str, str] = {}
+    front = ""  # the load balancer's address
+    refused_writes = 0  # stale ones, as the proxies count them
 
     def __init__(self, folder: Path, binary: Path, upstream: str, proxies: int, *, wrapper: bool) -> None:
         self.folder = folder
-        self.var = folder / "var"
-        self.config_dir = folder / "claude-config"
-        self._home = folder / "home"
         self._upstream = upstream
-        self._home.mkdir(parents=True)
+        folder.mkdir(parents=True)
         self._binary = binary
         if wrapper:
             self._binary = folder / "claude"
@@ -146,20 +168,43 @@ class World:
             self._binary.chmod(0o755)
         self.proxies = [Proxy(self, number) for number in range(proxies)]
 
-    def environment(self, mark: str) -> dict[str, str]:
+    async def joined(self) -> None:
+        """Called when every proxy has started for the first time."""
+
+    async def ready(self) -> list[Entry]:
+        """Wait until every proxy takes turns again by itself; who does not."""
+        return []
+
+    async def faults(self) -> list[Entry]:
+        """What this world itself has seen go wrong, asked for in the end, while every proxy runs."""
+        return []
+
+    def place(self, number: int) -> Place:
+        return Place(self.folder / "var", self.folder / "claude-config", self.folder / "home")
+
+    def command(self, proxy: Proxy) -> list[str]:
+        return [sys.executable, "-m", "cli_session_proxy", "serve"]
+
+    def url_of(self, proxy: Proxy, listens: str) -> str:
+        """Where clients reach a proxy that says that it listens there."""
+        return listens
+
+    def environment(self, proxy: Proxy) -> dict[str, str]:
+        place = self.place(proxy.number)
+        place.home.mkdir(parents=True, exist_ok=True)
         cli = {
             "ANTHROPIC_API_KEY": FAKE_KEY,
             "ANTHROPIC_BASE_URL": self._upstream,
-            "ANTHROPIC_CUSTOM_HEADERS": self._header(mark),
+            "ANTHROPIC_CUSTOM_HEADERS": self._header(proxy.mark),
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
-            "HOME": str(self._home),
+            "HOME": str(place.home),
         }
         own = {
-            "VAR": str(self.var), "CLAUDE_BIN": str(self._binary), "CLAUDE_CONFIG_DIR": str(self.config_dir),
+            "VAR": str(place.var), "CLAUDE_BIN": str(self._binary), "CLAUDE_CONFIG_DIR": str(place.config_dir),
             "CLAUDE_ENV": json.dumps(cli), **SETTINGS,
         }  # fmt: skip
-        surroundings = {"PATH": os.environ["PATH"], "HOME": str(self._home), "LANG": "C.UTF-8", "PYTHONPATH": str(ROOT)}
+        surroundings = {"PATH": os.environ["PATH"], "HOME": str(place.home), "LANG": "C.UTF-8", "PYTHONPATH": str(ROOT)}
         return surroundings | {f"CLI_SESSION_PROXY_{name}": value for name, value in own.items()}
 
     def _header(self, mark: str) -> str:
@@ -174,7 +219,7 @@ class World:
     def clis(self, mark: str | None = None) -> Iterator[int]:
         """The living processes of the history's CLIs, of one proxy's start or of all."""
         wanted = f"\0ANTHROPIC_CUSTOM_HEADERS={self._header(mark or '')}".encode() + (b"\0" if mark else b"")
-        here = f"\0HOME={self._home}\0".encode()
+        here = f"\0HOME={self.folder}/".encode()
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it ended while we looked, or is another user's
                 environ = b"\0" + (entry / "environ").read_bytes()
@@ -186,14 +231,26 @@ class World:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    # --- what only hosts have
+
+    def cut(self, proxy: Proxy, network: Network) -> None:
+        """Packets of this network are lost."""
+
+    def mend(self, proxy: Proxy, network: Network) -> None: ...
+
+    def skew(self, proxy: Proxy, seconds: float) -> None: ...
+
+    async def database(self, how: Ending, seconds: float) -> None: ...
+
     # --- files
 
     def transcript(self, agent_id: str) -> Path | None:
         """The transcript of an agent that was written last."""
-        sandbox = self.var / "sandbox" / "agents" / directory_name(LOCAL_OWNER, agent_id)
-        folder = transcript.project_dir(self.config_dir, sandbox)
-        files = sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
-        return files[-1] if files else None
+        files: set[Path] = set()
+        for place in {self.place(proxy.number) for proxy in self.proxies}:
+            sandbox = place.var / "sandbox" / "agents" / directory_name(LOCAL_OWNER, agent_id)
+            files |= set(transcript.project_dir(place.config_dir, sandbox).glob("*.jsonl"))
+        return max(files, key=lambda path: path.stat().st_mtime, default=None)
 
     def spoil(self, path: Path, damage: Damage, other: Path | None, dice: random.Random) -> str:
         """Damage a transcript; what was done."""

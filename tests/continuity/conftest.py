@@ -18,6 +18,9 @@ _REPORT = pytest.StashKey[Report]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=None, help="run the chaos of this seed once more")
+    parser.addoption(
+        "--hosts", type=int, default=0, help="the matrix on PostgreSQL, each turn at the next of so many hosts"
+    )
     parser.addoption("--table", type=Path, default=None, help="write the continuity table of this run to this file")
 
 
@@ -40,6 +43,13 @@ def seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Report:
     return request.config.stash[_REPORT]
+
+
+@pytest.fixture
+def host_count(request: pytest.FixtureRequest) -> int:
+    """Of the matrix; 0: one host with SQLite."""
+    given: int = request.config.getoption("--hosts")
+    return given
 
 
 @pytest.fixture

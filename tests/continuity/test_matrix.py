@@ -1,10 +1,14 @@
-"""Each row: some acknowledged turns, something breaks, and what reaches the model with the next turns."""
+"""Each row: some acknowledged turns, something breaks, and what reaches the model with the next turns.
+
+With `--hosts 1` the chains are in PostgreSQL; with more, each turn goes to the next of so many hosts, as well.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +17,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
+from .hosts import HostsTalk, host_settings
 from .misbehaving import MisbehavingCli
 from .report import Report
 from .row import Row, Says
@@ -54,21 +59,38 @@ def lab(row: Row, clis: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def _settings(make: MakeSettings, lab: Path, row: Row, cli: str) -> Settings:
+def binary_of(row: Row, cli: str, lab: Path) -> Path:
+    """What the row's proxies take for the CLI."""
     if row.wrapped:
         MisbehavingCli(lab, (lab / cli).resolve())
     elif row.replaced:
         (lab / "claude").symlink_to(lab / cli)
-    binary = lab / ("claude" if row.wrapped or row.replaced else f"claude-{cli}")
-    return make(claude_bin=binary, **row.settings)
+    return lab / ("claude" if row.wrapped or row.replaced else f"claude-{cli}")
 
 
 @pytest.mark.parametrize(("row", "cli", "bare"), list(_cases()))
 async def test_what_is_acknowledged_is_remembered(
-    row: Row, cli: str, bare: bool, lab: Path, make_settings: MakeSettings, upstream: Upstream, report: Report
-) -> None:
-    settings = _settings(make_settings, lab, row, cli)
-    talk: Talk = BareTalk(settings, upstream) if bare else EngineTalk(settings, upstream)
+    row: Row, cli: str, bare: bool, lab: Path, make_settings: MakeSettings, upstream: Upstream, report: Report,
+    host_count: int, request: pytest.FixtureRequest, tmp_path: Path,
+) -> None:  # fmt: skip
+    given: dict[str, Any] = {"claude_bin": binary_of(row, cli, lab), **row.settings}
+    if host_count and not bare:
+        hosts = host_settings(make_settings, request.getfixturevalue("postgres_url"), tmp_path, host_count, **given)
+        talk: Talk = talk_on(hosts, row, upstream)
+    else:
+        settings = make_settings(**given)
+        talk = BareTalk(settings, upstream) if bare else EngineTalk(settings, upstream)
+    await remembered(row, cli, talk, report)
+
+
+def talk_on(hosts: list[Settings], row: Row, upstream: Upstream) -> EngineTalk:
+    if len(hosts) == 1:
+        return EngineTalk(hosts[0], upstream)
+    return HostsTalk(hosts, upstream, at_once=row.group in ("concurrency", "several proxies"))
+
+
+async def remembered(row: Row, cli: str, talk: Talk, report: Report) -> None:
+    """Told, broken, and judged by what reaches the model."""
     await talk.up()
     try:
         for _ in range(TOLD):
@@ -78,7 +100,7 @@ async def test_what_is_acknowledged_is_remembered(
         failed = await _broken(row, talk)
         probe = row.probe() if row.probe else None
         first = await talk.probe(probe, summarised=row.summarised) if failed is None else failed
-        report.add(row, cli, bare, first)
+        report.add(row, cli, talk.bare, first)
         if isinstance(talk, EngineTalk):
             await _check(row, cli, talk, first)
             if talk.measured is not None:
@@ -112,13 +134,15 @@ async def _check(row: Row, cli: str, talk: EngineTalk, first: Score) -> None:
         assert max(map(len, calls)) <= row.calls, talk.upstream.refused
     if row.after is not None:
         row.after(talk)
+    if row.prefix and cli == "2.1":
+        assert first.prefix == 1.0
+    if isinstance(talk, HostsTalk):
+        return  # what broke at one host is no matter of the next one: its turn is written there from the chain
     links = await talk.links()
     if row.link is not None:
         assert row.link in [link.reason for link in links]
     if row.continuity is not None:
         assert talk.turn.continuity == row.continuity, talk.turn.evidence
-    if row.prefix and cli == "2.1":
-        assert first.prefix == 1.0
     says = row.says[cli == "1.0"] if isinstance(row.says, tuple) else row.says
     await _told(says, talk)
 

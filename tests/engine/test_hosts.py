@@ -16,8 +16,10 @@ from pydantic import SecretStr
 from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.engine.ownership import differences
 from cli_session_proxy.errors import LeaseLost, NotFound, ProxyError, StoreUnavailable
-from cli_session_proxy.settings import Settings
+from cli_session_proxy.settings import Profile, Settings
+from cli_session_proxy.stores.postgresql.looking import look
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 
 from ..postgres import HandClock, server
@@ -174,6 +176,7 @@ async def test_a_stale_commit_is_refused_by_the_store_itself(postgres_url: str, 
             await ask(one.engine, "late")
         assert told.value.status == 503
         assert len(refused) == 1
+        assert (one.engine.stale_writes(), two.engine.stale_writes()) == (2, 0)  # the commit, and that the turn failed
         assert await path(two) == ["after"]
 
 
@@ -296,3 +299,23 @@ async def test_a_server_that_is_killed_loses_and_doubles_nothing(tmp_path: Path,
 
 async def _state(host: Host, wanted: str) -> bool:
     return await host.engine.state() == wanted
+
+
+async def test_a_host_that_differs_is_named_with_what_differs(
+    postgres_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with hosts(postgres_url, tmp_path, lease=5.0) as (one, _):
+        await until(lambda: _introduced(one, 2))
+        assert differences(await one.store.hosts()) == {}
+        other = Host(postgres_url, tmp_path / "other", lease=7.0, profiles={"worker": Profile(tools=("Bash",))})
+        await other.engine.start()
+        await until(lambda: caplog.text.count("hosts_differ") == 2)
+        found = look(postgres_url).hosts
+        told = {what: sorted(values) for what, values in differences(found).items()}
+        assert told == {"lease": ["5 s", "7 s"], "profile worker": ["", '{"tools":["Bash"]}']}
+        await other.engine.stop()
+        assert len(await one.store.hosts()) == 2
+
+
+async def _introduced(host: Host, count: int) -> bool:
+    return len(await host.store.hosts()) == count

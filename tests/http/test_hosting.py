@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import configparser
+import json
 import re
 import tomllib
 from importlib.metadata import version
 
 import pytest
 import typer
+import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -17,7 +19,8 @@ from cli_session_proxy.settings import Settings
 
 from ..conftest import ROOT
 
-UNIT = ROOT / "deploy" / "cli-session-proxy.service"
+DEPLOY = ROOT / "deploy"
+UNIT = DEPLOY / "cli-session-proxy.service"
 PAGES = ("docs/self-hosting.md", "docs/troubleshooting.md")
 
 
@@ -42,6 +45,19 @@ def test_the_settings_that_the_docs_name_exist(page: str) -> None:
     assert {name.lower() for name in re.findall(r"CLI_SESSION_PROXY_([A-Z]+(?:_[A-Z]+)*)", text)} <= known
     named = {name for name in known if "_" in name and f"`{name}`" in text}
     assert named or page != "docs/troubleshooting.md"
+
+
+def test_what_deploy_sets_on_several_hosts_exists() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    recipe = set(re.findall(r"\$\{(CSP_[A-Z]+)}", (DEPLOY / "haproxy.cfg").read_text()))
+    assert recipe == set(compose["services"]["haproxy"]["environment"])
+    proxies = [one for name, one in compose["services"].items() if name.startswith("proxy-")]
+    assert len(proxies) == len(recipe) - 1
+    assert len({json.dumps(one["environment"], sort_keys=True) for one in proxies}) == 1
+    assert {volume.partition(":")[0] for one in proxies for volume in one["volumes"]} < set(compose["volumes"])
+    said = (DEPLOY / "compose.yaml").read_text() + (DEPLOY / "cluster.conf").read_text()
+    named = {name.lower() for name in re.findall(r"CLI_SESSION_PROXY_([A-Z]+(?:_[A-Z]+)*)", said)}
+    assert {"store", "sandbox_root", "keys"} <= named <= set(Settings.model_fields)
 
 
 def test_the_pictures_of_the_docs_are_there() -> None:

@@ -35,6 +35,9 @@ class Going:
     def running(self) -> int:
         return 2
 
+    def stale_writes(self) -> int:
+        return 4
+
     def processes(self) -> Counts:
         return Counts(busy=2, warm=5, spare=1, memory=300_000_000)
 
@@ -78,6 +81,7 @@ def test_a_turn_is_counted_with_its_times_tokens_and_cost() -> None:
     assert told["turn_seconds_sum"] == pytest.approx(2.21)
     assert told["spawn_seconds_count"] == 1
     assert (told["queue_depth"], told["turns_running"]) == (3, 2)
+    assert told["stale_writes_total"] == 4
     assert (told["processes{state=busy}"], told["processes{state=warm}"], told["processes{state=spare}"]) == (2, 5, 1)
     assert told["processes_memory_bytes"] == 300_000_000
 

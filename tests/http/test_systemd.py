@@ -22,6 +22,7 @@ from ..conftest import ROOT, required
 
 SOON = 30
 UNIT = ROOT / "deploy" / "cli-session-proxy.service"
+CLUSTER = ROOT / "deploy" / "cluster.conf"
 # "systemd-analyze security" counts from 0 (nothing exposed) to 10.
 EXPOSURE = 3.0
 
@@ -106,6 +107,15 @@ def test_the_unit_leaves_little_exposed() -> None:
 def test_systemd_takes_every_line_of_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name
     unit.write_text(re.sub(r"^ExecStart=\S+", f"ExecStart={sys.executable}", UNIT.read_text(), flags=re.M))
+    done = subprocess.run([analyzer(), "verify", str(unit)], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_systemd_takes_every_line_of_what_a_host_of_several_adds(tmp_path: Path) -> None:
+    unit, more = tmp_path / UNIT.name, tmp_path / f"{UNIT.name}.d"
+    more.mkdir()
+    for path, text in ((unit, UNIT.read_text()), (more / "cluster.conf", CLUSTER.read_text())):
+        path.write_text(re.sub(r"^ExecStart=/\S+", f"ExecStart={sys.executable}", text, flags=re.M))
     done = subprocess.run([analyzer(), "verify", str(unit)], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 

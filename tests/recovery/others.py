@@ -32,6 +32,8 @@ async def paused(process: Process, settings: Settings) -> None:
         process.send_signal(signal.SIGSTOP)
         if not all_threads_stopped(process.pid):
             return False
+        if settings.store is not None:  # the server ends what a client keeps open for too long
+            return True
         with closing(sqlite3.connect(settings.var / FILE, timeout=0, isolation_level=None)) as store:
             try:
                 store.execute("BEGIN IMMEDIATE")
@@ -98,7 +100,10 @@ class Other:
 async def other_proxy(
     settings: Settings, *, die_at: str | None = None, runs: str = "asyncio", like: str = "here"
 ) -> AsyncIterator[Other]:
-    told = json.dumps({"settings": settings.model_dump(mode="json"), "die_at": die_at, "runs": runs, "like": like})
+    given = settings.model_dump(mode="json")
+    if settings.store is not None:  # masked there
+        given["store"] = settings.store.get_secret_value()
+    told = json.dumps({"settings": given, "die_at": die_at, "runs": runs, "like": like})
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.recovery.proxy", told,
         stdin=PIPE, stdout=PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},

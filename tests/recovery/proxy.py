@@ -30,19 +30,19 @@ from cli_session_proxy.domain.models import Tool
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.sqlite.store import SqliteStore
+from cli_session_proxy.stores.sql.store import SqlStore
 from tests.talking import request, text
 
 Method = Callable[..., Awaitable[Any]]
 
 # step -> the method it is at, and whether it is before or after it
 STEPS: dict[str, tuple[type, str, bool]] = {
-    "before journal": (SqliteStore, "begin", True),
-    "after journal": (SqliteStore, "begin", False),
+    "before journal": (SqlStore, "begin", True),
+    "after journal": (SqlStore, "begin", False),
     "after send": (ClaudeProcess, "_drain", False),
     "after result": (Sessions, "capture", True),
-    "before commit": (SqliteStore, "commit", True),
-    "before acknowledge": (SqliteStore, "commit", False),
+    "before commit": (SqlStore, "commit", True),
+    "before acknowledge": (SqlStore, "commit", False),
 }
 armed = False
 

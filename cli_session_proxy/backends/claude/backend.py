@@ -18,7 +18,7 @@ from ...domain.parameters import Name
 from ...errors import ClaudeNotLoggedIn, ClaudeUnavailable, ContextTooLong, ProxyError
 from ...sandbox import Sandboxes
 from ...settings import Settings
-from ...stores.base import AgentState, Store
+from ...stores.base import AgentState, Facts, Store
 from .. import base
 from ..base import Adoptable, Answered, Counts, Event, Execution, Job, Kept, Lost, Remedy, Settled, TakenOver
 from .process import events, failures
@@ -104,6 +104,9 @@ class ClaudeBackend:
         mender = history.Mender(history.calls(above.output) if above else ())
         for one in history_of:
             yield tuple(history.records(scribe, mender, one.input, as_cli(one.output), model, one.notes))
+
+    async def facts(self) -> Facts:
+        return await self.sessions.facts()
 
     def project_of(self, agent: Agent) -> str:
         return self.sessions.transcript_of(agent, str(uuid.UUID(int=0))).parent.name

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, func, inspect, select
 
+from ..base import Facts
+from ..sql import leases
 from ..sql.migrations import version_of
 from ..sql.tables import COMING_IN, MOVED_TO, agents, meta
 from .database import PostgresqlDatabase
@@ -15,7 +17,8 @@ from .store import BUSY_TIMEOUT
 @dataclass(frozen=True, slots=True)
 class Looked:
     """`server`: its version. `schema` None: the database is empty. `last_at`: the time of the last turn. `is_marked`:
-    no proxy may use it, because it was moved (`moved_to`) or because a move into it has not ended."""
+    no proxy may use it, because it was moved (`moved_to`) or because a move into it has not ended. `hosts`: those
+    whose proxies run, with what has to be the same on all of them."""
 
     name: str
     server: str
@@ -24,6 +27,7 @@ class Looked:
     last_at: float | None
     is_marked: bool = False
     moved_to: str | None = None
+    hosts: list[tuple[str, Facts]] = field(default_factory=list)
 
 
 def look(url: str) -> Looked:
@@ -39,6 +43,7 @@ def look(url: str) -> Looked:
         marks = dict(
             conn.execute(select(meta.c.name, meta.c.value).where(meta.c.name.in_([MOVED_TO, COMING_IN]))).all()
         )
-        return Looked(database.name, server, schema, count, last_at, bool(marks), marks.get(MOVED_TO))
+        moved_to = marks.get(MOVED_TO)
+        return Looked(database.name, server, schema, count, last_at, bool(marks), moved_to, leases.hosts(conn))
 
     return database.look(work)

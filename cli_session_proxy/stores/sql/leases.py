@@ -8,6 +8,7 @@ database's: `store_clock()` is a function that it has (see `database`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -15,10 +16,10 @@ from sqlalchemy import BigInteger, Connection, Double, Integer, Text, bindparam,
 
 from ...domain.models import CancelledBy
 from ...errors import LeaseLost
-from ..base import Asked, Granted, Held, HeldLease, Home, Lease, Proxy, Whereabouts
+from ..base import Asked, Facts, Granted, Held, HeldLease, Home, Lease, Proxy, Whereabouts
 from . import rows
 from .database import InsertNew, Prepared
-from .tables import cancels, followers, leases, proxies
+from .tables import FACTS, cancels, followers, leases, meta, proxies
 
 # A heartbeat with this share of the lease left needs no renewal at a grant: a proxy that waits asks very often.
 FRESH = 0.7
@@ -176,7 +177,24 @@ def silent(conn: Connection, seconds: float) -> list[str]:
     return list(conn.scalars(select(proxies.c.id).where(proxies.c.until < _NOW - seconds)))
 
 
+def introduce(conn: Connection, proxy_id: str, facts: Facts) -> None:
+    named = FACTS + proxy_id
+    conn.execute(meta.delete().where(meta.c.name == named))
+    conn.execute(meta.insert().values(name=named, value=json.dumps(facts)))
+
+
+def hosts(conn: Connection) -> list[tuple[str, Facts]]:
+    query = (
+        select(proxies.c.host, meta.c.value)
+        .join(meta, meta.c.name == literal(FACTS) + proxies.c.id)
+        .where(proxies.c.until > _NOW)
+        .order_by(proxies.c.host, proxies.c.id)
+    )
+    return [(row.host, json.loads(row.value)) for row in conn.execute(query)]
+
+
 def resign(conn: Connection, proxy_id: str) -> None:
+    conn.execute(meta.delete().where(meta.c.name == FACTS + proxy_id))
     conn.execute(leases.update().where(leases.c.holder == proxy_id).values(holder=None, wanted=None))
     conn.execute(followers.delete().where(followers.c.proxy == proxy_id))
     conn.execute(cancels.delete().where(cancels.c.proxy == proxy_id))

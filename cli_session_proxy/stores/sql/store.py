@@ -32,13 +32,14 @@ from ...domain.models import (
     Status,
     Turn,
 )
-from ...errors import StoreUnavailable
+from ...errors import LeaseLost, StoreUnavailable
 from ...tasks import uninterrupted
 from ..base import (
     AgentState,
     Asked,
     ChainPart,
     Commit,
+    Facts,
     Granted,
     Held,
     HeldLease,
@@ -61,7 +62,7 @@ from ..base import (
     Whereabouts,
 )
 from . import conversing, importing, leases, migrations, mirroring, reading, writing
-from .database import Database, Urgency
+from .database import Database, Urgency, Work
 from .migrations import MIGRATIONS, Migration
 
 log = logs.get(__name__)
@@ -194,10 +195,10 @@ class SqlStore(Store):
         links: Sequence[Link],
         taken: Taken | None = None,
     ) -> Turn:
-        return await self._db.write(lambda conn: writing.adopt(conn, lease, turns, session, links, taken))
+        return await self._under_lease(lambda conn: writing.adopt(conn, lease, turns, session, links, taken))
 
     async def rewind(self, lease: Lease, to: str | None) -> None:
-        await self._db.write(lambda conn: writing.rewind(conn, lease, to))
+        await self._under_lease(lambda conn: writing.rewind(conn, lease, to))
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         name = uuid.uuid4().hex
@@ -230,11 +231,20 @@ class SqlStore(Store):
         except StoreUnavailable as exc:
             log.warning("import_left", agent_key=agent.key, error=exc.message)
 
+    async def _under_lease(self, work: Work[T], urgency: Urgency = Urgency.DURABLE, *, quick: bool = False) -> T:
+        """A write that is refused, and counted, where its lease is another's by now."""
+        try:
+            return await self._db.write(work, urgency, quick=quick)
+        except LeaseLost as exc:
+            self.stale_writes += 1
+            log.warning("stale_write_refused", **exc.detail)
+            raise
+
     async def begin(self, begun: TurnStart) -> None:
-        await self._db.write(partial(writing.begin, begun=begun), Urgency.JOURNAL, quick=True)
+        await self._under_lease(partial(writing.begin, begun=begun), Urgency.JOURNAL, quick=True)
 
     async def commit(self, commit: Commit) -> Turn:
-        return await self._db.write(partial(writing.commit, done=commit))
+        return await self._under_lease(partial(writing.commit, done=commit))
 
     async def fail(
         self,
@@ -247,7 +257,7 @@ class SqlStore(Store):
         *,
         lease: Lease | None = None,
     ) -> Turn:
-        return await self._db.write(
+        return await self._under_lease(
             lambda conn: writing.fail(
                 conn, turn_id, status, error=error, attempts=attempts, timings=timings, at=finished_at, lease=lease
             )
@@ -310,6 +320,12 @@ class SqlStore(Store):
 
     async def silent(self, seconds: float) -> list[str]:
         return await self._db.read(lambda conn: leases.silent(conn, seconds))
+
+    async def introduce(self, proxy_id: str, facts: Facts) -> None:
+        await self._db.write(lambda conn: leases.introduce(conn, proxy_id, facts), Urgency.JOURNAL)
+
+    async def hosts(self) -> list[tuple[str, Facts]]:
+        return await self._db.read(leases.hosts)
 
     async def resign(self, proxy_id: str) -> None:
         await self._db.write(lambda conn: leases.resign(conn, proxy_id), Urgency.JOURNAL)

@@ -41,6 +41,8 @@ PROBE = "probe"
 # Rows of `meta` that keep proxies away (see `moving`): where the store was moved to, and a move into it that goes on.
 MOVED_TO = "moved_to"
 COMING_IN = "coming_in"
+# Rows of `meta` that begin with it hold what a proxy's host is like; the rest of the name is the proxy's id.
+FACTS = "facts of "
 
 # Until all of it is there, an imported chain belongs to an agent of this owner, which no reader is shown.
 COMING = "~importing"

@@ -29,7 +29,7 @@ from ....domain.notes import Note
 from ....errors import InvalidRequest, SessionBusy
 from ....sandbox import Sandboxes
 from ....settings import Profile, Settings
-from ....stores.base import AgentState, Store
+from ....stores.base import AgentState, Facts, Store
 from .. import transcript
 from ..process import capability as cli
 from ..process import confine, environment, failures, frames, parameters
@@ -83,6 +83,16 @@ class Sessions:
         self._totals: dict[str, float] = {}  # warm session -> what its process says that all its turns cost
 
     # --- before the turn
+
+    async def facts(self) -> Facts:
+        """The CLI's version, its directory and where agents work: it tells the model of all three."""
+        cwd, tmpdir = await asyncio.to_thread(self._sandboxes.ahead)
+        found = await cli.probe(cli.find(self._settings), self._env | {environment.TMPDIR: str(tmpdir)}, cwd)
+        return {
+            "CLI version": found.version,
+            "claude_config_dir": str(self._config_dir),
+            "sandbox_root": str(self._sandboxes.prefix.parent),
+        }
 
     async def ready(
         self, standing: AgentState, plan: Plan, turn_id: str, frame_uuid: str, *, adopt: bool
