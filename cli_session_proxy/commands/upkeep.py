@@ -169,8 +169,11 @@ def bar(name: str, column: ProgressColumn) -> Iterator[Callable[[int, int | None
     On stderr, in a terminal only, and gone when done: stdout is for what was asked.
     """
     console = Console(stderr=True)
+    if not console.is_terminal:  # a bar that is disabled still writes an empty line
+        yield lambda _done, _whole: None
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), column)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(name, total=None, visible=False)
         shows = asyncio.get_running_loop().call_later(SOON, lambda: bar.update(task, visible=True))
         try:
