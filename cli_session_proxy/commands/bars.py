@@ -19,6 +19,9 @@ SOON = 1.0
 @contextmanager
 def bar(name: str, column: ProgressColumn) -> Iterator[Callable[[int, int | None], None]]:
     """What moves a bar of this name: so much is done, of so much (None: nobody knows)."""
+    if not Console(stderr=True).is_terminal:  # a bar that is disabled still writes an empty line
+        yield lambda _done, _whole: None
+        return
     with drawn(column) as shown:
         task = shown.add_task(name, total=None, visible=False)
         shows = asyncio.get_running_loop().call_later(SOON, lambda: shown.update(task, visible=True))
@@ -29,6 +32,4 @@ def bar(name: str, column: ProgressColumn) -> Iterator[Callable[[int, int | None
 
 
 def drawn(column: ProgressColumn) -> Progress:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), column)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    return Progress(TextColumn("{task.description}"), BarColumn(), column, console=Console(stderr=True), transient=True)

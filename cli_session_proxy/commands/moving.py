@@ -36,11 +36,13 @@ TRIES = 100
 
 def target_of(settings: Settings, to: str) -> Settings:
     """The same settings with the other store. Raises `ConfigError`."""
-    if "://" in to:
-        return settings.model_copy(update={"store": Settings(store=SecretStr(to)).store})
+    if to.startswith(("postgresql://", "postgres://")):
+        return settings.model_copy(update={"store": SecretStr(to)})
+    if "://" in to:  # not repeated: there may be a password in it
+        raise ConfigError("--to takes postgresql://user@host:5432/database, or a --var without a store")
     path = Path(to).expanduser().absolute()
     var = path.parent if path.name == FILE else path
-    if var.suffix or (var.exists() and not var.is_dir()):
+    if not var.is_dir() and (var.suffix or var.exists()):
         raise ConfigError(
             f"--to {to}: a store in SQLite is <var>/{FILE}: name that file, or the folder that --var names"
         )

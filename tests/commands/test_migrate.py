@@ -62,6 +62,8 @@ async def test_a_store_moves_under_a_running_proxy_and_back(postgres_url: str, t
     await engine.start()
     try:
         assert "(2)" in text(await ask(engine, "and now?"))
+        third.mkdir()
+        (third / "chains.sqlite3.search").write_bytes(b"of a store that was put away")
         assert "moved 1" in await run("migrate", "--var", first, "--store", url, "--to", third)
         with pytest.raises(StoreUnavailable, match=f"was moved to {third}"):
             await ask(engine, "and then?")
@@ -69,6 +71,7 @@ async def test_a_store_moves_under_a_running_proxy_and_back(postgres_url: str, t
         assert (look.level, f"was moved to {third}" in look.says) == ("error", True)
     finally:
         await engine.stop()
+    assert not (third / "chains.sqlite3.search").exists()
     engine = Engine(settings_of(third), backend=MemoryBackend())
     await engine.start()
     try:

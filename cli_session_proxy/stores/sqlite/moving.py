@@ -30,6 +30,7 @@ class SqliteSide(Side):
             yield conn
 
     def prepare(self, conn: Connection) -> None:
+        self._store.words.remove()  # of a store that was here before
         self._store.prepare(conn)
 
     def begin(self, conn: Connection) -> None:

@@ -92,6 +92,12 @@ class SearchIndex:
 
         self._with(work)
 
+    def remove(self) -> None:
+        """It is made anew. Of a store that is used, by whoever finds it broken; else when another store takes its
+        place."""
+        for end in ("", "-wal", "-shm"):
+            self._file.with_name(self._file.name + end).unlink(missing_ok=True)
+
     def _with(self, work: Callable[[Connection], T]) -> T:
         for left in reversed(range(TRIES)):
             try:
@@ -100,8 +106,7 @@ class SearchIndex:
             except ERRORS as exc:
                 cause, code = cause_of(exc)
                 if left and code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-                    for end in ("", "-wal", "-shm"):
-                        self._file.with_name(self._file.name + end).unlink(missing_ok=True)
+                    self.remove()
                     continue
                 raise StoreUnavailable(
                     f"the search index {self._file} cannot be used ({cause}): remove the file, it is made anew"

@@ -38,15 +38,15 @@ class SqliteStore(SqlStore):
         telling: Telling = logged,
     ) -> None:
         self.database = SqliteDatabase(url_or_path, busy_timeout=busy_timeout, clock=clock)
-        self._index = SearchIndex(self.database.path, busy_timeout)
+        self.words = SearchIndex(self.database.path, busy_timeout)
         super().__init__(self.database, migrations, telling)
 
     async def delete_agent(self, key: int) -> None:
         await super().delete_agent(key)
-        await asyncio.to_thread(self._index.forget, key)
+        await asyncio.to_thread(self.words.forget, key)
 
     async def index(self, seconds: float) -> Indexed:
-        return await asyncio.to_thread(self._index.index, seconds)
+        return await asyncio.to_thread(self.words.index, seconds)
 
     async def search(self, wanted: Search) -> Found:
-        return await asyncio.to_thread(self._index.search, wanted)
+        return await asyncio.to_thread(self.words.search, wanted)
