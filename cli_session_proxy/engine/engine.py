@@ -591,6 +591,9 @@ class Engine:
         running = [live for live in self._live.values() if live.turn.agent_key == agent.key]
         for live in running:
             live.cancel("deletion")
+        for turn in await self.store.waiting(agent.key):
+            if turn.instance not in (None, self._instances.id):
+                await self.store.cancel(turn.id, turn.instance or "", "deletion")  # forgotten with the agent
         tasks = [live.task for live in running if live.task is not None]
         if tasks:
             await asyncio.wait(tasks)

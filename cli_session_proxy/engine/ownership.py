@@ -201,6 +201,7 @@ class Ownership:
         self._held: dict[int, _Holding] = {}
         self._locks: dict[int, asyncio.Lock] = {}
         self._users: Counter[int] = Counter()  # of these locks
+        self._lost: list[Agent] = []  # agents that another proxy has taken over, with a process of ours left perhaps
         self._renewed = 0.0  # the loop's time of the last heartbeat that was stored
         self._ran = time.time()  # when this process was last seen to run
         self._awake = 0.0  # when it woke up from its last pause
@@ -222,6 +223,8 @@ class Ownership:
         while True:
             await self._store.until_asked(self.proxy.id, LOOK * self.proxy.lease)
             self._slept()
+            lost, self._lost = self._lost, []
+            await asyncio.gather(*(self._retire_lost(agent) for agent in lost))
             if not (self._held or self._busy()) or not (self._instances.spans_hosts or self._instances.others()):
                 continue
             try:
@@ -368,6 +371,16 @@ class Ownership:
             except ProxyError as exc:  # the next look tries again; the other agents do not wait for it
                 log.warning("lease_not_handed_over", error=exc.message)
 
+    async def _retire_lost(self, agent: Agent) -> None:
+        """End the process of an agent that goes on elsewhere: its memory is not the path any more."""
+        if self._users[agent.key] or agent.key in self._held:  # whoever uses it compares it with the path
+            return
+        async with self._exclusively(agent.key):
+            try:
+                await self._retire(agent)
+            except ProxyError as exc:  # its next turn here compares it with the path, and ends it
+                log.warning("process_not_retired", agent=agent.agent_id, error=exc.message)
+
     async def _release(self, agent_key: int) -> None:
         """Give the lease back, when no process of ours is left on the agent's sessions."""
         held = self._held.pop(agent_key, None)
@@ -391,6 +404,7 @@ class Ownership:
                 del self._held[agent_key]
                 log.warning("lease_lost", agent=held.agent.agent_id, epoch=held.lease.epoch)
                 self._fenced(agent_key)
+                self._lost.append(held.agent)
 
 
 def differences(hosts: Iterable[tuple[str, Facts]]) -> dict[str, dict[str, list[str]]]:

@@ -155,6 +155,20 @@ async def test_a_host_that_is_cut_off_is_replaced_and_its_commit_refused(postgre
         assert one.backend.seen[-1][-2:] != ()  # it ran here again, behind what the other host said
 
 
+async def test_the_warm_process_of_a_host_that_was_replaced_is_retired(postgres_url: str, tmp_path: Path) -> None:
+    clock = HandClock(postgres_url)
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        await ask(one.engine, "one")
+        one.reaches.clear()
+        await clock.advance(one.settings.lease + 1)
+        await ask(two.engine, "two")
+        assert one.backend.retired == []
+        one.reaches.set()
+        await until(lambda: one.backend.retired == ["a"])
+        await ask(one.engine, "three")
+        assert await path(two) == ["one", "two", "three"]
+
+
 async def test_a_stale_commit_is_refused_by_the_store_itself(postgres_url: str, tmp_path: Path) -> None:
     clock = HandClock(postgres_url)
     async with hosts(postgres_url, tmp_path) as (one, two):

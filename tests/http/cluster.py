@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -128,10 +129,11 @@ class Line:
 
 
 @asynccontextmanager
-async def line() -> AsyncIterator[Line]:
+async def line(tls: ssl.SSLContext | None = None) -> AsyncIterator[Line]:
+    """`tls`: as behind a reverse proxy that ends it."""
     made = Line(free_port())
-    server = await asyncio.start_server(made.carry, "127.0.0.1", 0)
-    made.address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = await asyncio.start_server(made.carry, "127.0.0.1", 0, ssl=tls)
+    made.address = f"http{'s' if tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield made
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cli_session_proxy.http.relay import HOP_KEY, OWNER, REFUSED, Relay
 from cli_session_proxy.settings import Profile
 from cli_session_proxy.stores.base import Whereabouts
 
+from ..stores.test_registry import certify
 from ..until import until
 from .cluster import KEY, Host, Line, cluster, deaf, line
 
@@ -150,6 +152,21 @@ async def test_a_host_that_stops_lets_its_agents_go_on_elsewhere(postgres_url: s
         await one.engine.stop()  # its server answers still, and takes nothing
         assert said(await two.chat("three")).startswith("You said: three")
         assert (len(one.asked), len(two.asked)) == (2, 1)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_a_hop_over_tls_goes_to_who_is_trusted_alone(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool
+) -> None:
+    key, certificate = await asyncio.to_thread(certify, tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    async with line(tls) as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
+        await one.chat("one")
+        assert said(await two.chat("two")) == "You said: two (2)"
+        assert (len(one.asked), len(two.asked)) == ((2, 0) if trusted else (1, 1))
 
 
 async def test_nothing_is_passed_on_twice(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,18 @@ async def test_a_turn_of_a_host_that_has_gone_is_settled_by_who_cancels_it(
         ].status == "cancelled"
 
 
+async def test_an_agent_whose_turn_runs_elsewhere_is_deleted_without_waiting_for_it(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        one.model.open.clear()
+        running = asyncio.create_task(one.chat("one"))
+        await one.model.reached.wait()
+        assert (await two.http.delete("/v1/chains/a")).status_code == 200
+        assert (await running).json()["error"]["code"] == "turn_cancelled"
+        assert (await one.http.get("/v1/chains")).json()["data"] == []
+
+
 async def test_what_a_turn_elsewhere_says_is_seen_as_it_comes(postgres_url: str, tmp_path: Path) -> None:
     async with cluster(postgres_url, tmp_path, 3) as (one, two, three):
         await one.chat("one")
