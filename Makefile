@@ -47,7 +47,7 @@ continuity: $(VENV)/.test tools  ## every breakage on both CLIs and on the bare 
 	$(BIN)/python -m pytest tests/continuity -m 'full or not full' --table docs/continuity.md
 
 continuity-hosts: $(VENV)/.test tools  ## the same breakages on PostgreSQL, every turn at another of three hosts; writes nothing
-	$(BIN)/python -m pytest tests/continuity/test_matrix.py -n 2 -m 'full or not full' -k 'not bare' --hosts 3
+	$(BIN)/python -m pytest tests/continuity/test_matrix.py -n 2 -m 'full or not full' --hosts 3
 
 full: $(VENV)/.test tools  ## the cases of large matrices that `make test` leaves out, but for those of `make continuity`
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m full --ignore tests/continuity
@@ -93,7 +93,7 @@ image: $(VENV)/.test  ## build the container image and try it: needs docker, pod
 LOCK := UV_CUSTOM_COMPILE_COMMAND='make lock' $(UV)/bin/uv pip compile --quiet --upgrade --universal \
 	--python-version 3.11 --generate-hashes --annotation-style line
 lock: $(UV)/.installed  ## the packages of the image with their hashes: the newest that pyproject.toml allows
-	$(LOCK) --extra claude --output-file deploy/requirements.lock pyproject.toml
+	$(LOCK) --extra claude --extra postgresql --output-file deploy/requirements.lock pyproject.toml
 	$(BUILD_REQUIRES) | $(LOCK) --output-file deploy/build.lock -
 
 check: $(VENV)/.test  ## style and types

@@ -40,7 +40,7 @@ from ..errors import (
 from ..sandbox import Sandboxes
 from ..settings import NO_PROFILE, Settings
 from ..stores.auto import registry_for, store_for
-from ..stores.base import KeyTaken, MirrorKey, Store
+from ..stores.base import KeyTaken, Lease, MirrorKey, Store
 from ..stores.registry import Registry
 from ..tasks import Tasks, limited, uninterrupted
 from .committing import Committed, Wanted, commit, history
@@ -109,6 +109,7 @@ class Engine:
             self._instances,
             settings.lease,
             settle=self._recovery.settle,
+            catch_up=self._catch_up,
             retire=self.backend.retire,
             fenced=self._fenced,
             busy=lambda: bool(self._live),
@@ -686,18 +687,22 @@ class Engine:
                     if agent is None or self.busy(agent.key):
                         continue
                     async with self._ownership.hold_if_free(agent) as lease:
-                        agent = await self.store.agent_by_key(agent.key)
-                        if lease is None or agent is None or agent.head is None:
-                            continue
-                        if await self.store.waiting(agent.key):
-                            continue
-                        head = await self.store.turn(agent.head)
-                        found = await self.backend.adoptable(agent, head) if head else None
-                        if found is not None and found.ended:
-                            adopted = await adopt(self.store, lease, found, self.observers)
-                            log.info("adopted", agent=agent.agent_id, session_id=session_id, turn_id=adopted.id)
+                        if lease is not None and not await self.store.waiting(agent.key):
+                            await self._catch_up(agent, lease)
                 except ProxyError as exc:  # the session is verified before its next use all the same
                     log.warning("not_adopted", session_id=session_id, error=exc.message)
+
+    async def _catch_up(self, agent: Agent, lease: Lease) -> None:
+        """Adopt what a person said behind the head, where it is complete. Only tries: it is logged where it fails."""
+        try:
+            now = await self.store.agent_by_key(agent.key)
+            head = await self.store.turn(now.head) if now is not None and now.head is not None else None
+            found = await self.backend.adoptable(agent, head) if head is not None else None
+            if found is not None and found.ended:
+                adopted = await adopt(self.store, lease, found, self.observers)
+                log.info("adopted", agent=agent.agent_id, session_id=found.session.id, turn_id=adopted.id)
+        except ProxyError as exc:
+            log.warning("not_adopted", agent=agent.agent_id, error=exc.message)
 
     async def _retention(self, days: float) -> None:
         """Once an hour, delete the agents whose last turn is older than `retention_days`."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,20 @@ def seed(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Report:
     return request.config.stash[_REPORT]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--hosts` the bare CLI, and rows that another host cannot know of, are left out on purpose."""
+    if config.getoption("--hosts", default=0) < 2:
+        return
+    given = [(item, getattr(item, "callspec", None)) for item in items]
+    out = [item for item, call in given if call is not None and "row" in call.params and _of_one_host(call.params)]
+    config.hook.pytest_deselected(items=out)
+    items[:] = [item for item in items if item not in set(out)]
+
+
+def _of_one_host(params: Mapping[str, Any]) -> bool:
+    return bool(params.get("bare")) or not params["row"].on_hosts
 
 
 @pytest.fixture

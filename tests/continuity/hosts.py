@@ -53,6 +53,10 @@ class HostsTalk(EngineTalk):
         for engine in self.engines:
             await engine.stop()
 
+    @property
+    def next_engine(self) -> Engine:
+        return self.engines[(self.at + 1) % len(self.engines)]
+
     async def _say(self, said: str) -> str:
         self.at = (self.at + 1) % len(self.hosts)
         self.engine, self.settings = self.engines[self.at], self.hosts[self.at]

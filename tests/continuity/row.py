@@ -33,7 +33,8 @@ class Row:
     reached the model with it. `thinks`: the model thinks before each answer, which it cannot where somebody goes on by
     hand: another head of the request makes every thought void. `calls`: the requests upstream that any turn from the
     breakage on may take for its prompt (one for a summary has another). `summarised`: the model knows the acknowledged
-    turns by a summary. `replaced`: another CLI comes in the place of the one that was there.
+    turns by a summary. `replaced`: another CLI comes in the place of the one that was there. `on_hosts`: it means
+    something where the next turn is at another host.
     """
 
     group: str
@@ -55,6 +56,7 @@ class Row:
     thinks: bool = True
     calls: int | None = None
     summarised: bool = False
+    on_hosts: bool = True
 
     def __str__(self) -> str:
         return f"{self.group}: {self.name}"

@@ -214,10 +214,11 @@ ROWS = (
     Row(IDS, "`/clear` typed into an interactive CLI", type_clear, clis=NEW, quick=NEW),
     Row(IDS, "continued by hand under a warm process", continue_by_hand, clis=NEW, quick=NEW, link="adopted",
         thinks=False, says={0: _THEIRS}),
+    # What a person says on one host is known elsewhere when that host's proxy has seen it whole.
     Row(IDS, "continued by hand while stopped", continue_by_hand_while_stopped, clis=NEW, link="adopted",
-        thinks=False, says={5: _THEIRS}),
+        thinks=False, says={5: _THEIRS}, on_hosts=False),
     Row(IDS, "somebody is in the middle of a turn", a_hand_that_finishes, clis=NEW, quick=NEW, bare=False,
-        thinks=False, says={4: _THEIRS}),
+        thinks=False, says={4: _THEIRS}, on_hosts=False),
     Row(IDS, '"No conversation found" with a fresh id', _at_start("no_conversation"), quick=NEW, wrapped=True,
         says=_again('it said "No conversation found", and it ended with exit code 1 before the result')),
     Row(CLI, "kill -9 before the prompt is on disk", kill_before_the_prompt_is_on_disk, quick=NEW, says=_KILLED),

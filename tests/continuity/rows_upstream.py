@@ -38,7 +38,7 @@ def cut_once(*, streams: bool) -> Breaks:
         talk.upstream.when(fact.key, cut)
         if isinstance(talk, EngineTalk):
             talk.streams = streams
-            async with let_go(cut, engine=talk.engine, stream=streams):
+            async with let_go(cut, engine=talk.next_engine, stream=streams):
                 await talk.tell(fact)
             talk.streams = False
             return

@@ -174,6 +174,11 @@ class EngineTalk(Talk):
         table = claude(self.engine).pool.table
         return [process.pid for process in table.all() if process.alive and process not in table.spares]
 
+    @property
+    def next_engine(self) -> Engine:
+        """Whose the next turn is."""
+        return self.engine
+
     def busy(self) -> bool:
         """A turn is with the CLI, prompt and all."""
         return any(process.busy for process in claude(self.engine).pool.table.all())

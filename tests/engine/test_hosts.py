@@ -333,3 +333,24 @@ async def test_a_host_that_differs_is_named_with_what_differs(
 
 async def _introduced(host: Host, count: int) -> bool:
     return len(await host.store.hosts()) == count
+
+
+async def test_a_warm_turn_asks_the_store_once_for_what_leases_are_about(postgres_url: str, tmp_path: Path) -> None:
+    """Heartbeats and looks at what others want go on beside it; its own writes check the lease as they write."""
+    async with hosts(postgres_url, tmp_path, lease=600.0) as (one, _):
+        await ask(one.engine, "first")
+        asked: list[str] = []
+
+        def counted(name: str) -> None:
+            call = getattr(one.store, name)
+
+            def noted(*given: Any, **named: Any) -> Any:
+                asked.append(name)
+                return call(*given, **named)
+
+            setattr(one.store, name, noted)
+
+        for name in ("acquire", "renew", "release", "responds", "waiting"):
+            counted(name)
+        await ask(one.engine, "warm")
+        assert asked == ["waiting"]
