@@ -50,7 +50,7 @@ async def verify(settings: Settings, owner: str | None, agent_id: str | None) ->
         done: list[Verified] = []
         with bar("verifying", MofNCompleteColumn()) as moved:
             for agent in agents:
-                moved(len(done), len(agents))
+                moved(len(done), len(agents) if len(agents) > 1 else None)
                 done.append(await verifier.verify(agent))
         return done
 
