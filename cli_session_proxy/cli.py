@@ -247,9 +247,7 @@ def dump(
     if follow:
         asyncio.run(commands.follow(settings, owner, agent_id, chosen, _write))
     elif in_terminal and chosen.format == "markdown":
-        paged = commands.Paged()
-        asyncio.run(commands.dump(settings, owner, agent_id, chosen, paged))
-        paged.show()
+        commands.dump_by_the_page(settings, owner, agent_id, chosen)
     else:
         asyncio.run(commands.dump(settings, owner, agent_id, chosen, _write))
 

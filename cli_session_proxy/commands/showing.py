@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import cast, get_args
+from itertools import chain
+from typing import ClassVar, cast, get_args
 
 import click
 import httpx
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
-from rich.markdown import Markdown
+from rich.markdown import CodeBlock, Markdown, MarkdownElement
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -190,6 +192,51 @@ class Shown:
 
 async def dump(settings: Settings, owner: str, agent_id: str, shown: Shown, write: Write) -> None:
     """Write the agent's chain piece by piece. Raises `NotFound`, `ConfigError`."""
+    async for text in _dumped(settings, owner, agent_id, shown):
+        write(text)
+
+
+class Said(CodeBlock):
+    """What was said, wrapped and indented. Rich's own block cuts letters off where it wraps (13.9.4)."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Padding(Text(str(self.text).rstrip(), overflow="fold"), (0, 0, 0, 4))
+
+
+class Pages(Markdown):
+    elements: ClassVar[dict[str, type[MarkdownElement]]] = {**Markdown.elements, "code_block": Said, "fence": Said}
+
+
+def dump_by_the_page(settings: Settings, owner: str, agent_id: str, shown: Shown) -> None:
+    """Show it in the terminal's pager, Markdown with colours. A long chain is drawn as far as somebody reads.
+
+    Raises `NotFound`, `ConfigError`.
+    """
+    console = Console()
+    pieces = _dumped(settings, owner, agent_id, shown)
+
+    async def following() -> str | None:
+        return await anext(pieces, None)
+
+    async def done() -> None:
+        await pieces.aclose()
+
+    def drawn(runner: asyncio.Runner) -> Iterator[str]:
+        while (text := runner.run(following())) is not None:
+            with console.capture() as page:
+                console.print(Pages(text, hyperlinks=False))
+            yield page.get()
+
+    with asyncio.Runner() as runner:
+        pages = drawn(runner)
+        try:
+            first = next(pages)  # what is refused opens no pager
+            click.echo_via_pager(chain((first,), pages), color=True)
+        finally:
+            runner.run(done())
+
+
+async def _dumped(settings: Settings, owner: str, agent_id: str, shown: Shown) -> AsyncGenerator[str, None]:
     if shown.format not in FORMATS:
         raise ConfigError(f"--format must be one of {', '.join(FORMATS)}{did_you_mean(shown.format, FORMATS)}")
     async with opened(settings) as there:
@@ -203,7 +250,7 @@ async def dump(settings: Settings, owner: str, agent_id: str, shown: Shown, writ
         else:
             raise ConfigError(f"--last and --turn take --format {' or '.join(PARTS)}")
         async for text in written:
-            write(text)
+            yield text
 
 
 async def _part(store: Store, agent: Agent, shown: Shown) -> TurnPage:
@@ -214,22 +261,6 @@ async def _part(store: Store, agent: Agent, shown: Shown) -> TurnPage:
     if turn is None or turn.agent_key != agent.key:
         raise NotFound(f"agent {agent.agent_id!r} has no turn {shown.turn!r}: see `find`")
     return await store.page(agent.key, before_seq=turn.seq + 1, limit=1)
-
-
-class Paged:
-    """Takes what is written and shows it in the terminal: Markdown with colours, by the page."""
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-
-    def __call__(self, text: str) -> None:
-        self._pieces.append(text)
-
-    def show(self) -> None:
-        console = Console()
-        with console.capture() as drawn:
-            console.print(Markdown("".join(self._pieces), hyperlinks=False))
-        click.echo_via_pager(drawn.get(), color=True)
 
 
 async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, write: Write) -> None:

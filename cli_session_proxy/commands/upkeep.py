@@ -56,7 +56,7 @@ async def verify(settings: Settings, owner: str | None, agent_id: str | None) ->
         done: list[Verified] = []
         with bar("verifying", MofNCompleteColumn()) as moved:
             for agent, held_at in agents:
-                moved(len(done), len(agents))
+                moved(len(done), len(agents) if len(agents) > 1 else None)
                 done.append(await verifier.verify(agent, held_at))
         return done
 

@@ -262,7 +262,7 @@ def placed(turn: Turn) -> list[str]:
     """Why the turn continues what it continues, and how its session was had, in sentences; `reason` has the codes."""
     where, evidence = turn.placed, turn.evidence
     said = []
-    if where.rule is not None:
+    if where.rule is not None and where.rule in _RULES:
         said.append(_RULES[where.rule])
     if where.messages is not None and where.delta:
         said.append(f"Its client sent what was new alone ({count(where.messages, 'message')}).")
@@ -274,7 +274,7 @@ def placed(turn: Turn) -> list[str]:
         said.append(f"They leave the agent's path behind message {where.diverged_at}.")
     if where.side:
         said.append("It looks like a side call (a title, a tag, a ping): it ran beside the conversation.")
-    if turn.continuity is not None:
+    if turn.continuity is not None and turn.continuity in _CONTINUITY:  # a file may have brought any other word
         said.append(_CONTINUITY[turn.continuity])
     if evidence.verified:
         said.append("The transcript was compared with the chain before it was used.")

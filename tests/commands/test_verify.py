@@ -14,7 +14,7 @@ from cli_session_proxy import cli
 from cli_session_proxy.backends.claude.sessions.adoption import adopt_session
 from cli_session_proxy.backends.claude.sessions.verifying import Difference, Verified, Verifier
 from cli_session_proxy.backends.claude.transcript import write
-from cli_session_proxy.commands import upkeep
+from cli_session_proxy.commands import bars, upkeep
 from cli_session_proxy.domain.models import Agent, FileMark, Session
 from cli_session_proxy.errors import NotFound
 from cli_session_proxy.settings import Settings
@@ -284,7 +284,7 @@ async def test_what_takes_long_shows_how_far_it_is_in_a_terminal_only(
 
     async with store_of(settings) as store:
         staged = await stage(settings, store, tmp_path)
-        monkeypatch.setattr(upkeep, "SOON", 0.0)
+        monkeypatch.setattr(bars, "SOON", 0.0)
         await staged.verify()
         assert "verifying" not in capsys.readouterr().err
         monkeypatch.setenv("FORCE_COLOR", "1")

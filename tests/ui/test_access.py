@@ -56,6 +56,8 @@ async def test_a_turn_of_another_agent_is_never_shown_under_this_name(world: Wor
         await expect(page.locator("#chain .empty")).to_contain_text("There is no agent of this name.")
         await expect(opened.locator("h2")).to_have_text("No such turn")
         assert "alpha" not in await opened.inner_text()
+        await page.evaluate("location.hash = '#/alpha%E4'")  # cut by whoever sent it
+        await expect(page.locator("#chain .empty")).to_contain_text("There is no agent of this name.")
         await page.evaluate(f"location.hash = '#/beta/{other}'")
         await expect(opened.locator("h2")).to_contain_text("Turn 3")
         await expect(opened.locator(".said").first).to_contain_text("beta 3")
@@ -145,6 +147,10 @@ async def test_no_view_has_a_barrier(world: World, axe: str, scheme: str) -> Non
             assert await barriers(page, axe) == [], f"an agent at {width}"
             await page.evaluate(f"location.hash = '#/mended/{repaired}'")
             await expect(page.locator("#turn h2")).to_contain_text("Turn")
+            if width > 1000:  # what was repaired has room beside the opened turn
+                told = await page.locator("#chain .told .link").first.bounding_box()
+                assert told is not None
+                assert told["width"] > 250
             assert await barriers(page, axe) == [], f"a turn at {width}"
             await page.locator("#help-button").click()
             assert await barriers(page, axe) == [], f"help at {width}"

@@ -61,6 +61,7 @@ async def test_words_appear_as_they_come_and_waits_are_told(browser: Browser, tm
             await expect(listed).to_have_count(0)
             falls = page.locator("#turn .waterfall .what", has_text="the provider asks to wait 30 s")
             await expect(falls).to_have_count(1)
+            await expect(page.locator('#turn .fall[data-failed="true"]')).to_have_count(1)
 
 
 async def test_a_turn_is_cancelled_from_the_page_when_it_is_confirmed(browser: Browser, tmp_path: Path) -> None:

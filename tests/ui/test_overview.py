@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import expect
+from pydantic import SecretStr
 
 from cli_session_proxy.domain.models import Link, Message, Status, Usage
 from cli_session_proxy.domain.models import Session as CliSession
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 
 from ..fakes import SESSION, turn
-from .conftest import World, an_agent, barriers, imported, page_of
+from ..serving import serving
+from ..talking import running
+from .conftest import World, an_agent, barriers, imported, page_of, store_only
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -55,6 +59,8 @@ async def test_agents_that_need_a_look_are_named_with_the_reason_and_lead_to_the
         await needs.nth(2).get_by_role("link").click()
         await expect(page.locator("#turn h2")).to_contain_text("Turn 1")
         await expect(page.locator("#turn .link.card")).to_contain_text("The session's transcript was gone")
+        await page.evaluate("location.hash = '#/stuck'")
+        await expect(page.locator("#chain .summary p")).to_contain_text("3 turns, $0.75")
 
 
 async def test_charts_say_what_they_show_and_need_nothing_from_elsewhere(world: World) -> None:
@@ -72,6 +78,37 @@ async def test_charts_say_what_they_show_and_need_nothing_from_elsewhere(world: 
         await page.locator("#overview .models summary").click()
         await expect(page.locator("#overview .models tbody tr")).to_contain_text("sonnet")
         await expect(page.locator("#overview .days h2")).to_contain_text("store")
+
+
+async def test_an_operator_is_shown_what_every_key_spends_and_others_their_own(
+    world: World, tmp_path: Path, axe: str
+) -> None:
+    keys = {"alice": "alice-has-a-long-key", "bob": "bob-has-another-long-key"}
+    given = {"keys": {name: SecretStr(key) for name, key in keys.items()}, "operators": ("bob",)}
+    settings = store_only(tmp_path).model_copy(update=given)
+    async with running(settings) as engine, serving(engine, settings) as url:
+        for n, owner in enumerate(keys, 1):
+            row = turn(n, id=f"{owner}-1", parent_id=None, created_at=time.time(), cost_usd=float(n))
+            new = NewChain(owner, f"{owner}s agent", owner, True, 1.0, time.time(), lambda: None)
+            await engine.store.import_chain(new, [WholeTurn(row, ())])
+        for owner, key in keys.items():
+            async with page_of(world.browser, url, failing="401") as page:
+                await page.locator("#key").fill(key)
+                await page.keyboard.press("Enter")
+                days = page.locator("#overview .days")
+                every = page.locator("#overview .models", has=page.get_by_text("By key"))
+                if owner == "alice":
+                    await expect(days.locator("h2")).to_contain_text("The last 14 days of key alice")
+                    await expect(days.locator("figcaption").first).to_have_text("Cost $1.00")
+                    await expect(every).to_have_count(0)
+                    assert "bob" not in await page.locator("body").inner_text()
+                else:
+                    await expect(days.locator("h2")).to_contain_text("The last 14 days of all keys")
+                    await expect(days.locator("figcaption").first).to_have_text("Cost $3.00")
+                    await every.locator("summary").click()
+                    await expect(every.locator("tbody tr")).to_contain_text(["bob1$2.00", "alice1$1.00"])
+                    assert await barriers(page, axe) == []
+                await expect(page.locator("#chains .name")).to_have_text([f"{owner}s agent"])
 
 
 async def test_the_list_is_ordered_filtered_and_summed_up(world: World) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import httpx
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Route, expect
 from pydantic import SecretStr
 
 from cli_session_proxy.testing.upstream import Upstream
@@ -94,6 +94,47 @@ async def test_of_ten_thousand_turns_those_in_sight_are_drawn_wherever_somebody_
             await expect(page.locator("#chain .asked", has_text="question 2500")).to_have_count(1)
             assert await rows.count() <= 300
             assert await rows.first.evaluate("row => row.parentNode.ariaSetSize") == "10000"
+
+
+async def test_a_link_into_a_long_chain_shows_its_turn_before_the_shape_of_all_is_known(
+    browser: Browser, tmp_path: Path
+) -> None:
+    settings = store_only(tmp_path)
+    async with running(settings) as engine, serving(engine, settings) as url:
+        agent = await an_agent(engine, "long")
+        await imported(engine, agent, [(f"question {n}", "a") for n in range(1, 2501)])
+        async with page_of(browser, url) as page:
+            await expect(page.locator("#chains .row")).to_have_count(1)
+            known = asyncio.Event()
+
+            async def held(route: Route) -> None:
+                await known.wait()
+                await route.continue_()
+
+            asked: list[str] = []
+            page.on("request", lambda request: asked.append(request.url))
+            await page.route("**/tree", held)
+            await page.evaluate(f"location.hash = '#/long/turn_{agent.key}_t1250'")
+            opened = page.locator("#chain .row.open")
+            await expect(opened.locator(".asked")).to_have_text("question 1250")
+            await expect(opened).to_be_in_viewport()
+            # nothing of the newest ones was asked for
+            assert not [one for one in asked if one.endswith("/turns?limit=100") or "from=2" in one]
+            known.set()
+            await expect(page.locator("#live")).to_have_text("live")
+            await expect(opened).to_be_in_viewport()
+            await page.keyboard.press("Escape")
+            await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 1250")
+            await page.keyboard.press("g")
+            await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 2500")
+            await page.unroute("**/tree")
+        # a small screen shows the turn alone, and the list when it is left
+        async with page_of(browser, url, width=390, at=f"#/long/turn_{agent.key}_t1250") as page:
+            await expect(page.locator("#turn h2")).to_contain_text("Turn 1250")
+            await expect(page.locator("#live")).to_have_text("live")
+            await page.keyboard.press("Escape")
+            await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 1250")
+            await expect(page.locator("#chain .row:focus")).to_be_in_viewport()
 
 
 async def test_a_turn_that_is_new_stands_above_what_somebody_reads(browser: Browser, tmp_path: Path) -> None:
@@ -272,6 +313,9 @@ async def test_a_name_with_a_slash_is_one_agent_and_pages_are_checked(tmp_path: 
         older = (await http.get(f"/chains/a%2Fturns/turns?before={page['next']}")).json()
         assert ([row["number"] for row in older["data"]], older["next"]) == ([1], None)
         assert (await http.get("/chains/a%2Fturns")).json()["agent_id"] == "a/turns"
+        with_two = (await http.get(f"/chains/a%2Fturns/turns?limit=2&with={page['data'][1]['id']}")).json()
+        assert [row["asked"] for row in with_two["data"]] == ["two", "one"]
+        assert (await http.get("/chains/a%2Fturns/turns?with=turn_of_nobody")).status_code == 404
         for query in ("limit=0", "limit=x", "before=-1", f"before={10**30}", "limit=²"):
             assert (await http.get(f"/chains/a%2Fturns/turns?{query}")).status_code == 400
         assert (await http.get("/chains/a%2Fturns/turns/turn_of_nobody")).status_code == 404

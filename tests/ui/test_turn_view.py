@@ -82,6 +82,22 @@ async def test_what_a_model_wrote_is_shown_as_it_means_it(world: World, axe: str
             await expect(page.locator('#turn section[aria-label="Output"] .text')).to_contain_text("**bold**")
 
 
+async def test_a_verdict_that_something_was_forgotten_is_no_good_news(world: World, axe: str) -> None:
+    last = await imported(world.engine, await an_agent(world.engine, "forgetful"), [("one", "1"), ("two", "2")])
+    said = [{"role": "user", "text": "two"}]
+    told = {"verdict": "1 of 2 turns was not sent", "forgotten": True, "missing": ["t1"], "total": 1, "messages": said}
+    for scheme in ("light", "dark"):
+        async with page_of(world.browser, world.url, scheme=scheme, at=f"#/forgetful/{last}") as page:
+            await page.route("**/seen", lambda route: route.fulfill(json=told))
+            await page.get_by_role("button", name="What did the model see?").click()
+            verdict = page.locator("#turn .verdict")
+            await expect(verdict).to_have_text("1 of 2 turns was not sent")
+            bad = await page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--bad')")
+            shown = await verdict.evaluate("one => getComputedStyle(one).color")
+            assert shown == f"rgb({', '.join(str(int(bad.strip()[at : at + 2], 16)) for at in (1, 3, 5))})"
+            assert await barriers(page, axe) == []
+
+
 async def test_nothing_that_a_model_wrote_comes_alive(world: World) -> None:
     last = await imported(world.engine, await an_agent(world.engine, "hostile"), [("x", HOSTILE)])
     async with page_of(world.browser, world.url, at=f"#/hostile/{last}") as page:

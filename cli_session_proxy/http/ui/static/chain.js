@@ -87,14 +87,15 @@ export class ChainView {
     const path = chainPath(this.agentId);
     const after = Math.max(0, this.parents.length - 1 - PAGE); // one that waited may have got another parent
     try {
-      const shape = get(after ? `${path}/tree?after=${after}` : `${path}/tree`, signal);
-      shape.catch(() => {}); // it is waited for below
+      const ask = () => get(after ? `${path}/tree?after=${after}` : `${path}/tree`, signal);
+      const shape = turnId ? null : ask(); // behind a linked turn: it would take the server's time from that one
+      if (shape) shape.catch(() => {}); // it is waited for below
       const newest = () => get(`${path}/turns?limit=${PAGE}`, signal);
       const around = turnId && get(`${path}/turns?limit=${PAGE}&with=${encodeURIComponent(turnId)}`, signal);
       const page = around ? await around.catch((fault) => (fault.status === 404 ? newest() : Promise.reject(fault))) : await newest();
       if (signal.aborted) return true;
       if (!this.about && page.total > MANY) this.first(page, turnId);
-      const tree = await shape;
+      const tree = await (shape || ask());
       if (signal.aborted) return true;
       const before = this.drawn && new Map([...this.turns].map(([place, turn]) => [place, JSON.stringify(turn)]));
       this.about = { head: page.head, total: page.total, cost: page.cost_usd, links: page.link_counts, since: page.created_at };

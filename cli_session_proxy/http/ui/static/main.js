@@ -67,7 +67,13 @@ let before = "#/"; // where somebody was when they began to search
 function parts() {
   const where = location.hash.replace(/^#\/?/, "");
   if (where.startsWith("?")) return { agent: null, turn: null, query: new URLSearchParams(where) };
-  const [agent, turnId] = where.split("/").map(decodeURIComponent);
+  const [agent, turnId] = where.split("/").map((part) => {
+    try {
+      return decodeURIComponent(part);
+    } catch {
+      return part; // an address that somebody cut: nothing is of this name, and the page says so
+    }
+  });
   return { agent: agent || null, turn: turnId || null, query: null };
 }
 

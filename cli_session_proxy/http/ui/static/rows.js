@@ -3,8 +3,9 @@
 
 import { h } from "./dom.js";
 
-const AROUND = 30; // rows that are drawn before and behind those that are seen
-const NEAR = 10; // with fewer left, others are drawn
+const AROUND = 60; // rows that are drawn before and behind those that are seen
+const NEAR = 20; // with fewer left, others are drawn
+const FIRST = [5, 20]; // rows before and from a linked one that are drawn at once; those around them follow
 
 export class Rows {
   /**
@@ -53,13 +54,13 @@ export class Rows {
   /** There are so many, of which none is drawn: begin with those around this place, and bring it into sight. */
   begin(count, place) {
     this.count = count;
-    this.from = Math.max(0, place - AROUND);
-    this.to = Math.min(count, place + AROUND);
+    this.from = Math.max(0, place - FIRST[0]);
+    this.to = Math.min(count, place + FIRST[1]);
     this.place();
     this.measure();
     this.scroller.scrollTop += this.list.getBoundingClientRect().top - this.scroller.getBoundingClientRect().top + this.topOf(place) - this.stickyHeight();
-    this.dirty = false;
-    this.onDrawn(this.from, this.to);
+    this.dirty = true;
+    this.soon();
   }
 
   soon() {
