@@ -13,9 +13,10 @@ from .house import Import, circles, imports, room, shreds, top_floor
 
 TOP_FLOOR = 12
 SHREDS = 80
-# What one warm chat turn runs through, with what happens to run beside it: the watchdog's beat, the looks at leases and
-# at dead proxies, now and then a heartbeat (some ten functions in two files).
-FUNCTIONS, FILES = 398, 54
+# What one warm chat turn runs through; the watchdog's beat and the looks at leases and at dead proxies are mostly among
+# it. A heartbeat is not: where one falls into the turn, another turn is looked at.
+FUNCTIONS, FILES = 396, 54
+TRACES = 4
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,10 @@ def test_few_short_helpers_are_used_once() -> None:
 @pytest.mark.usefixtures("claude_2")
 async def test_a_warm_turn_runs_through_few_functions_and_files_from_the_socket_to_the_acknowledgement() -> None:
     found = await trace(ROOT, stream=False)
+    for _ in range(TRACES - 1):
+        if len(found.functions) <= FUNCTIONS and len(found.files) <= FILES:
+            break
+        found = await trace(ROOT, stream=False)
     steps = [
         ("http/connection.py", "Connection.data_received"),
         ("engine/engine.py", "Engine.submit"),

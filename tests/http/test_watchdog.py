@@ -79,7 +79,9 @@ def test_a_loop_that_is_held_up_again_and_again_is_told_once_in_a_while_and_coun
 
     run(case())
     assert [one["event"] for one in events(caplog)].count("event_loop_held") == 1
-    assert b"event_loop_held_seconds_count 5.0" in metrics.text()
+    counted = re.search(rb"event_loop_held_seconds_count ([0-9.]+)", metrics.text())
+    assert counted is not None
+    assert float(counted[1]) >= 5  # a loaded machine holds it up at other times, too
 
 
 def test_a_loop_that_waits_is_not_held_up(run: Run, watchdog: Watchdog, caplog: pytest.LogCaptureFixture) -> None:

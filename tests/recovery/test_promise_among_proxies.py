@@ -18,6 +18,7 @@ from cli_session_proxy.testing.script import Gate, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..matrix import rest_in_full
 from ..talking import ask, claude, heard, request, running
 from ..tools.test_loops import TOOLS, called, calls, result, results, tool_blocks
 from ..until import until
@@ -132,7 +133,7 @@ async def test_an_answer_that_was_fetched_at_another_proxy_stays_on_the_path(
     assert [turn.parent_id for turn in turns] == [None, turn.id, turns[1].id]
 
 
-@pytest.mark.parametrize("step", ["after result", "before commit", "before acknowledge"])
+@pytest.mark.parametrize("step", rest_in_full("before commit", "before acknowledge", "after result", quick=2))
 async def test_the_same_words_at_a_surviving_proxy_are_the_turn_that_the_crash_left_open(
     step: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
@@ -194,7 +195,7 @@ async def test_a_slow_client_that_leaves_while_the_next_turn_runs_gets_its_answe
     assert heard(upstream) == ["one", "two", "three"]
 
 
-@pytest.mark.parametrize("step", ["after result", "before commit"])
+@pytest.mark.parametrize("step", rest_in_full("before commit", "after result"))
 async def test_calls_that_a_killed_proxy_never_gave_out_are_made_again(
     step: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

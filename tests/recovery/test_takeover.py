@@ -18,6 +18,7 @@ from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..matrix import rest_in_full
 from ..serving import START, serve
 from ..talking import ask, heard, running
 from ..until import until
@@ -97,7 +98,7 @@ async def test_a_session_whose_cli_cannot_be_ended_is_left_to_it(
     assert heard(upstream) == ["first", "second", "third"]
 
 
-@pytest.mark.parametrize("busy", [True, False], ids=["in mid-turn", "idle"])
+@pytest.mark.parametrize("busy", rest_in_full(True, False), ids=["in mid-turn", "idle"])
 async def test_a_client_of_another_proxy_is_answered_though_the_agents_holder_is_paused(
     busy: bool, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:

@@ -12,15 +12,13 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..backends.claude.process.test_ahead import pid, ready
 from ..conftest import MakeSettings
+from ..matrix import rest_in_full
 from ..talking import ask, claude, heard, running, text
 from ..wrappers import KINDS, wrapped
 from .test_loops import TOOLS, both, calls, result, results
 
-every_kind = pytest.mark.parametrize("kind", KINDS)
-# What does not go by the process itself is the same behind either script.
-one_kind = pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind == "no exec" else pytest.mark.full) for kind in KINDS]
-)
+# A script that stays in front of the CLI is the harder kind; `tests/recovery/test_orphans.py` has it, too.
+one_kind = pytest.mark.parametrize("kind", rest_in_full("no exec", *(kind for kind in KINDS if kind != "no exec")))
 
 
 @one_kind
@@ -38,7 +36,7 @@ async def test_the_clients_tools_are_called_and_their_results_brought(
     assert (answered.status, text(answered)) == ("completed", "The tool said: noon")
 
 
-@every_kind
+@one_kind
 async def test_a_spare_is_taken_and_keeps_its_process(
     kind: str, claude_2: Path, make_settings: MakeSettings, tmp_path: Path
 ) -> None:

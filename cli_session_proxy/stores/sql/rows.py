@@ -108,9 +108,7 @@ def _placed_text(placed: Placed) -> str:
 def turn_values(cutter: Cutter, turn: Turn) -> Values:
     """All columns of a turn but `seq`, which the database gives."""
     values: Values = dict(zip(_PLAIN, _plain_of(turn), strict=True))
-    texts, places = content(
-        cutter, input=[message.as_json() for message in turn.input], output=turn.output, tools=turn.tools
-    )
+    texts, places = content(cutter, input=list(map(Message.as_json, turn.input)), output=turn.output, tools=turn.tools)
     texts |= {
         "system": _optional(turn.system),
         "stop_sequence": _optional(turn.stop_sequence),
@@ -175,7 +173,7 @@ def loaded_turns(conn: Connection, rows: Sequence[Row[Any]]) -> list[Turn]:
 
 
 def _messages(text: str) -> tuple[Message, ...]:
-    return tuple([Message.from_json(message) for message in loads(text)])
+    return tuple(map(Message.from_json, loads(text)))
 
 
 @lru_cache(COMMON)
