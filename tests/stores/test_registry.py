@@ -20,6 +20,7 @@ from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.settings import Settings, load
 from cli_session_proxy.stores.auto import registry_for
 from cli_session_proxy.stores.base import Proxy, Whereabouts
+from cli_session_proxy.stores.redis import registry as redis_registry
 from cli_session_proxy.stores.redis.registry import RedisRegistry
 from cli_session_proxy.stores.registry import StoreRegistry
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
@@ -160,7 +161,8 @@ def certify(folder: Path) -> list[Path]:
     return made
 
 
-async def test_redis_over_tls_with_a_password(tmp_path: Path) -> None:
+async def test_redis_over_tls_with_a_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_registry, "PATIENCE", 10.0)  # a busy machine shakes hands slowly
     made = await asyncio.to_thread(certify, tmp_path)
     guarded = ["--tls-key-file", made[0], "--tls-cert-file", made[1], "--tls-auth-clients", "no"]
     with server(tmp_path, *map(str, guarded), "--requirepass", "hidden-Passw0rd", tls=True) as there:

@@ -253,7 +253,7 @@ async def test_a_store_that_another_proxy_uses_is_not_summed_up_under_it(tmp_pat
     await filled(path)
     await asyncio.to_thread(as_before, path)
     with closing(sqlite3.connect(path)) as conn:
-        conn.execute("INSERT INTO proxies VALUES ('another', 'elsewhere', 9e9)")
+        conn.execute("INSERT INTO proxies (id, host, until) VALUES ('another', 'elsewhere', 9e9)")
         conn.commit()
     with pytest.raises(StoreUnavailable, match="stop every proxy"):
         await SqliteStore(path).open()

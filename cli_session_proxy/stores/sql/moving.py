@@ -42,16 +42,17 @@ from sqlalchemy import (
 
 from ...errors import InvalidRequest, StoreUnavailable
 from .migrations import version_of
-from .tables import COMING_IN, MOVED_TO, agents, followers, leases, meta, metadata, proxies
+from .tables import COMING_IN, MOVED_TO, agents, cancels, followers, leases, meta, metadata, proxies
 
 # What is copied, in an order in which what a row refers to comes before it.
 COPIED = tuple(table for table in metadata.sorted_tables if table.name not in {
-    "meta", "proxies", "followers", "leases",
+    "meta", "proxies", "followers", "cancels", "leases",
 })  # fmt: skip
 # Who holds an agent is copied when it changes no more, with its epoch.
 LAST = (leases,)
-# What belongs to the source and its proxies: its schema, who is on it, and who waits there for an answer.
-LEFT = (meta, proxies, followers)
+# What belongs to the source and its proxies: its schema, who is on it, who waits there for an answer, and which turns are
+# to end.
+LEFT = (meta, proxies, followers, cancels)
 
 # A page: rows, and characters or bytes of them unless one row alone has more.
 PAGE = 500
