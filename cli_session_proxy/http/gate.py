@@ -12,6 +12,7 @@ import ipaddress
 import re
 import resource
 import secrets
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -35,6 +36,10 @@ from .keys import Keys
 log = logs.get(__name__)
 
 REQUEST_ID = "X-Request-Id"
+# A line of the log names a turn, and no agent: what is deleted is found in it by its ids.
+TURN_ID = b"x-turn-id"
+# What only looks is not logged: the page does so every other second.
+LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 # Answered without a key: what is this, is it there, can it serve, and the files of the page (what they show needs the
 # key).
 OPEN = frozenset({"/", "/healthz", "/readyz", "/ui"})
@@ -84,13 +89,18 @@ class Gate:
         wire: Wire = inner["state"]["wire"]
         added = {"x-request-id": request_id}
         started = False
+        began = time.monotonic()
+        told: dict[str, Any] = {"method": scope.get("method"), "wire": wire.errors.name}
 
         async def out(message: Message) -> None:
             nonlocal started
             if message["type"] in ("http.response.start", "websocket.accept"):
                 started = True
                 given = list(message.get("headers", ()))
-                named = {name for name, _ in given}
+                named = dict(given)
+                told["status"] = message.get("status")
+                if TURN_ID in named:
+                    told["turn_id"] = named[TURN_ID].decode()
                 lacking = [pair for pair in _PROTECTION if pair[0] not in named]
                 message["headers"] = [*given, *lacking, *encoded(added)]
             if is_socket and message["type"].startswith("http."):
@@ -149,6 +159,9 @@ class Gate:
                     await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": why})
                 else:
                     await send_error(out, inner, error)
+            finally:
+                if not is_socket and scope["method"] not in LOOKS:
+                    log.info("request", **told, ms=round((time.monotonic() - began) * 1000))
 
     def _inside(self, scope: Scope, headers: Mapping[str, str], request_id: str) -> tuple[bytes | None, dict[str, Any]]:
         """The agent named by the path, still encoded, and the scope that the routes see: without it, with our state."""
