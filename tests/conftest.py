@@ -49,9 +49,17 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_tls_context() -> Iterator[None]:
-    """To load the CAs takes each HTTP client 25 ms of a processor, and here they all talk to plain addresses."""
+    """To load the CAs takes each HTTP client 25 ms of a processor, and here they all talk to plain addresses. A context
+    of nothing but a file of CAs is shared; one that is made otherwise may be given more to trust."""
+    create = ssl.create_default_context
+    shared = lru_cache(lambda cafile: create(cafile=cafile))
+
+    def create_default_context(*purpose: Any, **options: Any) -> ssl.SSLContext:
+        given = [name for name, value in options.items() if value is not None]
+        return shared(options["cafile"]) if given == ["cafile"] and not purpose else create(*purpose, **options)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ssl, "create_default_context", lru_cache(ssl.create_default_context))
+        patch.setattr(ssl, "create_default_context", create_default_context)
         yield
 
 

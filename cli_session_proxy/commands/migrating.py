@@ -23,13 +23,14 @@ def migrating() -> Iterator[Tell]:
     """Nothing is said of a migration that is done at once."""
     shown: Progress | None = None
     said = began = time.monotonic()
+    in_terminal = sys.stderr.isatty()  # asked once: Rich puts itself in its place
     with ExitStack() as until:
 
         def tell(step: str, done: int, total: int) -> None:
             nonlocal shown, said
             now = time.monotonic()
             words = f"bringing the store up to date: {step}"
-            if not sys.stderr.isatty():
+            if not in_terminal:
                 if now - said > EVERY:
                     said = now
                     print(f"{words}, {100 * done // max(1, total)} %", file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ import re
 import resource
 import secrets
 import sys
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,10 @@ from .relay import HOP_KEY, REFUSED, Incoming, Relay
 log = logs.get(__name__)
 
 REQUEST_ID = "X-Request-Id"
+# A line of the log names a turn, and no agent: what is deleted is found in it by its ids.
+TURN_ID = b"x-turn-id"
+# What only looks is not logged: the page does so every other second.
+LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 # Answered without a key: what is this, is it there, can it serve, and the files of the page (what they show needs the
 # key).
 OPEN = frozenset({"/", "/healthz", "/readyz", "/ui"})
@@ -92,6 +97,8 @@ class Gate:
         added = {"x-request-id": request_id}
         started = False
         came_from: str | None = None  # the owner whom another proxy names, which has checked the key
+        began = time.monotonic()
+        told: dict[str, Any] = {"method": scope.get("method"), "wire": wire.errors.name}
 
         async def out(message: Message) -> None:
             nonlocal started
@@ -102,6 +109,9 @@ class Gate:
                 for name, value in _PROTECTION:
                     if name not in named:
                         given.append((name, value))
+                told["status"] = message.get("status")
+                if TURN_ID in named:
+                    told["turn_id"] = named[TURN_ID].decode()
                 message["headers"] = [*given, *encoded(added)]
             if is_socket and message["type"].startswith("http."):
                 message = {**message, "type": f"websocket.{message['type']}"}
@@ -173,6 +183,9 @@ class Gate:
                     await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": why})
                 else:
                     await send_error(out, inner, error)
+            finally:
+                if not is_socket and scope["method"] not in LOOKS:
+                    log.info("request", **told, ms=round((time.monotonic() - began) * 1000))
 
     def _inside(self, scope: Scope, headers: Mapping[str, str], request_id: str) -> tuple[bytes | None, dict[str, Any]]:
         """The agent named by the path, still encoded, and the scope that the routes see: without it, with our state."""

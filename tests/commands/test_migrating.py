@@ -21,6 +21,7 @@ class Terminal(io.StringIO):
 async def test_a_terminal_shows_a_bar_and_then_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")  # one that can move its cursor
     monkeypatch.setattr(module, "SOON", -1.0)
     with migrating() as tell:
         tell("a copy of the store", 5, 10)

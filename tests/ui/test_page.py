@@ -154,6 +154,7 @@ async def test_a_turn_that_is_new_stands_above_what_somebody_reads(browser: Brow
             assert now is not None
             assert abs(now["y"] - before["y"]) < 2
             await page.keyboard.press("Escape")
+            await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 200")
             await page.keyboard.press("g")
             await expect(page.locator("#chain .row:focus .asked")).to_have_text("one more")
 

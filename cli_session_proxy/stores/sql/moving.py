@@ -50,8 +50,8 @@ COPIED = tuple(table for table in metadata.sorted_tables if table.name not in {
 })  # fmt: skip
 # Who holds an agent is copied when it changes no more, with its epoch.
 LAST = (leases,)
-# What belongs to the source and its proxies: its schema, who is on it, who waits there for an answer, and which turns are
-# to end.
+# What belongs to the source and its proxies: its schema, who is on it, who waits there for an answer, which turns are to
+# end.
 LEFT = (meta, proxies, followers, cancels)
 
 # A page: rows, and characters or bytes of them unless one row alone has more.
