@@ -50,7 +50,7 @@ COPIED = tuple(table for table in metadata.sorted_tables if table.name not in {
 })  # fmt: skip
 # Who holds an agent is copied when it changes no more, with its epoch.
 LAST = (leases,)
-# What belongs to the source and its proxies: its schema, who is on it, who waits there for an answer, which turns are to
+# What belongs to the source and its proxies: its schema, who is on it, who waits there for an answer, which turns must
 # end.
 LEFT = (meta, proxies, followers, cancels)
 
