@@ -112,7 +112,7 @@ async def test_a_step_that_fails_leaves_the_older_file(path: Path) -> None:
         assert (await turn_of(store, "t1")).status == "completed"
 
 
-async def test_the_index_over_histories_gets_its_second_column(tmp_path: Path) -> None:
+async def test_an_older_file_gets_the_wider_indexes(tmp_path: Path) -> None:
     path = tmp_path / "chains.sqlite3"
     async with opened(lambda: SqliteStore(path)) as store:
         await complete(store, await an_agent(store), "t1")

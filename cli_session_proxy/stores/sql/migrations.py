@@ -93,11 +93,12 @@ def _fallbacks(conn: Connection) -> None:
         conn.exec_driver_sql(f"ALTER TABLE {turns.name} ADD COLUMN {turns.c.fallback.name} TEXT")
 
 
-def _newest_of_a_history(conn: Connection) -> None:
-    """Very many strangers may share an opening: the newest of them are found in the index, without sorting them all."""
-    (index,) = [index for index in turns.indexes if index.name == "turns_path_hash"]
-    index.drop(conn, checkfirst=True)
-    index.create(conn)
+def _wider_indexes(conn: Connection) -> None:
+    """The newest of many strangers who share an opening, and the sums of an agent, are read from an index alone."""
+    for index in turns.indexes:
+        if index.name in ("turns_path_hash", "turns_agent"):
+            index.drop(conn, checkfirst=True)
+            index.create(conn)
 
 
 def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
@@ -145,7 +146,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("typed turns", _typed_turns, alone=True),
     Migration("fallbacks", _fallbacks),
     Migration("the Agent SDK's sessions", lambda conn: metadata.create_all(conn, tables=[mirrored])),
-    Migration("the newest of many turns with one history", _newest_of_a_history),
+    Migration("wider indexes", _wider_indexes),
 )
 
 

@@ -105,7 +105,8 @@ turns = Table(
     Column("input", Text, nullable=False),
     Column("output", Text, nullable=False),
     Column("tools", Text, nullable=False),
-    Index("turns_agent", "agent_key", "seq"),
+    # the list of agents sums these up: without a look at the rows, which are long and far from each other
+    Index("turns_agent", "agent_key", "seq", postgresql_include=["status", "bytes", "cost_usd", "placed"]),
     Index("turns_parent", "parent_id"),
     Index("turns_status", "status", "seq"),
     Index("turns_delivery", "delivery", "seq"),
