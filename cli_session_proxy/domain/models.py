@@ -126,6 +126,8 @@ class TurnOptions:
 
     def as_json(self) -> JSON:
         """{} for a plain turn."""
+        if self is PLAIN:  # nearly every turn: a dump of 20,000 asks each
+            return {}
         out: JSON = {}
         if self.format is not None:
             out["format"] = self.format

@@ -146,7 +146,9 @@ async def kill_while_idle(talk: Talk) -> None:
 
 
 def _on_disk(talk: Talk, what: str) -> bool:
-    return any(what in path.read_text(encoding="utf-8") for path in talk.projects.glob("*/*.jsonl"))
+    # A breakage before this one may have put a folder in a transcript's place.
+    files = (path for path in talk.projects.glob("*/*.jsonl") if path.is_file())
+    return any(what in path.read_text(encoding="utf-8") for path in files)
 
 
 # --- another binary

@@ -9,7 +9,7 @@ import re
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,8 @@ class Talk(AnyTalk, ABC):
 
     def kill(self) -> None:
         for pid in self.pids():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, signal.SIGKILL)
 
     async def all_dead(self) -> None:
         await until(lambda: not self.pids())
