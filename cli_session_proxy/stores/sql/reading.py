@@ -284,10 +284,12 @@ def page_back(
         before_seq = None if at is None else at + 1
     query = _TURN.where(own) if before_seq is None else _TURN.where(own, turns.c.seq < before_seq)
     found = _turns(conn, query.order_by(turns.c.seq.desc()).limit(limit))
+    # By the agent as well: most have few links, and a look for each turn of the page takes longer.
+    of_agent = select(links).where(links.c.agent_key == agent_key).order_by(links.c.n)
     why = [
         rows.link(row)
         for part in chunks([turn.id for turn in found])
-        for row in conn.execute(select(links).where(links.c.turn_id.in_(part)).order_by(links.c.n))
+        for row in conn.execute(of_agent.where(links.c.turn_id.in_(part)))
     ]
     whole = select(agents.c.turns, agents.c.cost_usd).where(agents.c.key == agent_key)
     total, cost = conn.execute(whole).one_or_none() or (0, 0.0)
