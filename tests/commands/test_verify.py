@@ -278,9 +278,9 @@ async def test_what_takes_long_shows_how_far_it_is_in_a_terminal_only(
 ) -> None:
     verify = Verifier.verify
 
-    async def slow(self: Verifier, agent: Agent) -> Verified:
+    async def slow(self: Verifier, agent: Agent, held_at: str | None = None) -> Verified:
         await until(lambda: "verifying" in capsys.readouterr().err)
-        return await verify(self, agent)
+        return await verify(self, agent, held_at)
 
     async with store_of(settings) as store:
         staged = await stage(settings, store, tmp_path)
