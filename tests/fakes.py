@@ -160,6 +160,7 @@ class FakeEngine:
         self.aside = Aside()
         self.fake_store = FakeStore()
         self.observers: list[object] = []
+        self.registry = None  # there is nothing beside the store
 
     def kill(self) -> None:
         raise AssertionError("it ends by itself")

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,8 +32,11 @@ from ..settings import Settings
 from ..wires.asgi import as_proxy_error, encoded, headers_of, raw_path, send_error
 from ..wires.base import Table, Wire
 from ..wires.common import decoded_agent_id
+from .hop import HOP_KEY, REFUSED, Incoming
 from .keys import Keys
-from .relay import HOP_KEY, REFUSED, Incoming, Relay
+
+if TYPE_CHECKING:  # its HTTP client is loaded where there is a cluster
+    from .relay import Relay
 
 log = logs.get(__name__)
 
@@ -349,7 +352,8 @@ class Bounds:
 
     @staticmethod
     def of(settings: Settings) -> Bounds:
-        return Bounds(settings.queue_limit + settings.max_turns + SPARE_REQUESTS, BODIES * settings.max_body)
+        requests = settings.queue_limit + settings.max_turns + SPARE_REQUESTS
+        return Bounds(requests, BODIES * settings.max_body, EVENT_STREAMS)
 
     @contextlib.contextmanager
     def request(self, owner: str) -> Iterator[Held]:

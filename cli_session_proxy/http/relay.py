@@ -20,12 +20,12 @@ import json
 import ssl
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import httpx
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Scope, Send
 
 from .. import logs
 from ..domain.models import JSON, Agent
@@ -33,16 +33,12 @@ from ..engine.engine import Engine
 from ..engine.passing import HOP, Elsewhere
 from ..engine.subscription import POLL
 from ..errors import ClaudeUnavailable, Interrupted, Unauthorized
-from ..settings import Settings
 from ..wires.asgi import raw_path
 from ..wires.common import encoded_agent_id
+from .hop import HOP_KEY, OWNER, REFUSED, Incoming
 
 log = logs.get(__name__)
 
-# Of a request that is passed on: the cluster's key, and the owner whose key was checked, percent-encoded.
-HOP_KEY, OWNER = "x-cluster-key", "x-cluster-owner"
-# Of an answer: the hop was refused, and nothing was done.
-REFUSED = "x-cluster-refused"
 # Seconds in which another proxy says that it is there; it takes a few milliseconds.
 REACH = 1.0
 # It is taken to be there for so long after it said anything, and not to be there after it did not answer. Seconds.
@@ -60,44 +56,6 @@ _NOT_PASSED_ON = frozenset({
 _OF_THE_CONNECTION = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server", b"x-request-id"}
 )
-
-
-@dataclass(slots=True)
-class Incoming:
-    """A request at the gate: `outer` is its scope as it came, `inner` as the routes see it."""
-
-    outer: Scope
-    inner: Scope
-    receive: Receive
-    send: Send
-    # What has come of its body, kept until an answer begins: a route that is passed on has read all of it.
-    body: list[Message] = field(default_factory=list)
-    begun: bool = False
-
-    async def recorded(self) -> Message:
-        message = await self.receive()
-        if not self.begun and message["type"] == "http.request":
-            self.body.append(message)
-        return message
-
-    async def answer(self, message: Message) -> None:
-        self.begun = True
-        self.body.clear()
-        await self.send(message)
-
-    async def left(self) -> None:
-        """Returns when the client has disconnected."""
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
-
-    def again(self) -> Receive:
-        """Brings what has come once more, then the rest."""
-        said = iter(tuple(self.body))
-
-        async def receive() -> Message:
-            return next(said, None) or await self.receive()
-
-        return receive
 
 
 @dataclass(slots=True)
@@ -130,11 +88,6 @@ class Relay:
         self._client: httpx.AsyncClient | None = None
         self._heard: dict[str, float] = {}  # by address: the loop's time
         self._away: dict[str, float] = {}
-
-    @staticmethod
-    def of(engine: Engine, settings: Settings) -> Relay | None:
-        secret = settings.cluster_secret()
-        return None if secret is None else Relay(engine, secret, settings.lease)
 
     async def close(self) -> None:
         if self._client is not None:
@@ -311,6 +264,9 @@ class Relay:
         return self._client
 
     # --- what a turn that runs there has said so far
+
+    def watched(self, agent: Agent) -> Watched:
+        return Watched(self, self._engine, agent)
 
     async def follow(self, address: str, agent: Agent, told: dict[str, Sequence[JSON]]) -> None:
         """Keep under the address, in `told`, what the agent's turns there do and have said so far; ends with the

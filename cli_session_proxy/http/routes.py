@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -38,7 +39,9 @@ from ..wires.common import decoded_agent_id, model_name, parse_body, required
 from ..wires.schemas import COUNT, SWITCH, TEXT
 from .gate import CHAINS
 from .large_turns import Teller
-from .relay import Relay, Watched
+
+if TYPE_CHECKING:  # its HTTP client is loaded where there is a cluster
+    from .relay import Relay
 
 EVENTS = b"/events"
 BACK = b"/rewind"
@@ -192,9 +195,9 @@ class Routes:
         quiet = time.monotonic()
         told: list[JSON] = []
         follower = Follower(self._engine.store, agent, after)
-        elsewhere: Watched | None = None
+        elsewhere = None
         if live and self._relay is not None and HOP.get() != "came":
-            elsewhere = Watched(self._relay, self._engine, agent)
+            elsewhere = self._relay.watched(agent)
         try:
             async for happened in follower.follow(WATCHED if live else POLL):
                 if not self._engine.ready:

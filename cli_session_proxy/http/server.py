@@ -28,7 +28,6 @@ from .keys import MADE_KEY, Keys, make
 from .listening import Listening
 from .metrics import MetricsRoute
 from .openapi import OpenApiRoute
-from .relay import Relay
 from .repair_lines import RepairLines
 from .routes import Routes
 from .search import SearchRoute
@@ -62,7 +61,11 @@ def create_app(engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES
     SearchRoute(engine).add_to(app)
     keys = Keys(settings)
     Ui(engine, keys).add_to(app)
-    relay = Relay.of(engine, settings)
+    relay = None
+    if (secret := settings.cluster_secret()) is not None:
+        from .relay import Relay  # noqa: PLC0415 - its HTTP client takes 60 ms: only where it is wanted
+
+        relay = Relay(engine, secret, settings.lease)
     Routes(engine, settings, relay).add_to(app)
     for wire in table.wires:
         wire.routes(engine, settings).add_to(app)

@@ -278,7 +278,7 @@ async def test_what_takes_long_shows_how_far_it_is_in_a_terminal_only(
 ) -> None:
     verify = Verifier.verify
 
-    async def slow(self: Verifier, agent: Agent, held_at: str | None) -> Verified:
+    async def slow(self: Verifier, agent: Agent, held_at: str | None = None) -> Verified:
         await until(lambda: "verifying" in capsys.readouterr().err)
         return await verify(self, agent, held_at)
 

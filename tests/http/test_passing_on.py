@@ -15,7 +15,8 @@ from pydantic import SecretStr
 from cli_session_proxy.domain.models import Agent
 from cli_session_proxy.export import explain
 from cli_session_proxy.http import gate
-from cli_session_proxy.http.relay import HOP_KEY, OWNER, REFUSED, Relay
+from cli_session_proxy.http.hop import HOP_KEY, OWNER, REFUSED
+from cli_session_proxy.http.relay import Relay
 from cli_session_proxy.settings import Profile
 from cli_session_proxy.stores.base import Whereabouts
 
