@@ -294,3 +294,12 @@ def test_two_processes_preparing_the_same_sandboxes_both_succeed(tmp_path: Path,
     for worker in workers:
         worker.join(60)
     assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+def test_directories_lie_below_the_root_that_the_settings_name_whatever_var_is(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    hosts = [Sandboxes(Settings(var=tmp_path / name, sandbox_root=root)) for name in ("one", "two")]
+    assert [host.prepare("a") for host in hosts] == [root / "agents" / "a"] * 2
+    assert [host.tmpdir("a").parent for host in hosts] == [hosts[0].tmpdir("b").parent] * 2
+    assert {host.ahead() for host in hosts} == {(root / "ahead", hosts[0].ahead()[1])}
+    assert not [name for name in ("one", "two") if (tmp_path / name).exists()]
