@@ -62,6 +62,7 @@ class Listening(uvicorn.Server):
             return
         for listener in sockets or ():
             listener.close()
+        await self.lifespan.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -18,8 +18,8 @@ from . import cluster
 from .history import History, Shape, made, read
 from .runner import run
 
-# Steps of a history that is run at each `make test`; and on the old CLI, which serves one turn a process.
-SHORT, SHORTER = 16, 6
+# Steps of a history that is run at each `make test`, or at `make full`.
+SHORT = 16
 
 HISTORIES = [
     pytest.param(11, Shape(1, length=SHORT, pauses=False), id="one proxy", marks=pytest.mark.full),
@@ -29,8 +29,7 @@ HISTORIES = [
     pytest.param(
         15, Shape(2, tools=True, length=SHORT, pauses=False, wrapper=True), id="behind a script", marks=pytest.mark.full
     ),
-    pytest.param(16, Shape(2, cli="1", length=SHORTER, pauses=False), id="CLI 1.0.120"),
-    pytest.param(16, Shape(2, cli="1", length=SHORT, pauses=False), id="CLI 1.0.120, long", marks=pytest.mark.full),
+    pytest.param(16, Shape(2, cli="1", length=SHORT, pauses=False), id="CLI 1.0.120", marks=pytest.mark.full),
 ]
 
 

@@ -232,11 +232,9 @@ def opening(
         system += line
     if before is None or (same_words and before.told != system):  # tools came or went: their line does
         return Opening(Head(system, system, tools), offers, same=before is None)
-    same_tools = True
-    if before.tools != tools:
-        same_tools = _in_one_spelling(before.tools) == _in_one_spelling(tools)
-        if same_tools:
-            tools, offers = before.tools, Offers.of([Tool.from_json(tool) for tool in before.tools])
+    same_tools = before.tools == tools or _in_one_spelling(before.tools) == _in_one_spelling(tools)
+    if same_tools and before.tools:  # equal ones may be spelt otherwise
+        tools, offers = before.tools, Offers.of([Tool.from_json(tool) for tool in before.tools])
     head = replace(before, tools=tools)
     if system == before.told or (changes != "replace" and not asks and system is not None and _fits(before, system)):
         return Opening(head, offers, same=same_tools)  # results go out alone: new values wait for the next prompt

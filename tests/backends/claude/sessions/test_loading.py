@@ -234,6 +234,7 @@ async def test_a_turn_that_may_have_run_tools_is_not_repeated(
 # --- what it loaded shows in what it wrote
 
 
+@old_cli_in_full
 async def test_an_answer_out_of_another_conversation_is_not_kept(
     claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
