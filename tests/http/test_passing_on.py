@@ -19,10 +19,16 @@ from cli_session_proxy.http.hop import HOP_KEY, OWNER, REFUSED
 from cli_session_proxy.http.relay import Relay
 from cli_session_proxy.settings import Profile
 from cli_session_proxy.stores.base import Whereabouts
+from cli_session_proxy.wires import answers
 
 from ..stores.test_registry import certify
 from ..until import until
 from .cluster import KEY, Host, Line, cluster, deaf, line
+
+
+@pytest.fixture(autouse=True)
+def _a_silent_stream_begins_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "FIRST_SIGN", 0.05)
 
 
 def said(answer: httpx.Response) -> str:
