@@ -266,9 +266,9 @@ class _Run:
         if say.leave_after is not None:
             asyncio.get_running_loop().call_later(say.leave_after, attempt.leave)
         if say.slow:
-            await self._until(attempt, attempt.read)
+            await self._over(attempt, attempt.read)
         elif say.wait:
-            await self._until(attempt, plan.reached)
+            await self._over(attempt, plan.reached)
 
     async def _repeat(self, repeat: Repeat) -> None:
         client = self._whose.get(repeat.turn)
@@ -284,7 +284,7 @@ class _Run:
         )
         self._attempts[repeat.turn].append(attempt)
         if repeat.wait:
-            await self._until(attempt, self._model.plans[repeat.turn].reached)
+            await self._over(attempt, self._model.plans[repeat.turn].reached)
         elif repeat.attached:
             await self._delivery(self._attempts[repeat.turn], "pending")
 
@@ -315,23 +315,28 @@ class _Run:
         told = (attempt.headers["x-agent-id"] for attempt in attempts if "x-agent-id" in attempt.headers)
         return unquote(next(told, quote(self._whose[attempts[0].request.turn].speaker.name)))
 
-    async def _until(self, attempt: Attempt, event: asyncio.Event) -> None:
-        """Wait until the attempt is over or the event is there."""
-        waiting = asyncio.create_task(event.wait())
-        try:
-            await self._over(attempt, waiting)
-        finally:
-            waiting.cancel()
-            await asyncio.wait([waiting])
-
-    async def _over(self, attempt: Attempt, *others: asyncio.Task[bool]) -> None:
-        """Wait until the attempt is over, or one of the others. What is held back is not waited for."""
-        if not self._blocked(attempt):
-            waited_for = {attempt.task, *others}
-            done, _ = await asyncio.wait(waited_for, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+    async def _over(self, attempt: Attempt, event: asyncio.Event | None = None) -> None:
+        """Wait until the attempt is over or the event is there. What is held back, now or later, is not waited for."""
+        client = self._whose[attempt.request.turn]
+        until = asyncio.get_running_loop().time() + PATIENCE
+        while not (attempt.task.done() or self._blocked(attempt) or (event is not None and event.is_set())):
+            plans = [plan for turn, plan in self._model.plans.items() if plan.hold and self._whose[turn] is client]
+            held = [plan.reached for plan in plans if not plan.reached.is_set()]
+            waiting = [asyncio.create_task(one.wait()) for one in (*held, *([event] if event else []))]
+            try:
+                done, _ = await asyncio.wait(
+                    {attempt.task, *waiting},
+                    timeout=until - asyncio.get_running_loop().time(),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            finally:
+                for task in waiting:
+                    task.cancel()
+                await asyncio.gather(*waiting, return_exceptions=True)
             if not done:
                 self._journal.append(Hung(attempt.number, time.monotonic() - attempt.begun))
                 attempt.leave()
+                break
         if attempt.task.done():
             self._ended(attempt)
 
