@@ -183,8 +183,8 @@ async def history(
         yield made
 
 
-# Messages and Responses; what the other programs send is theirs, and what is judged is the same.
-QUICK = frozenset({"claude", "codex"})
+# One of each wire: Messages, Responses, generateContent, Chat.
+QUICK = frozenset({"claude", "codex", "gemini", "qwen"})
 
 
 @pytest.mark.parametrize(
