@@ -241,7 +241,7 @@ class Move:
                 if table.name in self._state.copied:
                     continue
                 after = self._state.after.get(table.name)
-                for rows in _pages(here, table, None if after is None else tuple(after)):
+                for rows in _pages(here, table, None if after is None else tuple(after), self._end(here, table)):
                     with committed(self.target, there):
                         _insert(there, table, rows)
                         self._state.after[table.name] = list(_key(table, rows[-1]))
@@ -254,7 +254,7 @@ class Move:
         """Compare every row by its hash. One that differs was written since, or the move ends here."""
         with self.source.apart() as here, self.target.apart() as there:
             for table in COPIED:
-                for rows in _pages(here, table, None):
+                for rows in _pages(here, table, None, self._end(here, table)):
                     differ = _differing(there, table, rows)
                     noted = _noted_changes(here, table, differ)
                     for key in differ:
@@ -341,6 +341,11 @@ class Move:
             here.execute(changes.delete().where(same))
         return len(noted)
 
+    def _end(self, here: Connection, table: Table) -> int | None:
+        """The last key by now: rows that come behind it are noted, and may come as fast as they are copied."""
+        column = table.autoincrement_column
+        return None if column is None else self.source.last_key(here, column)
+
     def _forget_changes(self, here: Connection) -> None:
         for table in COPIED:
             with committed(self.source, here, [table]):
@@ -389,11 +394,12 @@ def _insert(conn: Connection, table: Table, rows: Sequence[Row[Any]]) -> None:
         conn.execute(table.insert(), [dict(row._mapping) for row in rows])
 
 
-def _pages(conn: Connection, table: Table, after: Key | None) -> Iterator[Sequence[Row[Any]]]:
-    """All rows by their primary key, so many at once that they fit into memory."""
+def _pages(conn: Connection, table: Table, after: Key | None, end: int | None = None) -> Iterator[Sequence[Row[Any]]]:
+    """All rows by their primary key, so many at once that they fit into memory. `end`: up to this key."""
     own = list(table.primary_key)
     while True:
         query = select(*own, _size(table)).order_by(*own).limit(PAGE)
+        query = query if end is None else query.where(own[0] <= end)
         sizes = conn.execute(query if after is None else query.where(_is_above(table, after))).all()
         if not sizes:
             return
