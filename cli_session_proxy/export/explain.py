@@ -188,7 +188,7 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         )
     if evidence.sandbox:
         said.append(
-            f"The agent's sandbox directory was gone (nothing at {evidence.sandbox}): it was made again, empty."
+            f"The agent's sandbox directory was not there (nothing at {evidence.sandbox}): it was made, empty."
         )
     if evidence.files_at is not None:
         said.append(_NOTES["files_elsewhere"][1].format(evidence.files_at))

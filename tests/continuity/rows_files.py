@@ -194,5 +194,5 @@ ROWS = (
     Row(WHERE, "the same under a warm process", _warm(put_under_another_cwd), clis=NEW, continuity="resumed",
         link="moved", says=_moved("-var-another")),
     Row(WHERE, "the sandbox deleted", lose_the_sandbox, continuity="resumed",
-        says={4: r"sandbox directory was gone \(nothing at \S+/agents/a\): it was made again, empty\."}),
+        says={4: r"sandbox directory was not there \(nothing at \S+/agents/a\): it was made, empty\."}),
 )  # fmt: skip

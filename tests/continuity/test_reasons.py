@@ -45,4 +45,4 @@ async def test_a_lost_sandbox_is_told_where_results_of_tools_come_back(
         [call] = calls(asked)
         turn = await ask(engine, results(result(call, "sunny")), tools=(WEATHER,))
     [lost] = shown.says(turn)[:1]
-    assert lost.startswith("The agent's sandbox directory was gone (nothing at ")
+    assert lost.startswith("The agent's sandbox directory was not there (nothing at ")

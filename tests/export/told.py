@@ -214,7 +214,7 @@ CASES = (
     ),
     Case(
         "a sandbox that was gone",
-        "The agent's sandbox directory was gone (nothing at /v/sandbox/agents/a): it was made again, empty.",
+        "The agent's sandbox directory was not there (nothing at /v/sandbox/agents/a): it was made, empty.",
         fields={"evidence": Evidence(sandbox="/v/sandbox/agents/a")},
     ),
     Case(
