@@ -187,9 +187,7 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
             f"The answer of {evidence.left_off} never reached its client: the conversation goes on from before it."
         )
     if evidence.sandbox:
-        said.append(
-            f"The agent's sandbox directory was not there (nothing at {evidence.sandbox}): it was made, empty."
-        )
+        said.append(f"The agent's sandbox directory was not there (nothing at {evidence.sandbox}): it was made, empty.")
     if evidence.files_at is not None:
         said.append(_NOTES["files_elsewhere"][1].format(evidence.files_at))
     if evidence.repaired is not None:

@@ -190,6 +190,7 @@ async def test_a_proxy_on_another_host_is_known_by_its_heartbeat(path: Path) -> 
         db.execute(
             "CREATE TABLE proxies (id TEXT NOT NULL, host TEXT NOT NULL, until DOUBLE NOT NULL, PRIMARY KEY (id))"
         )
+        db.execute("CREATE TABLE leases (agent_key INTEGER PRIMARY KEY, epoch INTEGER, holder TEXT, wanted TEXT)")
         db.execute("INSERT INTO proxies VALUES ('abcdefghij', 'far', 1e12), ('gone', 'far', 1.0)")
         db.execute("UPDATE meta SET value = '3'")
         db.commit()

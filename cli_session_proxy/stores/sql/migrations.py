@@ -277,7 +277,8 @@ def _others(conn: Connection, database: Database) -> list[str]:
     here, living = socket.gethostname(), database.living()
     others = [f"proxy {name[:8]} on this host ({here})" for name in sorted(living or ())]
     if proxies.name in inspect(conn).get_table_names():
-        beating = select(proxies).where(proxies.c.until > func.store_clock(type_=Double))
+        # Only what every version of the table has.
+        beating = select(proxies.c.id, proxies.c.host).where(proxies.c.until > func.store_clock(type_=Double))
         if living is not None:
             beating = beating.where(proxies.c.host != here)
         others += [f"proxy {row.id[:8]} on {row.host}" for row in conn.execute(beating).all()]
