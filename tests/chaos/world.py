@@ -31,8 +31,8 @@ from .model import MARK_HEADER
 
 # Seconds for a proxy to listen, on a machine that is busy with CLIs.
 START = 60.0
-# Seconds within which no CLI of a dead proxy may be alive any more, on a machine that is busy with CLIs. What one asks of
-# the model meanwhile is judged whenever it comes.
+# Seconds within which no CLI of a dead proxy may be alive any more, on a machine that is busy with CLIs. What one asks
+# of the model meanwhile is judged whenever it comes.
 ORPHANS_GONE = 10.0
 # Seconds that a proxy gets to stop after SIGTERM: its own drain and what closing takes.
 STOPPED = 30.0
