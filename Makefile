@@ -65,10 +65,10 @@ agents: $(VENV)/.test tools $(AGENTS_MORE)/.programs $(FRAMEWORKS)/.installed  #
 conformance: $(VENV)/.test $(SUITES)/.installed $(SUITES)/.sdks  ## other people's suites over the real CLI, a quarter of an hour; writes docs/conformance.md
 	$(BIN)/python -m tests.conformance --json var/conformance.json --docs docs/conformance.md
 
-bench: $(VENV)/.bench $(CCPROXY)/.installed chromium  ## the proxy beside the bare CLI and ccproxy, a quarter of an hour; writes docs/bench.md
+bench: $(VENV)/.test $(CCPROXY)/.installed chromium postgresql  ## the proxy beside the bare CLI and ccproxy, a quarter of an hour; writes docs/bench.md
 	$(BIN)/python -m bench --json var/bench.json --docs docs
 
-bench-quick: $(VENV)/.bench $(CCPROXY)/.installed chromium  ## the same in about two minutes; prints only
+bench-quick: $(VENV)/.test $(CCPROXY)/.installed chromium postgresql  ## the same in about two minutes; prints only
 	$(BIN)/python -m bench --quick --json var/bench-quick.json
 
 million: $(VENV)/.test postgresql  ## what a turn costs PostgreSQL over a million stored turns, beside ten thousand; ten minutes, 6 GB

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from . import agents, chains, freeze, machine, page, report, turns
+from . import agents, chains, freeze, hosts, machine, page, report, turns
 from .agents import Crowd
 from .contenders import Place, bundled
 from .plan import FULL, QUICK, TINY, Bench, Plan, Row
@@ -33,6 +33,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Row] | Crowd]]] = {
     "dumps": chains.dumps,
     "agents": agents.throughput,
     "crowd": agents.crowd,
+    "hosts": hosts.hosts,
     "page": page.page,
     "freeze": freeze.freeze,
 }

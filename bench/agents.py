@@ -75,7 +75,7 @@ async def _measure(bench: Bench, contender: Contender, seen: dict[tuple[str, int
             names = [f"agent-{n}" for n in range(agents)]
             await asyncio.gather(*(contender.turn(name, "hello") for name in names))
             some = seen.setdefault((contender.name, agents), _Seen())
-            async with _asking(contender, names) as count:
+            async with asking(contender, names) as count:
                 await asyncio.sleep(plan.window / 2)  # warm-up
                 for _ in range(plan.windows):
                     await _window(contender, count, plan.window, some)
@@ -100,7 +100,7 @@ async def _window(contender: Contender, count: Callable[[], int], seconds: float
 
 
 @asynccontextmanager
-async def _asking(contender: Contender, names: list[str]) -> AsyncIterator[Callable[[], int]]:
+async def asking(contender: Contender, names: list[str]) -> AsyncIterator[Callable[[], int]]:
     """These agents ask until it is left; the number of answers so far."""
     stop = False
     total = 0

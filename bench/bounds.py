@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from .agents import Crowd
 from .figures import Figure, short
 from .freeze import END, HEALTH, QUIET, TURN
+from .hosts import CPU, ONE, POSTGRESQL, TWO
 from .page import AGENTS, FIRST, HEAP, LINK, OPEN, WIDE
 from .plan import Row
 from .servers import CCPROXY
@@ -61,6 +62,7 @@ def bounds(results: Results, crowd: Crowd | None) -> list[Bound]:
 
 def _turns(results: Results) -> Iterator[Bound]:
     yield _at_most("warm turn, proxy ÷ bare warm CLI", results.ratio("turn", "proxy", BARE), 1.25)
+    yield _at_most("warm turn, proxy on PostgreSQL ÷ bare warm CLI", results.ratio("turn", POSTGRESQL, BARE), 1.35)
     added = results.median("first token added by the proxy", "proxy")
     yield _at_most("time to first token added by the proxy", added, 5, " ms")
     without, control = results.median("turn without parameters", "proxy"), results.median("control round trip", BARE)
@@ -85,6 +87,9 @@ def _servers(results: Results) -> Iterator[Bound]:
     yield _at_least("turns/s, 8 agents, proxy ÷ ccproxy", results.ratio("turns/s", "proxy", CCPROXY, 8), 1.2)
     memory = results.ratio("peak memory, with children", "proxy", CCPROXY, 8)
     yield _at_most("peak memory with children, 8 agents, proxy ÷ ccproxy", memory, 1.0)
+    (agents,) = results.places(CPU) or [16]
+    two = results.ratio(CPU, TWO, ONE, agents)
+    yield _at_most(f"CPU of a turn on PostgreSQL, {agents} agents a host, two hosts ÷ one", two, 1.1)
     yield _at_most("serve ready", results.median("ready", "proxy"), 1.0, " s")
     yield _at_most("RSS without children", results.median("RSS without children", "proxy"), 90, " MB")
     for measure, limit, unit in ((HEALTH, 1000, " ms"), (TURN, 5000, " ms"), (END, 5, " s")):

@@ -29,6 +29,7 @@ class Plan:
     dump_turns: int
     dumps: int
     crowd: tuple[int, int, int]
+    host_agents: int
     attacks: int
     page_agents: int
     warm_up: int = 5
@@ -37,17 +38,17 @@ class Plan:
 FULL = Plan(
     turns=80, spawns=12, agents=(1, 8, 32), windows=3, window=2.5, repeats=2, starts=7, newcomers=12, pause=3.6,
     answers=15, lengths=(10, 500, 5000), chain_turns=40, dump_turns=20_000, dumps=3, crowd=(200, 5, 12), attacks=99,
-    page_agents=5000,
+    page_agents=5000, host_agents=16,
 )  # fmt: skip
 QUICK = Plan(
     turns=20, spawns=4, agents=(1, 8), windows=2, window=1.5, repeats=1, starts=2, newcomers=4, pause=3.6,
     answers=4, lengths=(10, 1000), chain_turns=10, dump_turns=20_000, dumps=1, crowd=(24, 3, 6), attacks=99,
-    page_agents=5000,
+    page_agents=5000, host_agents=8,
 )  # fmt: skip
 TINY = Plan(
     turns=2, spawns=1, agents=(2,), windows=1, window=0.3, repeats=1, starts=1, newcomers=1, pause=0.0, answers=1,
     lengths=(2,), chain_turns=2, dump_turns=30, dumps=1, crowd=(3, 2, 2), attacks=1, page_agents=3,
-    warm_up=1,
+    host_agents=1, warm_up=1,
 )  # fmt: skip
 
 

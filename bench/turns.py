@@ -10,6 +10,7 @@ from . import machine
 from .client import Timing
 from .contenders import Contender
 from .figures import figure
+from .hosts import POSTGRESQL, postgresql
 from .plan import Bench, Row
 from .servers import HTTPServer
 
@@ -25,6 +26,10 @@ async def warm_turns(bench: Bench) -> list[Row]:
     async with AsyncExitStack() as stack:
         warm, spawned = bench.warm_cli("turn-warm"), bench.spawned_cli("turn-spawned")
         servers = [await bench.proxy("turn-proxy"), await bench.peer("turn-ccproxy")]
+        if (postgres := stack.enter_context(postgresql(bench.place.cores))) is not None:
+            proxy = await bench.proxy("turn-postgresql", store=postgres.new_url())
+            proxy.name = POSTGRESQL
+            servers.append(proxy)
         contenders: list[Contender] = [warm, *(server for server in servers if server is not None)]
         for contender in contenders:
             stack.push_async_callback(contender.close)

@@ -61,6 +61,12 @@ class Postgres:
         self._process: subprocess.Popen[bytes] | None = None
         self._count = 0
 
+    @property
+    def pid(self) -> int:
+        """Of the first of its processes; the others are its children."""
+        assert self._process is not None
+        return self._process.pid
+
     def init(self) -> None:
         command = [self._binaries / "initdb", "-D", self.folder / "data", "-A", "trust", "-U", USER, "-E", "UTF8"]
         self._run([*command, "--locale", "C", "--no-sync"])
@@ -124,12 +130,14 @@ class Postgres:
 
 
 @contextmanager
-def folder() -> Iterator[Path]:
+def folder(*, memory: bool = True) -> Iterator[Path]:
     """A folder with a short path (a unix socket's has 107 bytes) that belongs to who the server runs as.
 
-    In memory where there is room: no test cuts the power, and hundreds of databases are thousands of files.
+    In memory where there is room: no test cuts the power, and hundreds of databases are thousands of files. `memory`
+    False: on the disk, as what is measured has to be, and in /tmp, which everybody may enter.
     """
     place = MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM else None
+    place = place if memory else Path("/tmp")
     with tempfile.TemporaryDirectory(prefix="csp-pg-", dir=place, ignore_cleanup_errors=True) as name:
         who = unprivileged()
         if who:
@@ -138,13 +146,15 @@ def folder() -> Iterator[Path]:
 
 
 @contextmanager
-def server(*options: str, port: int | None = None, start: bool = True, hba: str = "") -> Iterator[Postgres]:
+def server(
+    *options: str, port: int | None = None, start: bool = True, hba: str = "", memory: bool = True
+) -> Iterator[Postgres]:
     """`options`: more of `postgres`, such as `-c fsync=off`. `start` False: for tests that change its files first.
-    `hba`: who else may come in, as a line of pg_hba.conf."""
+    `hba`: who else may come in, as a line of pg_hba.conf. `memory`: where its files are (`folder`)."""
     binaries = programs()
     needed(binaries, "PostgreSQL")
     assert binaries is not None
-    with folder() as place:
+    with folder(memory=memory) as place:
         made = Postgres(place, binaries, options, port)
         made.init()
         with (place / "data" / "pg_hba.conf").open("a") as file:

@@ -12,13 +12,16 @@ import pytest
 
 from bench.bounds import BARE, SPAWNED, Results, bounds
 from bench.figures import Figure, figure, short
+from bench.hosts import CPU, ONE, POSTGRESQL, TWO, postgresql
+from bench.machine import cores
 from bench.plan import Row
 from bench.report import PAGE, PICTURE
 from bench.trace import Trace
 
+from .. import postgres
 from ..conftest import ROOT
 
-SCENARIOS = "turns,parameters,chains,dumps,agents,crowd,page,freeze"
+SCENARIOS = "turns,parameters,chains,dumps,agents,crowd,hosts,page,freeze"
 
 
 def test_a_figure_is_the_median_and_its_tenths() -> None:
@@ -27,21 +30,34 @@ def test_a_figure_is_the_median_and_its_tenths() -> None:
 
 
 def test_a_bound_holds_by_the_ratio_of_the_medians() -> None:
-    def row(measure: str, contender: str, value: float) -> Row:
-        return Row(measure, contender, "ms", figure([value]))
+    def row(measure: str, contender: str, value: float, at: int | None = None) -> Row:
+        return Row(measure, contender, "ms", figure([value]), at)
 
-    found = {
-        bound.measure: (bound.found, bound.met)
-        for bound in bounds(Results([row("turn", "proxy", 30), row("turn", BARE, 20), row("turn", SPAWNED, 300)]), None)
-    }
+    rows = [row("turn", "proxy", 30), row("turn", BARE, 20), row("turn", SPAWNED, 300), row("turn", POSTGRESQL, 26)]
+    rows += [row(CPU, ONE, 50, 16), row(CPU, TWO, 60, 16)]
+    found = {bound.measure: (bound.found, bound.met) for bound in bounds(Results(rows), None)}
     assert found["warm turn, proxy ÷ bare warm CLI"] == ("1.50", False)
     assert found["warm turn, a spawn a turn ÷ proxy"] == ("10.0", True)
+    assert found["warm turn, proxy on PostgreSQL ÷ bare warm CLI"] == ("1.30", True)
+    assert found["CPU of a turn on PostgreSQL, 16 agents a host, two hosts ÷ one"] == ("1.20", False)
     assert found["serve ready"] == ("", None)
+
+
+def test_without_postgresql_what_it_takes_is_left_out_and_not_judged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bench.hosts.programs", lambda: None)
+    with postgresql(cores()) as server:
+        assert server is None
+    assert "PostgreSQL is not installed" in capsys.readouterr().err
+    found = {bound.measure: bound.met for bound in bounds(Results([]), None)}
+    assert found["CPU of a turn on PostgreSQL, 16 agents a host, two hosts ÷ one"] is None
 
 
 @pytest.mark.timeout(300)  # some thirty processes are started, on one core at a loaded time
 @pytest.mark.usefixtures("claude_2")
 async def test_every_scenario_runs_and_is_reported(tmp_path: Path) -> None:
+    postgres.needed(postgres.programs(), "PostgreSQL")
     (tmp_path / PAGE).write_text("Words.\n<!-- written by `make bench` -->\nold numbers\n")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench", "--tiny", "--without-ccproxy", "--only", SCENARIOS,
@@ -54,7 +70,8 @@ async def test_every_scenario_runs_and_is_reported(tmp_path: Path) -> None:
 
     found = json.loads((tmp_path / "bench.json").read_text())
     turns = {row["contender"]: row["value"]["runs"] for row in found["rows"] if row["measure"] == "turn"}
-    assert turns == {BARE: 2, "proxy": 2, SPAWNED: 1}
+    assert turns == {BARE: 2, "proxy": 2, POSTGRESQL: 2, SPAWNED: 1}
+    assert {row["contender"] for row in found["rows"] if row["measure"] == CPU} == {ONE, TWO}
     measured = {row["measure"] for row in found["rows"]}
     assert {
         "first token",
