@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from ....domain.models import JSON, Block, Continuity, FileMark, Link, Message, 
 from ....domain.parameters import Name
 from ....stores.base import Store
 from .. import transcript
+from ..process.child import printable
 from ..process.events import WrongTranscript
 from ..process.process import ClaudeProcess
 from ..transcript import Entry, Head, Parsed, Reader, Scribe
@@ -363,7 +364,7 @@ def sound(entries: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> li
     """These lines as records, if they are this turn's whole exchange hanging on the path; else none."""
     path = [entry for entry in entries if entry.on_path]
     ours = [entry for entry in path if entry.kind == "user"]
-    if not is_whole(path, ready, said) or not transcript.unbroken(path, ready.leaf):
+    if not is_whole(path, ready, said) or not transcript.unbroken(path, ready.leaf) or is_damaged(path, ready, said):
         return []
     tagged = any(entry.uuid == said.frame_uuid for entry in ours)
     if not ready.quiet and (not ours or (not tagged and any(entry.data.get("promptSource") for entry in ours))):
@@ -378,6 +379,27 @@ def is_whole(path: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> bo
     if said.calls:
         return said.calls <= set(client_tools.calls_of(block for entry in path for block in entry.content))
     return transcript.is_complete(path)
+
+
+def is_damaged(path: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> bool:
+    """Is a text of the turn not there, and one of its length that nobody said? What is written over in place has the
+    length of what was there; what a CLI changes itself (it cuts, trims, adds notes) has another one."""
+    sent = [*ready.prompt, *({"content": result.get("content")} for result in ready.results.values()), *said.finished]
+    expected = {printable(text) for text in _texts(sent)}
+    found = set(_texts(block for entry in path for block in entry.content))
+    missing = {len(text) for text in expected - found}
+    return any(len(text) in missing for text in found - expected)
+
+
+def _texts(blocks: Iterable[JSON]) -> Iterator[str]:
+    """What is said, thought and signed in these blocks, and in those within."""
+    for block in blocks:
+        yield from (block[name] for name in ("text", "thinking", "signature") if isinstance(block.get(name), str))
+        content = block.get("content")
+        if isinstance(content, str):
+            yield content
+        elif isinstance(content, list):
+            yield from _texts(inner for inner in content if isinstance(inner, dict))
 
 
 def _results_of(path: Sequence[Entry]) -> set[str]:
