@@ -25,6 +25,7 @@ from cli_session_proxy.http.repair_lines import RepairLines
 from cli_session_proxy.http.served import served_at
 from cli_session_proxy.http.watchdog import Watchdog
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.base import Store
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import ROOT, MakeSettings
@@ -130,7 +131,7 @@ async def test_a_terminal_that_is_gone_ends_the_telling_and_nothing_else() -> No
 class Draining(FakeEngine):
     """An engine that can be started and stopped; while it stops, a turn with a repair ends."""
 
-    def __init__(self, _settings: Settings) -> None:
+    def __init__(self, _settings: Settings, _store: Store) -> None:
         super().__init__()
         self.fake_store.agent_by_key = Names().agent_by_key  # type: ignore[attr-defined]
         self.told = asyncio.Event()
@@ -151,8 +152,8 @@ class Draining(FakeEngine):
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[Draining]:
     made: list[Draining] = []
 
-    def make(settings: Settings) -> Draining:
-        made.append(Draining(settings))
+    def make(settings: Settings, store: Store) -> Draining:
+        made.append(Draining(settings, store))
         return made[-1]
 
     monkeypatch.setattr(server, "Engine", make)
