@@ -93,7 +93,7 @@ image: $(VENV)/.test  ## build the container image and try it: needs docker, pod
 LOCK := UV_CUSTOM_COMPILE_COMMAND='make lock' $(UV)/bin/uv pip compile --quiet --upgrade --universal \
 	--python-version 3.11 --generate-hashes --annotation-style line
 lock: $(UV)/.installed  ## the packages of the image with their hashes: the newest that pyproject.toml allows
-	$(LOCK) --extra claude --extra postgresql --output-file deploy/requirements.lock pyproject.toml
+	$(LOCK) --extra claude --extra postgresql --extra redis --output-file deploy/requirements.lock pyproject.toml
 	$(BUILD_REQUIRES) | $(LOCK) --output-file deploy/build.lock -
 
 check: $(VENV)/.test  ## style and types

@@ -5,22 +5,27 @@ from __future__ import annotations
 import configparser
 import json
 import re
+import shlex
 import tomllib
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import typer
 import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
+from redis import Redis
 
 from cli_session_proxy.cli import app
-from cli_session_proxy.settings import Settings
+from cli_session_proxy.settings import Settings, load
 
 from ..conftest import ROOT
+from ..redis import redis
 
 DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "cli-session-proxy.service"
+COMPOSE, CLUSTER = DEPLOY / "compose.yaml", DEPLOY / "cluster.conf"
 PAGES = ("docs/self-hosting.md", "docs/troubleshooting.md")
 
 
@@ -48,16 +53,56 @@ def test_the_settings_that_the_docs_name_exist(page: str) -> None:
 
 
 def test_what_deploy_sets_on_several_hosts_exists() -> None:
-    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    compose = yaml.safe_load(COMPOSE.read_text())
     recipe = set(re.findall(r"\$\{(CSP_[A-Z]+)}", (DEPLOY / "haproxy.cfg").read_text()))
     assert recipe == set(compose["services"]["haproxy"]["environment"])
     proxies = [one for name, one in compose["services"].items() if name.startswith("proxy-")]
     assert len(proxies) == len(recipe) - 1
+    own = [one["environment"].pop("CLI_SESSION_PROXY_ADVERTISE") for one in proxies]
+    reached = [f"http://{address}" for name, address in compose["services"]["haproxy"]["environment"].items()
+               if name != "CSP_LISTEN"]  # fmt: skip
+    assert own == reached
     assert len({json.dumps(one["environment"], sort_keys=True) for one in proxies}) == 1
+    assert {secret for one in proxies for secret in one["secrets"]} == set(compose["secrets"])
     assert {volume.partition(":")[0] for one in proxies for volume in one["volumes"]} < set(compose["volumes"])
-    said = (DEPLOY / "compose.yaml").read_text() + (DEPLOY / "cluster.conf").read_text()
-    named = {name.lower() for name in re.findall(r"CLI_SESSION_PROXY_([A-Z]+(?:_[A-Z]+)*)", said)}
-    assert {"store", "sandbox_root", "keys"} <= named <= set(Settings.model_fields)
+    for path in (COMPOSE, CLUSTER):
+        named = {name.lower() for name in re.findall(r"CLI_SESSION_PROXY_([A-Z]+(?:_[A-Z]+)*)", path.read_text())}
+        wanted = {"store", "sandbox_root", "keys", "advertise", "registry", "cluster_key_file"}
+        assert wanted <= named <= set(Settings.model_fields)
+
+
+@pytest.mark.parametrize("host", ["proxy-one", "proxy-two", "proxy-three", "systemd"])
+def test_a_host_takes_the_settings_of_deploy_and_knows_the_others_by_the_file_of_their_key(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "cluster-key"
+    key.write_text("k" * 32 + "\n")
+    if host == "systemd":
+        said = CLUSTER.read_text()
+        lines = [shlex.split(line.partition("=")[2]) for line in said.splitlines() if line.startswith("Environment=")]
+        given = dict(pair.split("=", 1) for line in lines for pair in line)
+        given |= dict(re.findall(r"^#.*?(CLI_SESSION_PROXY_(?:REGISTRY|ADVERTISE))=(\S+?)(?:,| |$)", said, re.M))
+        (credential,) = re.findall(r"^LoadCredential=([\w-]+):/etc/", said, re.M)
+        assert given["CLI_SESSION_PROXY_CLUSTER_KEY_FILE"] == f"%d/{credential}"
+    else:
+        given = yaml.safe_load(COMPOSE.read_text())["services"][host]["environment"]
+        assert given["CLI_SESSION_PROXY_CLUSTER_KEY_FILE"] == "/run/secrets/cluster_key"
+        given["CLI_SESSION_PROXY_KEYS__ME"] = "a key of a client"
+    for name, value in (given | {"CLI_SESSION_PROXY_CLUSTER_KEY_FILE": str(key)}).items():
+        if name.startswith("CLI_SESSION_PROXY_"):
+            monkeypatch.setenv(name, value)
+    settings = load()
+    assert settings.cluster_secret() == "k" * 32
+    assert settings.advertise is not None
+    assert settings.registry is not None
+    assert settings.registry.get_secret_value().startswith("redis")
+
+
+def test_redis_takes_the_command_of_the_compose_file(tmp_path: Path) -> None:
+    _, *options = yaml.safe_load(COMPOSE.read_text())["services"]["redis"]["command"]
+    with redis(tmp_path, *options) as server, Redis.from_url(server.url, decode_responses=True) as client:
+        found = client.config_get("save", "appendonly", "maxmemory", "maxmemory-policy")
+    assert found == {"save": "", "appendonly": "no", "maxmemory": str(64 * 1024**2), "maxmemory-policy": "allkeys-lru"}
 
 
 def test_the_pictures_of_the_docs_are_there() -> None:
