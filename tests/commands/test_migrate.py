@@ -18,9 +18,9 @@ from cli_session_proxy.commands import bars
 from cli_session_proxy.commands.doctor import examine
 from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.engine.ownership import HANDOVER_POLL
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.base import ASKED_POLL
 from cli_session_proxy.stores.sql.moving import Move
 from cli_session_proxy.stores.sql.store import SqlStore
 
@@ -135,7 +135,7 @@ async def test_what_is_acknowledged_meanwhile_is_in_the_new_place(
                 assert "moved_to" in exc.detail, exc.message  # noqa: PT017 - any other one is a failure, too
                 return
             acknowledged[agent].append(turn.id)
-            await asyncio.sleep(2 * HANDOVER_POLL)  # a client reads what it gets: a lease is handed over between turns
+            await asyncio.sleep(2 * ASKED_POLL)  # a client reads what it gets: a lease is handed over between turns
 
     try:
         talking = [asyncio.create_task(talk(agent)) for agent in acknowledged]

@@ -22,7 +22,10 @@ PROJECT = PYPROJECT["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 # What each lock has to hold.
 LOCKS = {
-    "requirements.lock": [*PROJECT["dependencies"], *EXTRAS["claude"]],
+    "requirements.lock": [
+        *PROJECT["dependencies"],
+        *(one for name in ("claude", "postgresql", "redis") for one in EXTRAS[name]),
+    ],
     "build.lock": PYPROJECT["build-system"]["requires"],
 }
 PIN = re.compile(r"(?P<name>[a-z0-9-]+)==(?P<version>[^ ]+)( ; (?P<marker>.+))?")
