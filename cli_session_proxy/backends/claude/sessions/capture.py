@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -384,22 +384,26 @@ def is_whole(path: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> bo
 def is_damaged(path: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> bool:
     """Is a text of the turn not there, and one of its length that nobody said? What is written over in place has the
     length of what was there; what a CLI changes itself (it cuts, trims, adds notes) has another one."""
-    sent = [*ready.prompt, *({"content": result.get("content")} for result in ready.results.values()), *said.finished]
-    expected = {printable(text) for text in _texts(sent)}
-    found = set(_texts(block for entry in path for block in entry.content))
-    missing = {len(text) for text in expected - found}
-    return any(len(text) in missing for text in found - expected)
+    expected = set(map(printable, _texts([*ready.prompt, *ready.results.values(), *said.finished])))
+    written: list[JSON] = []
+    for entry in path:
+        written += entry.content
+    found = _texts(written)
+    missing = set(map(len, expected - found))
+    return not missing.isdisjoint(map(len, found - expected))
 
 
-def _texts(blocks: Iterable[JSON]) -> Iterator[str]:
+def _texts(blocks: Sequence[JSON]) -> set[str]:
     """What is said, thought and signed in these blocks, and in those within."""
+    found: set[str] = set()
     for block in blocks:
-        yield from (block[name] for name in ("text", "thinking", "signature") if isinstance(block.get(name), str))
-        content = block.get("content")
-        if isinstance(content, str):
-            yield content
-        elif isinstance(content, list):
-            yield from _texts(inner for inner in content if isinstance(inner, dict))
+        for name in ("text", "thinking", "signature", "content"):
+            value = block.get(name)
+            if isinstance(value, str):
+                found.add(value)
+            elif name == "content" and isinstance(value, list):
+                found |= _texts([inner for inner in value if isinstance(inner, dict)])
+    return found
 
 
 def _results_of(path: Sequence[Entry]) -> set[str]:
