@@ -339,7 +339,10 @@ async def test_an_agent_with_tools_keeps_to_the_host_that_has_its_files(postgres
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_turn_away_from_its_files_says_so(postgres_url: str, tmp_path: Path, stream: bool) -> None:
+async def test_a_turn_away_from_its_files_says_so(
+    postgres_url: str, tmp_path: Path, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "FIRST_SIGN", 60.0)  # a stream's first keep-alive would bring its headers sooner
     lost = {"advertise": "http://127.0.0.1:1"}
     async with cluster(postgres_url, tmp_path, each=[lost], lease=0.5, **TOOLS) as (one, two):
         await one.chat("one")
