@@ -54,14 +54,9 @@ async def throughput(bench: Bench) -> list[Row]:
         rows.append(Row("CPU a turn, with children", name, "ms", figure(some.cpu, 1000), agents))
         if some.own:
             rows.append(Row("CPU a turn, its own", name, "ms", figure(some.own, 1000), agents))
-        rows.append(
-            Row("peak memory, with children", name, "MB", Figure(max(some.memory), *_ends(some.memory)), agents)
-        )
+        peak = Figure(max(some.memory), min(some.memory), max(some.memory), len(some.memory))
+        rows.append(Row("peak memory, with children", name, "MB", peak, agents))
     return rows
-
-
-def _ends(values: list[float]) -> tuple[float, float, int]:
-    return min(values), max(values), len(values)
 
 
 async def _ready(contender: Contender) -> Contender:

@@ -31,9 +31,8 @@ from .model import MARK_HEADER
 
 # Seconds for a proxy to listen, on a machine that is busy with CLIs.
 START = 60.0
-# Seconds within which no CLI of a dead proxy may be alive any more, on a machine that is busy with CLIs. What one asks
-# of the model meanwhile is judged whenever it comes.
-ORPHANS_GONE = 10.0
+# Seconds within which no CLI of a dead proxy may be alive any more.
+ORPHANS_GONE = 1.0
 # Seconds that a proxy gets to stop after SIGTERM: its own drain and what closing takes.
 STOPPED = 30.0
 
@@ -213,12 +212,9 @@ class World:
 
     async def gone(self, mark: str) -> Orphans | None:
         """The CLIs that are alive some time after their proxy's end: the promise is that there are none."""
-        until = time.monotonic() + ORPHANS_GONE
-        while left := await asyncio.to_thread(lambda: tuple(self.clis(mark))):
-            if time.monotonic() > until:
-                return Orphans(mark, left)
-            await asyncio.sleep(0.1)  # how another program's processes end, nobody tells us
-        return None
+        await asyncio.sleep(ORPHANS_GONE)
+        left = await asyncio.to_thread(lambda: tuple(self.clis(mark)))
+        return Orphans(mark, left) if left else None
 
     def clis(self, mark: str | None = None) -> Iterator[int]:
         """The living processes of the history's CLIs, of one proxy's start or of all."""

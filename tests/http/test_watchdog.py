@@ -67,21 +67,19 @@ def test_what_holds_the_loop_up_is_told_with_its_place_and_counted(
 def test_a_loop_that_is_held_up_again_and_again_is_told_once_in_a_while_and_counted_each_time(
     run: Run, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watchdogs, "HELD", 0.05)
+    monkeypatch.setattr(watchdogs, "HELD", 0.25)  # a loaded machine holds it up as well, but not for so long
     monkeypatch.setattr(watchdogs, "BEAT", 0.01)
     metrics = Metrics(Going())
 
     async def case() -> None:
         with watchdog.watching(metrics.loop_held):
             for _ in range(5):
-                sleepy(0.2)
+                sleepy(0.5)
                 await asyncio.sleep(0.05)
 
     run(case())
     assert [one["event"] for one in events(caplog)].count("event_loop_held") == 1
-    counted = re.search(rb"event_loop_held_seconds_count ([0-9.]+)", metrics.text())
-    assert counted is not None
-    assert float(counted[1]) >= 5  # a loaded machine holds it up at other times, too
+    assert b"event_loop_held_seconds_count 5.0" in metrics.text()
 
 
 def test_a_loop_that_waits_is_not_held_up(run: Run, watchdog: Watchdog, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Column, Connection, ForeignKeyConstraint, Table, inspect
@@ -24,20 +23,11 @@ TRIES = 10
 
 class PostgresqlSide(Side):
     def __init__(self, store: PostgresqlStore) -> None:
+        super().__init__(store.database.name, store.database.apart)
         self._store = store
-        self._database = store.database
-
-    @property
-    def name(self) -> str:
-        return self._database.name
-
-    @contextmanager
-    def apart(self) -> Iterator[Connection]:
-        with self._database.apart() as conn:
-            yield conn
 
     def prepare(self, conn: Connection) -> None:
-        self._database.prepare(conn, self._store.prepare)
+        self._store.database.prepare(conn, self._store.prepare)
 
     def begin(self, conn: Connection) -> None:
         conn.exec_driver_sql(_BEGIN)

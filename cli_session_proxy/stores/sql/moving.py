@@ -82,14 +82,18 @@ Key = tuple[Any, ...]
 
 
 class Side(Protocol):
-    """One of the two databases of a move. What a statement of SQLAlchemy does not say alike on all of them."""
+    """One of the two databases of a move. What a statement of SQLAlchemy does not say alike on all of them.
 
-    @property
-    def name(self) -> str:
-        """How messages call it. It holds no password."""
+    `name` is how messages call it; it holds no password. `apart` is a connection that begins no transaction by itself;
+    errors leave it as `StoreUnavailable`.
+    """
 
-    def apart(self) -> AbstractContextManager[Connection]:
-        """A connection that begins no transaction by itself. Errors leave it as `StoreUnavailable`."""
+    name: str
+    apart: Callable[[], AbstractContextManager[Connection]]
+
+    def __init__(self, name: str, apart: Callable[[], AbstractContextManager[Connection]]) -> None:
+        self.name = name
+        self.apart = apart
 
     def prepare(self, conn: Connection) -> None:
         """As the target: the schema, which is not there yet, in the caller's transaction."""

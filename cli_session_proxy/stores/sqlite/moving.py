@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Column, Connection, Table
@@ -17,17 +16,8 @@ OPERATIONS = ("INSERT", "UPDATE", "DELETE")
 
 class SqliteSide(Side):
     def __init__(self, store: SqliteStore) -> None:
+        super().__init__(store.database.name, store.database.apart)
         self._store = store
-        self._database = store.database
-
-    @property
-    def name(self) -> str:
-        return self._database.name
-
-    @contextmanager
-    def apart(self) -> Iterator[Connection]:
-        with self._database.apart() as conn:
-            yield conn
 
     def prepare(self, conn: Connection) -> None:
         self._store.words.remove()  # of a store that was here before
