@@ -118,3 +118,24 @@ async def other_proxy(
         process.stdin.close()
         transport: Any = process._transport  # type: ignore[attr-defined]  # asyncio closes it late otherwise
         transport.close()
+
+
+async def overwritten(settings: Settings, old: str, new: str) -> None:
+    """In place, as soon as the CLI has written it: the same length, so that nothing but its content tells."""
+    assert settings.claude_config_dir is not None
+    folder = settings.claude_config_dir / "projects"
+    assert len(old) == len(new)
+
+    def found() -> Path | None:
+        return next((path for path in folder.glob("*/*.jsonl") if old in path.read_text()), None)
+
+    await until(found)
+    path = found()
+    assert path is not None
+    data = path.read_bytes()
+    with path.open("r+b") as file:
+        at = data.find(old.encode())
+        while at >= 0:
+            file.seek(at)
+            file.write(new.encode())
+            at = data.find(old.encode(), at + 1)

@@ -21,7 +21,7 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..conftest import MakeSettings
 from ..talking import ask, heard, running, text
 from ..until import until
-from .others import other_proxy
+from .others import other_proxy, overwritten
 from .proxy import STEPS
 
 # At these steps the CLI has the whole answer on disk: nobody needs to ask the model again.
@@ -88,6 +88,24 @@ async def test_an_old_cli_loses_and_doubles_nothing_either(
     assert heard(upstream) == ["one", "two", "three"]
     if step in ANSWERED:
         assert len(asked) == 1
+
+
+async def test_a_prompt_that_was_damaged_on_disk_after_the_crash_is_asked_again_as_it_was(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    async with other_proxy(settings, die_at="after result") as other:
+        assert await other.ask("fact-1 of a", die=True) is None
+    await overwritten(settings, "fact-1 of a", "fact-X of a")
+    async with running(settings) as engine:
+        await ask(engine, "fact-1 of a")
+        await ask(engine, "and now")
+        turns = await turns_of(engine)
+    assert heard(upstream) == ["fact-1 of a", "and now"]
+    assert [[attempt["status"] for attempt in turn.attempts] for turn in turns] == [
+        ["cancelled", "completed"],
+        ["completed"],
+    ]
 
 
 async def test_another_request_keeps_the_answer_that_may_have_arrived(

@@ -364,7 +364,9 @@ def sound(entries: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> li
     """These lines as records, if they are this turn's whole exchange hanging on the path; else none."""
     path = [entry for entry in entries if entry.on_path]
     ours = [entry for entry in path if entry.kind == "user"]
-    if not is_whole(path, ready, said) or not transcript.unbroken(path, ready.leaf) or is_damaged(path, ready, said):
+    if not is_whole(path, ready, said) or not transcript.unbroken(path, ready.leaf):
+        return []
+    if is_damaged(path, [*ready.prompt, *ready.results.values(), *said.finished]):
         return []
     tagged = any(entry.uuid == said.frame_uuid for entry in ours)
     if not ready.quiet and (not ours or (not tagged and any(entry.data.get("promptSource") for entry in ours))):
@@ -381,10 +383,10 @@ def is_whole(path: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> bo
     return transcript.is_complete(path)
 
 
-def is_damaged(path: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> bool:
-    """Is a text of the turn not there, and one of its length that nobody said? What is written over in place has the
-    length of what was there; what a CLI changes itself (it cuts, trims, adds notes) has another one."""
-    expected = set(map(printable, _texts([*ready.prompt, *ready.results.values(), *said.finished])))
+def is_damaged(path: Sequence[Entry], said: Sequence[JSON]) -> bool:
+    """Is a text of these blocks not there, and one of its length that is not theirs? What is written over in place has
+    the length of what was there; what a CLI changes itself (it cuts, trims, adds notes) has another one."""
+    expected = set(map(printable, _texts(said)))
     written: list[JSON] = []
     for entry in path:
         written += entry.content

@@ -15,6 +15,7 @@ from .. import transcript
 from ..transcript import Entry, Parsed
 from ..transcript.files import contents
 from . import paths
+from .capture import is_damaged
 from .exchanges import TranscriptExchange, invented
 
 
@@ -80,7 +81,8 @@ def _read(path: Path, turn: Turn, known: Parsed) -> _Found | None:
     said = [entry for entry in entries if entry.on_path]
     if not transcript.is_complete(said) or not transcript.unbroken(said, leaf):
         return None
-    if invented(said, [block for message in turn.input for block in message.content]):
+    asked = [block for message in turn.input for block in message.content]
+    if invented(said, asked) or is_damaged([entry for entry in said if entry.kind == "user"], asked):
         return None
     return _Found(path, entries) if _is_turn(said, turn) and transcript.has_ended(said) else None
 

@@ -11,30 +11,9 @@ from cli_session_proxy.testing.script import Gate, Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ....conftest import MakeSettings
+from ....recovery.others import overwritten
 from ....talking import ask, heard, running
 from ....tools.test_loops import WEATHER, called, calls, result, results
-from ....until import until
-
-
-async def replaced(settings: Settings, old: str, new: str) -> None:
-    """In place, as soon as the CLI has written it: the same length, so that nothing but its content tells."""
-    assert settings.claude_config_dir is not None
-    folder = settings.claude_config_dir / "projects"
-    assert len(old) == len(new)
-
-    def found() -> Path | None:
-        return next((path for path in folder.glob("*/*.jsonl") if old in path.read_text()), None)
-
-    await until(found)
-    path = found()
-    assert path is not None
-    data = path.read_bytes()
-    with path.open("r+b") as file:
-        at = data.find(old.encode())
-        while at >= 0:
-            file.seek(at)
-            file.write(new.encode())
-            at = data.find(old.encode(), at + 1)
 
 
 async def again(settings: Settings, upstream: Upstream) -> str:
@@ -53,7 +32,7 @@ async def test_a_prompt_that_is_damaged_while_it_is_answered_stays_what_was_aske
         await ask(engine, "fact-1 of a")
         asking = asyncio.create_task(ask(engine, "fact-2 of a"))
         await gate.reached.wait()
-        await replaced(settings, "fact-2 of a", "fact-X of a")
+        await overwritten(settings, "fact-2 of a", "fact-X of a")
         gate.open()
         await asking
     await again(settings, upstream)
@@ -71,7 +50,7 @@ async def test_a_result_that_is_damaged_while_it_is_answered_stays_what_the_clie
         upstream.when("sunny-1", gate)
         asking = asyncio.create_task(ask(engine, results(result(call, "sunny-1 in Rome")), tools=(WEATHER,)))
         await gate.reached.wait()
-        await replaced(settings, "sunny-1 in Rome", "sunny-X in Rome")
+        await overwritten(settings, "sunny-1 in Rome", "sunny-X in Rome")
         gate.open()
         await asking
     told = await again(settings, upstream)
