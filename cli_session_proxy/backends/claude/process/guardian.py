@@ -29,7 +29,7 @@ import psutil
 
 from .... import logs
 from . import guardian_program
-from .guardian_program import GUARD, RECORD, RELEASE
+from .guardian_program import GUARD, NONE_LEFT, RECORD, RELEASE
 
 log = logs.get(__name__)
 
@@ -139,10 +139,10 @@ class Guardian:
             self._tried.set()
             return
         self._line = ours
-        if self._closing.is_set():
-            self._hang_up()
         for pid in self._guarded:
             self._tell(GUARD, pid)
+        if self._closing.is_set():
+            self._hang_up()
         self._tried.set()
         try:
             assert self._program.stderr is not None
@@ -180,8 +180,12 @@ class Guardian:
 
     def _hang_up(self) -> None:
         line, self._line = self._line, None
-        if line is not None:
-            line.close()
+        if line is None:
+            return
+        if self._closing.is_set() and not self._guarded:
+            with contextlib.suppress(OSError):  # it looks for what is left, and finds nothing
+                line.send(RECORD.pack(NONE_LEFT, 0, 0))
+        line.close()
 
 
 async def _death_signal() -> tuple[str, ...]:

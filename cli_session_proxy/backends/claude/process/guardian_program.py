@@ -3,11 +3,13 @@
     python -I -S guardian_program.py MARK DIRECTORY
 
 Its stdin is a unix socket whose other end only the proxy has. The proxy sends a `RECORD` for each CLI: `+` before the
-CLI gets anything to do, and `-` after it was reaped. At end of file the proxy is gone, and the guardian
+CLI gets anything to do, and `-` after it was reaped; and `.` when it ends and has left none. At end of file without
+that the proxy is gone, and the guardian
 
 - sends SIGKILL to every process group that is left,
 - sends SIGKILL to every process that has left its group (the CLI's own Bash tool starts its shells in a session of
-  their own): all that carry MARK in their environment,
+  their own), or whose `+` was never sent (the proxy died just after it had started it): all that carry MARK in their
+  environment,
 - and ends.
 
 A `+` carries a copy of the proxy's end of the CLI's stdin. While the guardian has it, the CLI does not see the end of
@@ -26,17 +28,23 @@ import signal
 import socket
 import struct
 import sys
+import time
 
-# What a record holds: `+` or `-`, the process group's id, when its leader was started (clock ticks; 0: unknown).
+# What a record holds: `+`, `-` or `.`, the process group's id, when its leader was started (clock ticks; 0: unknown).
 RECORD = struct.Struct("!cqq")
 GUARD = b"+"
 RELEASE = b"-"
+NONE_LEFT = b"."
 # In the environment of each CLI, so that what it starts is known as its own wherever it goes. The leading underscore
 # keeps it apart from the settings of the proxy.
 MARK_VARIABLE = "_CLI_SESSION_PROXY_PROCESS"
 # A process may start another one while we look. How often we look, and how long a killed one may take (seconds).
 SWEEPS = 20
 SWEEP_WAIT = 0.5
+# How long it is looked for a process that was being started when the proxy died: it has the proxy's environment until
+# it runs its own program. And how often. Seconds.
+BEING_STARTED = 1.0
+LOOK = 0.05
 
 _STARTTIME = 22  # proc_pid_stat(5): clock ticks after boot
 
@@ -71,8 +79,9 @@ def sweep(mark: str) -> None:
         psutil.wait_procs(found, timeout=SWEEP_WAIT)
 
 
-def _watch(line: socket.socket) -> dict[int, int]:
-    """The groups that are left when the proxy is gone, with the start times of their leaders."""
+def _watch(line: socket.socket) -> dict[int, int] | None:
+    """The groups that are left when the proxy is gone, with the start times of their leaders; None where it said that
+    it has left nothing."""
     groups: dict[int, int] = {}
     inputs: dict[int, list[int]] = {}
     while True:
@@ -82,6 +91,8 @@ def _watch(line: socket.socket) -> dict[int, int]:
         if len(record) < RECORD.size:
             return groups
         operation, group, started = RECORD.unpack(record)
+        if operation == NONE_LEFT:
+            return None
         for old in inputs.pop(group, []):
             os.close(old)
         groups.pop(group, None)
@@ -94,15 +105,21 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # what ends the proxy may signal us as well
         signal.signal(number, signal.SIG_IGN)
     groups = _watch(socket.socket(fileno=sys.stdin.fileno()))
+    if groups is None:
+        return
     for group, started in groups.items():
         now = status(group) if started else None
         if now is not None and now[1] != started:
             continue  # another process has that pid: the whole group is gone
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
-    if groups:
-        sys.path.append(directory)
+    sys.path.append(directory)
+    until = time.monotonic() + BEING_STARTED
+    while True:
         sweep(mark)
+        if time.monotonic() > until:
+            return
+        time.sleep(LOOK)
 
 
 if __name__ == "__main__":

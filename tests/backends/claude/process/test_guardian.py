@@ -116,6 +116,33 @@ async def test_what_went_into_another_session_is_killed_by_its_mark(started: Gua
         stranger.end()
 
 
+async def test_a_cli_that_was_started_just_as_its_proxy_died_is_killed_although_nobody_told_of_it(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "starts.py"
+    program.write_text(textwrap.dedent(STARTS))
+    host = Sleeper([sys.executable, str(program)], {"PYTHONPATH": os.pathsep.join(sys.path)})
+    assert host.process.wait(10) == -signal.SIGKILL
+    left = int(host.said)
+    try:
+        await until(lambda: is_gone(left))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)
+        host.end()
+
+
+async def test_a_proxy_that_leaves_nothing_does_not_wait_for_a_search(
+    started: Guardian,
+) -> None:
+    stray = Sleeper(env={MARK_VARIABLE: started.mark()})
+    try:
+        await started.close()
+        assert stray.process.poll() is None  # it was not looked for: the proxy said that it has left none
+    finally:
+        stray.end()
+
+
 async def test_one_cli_s_strays_are_told_from_another_s(guardian: Guardian) -> None:
     marks = [guardian.mark() for _ in range(10)]
     strays = [Sleeper(env={MARK_VARIABLE: mark}) for mark in (marks[0], marks[9])]
@@ -233,6 +260,22 @@ FORKS = """
         if os.fork() == 0:
             os.read(0, 1)
             os._exit(0)
+        os.kill(os.getpid(), 9)
+
+    asyncio.run(main())
+"""
+
+
+STARTS = """
+    import asyncio, os, subprocess, sys
+    from cli_session_proxy.backends.claude.process.guardian import Guardian
+    from cli_session_proxy.backends.claude.process.guardian_program import MARK_VARIABLE
+
+    async def main():
+        guardian = Guardian()
+        await guardian.start()
+        cli = subprocess.Popen(["sleep", "3600"], env={**os.environ, MARK_VARIABLE: guardian.mark()})
+        print(cli.pid, flush=True)
         os.kill(os.getpid(), 9)
 
     asyncio.run(main())
