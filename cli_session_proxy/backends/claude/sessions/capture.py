@@ -264,13 +264,25 @@ class Captures:
 def _made(ready: LiveSession, turn: Turn, said: TurnOutcome) -> list[Record]:
     scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
     content = ready.prompt or tuple(block for message in turn.input for block in message.content)
-    if ready.lead:  # the results are there already
+    if ready.lead:  # they are there already
         content = tuple(block for block in content if block.get("type") != "tool_result")
+    elif ready.results:
+        content = tuple({**block, "content": _as_sent(block)} for block in content)
     asked = [scribe.record(Message("user", content), turn.model, record_uuid=said.frame_uuid)] if content else []
     if not said.finished and ready.process.launch.capability.takes_tools:
         # An empty answer is dropped by a CLI that loads it, which then puts words of its own behind the prompt.
         return [*asked, closing(scribe)]
     return [*asked, scribe.record(Message("assistant", client_tools.as_cli(said.finished)), turn.model)]
+
+
+def _as_sent(result: Block) -> str | list[Block] | None:
+    """The content of a client's result as the CLI sends it from MCP: texts as blocks, an error as one text (run on
+    2.1.330). With other content than it was sent with first, the provider's cache ends there."""
+    content: str | list[Block] | None = result.get("content")
+    texts: list[Block] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+    if not any(part["text"].strip() for part in texts):
+        return content  # the CLI puts words of its own
+    return "\n".join(part["text"] for part in texts).strip() if result.get("is_error") else texts
 
 
 def behind(entries: Sequence[Entry], leaf: str | None, results: Collection[str] = ()) -> list[Entry]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Gate, Reply, ToolUse
@@ -13,7 +15,7 @@ from cli_session_proxy.testing.upstream import Upstream
 from ....conftest import MakeSettings
 from ....recovery.others import overwritten
 from ....talking import ask, heard, running
-from ....tools.test_loops import WEATHER, called, calls, result, results
+from ....tools.test_loops import TOOLS, WEATHER, called, calls, result, results
 
 
 async def again(settings: Settings, upstream: Upstream) -> str:
@@ -56,3 +58,26 @@ async def test_a_result_that_is_damaged_while_it_is_answered_stays_what_the_clie
     told = await again(settings, upstream)
     assert "sunny-1 in Rome" in told
     assert "sunny-X" not in told
+
+
+@pytest.mark.parametrize("more", [{}, {"is_error": True}], ids=["result", "error"])
+async def test_a_result_whose_records_are_lost_is_sent_again_in_the_form_in_which_it_was_sent_first(
+    more: dict[str, bool], claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings, gate = make_settings(claude_bin=claude_2), Gate(reply=Reply("It is sunny."))
+    assert settings.claude_config_dir is not None
+    upstream.when("where", ToolUse([called("get_weather"), called("get_time")]))
+    async with running(settings) as engine:
+        turn: Turn = await ask(engine, "where", tools=TOOLS)
+        weather, time = calls(turn)
+        upstream.when("", gate)
+        said = results(result(weather, "sunny", **more), result(time, " noon\n", **more))
+        asking = asyncio.create_task(ask(engine, said, tools=TOOLS))
+        await gate.reached.wait()
+        [transcript] = settings.claude_config_dir.glob("projects/*/*.jsonl")
+        transcript.write_bytes(transcript.read_bytes()[:1000])
+        gate.open()
+        await asking
+        await ask(engine, "and now", tools=TOOLS)
+    before, now = upstream.requests[-2:]
+    assert now.prefix_kept(before) == 1.0, (before.messages, now.messages)
