@@ -96,7 +96,11 @@ async def test_every_scenario_runs_and_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_trace_counts_functions_files_and_moves_and_reads_top_to_bottom() -> None:
-    found = Trace([("a.py", "one"), ("b.py", "two"), ("b.py", "three"), ("a.py", "one")])
+    calls = [("a.py", "one"), ("b.py", "two"), ("b.py", "three.<locals>.<lambda>"), ("a.py", "one")]
+    found = Trace([*calls, ("a.py", "one.<locals>.<genexpr>")])
     assert (len(found.functions), len(found.files), found.moves) == (3, 2, 2)
-    assert list(found.lines())[:5] == ["a.py", "    one  ×2", "b.py", "    two", "    three"]
-    assert list(found.lines())[-1] == "3 functions in 2 files, 2 moves between files"
+    assert list(found.lines())[:5] == ["a.py", "    one  ×2", "b.py", "    two", "    three.<locals>.<lambda>"]
+    assert list(found.lines())[-2:] == [
+        "3 functions in 2 files, 2 moves between files",
+        "4 frames with comprehensions and generator expressions",
+    ]
