@@ -64,7 +64,7 @@ class ClaudeProcess:
         self._reader: TurnReader | None = None  # of the turn that runs, or that waits for the client
         self._model: str | None = None  # the model's id, as the process itself names it
         self._checked: object = None  # the tools of its last `init` frame: they may be offered
-        self._told: dict[str, str] = {}  # what of its environment is not as it was started (`tell`)
+        self.told: Mapping[str, str] = {}  # what of its environment is not as it was started (`tell`)
         self._closing: asyncio.Task[None] | None = None
         self._unconfirmed: Callable[[], Awaitable[None]] | None = None
         self._output = Output(child, asked=self._serve, broken=self.kill, ended=ended)
@@ -268,7 +268,8 @@ class ClaudeProcess:
         self._model = str(frame["model"]) if frame.get("model") else None
         known = self.launch.capability
         version = str(frame.get("claude_code_version") or known.version)
-        capability.heard(known, version)
+        if version != known.version:
+            capability.heard(known, version)
         if self._checked == (offered := frame.get("tools")):
             return
         try:
@@ -344,25 +345,25 @@ class ClaudeProcess:
         2.1.330, also before `initialize` and while it waits for results (5 to 25 ms); the environment ends with the
         process.
         """
-        if not env and not self._told:
+        if not env and not self.told:
             return
         began = dict(self.launch.env)
         change = {
             name: env.get(name, began.get(name, ""))
-            for name in (*self._told, *env)
-            if env.get(name) != self._told.get(name)
+            for name in (*self.told, *env)
+            if env.get(name) != self.told.get(name)
         }
         if not change:
             return
         if not await self._ask("apply_flag_settings", settings={"env": change}):
             why = "it did not take the turn's parameters"
             raise ProcessDied(why, returncode=self.returncode, stderr=self.stderr)
-        self._told = dict(env)
+        self.told = dict(env)
 
     @property
     def forbidden_to_compact(self) -> bool:
         """It was told so for this turn, not by the settings."""
-        return NO_COMPACTION in self._told and not dict(self.launch.env).get(NO_COMPACTION)
+        return NO_COMPACTION in self.told and not dict(self.launch.env).get(NO_COMPACTION)
 
     async def boot(self) -> bool | None:
         """Wait until a spare has started up. False when it refused, None when it never will."""
