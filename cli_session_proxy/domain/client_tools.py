@@ -74,8 +74,6 @@ class Offers:
 
     @staticmethod
     def of(tools: Sequence[Tool]) -> Offers:
-        if not tools:
-            return NOTHING
         named = {short_name(tool.name): tool for tool in tools}
         entries = {name: _entry(tool) for name, tool in named.items()}
         return Offers(tuple(tools), entries, {PREFIX + name: tool for name, tool in named.items()})
@@ -149,7 +147,8 @@ class ToolOptions:
     def of(options: TurnOptions, before: TurnOptions | None = None) -> ToolOptions:
         """`before` are the options of the turn whose calls are answered: its tools hold where none are sent."""
         tools = options.tools or (before.tools if before is not None else ())
-        return ToolOptions(Offers.of(tools), options.tool_choice, options.stop, options.parameters)
+        offers = Offers.of(tools) if tools else NOTHING
+        return ToolOptions(offers, options.tool_choice, options.stop, options.parameters)
 
 
 def instruction(choice: ToolChoice, names: Collection[str]) -> Block:

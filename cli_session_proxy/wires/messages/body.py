@@ -29,22 +29,22 @@ from ...domain.models import (
 )
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, NotFound, ProxyError
-from .. import parameters
 from ..base import EventStream
 from ..blocks import effort_of_budget, estimated_tokens, opened, stop_texts
 from ..common import (
     MODEL_PREFIXES,
     Fields,
+    Names,
     Naming,
     fingerprint,
     model_name,
     optional,
+    read_parameters,
     refusal_words,
     required,
     sse_event,
     wrong_type,
 )
-from ..parameters import Names
 from . import content as messages_content
 from .errors import anthropic_error
 from .tools import read_choice, read_tools
@@ -97,7 +97,7 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
         tools=tools,
         tool_choice=read_choice(body, tools),
         stop=stop_texts(body.get("stop_sequences") or [], "stop_sequences"),
-        parameters=parameters.read(body, PARAMETERS, thinking=_thinking(body)),
+        parameters=read_parameters(body, PARAMETERS, thinking=_thinking(body)),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,

@@ -16,15 +16,23 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from ...domain.lineage import TextJoin
+from ...domain.lineage import TextJoin, answer_text
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, Finished, Message, Turn, TurnEvent, TurnRequest
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
-from .. import parameters
 from ..blocks import stop_texts
-from ..common import Fields, Naming, answer_text, fingerprint, model_name, optional, refusal_words, wrong_type
+from ..common import (
+    Fields,
+    Names,
+    Naming,
+    fingerprint,
+    model_name,
+    optional,
+    read_parameters,
+    refusal_words,
+    wrong_type,
+)
 from ..openai import read_tools
-from ..parameters import Names
 from . import messages as ollama_messages
 from .errors import ollama_error
 
@@ -136,7 +144,7 @@ def _read(
         format=_format(fields.get("format")),
         tools=read_tools(fields) if door == "chat" else (),
         stop=_stop(options.get("stop")),
-        parameters=parameters.read(options, PARAMETERS, thinking=thinks, get=_option),
+        parameters=read_parameters(options, PARAMETERS, thinking=thinks, get=_option),
         fresh=naming.fresh,
         continues=_continues(fields.get("context")) if door == "generate" else None,
         idempotency_key=naming.idempotency_key,

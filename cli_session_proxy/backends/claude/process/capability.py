@@ -186,10 +186,11 @@ async def probe(binary: Path, env: Mapping[str, str], cwd: Path = Path("/")) -> 
 
 
 def heard(capability: Capability, version: str) -> None:
-    """A process of this CLI says that it is this version, which is not the one that we know: we ask again."""
-    log.info("claude_version_changed", path=str(capability.path), known=capability.version, runs=version)
-    _heard[capability.path] = version
-    forget(capability)
+    """A process of this CLI says that it is this version: if that is not what we know, we ask again."""
+    if version != capability.version:
+        log.info("claude_version_changed", path=str(capability.path), known=capability.version, runs=version)
+        _heard[capability.path] = version
+        forget(capability)
 
 
 def forget(capability: Capability) -> None:

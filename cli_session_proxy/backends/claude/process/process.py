@@ -268,8 +268,7 @@ class ClaudeProcess:
         self._model = str(frame["model"]) if frame.get("model") else None
         known = self.launch.capability
         version = str(frame.get("claude_code_version") or known.version)
-        if version != known.version:
-            capability.heard(known, version)
+        capability.heard(known, version)
         if self._checked == (offered := frame.get("tools")):
             return
         try:
