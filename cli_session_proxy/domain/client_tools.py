@@ -220,11 +220,6 @@ class Answers:
     results: Mapping[str, Block] = field(default_factory=dict)
     rest: tuple[Block, ...] = ()
 
-    @property
-    def alone(self) -> bool:
-        """Nothing but results: a process that waits for them can go on."""
-        return bool(self.results) and not self.rest
-
 
 def calls_of(blocks: Iterable[Block]) -> list[str]:
     return [str(block.get("id")) for block in blocks if block.get("type") == "tool_use"]
@@ -274,7 +269,8 @@ def brought(answers: Answers) -> dict[str, JSON] | None:
             return None
         out[call] = result
     size = sum(len(part.get("text", "")) for result in out.values() for part in result["content"])
-    return out if answers.alone and size <= LARGEST else None
+    # Only with nothing but results a process that waits for them can go on.
+    return out if out and not answers.rest and size <= LARGEST else None
 
 
 def in_our_ids(new: Sequence[Message], said: Sequence[Block], output: Sequence[Block]) -> tuple[Message, ...]:

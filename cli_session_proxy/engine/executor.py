@@ -405,7 +405,7 @@ class Executor:
         of_parent = parent.options if parent and brought.results and turn.placed.delta else None
         wants = ToolOptions.of(turn.options, of_parent)
         prompt: tuple[Block, ...] = ()
-        if not brought.alone or attempt.fault is not None:  # to results alone nothing is added
+        if brought.rest or not brought.results or attempt.fault is not None:  # to results alone nothing is added
             prompt = brought.rest
             if attempt.format is not None:
                 prompt = (*prompt, structured.instruction(attempt.format, attempt.fault))

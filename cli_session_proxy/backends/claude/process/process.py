@@ -173,7 +173,7 @@ class ClaudeProcess:
             raise await self._unfit("the process waits for no results")
         self._reader.go_on(judge)
         brought = [self._tools.answer(call, result) for call, result in results.items()]
-        lines = b"".join(frames.answer(frame) for frame in brought if frame is not None)
+        lines = b"".join(frames.line(frame) for frame in brought if frame is not None)
         async with contextlib.aclosing(self._exchange(self._reader, lines, judge)) as events:
             async for event in events:
                 yield event
@@ -184,9 +184,8 @@ class ClaudeProcess:
         inbox = self._output.inbox
         assert inbox is not None
         self.busy = True
-        self._send(lines)
         # Beside the reading: a prompt larger than the pipe must not wait for output that waits for us.
-        self._writer = asyncio.create_task(self._drain())
+        self._writer = asyncio.create_task(self._write(lines))
         complete = False
         try:
             while not complete:
@@ -203,7 +202,7 @@ class ClaudeProcess:
                     if isinstance(event, Refused):
                         reply = self._tools.answer(event.call, refused(event.why))
                         if reply is not None:
-                            await self._write(frames.answer(reply))
+                            await self._write(frames.line(reply))
                     if isinstance(event, Result):
                         self._complete(event)
                         complete = True
@@ -242,19 +241,12 @@ class ClaudeProcess:
     async def _serve(self, request: JSON) -> None:
         """Answer a request of the CLI's, where that can be done at once."""
         if (reply := self._tools.handle(request)) is not None:
-            await self._write(frames.answer(reply))
+            await self._write(frames.line(reply))
 
-    async def _write(self, line: bytes) -> None:
-        self._send(line)
-        await self._drain()
-
-    # Write errors are ignored: the reader of stdout notices a dead CLI, and knows why it died.
-
-    def _send(self, line: bytes) -> None:
+    async def _write(self, lines: bytes) -> None:
+        """Write errors are ignored: the reader of stdout notices a dead CLI, and knows why it died."""
         if not self._child.input_ended:
-            self._child.stdin.write(line)
-
-    async def _drain(self) -> None:
+            self._child.stdin.write(lines)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             await self._child.stdin.drain()
 

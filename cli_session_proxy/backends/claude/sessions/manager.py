@@ -427,13 +427,13 @@ class Sessions:
             before.agent_key,
             turn.id,
             str(path),
-            ready.process.version,
+            before.cli_version,
             before.created_at,
             taken.mark,
         )
         links: tuple[Link, ...] = ()
         if forked and ready.continuity != "started":
-            detail: JSON = {"asked": before.id, "answered": session_id, "cli": ready.process.version}
+            detail: JSON = {"asked": before.id, "answered": session_id, "cli": before.cli_version}
             links = (Link(before.id, session_id, turn.id, "forked_by_cli", detail, time.time()),)
         if taken.mark is not None and (ready.process.usable or ready.process.waiting):
             # The process is in step with this turn now. What is known of processes that are gone is forgotten.
