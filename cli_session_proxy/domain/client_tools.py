@@ -276,12 +276,14 @@ def brought(answers: Answers) -> dict[str, JSON] | None:
 def in_our_ids(new: Sequence[Message], said: Sequence[Block], output: Sequence[Block]) -> tuple[Message, ...]:
     """`new` with the ids of `output` where the client gave the same calls, `said`, others (or none at all)."""
     ours = dict(zip(calls_of(said), calls_of(output), strict=False))
-    return tuple(Message(message.role, tuple(_in_our_id(block, ours) for block in message.content)) for message in new)
-
-
-def _in_our_id(block: Block, ours: Mapping[str, str]) -> Block:
-    known = ours.get(str(block.get("tool_use_id")))
-    return block if known is None or block.get("type") != "tool_result" else {**block, "tool_use_id": known}
+    out: list[Message] = []
+    for message in new:
+        content: list[Block] = []
+        for block in message.content:
+            known = ours.get(str(block.get("tool_use_id"))) if block.get("type") == "tool_result" else None
+            content.append(block if known is None else {**block, "tool_use_id": known})
+        out.append(Message(message.role, tuple(content)))
+    return tuple(out)
 
 
 def mcp_result(block: Block) -> JSON | None:

@@ -397,7 +397,11 @@ class ChunkWriter(EventStream):
         if isinstance(event, BlockStart):
             kind = str(event.block.get("type", ""))
             if kind == "tool_use":
-                return self._call(event.index, event.block)
+                number = self._calls[event.index] = len(self._calls)
+                self._told.add(event.block["id"])
+                function = {"name": event.block["name"], "arguments": ""}
+                call = {"index": number, "id": event.block["id"], "type": "function", "function": function}
+                return [*self._begin(), self._chunk({"tool_calls": [call]})]
             if kind == "text":
                 self._join.next_text()
             return self._piece(kind, event.block.get(kind))
@@ -413,13 +417,6 @@ class ChunkWriter(EventStream):
         if kind not in self._sent or not isinstance(text, str):
             return []
         return self._say(kind, self._join.feed(text) if kind == "text" else text)
-
-    def _call(self, index: int, block: Block) -> list[bytes]:
-        number = self._calls[index] = len(self._calls)
-        self._told.add(block["id"])
-        function = {"name": block["name"], "arguments": ""}
-        call = {"index": number, "id": block["id"], "type": "function", "function": function}
-        return [*self._begin(), self._chunk({"tool_calls": [call]})]
 
     def _say(self, kind: str, text: str) -> list[bytes]:
         if not text:

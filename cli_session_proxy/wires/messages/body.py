@@ -173,10 +173,11 @@ def message_id(turn_id: str) -> str:
 
 def message(turn: Turn) -> JSON:
     """The `message` object of a committed turn."""
+    kinds = (*_SPOKEN, "tool_use") if turn.status == "requires_action" else _SPOKEN
     return {
         **_head(turn.id, turn.told_model),
         "container": None,
-        "content": _content(turn),
+        "content": [_whole(block) for block in turn.output if block.get("type") in kinds],
         "stop_reason": stop_reason(turn),
         "stop_sequence": turn.stop_sequence,
         "stop_details": _stop_details(turn),
@@ -237,11 +238,6 @@ def _head(turn_id: str, model: str) -> JSON:
         "id": message_id(turn_id), "type": "message", "role": "assistant", "model": model, "content": [],
         "stop_reason": None, "stop_sequence": None, "stop_details": None,
     }  # fmt: skip
-
-
-def _content(turn: Turn) -> list[Block]:
-    kinds = (*_SPOKEN, "tool_use") if turn.status == "requires_action" else _SPOKEN
-    return [_whole(block) for block in turn.output if block.get("type") in kinds]
 
 
 # What Anthropic's types want beside what a block of the CLI has; its stand-in records of thinking have no signature.

@@ -123,7 +123,10 @@ def _read(
     model = optional(fields, "model", str, "a string")
     named = model_name(model.removesuffix(TAG) if model else None)
     stream = optional(fields, "stream", bool, "true or false")
-    _refuse_what_would_lie(fields)
+    if optional(fields, "logprobs", bool, "true or false"):
+        raise InvalidRequest("logprobs: the Claude CLI gives none; leave it out", param="logprobs")
+    if fields.get("top_logprobs"):
+        raise InvalidRequest("top_logprobs: the Claude CLI gives none; leave it out", param="top_logprobs")
     keep_alive = fields.get("keep_alive")
     if keep_alive is not None and (isinstance(keep_alive, bool) or not isinstance(keep_alive, str | int | float)):
         raise wrong_type("keep_alive", "a number of seconds or a duration")
@@ -132,6 +135,7 @@ def _read(
     agent_id = naming.agent_id(fields)
     options = Fields(optional(fields, "options", dict, "an object") or {})
     effort, thoughts = _think(fields.get("think"))
+    stop = options.get("stop")
     thinks = None if fields.get("think") is None else fields.get("think") is not False
     request = TurnRequest(
         model=named,
@@ -143,7 +147,7 @@ def _read(
         effort=effort,
         format=_format(fields.get("format")),
         tools=read_tools(fields) if door == "chat" else (),
-        stop=_stop(options.get("stop")),
+        stop=() if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "options.stop"),
         parameters=read_parameters(options, PARAMETERS, thinking=thinks, get=_option),
         fresh=naming.fresh,
         continues=_continues(fields.get("context")) if door == "generate" else None,
@@ -174,13 +178,6 @@ def _option(options: Mapping[str, Any], name: str) -> Any:
     return None if unbound else value
 
 
-def _refuse_what_would_lie(body: Mapping[str, Any]) -> None:
-    if optional(body, "logprobs", bool, "true or false"):
-        raise InvalidRequest("logprobs: the Claude CLI gives none; leave it out", param="logprobs")
-    if body.get("top_logprobs"):
-        raise InvalidRequest("top_logprobs: the Claude CLI gives none; leave it out", param="top_logprobs")
-
-
 def _think(wanted: object) -> tuple[str | None, bool]:
     """(the CLI's effort, whether thoughts are shown)."""
     if wanted is None or isinstance(wanted, bool):
@@ -198,10 +195,6 @@ def _format(wanted: object) -> JSON | None:
     if not isinstance(wanted, dict):
         raise wrong_type("format", '"json" or a JSON Schema')
     return {"schema": checked_schema(wanted, "format")}
-
-
-def _stop(stop: object) -> tuple[str, ...]:
-    return () if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "options.stop")
 
 
 def _ignored_options(options: Fields) -> list[str]:
