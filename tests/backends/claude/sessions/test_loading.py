@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.domain.models import Turn
+from cli_session_proxy.domain.models import Message, Turn
 from cli_session_proxy.errors import SessionBusy
 from cli_session_proxy.settings import Profile, Settings
 from cli_session_proxy.testing.upstream import Upstream
@@ -33,12 +33,19 @@ def transcript_of(settings: Settings, turn: Turn) -> Path:
 
 
 async def told(settings: Settings) -> tuple[Path, Path]:
-    """Agents `a` and `b` with some turns each, and no process any more; their transcripts."""
+    """Agents `a` and `b` with some turns each, and no process any more; their transcripts.
+
+    What was said before the last of them came in a history: the old CLI starts a process for each turn.
+    """
     last: dict[str, Turn] = {}
     async with running(settings) as engine:
         for agent, words in (("b", OTHERS), ("a", SAID)):
-            for said in words:
-                last[agent] = await ask(engine, said, agent=agent)
+            history = [
+                message
+                for at, said in enumerate(words[:-1], 1)
+                for message in (Message.user(said), Message.assistant(f"You said: {said} ({at})"))
+            ]
+            last[agent] = await ask(engine, *history, Message.user(words[-1]), agent=agent)
     return transcript_of(settings, last["a"]), transcript_of(settings, last["b"])
 
 
