@@ -17,7 +17,7 @@ from ....talking import ask, running
 from ....until import until
 from .helpers import is_gone
 
-AGENTS, TURNS, PROCESSES = 12, 3, 2
+AGENTS, TURNS, PROCESSES = 24, 3, 4
 
 
 class Alive:

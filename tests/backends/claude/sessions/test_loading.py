@@ -32,20 +32,20 @@ def transcript_of(settings: Settings, turn: Turn) -> Path:
     return path
 
 
-async def told(settings: Settings) -> tuple[Path, Path]:
+async def told(settings: Settings, *, at_once: bool = False) -> tuple[Path, Path]:
     """Agents `a` and `b` with some turns each, and no process any more; their transcripts.
 
-    What was said before the last of them came in a history: the old CLI starts a process for each turn.
+    `at_once`: all but the last turn of each came in a history. A CLI of one process a turn takes seconds for each.
     """
     last: dict[str, Turn] = {}
     async with running(settings) as engine:
         for agent, words in (("b", OTHERS), ("a", SAID)):
-            history = [
-                message
-                for at, said in enumerate(words[:-1], 1)
-                for message in (Message.user(said), Message.assistant(f"You said: {said} ({at})"))
-            ]
-            last[agent] = await ask(engine, *history, Message.user(words[-1]), agent=agent)
+            history: list[Message] = []
+            for at, said in enumerate(words, 1):
+                history.append(Message.user(said))
+                if not at_once or said == words[-1]:
+                    last[agent] = await ask(engine, *(history if at_once else [said]), agent=agent)
+                history.append(Message.assistant(f"You said: {said} ({at})"))
     return transcript_of(settings, last["a"]), transcript_of(settings, last["b"])
 
 
@@ -208,7 +208,7 @@ async def test_a_cli_that_does_not_tell_is_looked_after_before_a_word_of_it_goes
 ) -> None:
     cli = MeddledCli(tmp_path / "cli", claude_1, version=OLD)
     settings = make_settings(claude_bin=cli.path)
-    mine, other = await told(settings)
+    mine, other = await told(settings, at_once=True)
     cli.order("start", DAMAGES[how](mine, other))
     async with running(settings) as engine:
         answer = await engine.submit(request("and now"))
@@ -230,7 +230,7 @@ async def test_a_turn_that_may_have_run_tools_is_not_repeated(
 ) -> None:
     cli = MeddledCli(tmp_path / "cli", claude_1, version=OLD)
     settings = make_settings(claude_bin=cli.path, profiles={"coder": Profile(tools=("Read",))}, profile="coder")
-    mine, other = await told(settings)
+    mine, other = await told(settings, at_once=True)
     cli.order("start", swapped(mine, other))
     with pytest.raises(SessionBusy, match="nothing of its answer was kept"):
         await asked(settings, "and now")
