@@ -308,7 +308,13 @@ class LineWriter:
 
     def __init__(self, call: OllamaCall) -> None:
         self._call = call
-        self._frames = {kind: self._frame(kind) for kind in ("text", "thinking")}
+        self._frames: dict[str, tuple[bytes, bytes]] = {}
+        for kind in ("text", "thinking"):
+            said = _said(call.door, *((_HERE, "") if kind == "text" else ("", _HERE)))
+            line = _line({**_head(call.model, time.time()), **said, "done": False})
+            # The last one: a client's name of the model stands before it.
+            before, _, after = line.rpartition(json.dumps(_HERE).encode())
+            self._frames[kind] = before, after
         self._sent: dict[str, list[str]] = {"text": [], "thinking": []}
         self._join = TextJoin()
 
@@ -346,13 +352,6 @@ class LineWriter:
     def _say(self, kind: str, text: str) -> bytes:
         before, after = self._frames[kind]
         return before + json.dumps(text).encode() + after
-
-    def _frame(self, kind: str) -> tuple[bytes, bytes]:
-        said = _said(self._call.door, *((_HERE, "") if kind == "text" else ("", _HERE)))
-        line = _line({**_head(self._call.model, time.time()), **said, "done": False})
-        # The last one: a client's name of the model stands before it.
-        before, _, after = line.rpartition(json.dumps(_HERE).encode())
-        return before, after
 
     def _end(self, turn: Turn) -> list[bytes]:
         # What was committed but never came as a delta: a replayed turn, or a CLI without partial messages.
