@@ -186,8 +186,10 @@ class Executor:
         self._observers = observers
         self._checks = checks
         self._passing = passing
-        limit = f"{settings.turn_timeout:g} s"
-        self.too_long = f"the turn took longer than {limit}; send it again, or raise turn_timeout"
+
+    @property
+    def too_long(self) -> str:
+        return f"the turn took longer than {self.settings.turn_timeout:g} s; send it again, or raise turn_timeout"
 
     async def execute(self, live: LiveTurn, standing: AgentState, *, at_head: bool, deadline: float) -> None:
         """Run the turn and tell its clients. `deadline` is the loop's time. Raises `ProxyError`."""
