@@ -65,6 +65,9 @@ class Decisions:
         self._settings = settings
         self._store = store
         self._heads: OrderedDict[str, Head] = OrderedDict()  # of the newest turns, by id
+        # The settings know windows: each turn is asked for its own.
+        of_models = any(model.window for model in settings.models.values())
+        self._windows = of_models or any(profile.window for profile in settings.profiles.values())
 
     async def head_at(self, own: Turn | None) -> Head | None:
         """What the request that ended with this turn of ours began with; None where there was none, or nobody knows
@@ -121,7 +124,9 @@ class Decisions:
             changed = not opened.same or upgraded or (model, profile) != (plan.model, plan.profile)
             if changed or transcript.was_refused(known, "thinking"):
                 wanted.add("thinking")
-        first = await self._in_window(parent, own, now, plan)
+        first = Decided()
+        if self._windows or plan.window is not None or (own is not None and own.options.window is not None):
+            first = await self._in_window(parent, own, now, plan)
         if not wanted and "summary" not in plan.remedies and not first.marks:
             return first
         is_cut = not wanted and "summary" not in plan.remedies
