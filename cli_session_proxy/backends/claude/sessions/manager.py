@@ -369,6 +369,7 @@ class Sessions:
             and transcript.is_unchanged(Path(session.transcript), session.mark)
         ):  # fmt: skip
             # Its memory is the path, whatever the file holds: that is for the next process to load, which is confirmed.
+            # The file is the one that it wrote its last turn to.
             return PreparedSession(session, True, "resumed", (), Evidence(verified="unchanged since the last turn"))
         path = transcript.in_folder(self._path(now.cwd), session.id)
         session = replace(session, transcript=str(path))
