@@ -2,9 +2,14 @@
 
     python -m bench.trace [--root FOLDER] [--stream]
 
-A real `serve` over the real CLI and the scripted upstream notes every call of its own functions, in all threads.
-FOLDER holds another `cli_session_proxy` to be traced instead of this one. Counted are distinct functions (lambdas and
-comprehensions too), their files, and moves: how often the next call is of a function in another file.
+A real `serve` over the real CLI and the scripted upstream notes every call of its own functions that the turn makes,
+in its tasks, callbacks and threads (`traced` says how they are told from what runs beside it), up to and including
+`Answer.acknowledge`: metrics, log lines and whether the answer arrived are noted behind it, and no client waits for
+them. FOLDER holds another `cli_session_proxy` to be traced instead of this one.
+
+Counted are distinct functions, methods, properties and lambdas, their files, and moves: how often the next call is of a
+function in another file. A comprehension or generator expression is part of the function in which it is read, though
+Python 3.11 runs each as a frame of its own (3.12 runs comprehensions in place): how many there are is said beside it.
 """
 
 from __future__ import annotations
@@ -37,6 +42,7 @@ BOUND = 120.0  # seconds for all of it
 LINE = 64 * 1024 * 1024  # bytes of calls that come back in one line
 PATH = "/agents/a/v1/chat/completions"
 Function = tuple[str, str]  # file, qualified name
+EXPRESSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,12 @@ class Trace:
     @property
     def functions(self) -> list[Function]:
         """In the order in which they are first called."""
-        return list(dict.fromkeys(self.calls))
+        return [one for one in dict.fromkeys(self.calls) if not one[1].endswith(EXPRESSIONS)]
+
+    @property
+    def expressions(self) -> int:
+        """Comprehensions and generator expressions that ran as frames of their own."""
+        return len(dict.fromkeys(self.calls)) - len(self.functions)
 
     @property
     def files(self) -> list[str]:
@@ -70,6 +81,7 @@ class Trace:
         for folder, number in Counter(os.path.dirname(file) or file for file, _ in self.functions).most_common():
             yield f"{number:5} functions in {folder}"
         yield f"{len(self.functions)} functions in {len(self.files)} files, {self.moves} moves between files"
+        yield f"{len(self.functions) + self.expressions} frames with comprehensions and generator expressions"
 
 
 async def trace(root: Path, *, stream: bool) -> Trace:

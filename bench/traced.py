@@ -1,46 +1,92 @@
-"""`serve` in a process that notes which functions of the package are called: `trace` starts it and says when.
+"""`serve` in a process that notes which functions of the package a turn calls: `trace` starts it and says when.
 
 A line on stdin begins the noting, the next one ends it. Either is answered by a line on stdout that begins with MARK;
 at the end the calls follow it as JSON.
+
+A call is the turn's where it is made in its context: that begins with the bytes of a client (`BEGIN`), and goes on in
+each task, callback and thread that is started from there, and in the task that reads the output of the warm process,
+which an earlier turn of the same client started. Services (`SERVICES`) are beside it, whoever starts them: leases,
+watchers, the reaper of processes. The noting stops at the acknowledgement (`END`): what follows is not waited for.
 """
 
 from __future__ import annotations
 
+import concurrent.futures.thread
+import contextvars
+import importlib
 import json
 import os
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import cli_session_proxy
 
+T = TypeVar("T")
+
 PACKAGE = os.path.dirname(cli_session_proxy.__file__) + os.sep
 MARK = "traced:"
+BEGIN = "Connection.data_received"
+END = "Answer.acknowledge"
+SERVICES = {
+    "cli_session_proxy.tasks": "Tasks",
+    "cli_session_proxy.backends.claude.process.process_table": "ProcessTable",
+}
+IN_TURN = contextvars.ContextVar("in_turn", default=False)
 
 
 class Notes:
-    """Calls of the package's own functions, in order, in all threads."""
+    """Calls of the package's own functions by a turn, in order, in all threads."""
 
     def __init__(self) -> None:
         self.on = False
         self.calls: list[CodeType] = []
 
     def profile(self, frame: FrameType, event: str, _arg: Any) -> None:
-        if self.on and event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+        if event != "call" or not frame.f_code.co_filename.startswith(PACKAGE):
+            return
+        if frame.f_code.co_qualname == BEGIN:
+            IN_TURN.set(True)
+        if self.on and IN_TURN.get():
             self.calls.append(frame.f_code)
+            self.on = frame.f_code.co_qualname != END
 
     def obey(self) -> None:
         """On its own thread, until stdin ends."""
         sys.setprofile(None)
-        for _ in sys.stdin:
-            self.on = not self.on
+        for line in sys.stdin:
+            self.on = line == "begin\n"
             calls = [(code.co_filename.removeprefix(PACKAGE), code.co_qualname) for code in self.calls]
             self.calls = []
             print(MARK, json.dumps(calls), flush=True)
 
 
+class Threads(ThreadPoolExecutor):
+    """Its threads work in the context of whoever gives them work."""
+
+    def submit(self, function: Callable[..., T], /, *given: Any, **named: Any) -> Future[T]:
+        return super().submit(contextvars.copy_context().run, function, *given, **named)
+
+
+def beside(start: Callable[..., T]) -> Callable[..., T]:
+    """The same, in a context that is no turn's."""
+
+    def started(*given: Any) -> T:
+        context = contextvars.copy_context()
+        context.run(IN_TURN.set, False)
+        return context.run(start, *given)
+
+    return started
+
+
 def main() -> None:
+    concurrent.futures.ThreadPoolExecutor = concurrent.futures.thread.ThreadPoolExecutor = Threads  # type: ignore[misc]
+    for module, owner in SERVICES.items():
+        served = getattr(importlib.import_module(module), owner)
+        served.serve = beside(served.serve)
     from cli_session_proxy.cli import main as run  # noqa: PLC0415 - after the profile is set: what it imports is ours
 
     run(["serve"])

@@ -74,8 +74,6 @@ class Offers:
 
     @staticmethod
     def of(tools: Sequence[Tool]) -> Offers:
-        if not tools:
-            return NOTHING
         named = {short_name(tool.name): tool for tool in tools}
         entries = {name: _entry(tool) for name, tool in named.items()}
         return Offers(tuple(tools), entries, {PREFIX + name: tool for name, tool in named.items()})
@@ -149,7 +147,8 @@ class ToolOptions:
     def of(options: TurnOptions, before: TurnOptions | None = None) -> ToolOptions:
         """`before` are the options of the turn whose calls are answered: its tools hold where none are sent."""
         tools = options.tools or (before.tools if before is not None else ())
-        return ToolOptions(Offers.of(tools), options.tool_choice, options.stop, options.parameters)
+        offers = Offers.of(tools) if tools else NOTHING
+        return ToolOptions(offers, options.tool_choice, options.stop, options.parameters)
 
 
 def instruction(choice: ToolChoice, names: Collection[str]) -> Block:
@@ -221,11 +220,6 @@ class Answers:
     results: Mapping[str, Block] = field(default_factory=dict)
     rest: tuple[Block, ...] = ()
 
-    @property
-    def alone(self) -> bool:
-        """Nothing but results: a process that waits for them can go on."""
-        return bool(self.results) and not self.rest
-
 
 def calls_of(blocks: Iterable[Block]) -> list[str]:
     return [str(block.get("id")) for block in blocks if block.get("type") == "tool_use"]
@@ -275,18 +269,21 @@ def brought(answers: Answers) -> dict[str, JSON] | None:
             return None
         out[call] = result
     size = sum(len(part.get("text", "")) for result in out.values() for part in result["content"])
-    return out if answers.alone and size <= LARGEST else None
+    # Only with nothing but results a process that waits for them can go on.
+    return out if out and not answers.rest and size <= LARGEST else None
 
 
 def in_our_ids(new: Sequence[Message], said: Sequence[Block], output: Sequence[Block]) -> tuple[Message, ...]:
     """`new` with the ids of `output` where the client gave the same calls, `said`, others (or none at all)."""
     ours = dict(zip(calls_of(said), calls_of(output), strict=False))
-    return tuple(Message(message.role, tuple(_in_our_id(block, ours) for block in message.content)) for message in new)
-
-
-def _in_our_id(block: Block, ours: Mapping[str, str]) -> Block:
-    known = ours.get(str(block.get("tool_use_id")))
-    return block if known is None or block.get("type") != "tool_result" else {**block, "tool_use_id": known}
+    out: list[Message] = []
+    for message in new:
+        content: list[Block] = []
+        for block in message.content:
+            known = ours.get(str(block.get("tool_use_id"))) if block.get("type") == "tool_result" else None
+            content.append(block if known is None else {**block, "tool_use_id": known})
+        out.append(Message(message.role, tuple(content)))
+    return tuple(out)
 
 
 def mcp_result(block: Block) -> JSON | None:

@@ -7,7 +7,7 @@ proportion to the size of the body, and what does not (a client's JSON Schema) i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sized
+from collections.abc import Sized
 from typing import Any
 
 from ..errors import InvalidRequest
@@ -38,11 +38,16 @@ class TooDeep(ValueError):
         super().__init__(f"it is nested deeper than {depth} levels")
 
 
-def loads(text: str | bytes, depth: int = DEPTH, *, constant: Callable[[str], Any] | None = None) -> Any:
-    """`json.loads` of what nests at most `depth` levels. Raises `TooDeep`, `ValueError`. `constant`: what is made of
+def no_constant(name: str) -> float:
+    """Python takes NaN and Infinity; other readers of JSON do not."""
+    raise ValueError(f"{name} is not JSON")
+
+
+def loads(text: str | bytes, depth: int = DEPTH, *, strict: bool = False) -> Any:
+    """`json.loads` of what nests at most `depth` levels. Raises `TooDeep`, `ValueError`; where it is `strict`, also for
     NaN and Infinity."""
     try:
-        value = json.loads(text, parse_constant=constant)
+        value = json.loads(text, parse_constant=no_constant if strict else None)
     except RecursionError as exc:  # how deep that is depends on Python's version
         raise TooDeep(depth) from exc
     # Nearly every text has fewer brackets than there may be levels; to count them takes no time.

@@ -73,10 +73,10 @@ class TextJoin:
         return held
 
 
-def answer_text(blocks: Iterable[Block]) -> str:
-    """The text of an answer as one string, as clients see it (streamed or not) and send it back."""
-    texts = [str(block.get("text", "")) for block in blocks if block.get("type") == "text"]
-    if len(texts) < 2:  # nearly every answer
+def answer_text(blocks: Iterable[Block], kind: str = "text") -> str:
+    """The text of an answer as one string, as clients see it (streamed or not) and send it back; or its thinking."""
+    texts = [str(block.get(kind, "")) for block in blocks if block.get("type") == kind]
+    if len(texts) < 2 or kind == "thinking":  # nearly every answer has one text
         return "".join(texts)
     join = TextJoin()
     said: list[str] = []

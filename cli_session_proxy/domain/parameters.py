@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-# What a backend may not be able to honour; each wire has its own word for it (`wires.parameters`).
+# What a backend may not be able to honour; each wire has its own word for it (`wires.common.Names`).
 Name = Literal["max_tokens", "temperature", "top_p", "top_k", "thinking", "tool_choice", "seed"]
 
 

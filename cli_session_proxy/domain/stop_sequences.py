@@ -64,16 +64,17 @@ class Cutter:
                 self.hit, self.ended = hit, "stop_sequence"
                 said.append(BlockStop(index))
             return said
-        keep = self._beginning()
+        # As many of the last characters as may be the beginning of a sequence wait for the next piece.
+        keep = next(
+            (
+                size
+                for size in range(min(self._longest - 1, len(self._held)), 0, -1)
+                if any(sequence.startswith(self._held[-size:]) for sequence in self._sequences)
+            ),
+            0,
+        )
         ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return self._say(index, ready)
-
-    def _beginning(self) -> int:
-        """How many of the last characters may be the beginning of a sequence."""
-        for size in range(min(self._longest - 1, len(self._held)), 0, -1):
-            if any(sequence.startswith(self._held[-size:]) for sequence in self._sequences):
-                return size
-        return 0
 
     def _say(self, index: int, text: str) -> list[TurnEvent]:
         """As much of it as there is room for; the end of the block where there was more."""

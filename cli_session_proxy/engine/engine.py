@@ -196,7 +196,7 @@ class Engine:
         if self.registry is not None:
             await self.registry.close()
         await self.store.close()
-        self._instances.leave(settled=self._ends.all_stored)
+        self._instances.leave(settled=not self._ends.waiting)
         self._stopped = True
 
     def kill(self) -> None:
@@ -563,7 +563,8 @@ class Engine:
         async with AsyncExitStack() as held:
             async with limited(deadline, self._executor.too_long):
                 try:
-                    await self._ends.store_all()
+                    if self._ends.waiting:
+                        await self._ends.store_all()
                     live.does("lease")
                     live.lease = await held.enter_async_context(self._ownership.hold(agent, live.turn))
                     live.does("slot", {"slots": self._slots.limit})

@@ -407,7 +407,7 @@ class Executor:
         of_parent = parent.options if parent and brought.results and turn.placed.delta else None
         wants = ToolOptions.of(turn.options, of_parent)
         prompt: tuple[Block, ...] = ()
-        if not brought.alone or attempt.fault is not None:  # to results alone nothing is added
+        if brought.rest or not brought.results or attempt.fault is not None:  # to results alone nothing is added
             prompt = brought.rest
             if attempt.format is not None:
                 prompt = (*prompt, structured.instruction(attempt.format, attempt.fault))
@@ -673,12 +673,8 @@ class Ends:
         self._instances = instances
         self._tasks = tasks
         self._observers = observers
-        self._waiting: dict[str, _End] = {}
+        self.waiting: dict[str, _End] = {}  # those that are not stored yet, by turn
         self._one_at_a_time = asyncio.Lock()
-
-    @property
-    def all_stored(self) -> bool:
-        return not self._waiting
 
     async def failed(self, live: LiveTurn, error: ProxyError) -> None:
         """Store it and tell the clients. Never raises."""
@@ -686,7 +682,7 @@ class Ends:
         log.warning("turn_failed", agent=live.agent_id, turn_id=live.turn.id, code=error.code, message=error.message)
         now = time.time()
         live.attempts = with_end(live.attempts, {"ended_at": now, "status": status, "code": error.code})
-        self._waiting[live.turn.id] = _End(
+        self.waiting[live.turn.id] = _End(
             live.turn.id, status, error.as_dict(), live.attempts, live.timings, now, live.lease
         )
         try:
@@ -701,17 +697,15 @@ class Ends:
         """Nobody knows whether it was accepted, and its client was told that it was not: where it is there, it ends as
         soon as the store can be told. Other proxies would wait for it."""
         error = Interrupted("the store was lost while this turn was accepted; send it again")
-        self._waiting[turn_id] = _End(turn_id, "cancelled", error.as_dict(), [], {}, time.time(), None)
+        self.waiting[turn_id] = _End(turn_id, "cancelled", error.as_dict(), [], {}, time.time(), None)
         self._tasks.serve(self._keep_trying())
 
     async def store_all(self) -> None:
         """Also those that could not be stored before. Raises `StoreUnavailable`."""
-        if not self._waiting:
-            return
         async with self._one_at_a_time:
-            for end in list(self._waiting.values()):
+            for end in list(self.waiting.values()):
                 await self._store_one(end)
-                del self._waiting[end.turn_id]
+                del self.waiting[end.turn_id]
 
     async def _store_one(self, end: _End) -> None:
         try:
@@ -730,7 +724,7 @@ class Ends:
             observer.turn_ended(turn, ())
 
     async def _keep_trying(self) -> None:
-        while self._waiting:
+        while self.waiting:
             await asyncio.sleep(AGAIN)
             try:
                 await self.store_all()

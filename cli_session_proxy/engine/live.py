@@ -301,16 +301,13 @@ class LiveTurn:
                 at += len(there)
                 self._given = max(self._given, at)
                 yield there
+            if self._error is not None:
+                raise errors.from_dict(self._error.as_dict())
             if self._done:
-                self._raise_error()
                 return
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             await wait(waiter)
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise errors.from_dict(self._error.as_dict())
 
 
 def with_end(attempts: Sequence[JSON], how: JSON) -> list[JSON]:
@@ -361,7 +358,8 @@ class Answer:
     async def turn(self) -> Turn:
         """The committed turn. Raises the turn's `ProxyError` when it failed or was cancelled."""
         await self._wait(self._live._finished.wait())
-        self._live._raise_error()
+        if self._live._error is not None:
+            raise errors.from_dict(self._live._error.as_dict())
         return self._live.turn
 
     async def _wait(self, what: Awaitable[object]) -> None:

@@ -56,11 +56,8 @@ class Instances:
         self.id = uuid.uuid4().hex
         self._run = var / RUN
         self._elsewhere = elsewhere
+        self.spans_hosts = elsewhere is not None
         self._fd: int | None = None
-
-    @property
-    def spans_hosts(self) -> bool:
-        return self._elsewhere is not None
 
     def enter(self) -> None:
         """Count as alive from now on. The file appears under its name only when it is locked."""

@@ -13,9 +13,10 @@ from urllib.parse import unquote
 
 import httpx
 
+from ..domain.lineage import answer_text
 from ..domain.models import JSON, Block, Message, Tool, Turn, TurnRequest
 from ..errors import ClaudeUnavailable, NotFound, PreviousNotFound, TurnTimeout, UpstreamError, from_dict
-from ..wires.common import answer_text, encoded_agent_id, fingerprint, model_name
+from ..wires.common import encoded_agent_id, fingerprint, model_name
 from ..wires.responses.body import response_id, turn_id_of
 from .runtime import Runtime
 from .tools import Call, Returned

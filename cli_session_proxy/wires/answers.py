@@ -21,11 +21,9 @@ from ..domain.notes import header
 from ..domain.parameters import Name
 from ..engine.engine import Answer, Engine
 from ..errors import ProxyError
-from . import parameters
 from .asgi import as_proxy_error, encoded, send_error
 from .base import Writer
-from .common import encoded_agent_id
-from .parameters import Names
+from .common import Names, encoded_agent_id, own_names
 
 log = logs.get(__name__)
 
@@ -142,7 +140,9 @@ class TurnResponse(Response):
         self._answer = answer
         self._call = call
         # What is known before the turn runs; a session, and what it does not honour, are added when the turn has one.
-        self._head_fields = {**named_by(answer), **(ignored_header(call.ignored) if call else {})}
+        self._head_fields = named_by(answer)
+        if call is not None and call.ignored:
+            self._head_fields |= ignored_header(call.ignored)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = Client(receive, send)
@@ -165,7 +165,7 @@ class TurnResponse(Response):
         model: str | None,
     ) -> None:  # fmt: skip
         if (call := self._call) is not None and unmet:
-            self._head_fields |= ignored_header([*call.ignored, *parameters.told(call.parameters, unmet)])
+            self._head_fields |= ignored_header([*call.ignored, *own_names(call.parameters, unmet)])
         if session_id is not None:
             self._head_fields["X-Session-Id"] = session_id
         if continuity is not None:

@@ -12,14 +12,19 @@ from itertools import islice
 from typing import Any, TypeVar, cast
 from urllib.parse import quote, unquote_to_bytes
 
-from ..domain import limits, lineage
+from ..domain import limits
 from ..domain.identifiers import is_model
-from ..domain.models import JSON, Block, Status, Turn, TurnRequest
+from ..domain.models import JSON, Status, Turn, TurnRequest
+from ..domain.parameters import Name, Parameters
 from ..domain.windows import Window
 from ..errors import InvalidRequest, ProxyError, likely
 from ..sandbox import AGENT_ID_LIMIT, LOCAL_OWNER
 
 T = TypeVar("T")
+
+# The parameters of a turn under a wire's own names, with their place in its body: so they are read, and so one that the
+# turn runs without is named in X-Ignored-Params.
+Names = Mapping[Name, str]
 
 # Idempotency keys are random ids in the field; Stripe's documented bound for the same header.
 MAX_IDEMPOTENCY_KEY = 255
@@ -37,6 +42,13 @@ MISSPELT = 0.8
 MAX_UNREAD = 16
 # A name goes into a header, so it is one that a vendor could have.
 _FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+
+# Between which numbers each may be (None: there is no bound), and whether only whole ones. Of temperature it is
+# OpenAI's and Google's scale, Anthropic's goes to 1; a seed is any whole number of 64 bits.
+NUMBERS: Mapping[Name, tuple[float, float | None, bool]] = {
+    "max_tokens": (1, None, True), "temperature": (0, 2.0, False), "top_p": (0, 1, False), "top_k": (0, None, True),
+    "seed": (-(2**63), 2**63 - 1, True),
+}  # fmt: skip
 
 # Why an answer is not whole.
 INCOMPLETE = ("max_tokens", "model_context_window_exceeded", "refusal")
@@ -149,7 +161,7 @@ def noted(body: Mapping[str, Any]) -> JSON:
 def parse_body(raw: bytes) -> JSON:
     """The request's JSON object. Raises `InvalidRequest` for all that is not one within the limits."""
     try:
-        body = limits.loads(raw.decode("utf-8"), constant=_no_constant)
+        body = limits.loads(raw.decode("utf-8"), strict=True)
     except UnicodeDecodeError as exc:
         raise InvalidRequest("the body must be JSON in UTF-8, not compressed") from exc
     except limits.TooDeep as exc:
@@ -163,10 +175,6 @@ def parse_body(raw: bytes) -> JSON:
     if len(raw) > 2 * limits.VALUES and limits.holds_more(body, limits.VALUES):
         raise InvalidRequest(f"the body has more than {limits.VALUES:,} JSON values: send less")
     return body
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
 
 
 def fingerprint(owner: str, agent_id: str | None, wire: str, body: Mapping[str, Any], *, fresh: bool = False) -> str:
@@ -242,11 +250,40 @@ def required(body: Mapping[str, Any], name: str, kind: type[T], wanted: str, *, 
     return value
 
 
-def answer_text(blocks: Iterable[Block], kind: str = "text") -> str:
-    """All the text (or `thinking`) of an answer: the same, streamed or not."""
-    if kind == "text":
-        return lineage.answer_text(blocks)
-    return "".join(str(block.get(kind, "")) for block in blocks if block.get("type") == kind)
+def read_parameters(
+    fields: Mapping[str, Any],
+    names: Names,
+    *,
+    thinking: bool | None = None,
+    get: Callable[[Mapping[str, Any], str], Any] | None = None,
+) -> Parameters:
+    """What these fields say. `get` finds one of them where it may be spelt otherwise. Raises `InvalidRequest`, which
+    names the field."""
+    given: dict[str, Any] = {}
+    for name, (least, most, whole) in NUMBERS.items():
+        if name not in names:
+            continue
+        where = names[name]
+        field = where.rpartition(".")[2]
+        value = fields.get(field) if get is None else get(fields, field)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise wrong_type(where, "a number")
+        if not least <= value or (most is not None and value > most):
+            bounds = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
+            raise InvalidRequest(f"{where} must be {bounds}", param=where)
+        if whole and isinstance(value, float):
+            if not value.is_integer():
+                raise wrong_type(where, "a whole number")
+            value = int(value)
+        given[name] = value
+    return Parameters(thinking=thinking, **given)
+
+
+def own_names(names: Names, unmet: Iterable[Name]) -> list[str]:
+    """The wire's own names of these."""
+    return [names[name] for name in unmet if name in names]
 
 
 def status_of(turn: Turn, names: Mapping[Status, str]) -> str:

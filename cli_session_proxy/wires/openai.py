@@ -86,15 +86,12 @@ def read_choice(body: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolChoice:
     if not isinstance(wanted, dict):
         raise wrong_type("tool_choice", "a string or an object")
     if wanted.get("type") == "allowed_tools":
-        return checked_choice(_allowed(wanted, parallel), tools)
+        inner = optional(wanted, "allowed_tools", dict, "an object", where="tool_choice.") or wanted
+        listed = required(inner, "tools", list, "a list", where="tool_choice.")
+        found = [_function(tool, f"tool_choice.tools[{at}]") for at, tool in enumerate(listed)]
+        names = tuple(required(fields, "name", str, "a string", where=here) for fields, here in found)
+        must = inner.get("mode") == "required"
+        return checked_choice(ToolChoice("required" if must else "auto", names, parallel), tools)
     fields, here = _function(wanted, "tool_choice")
     name = required(fields, "name", str, "a string", where=here)
     return checked_choice(ToolChoice("required", (name,), parallel), tools)
-
-
-def _allowed(wanted: Mapping[str, Any], parallel: bool) -> ToolChoice:
-    inner = optional(wanted, "allowed_tools", dict, "an object", where="tool_choice.") or wanted
-    named = required(inner, "tools", list, "a list", where="tool_choice.")
-    found = [_function(tool, f"tool_choice.tools[{at}]") for at, tool in enumerate(named)]
-    names = tuple(required(fields, "name", str, "a string", where=here) for fields, here in found)
-    return ToolChoice("required" if inner.get("mode") == "required" else "auto", names, parallel)

@@ -155,7 +155,7 @@ async def test_turns_by_the_sync_calls(here: Settings, upstream: Upstream) -> No
     assert_remembered(upstream, texts)
 
 
-async def test_ten_turns_through_a_litellm_proxy_of_the_shipped_config(
+async def test_every_door_of_a_litellm_proxy_of_the_shipped_config_keeps_its_chain(
     make_settings: Callable[..., Settings], claude_2: Path, upstream: Upstream, tmp_path: Path
 ) -> None:
     settings = make_settings(claude_bin=claude_2)
@@ -179,18 +179,8 @@ async def test_ten_turns_through_a_litellm_proxy_of_the_shipped_config(
             assert answer == f"Noted: number {turn} is {turn * 7}."
         with pytest.raises(openai.BadRequestError, match="n must be 1"):
             await chat.create(model="sonnet", messages=said("x"), n=2)
-        children = await asyncio.to_thread(_children_of, proxy.process.pid)
-        assert len(children) > 1, "its guardian, and the CLI, which stays warm between turns"
-    assert_remembered(upstream, texts)
-    for child in children:
-        assert await asyncio.to_thread(_ends, child), "a CLI outlives the LiteLLM proxy"
+        assert_remembered(upstream, texts)
 
-
-async def test_responses_and_messages_through_a_litellm_proxy_keep_the_chain(
-    make_settings: Callable[..., Settings], claude_2: Path, upstream: Upstream, tmp_path: Path
-) -> None:
-    settings = make_settings(claude_bin=claude_2)
-    async with litellm_proxy(CONFIG, environment(settings), tmp_path) as proxy:
         create = proxy.client.responses.create
         first = await create(model="sonnet", input="Remember: colour is teal")
         second: Any = None
@@ -210,6 +200,10 @@ async def test_responses_and_messages_through_a_litellm_proxy_keep_the_chain(
                     model="sonnet", max_tokens=100, messages=[{"role": "user", "content": text}], extra_headers=named
                 )
         assert message.content[0].text == "I remember: colour is teal."  # type: ignore[union-attr]
+        children = await asyncio.to_thread(_children_of, proxy.process.pid)
+        assert len(children) > 1, "its guardian, and the CLIs, which stay warm between turns"
+    for child in children:
+        assert await asyncio.to_thread(_ends, child), "a CLI outlives the LiteLLM proxy"
 
 
 def _children_of(pid: int) -> list[int]:

@@ -82,7 +82,8 @@ async def test_strangers_with_one_opening_never_see_each_others_text(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     async with running(make_settings(claude_bin=claude_2)) as engine:
-        chats: dict[str, list[str]] = {"ada": [], "bob": [], "cyd": []}
+        # No name of theirs can be part of a directory's name, which the CLI tells the model: those are hexadecimal.
+        chats: dict[str, list[str]] = {"zoe": [], "bob": [], "cyd": []}
         for new in ("hello", "I am {}", "what now, {}?"):
             for name, chat in chats.items():
                 chats[name] = await said(engine, chat, new.format(name))

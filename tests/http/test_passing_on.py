@@ -104,10 +104,7 @@ async def test_a_client_that_leaves_is_known_to_have_left_where_its_turn_runs(
 ) -> None:
     async with cluster(postgres_url, tmp_path) as (one, two):
         await one.chat("one")
-        one.model.reached.clear()
-        one.model.open.clear()
-        leaving = asyncio.create_task(two.chat("two"))
-        await one.model.reached.wait()
+        leaving = await under_way(one, two)
         leaving.cancel()
         await asyncio.wait([leaving])
 
@@ -121,10 +118,7 @@ async def test_a_client_that_leaves_is_known_to_have_left_where_its_turn_runs(
 async def test_a_refusal_of_the_other_host_comes_back_as_it_is(postgres_url: str, tmp_path: Path) -> None:
     async with cluster(postgres_url, tmp_path, lane_limit=1) as (one, two):
         await one.chat("one")
-        one.model.reached.clear()
-        one.model.open.clear()
-        running = asyncio.create_task(one.chat("two"))
-        await one.model.reached.wait()
+        running = await under_way(one, one)
         there, here = await two.chat("three"), await one.chat("three")
         assert (there.status_code, there.json()["error"]) == (429, here.json()["error"])
         assert there.headers["retry-after"] == here.headers["retry-after"]
@@ -244,11 +238,8 @@ async def test_what_is_passed_on_is_counted_where_it_came_in(
     monkeypatch.setattr(gate, "SPARE_REQUESTS", 0)
     async with cluster(postgres_url, tmp_path, each=[{"queue_limit": 1, "max_turns": 1}]) as (one, two):
         await one.chat("one")
-        one.model.reached.clear()
-        one.model.open.clear()
         key = {"Idempotency-Key": "k"}
-        sent = [asyncio.create_task(two.chat("two", headers=key))]
-        await one.model.reached.wait()
+        sent = [await under_way(one, two, headers=key)]
         sent += [asyncio.create_task(two.chat("two", headers=key)) for _ in range(2)]
         await until(lambda: one.engine._live and next(iter(one.engine._live.values()))._clients == 3)
         assert (await one.http.get("/v1/models")).status_code == 200  # two at once are allowed here, and none is open
@@ -261,10 +252,7 @@ async def test_a_connection_that_breaks_once_it_was_asked_makes_no_second_turn(
 ) -> None:
     async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
         await one.chat("one")
-        one.model.reached.clear()
-        one.model.open.clear()
-        lost = asyncio.create_task(two.chat("two"))
-        await one.model.reached.wait()
+        lost = await under_way(one, two)
         there.cut()
         answer = await lost
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "interrupted")
@@ -295,10 +283,7 @@ async def test_an_answer_that_breaks_off_is_cut_for_the_client_too(postgres_url:
 async def test_a_host_that_says_nothing_any_more_is_not_waited_for(postgres_url: str, tmp_path: Path) -> None:
     async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)], lease=0.5) as (one, two):
         await one.chat("one")
-        one.model.reached.clear()
-        one.model.open.clear()
-        waiting = asyncio.create_task(two.chat("two"))
-        await one.model.reached.wait()
+        waiting = await under_way(one, two)
         there.carries.clear()
         answer = await waiting
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "interrupted")
@@ -363,3 +348,12 @@ async def test_hosts_that_share_their_sandboxes_pass_on_for_warmth_alone(postgre
         answer = await two.chat("two")
         assert "x-continuity-note" not in answer.headers
         assert said(answer) == "You said: two (2)"
+
+
+async def under_way(runs: Host, asked: Host, **options: Any) -> asyncio.Task[httpx.Response]:
+    """A turn "two" that was sent to `asked`, and whose model at `runs` says nothing until it is `open`."""
+    runs.model.reached.clear()
+    runs.model.open.clear()
+    sent = asyncio.create_task(asked.chat("two", **options))
+    await runs.model.reached.wait()
+    return sent

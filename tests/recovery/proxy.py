@@ -39,7 +39,7 @@ Method = Callable[..., Awaitable[Any]]
 STEPS: dict[str, tuple[type, str, bool]] = {
     "before journal": (SqlStore, "begin", True),
     "after journal": (SqlStore, "begin", False),
-    "after send": (ClaudeProcess, "_drain", False),
+    "after send": (ClaudeProcess, "_write", False),
     "after result": (Sessions, "capture", True),
     "before commit": (SqlStore, "commit", True),
     "before acknowledge": (SqlStore, "commit", False),

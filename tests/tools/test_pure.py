@@ -56,7 +56,6 @@ def test_results_are_taken_in_the_order_of_their_calls_and_words_beside_them_are
     said = answers((CALL, second), [result("toolu_2"), result(), Message.user("and?")])
     assert list(said.results) == ["toolu_1", "toolu_2"]
     assert said.rest == ({"type": "text", "text": "and?"},)
-    assert not said.alone
     assert brought(said) is None
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 from playwright.async_api import Browser, Page, Route, expect
 from pydantic import SecretStr
 
+from cli_session_proxy.domain.models import Agent
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -66,43 +69,36 @@ async def test_the_files_allow_nothing_inline_and_nothing_from_elsewhere(tmp_pat
 async def test_of_ten_thousand_turns_those_in_sight_are_drawn_wherever_somebody_jumps(
     browser: Browser, tmp_path: Path
 ) -> None:
-    settings = store_only(tmp_path)
-    async with running(settings) as engine, serving(engine, settings) as url:
-        agent = await an_agent(engine, "long")
-        await imported(engine, agent, [(f"question {n}", "a") for n in range(1, 10_001)])
-        async with page_of(browser, url) as page:
-            rows = page.locator("#chain .row")
-            await page.locator("#chains .row").click()
-            await expect(page.locator("#chain .asked").first).to_have_text("question 10000")
-            assert await rows.count() <= 300
-            await page.keyboard.press("Shift+G")
-            await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 1")
-            await expect(page.locator("#chain .asked").last).to_have_text("question 1")
-            await page.keyboard.press("k")
-            await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 2")
-            await page.keyboard.press("g")
-            await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 10000")
-            # a link to one in the middle brings it into sight, and Escape leads to it
-            await page.evaluate(f"location.hash = '#/long/turn_{agent.key}_t5000'")
-            await expect(page.locator("#turn h2")).to_contain_text("Turn 5000")
-            await expect(page.locator("#chain .row.open .asked")).to_have_text("question 5000")
-            await expect(page.locator("#chain .row.open")).to_be_in_viewport()
-            await expect(page.locator("#turn dl.facts").first).to_contain_text("#4999")
-            await page.keyboard.press("Escape")
-            await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 5000")
-            await page.locator("#chain").evaluate("list => (list.scrollTop = list.scrollHeight * 0.75)")
-            await expect(page.locator("#chain .asked", has_text="question 2500")).to_have_count(1)
-            assert await rows.count() <= 300
-            assert await rows.first.evaluate("row => row.parentNode.ariaSetSize") == "10000"
+    async with a_long_chain(tmp_path, turns=10_000) as (url, agent), page_of(browser, url) as page:
+        rows = page.locator("#chain .row")
+        await page.locator("#chains .row").click()
+        await expect(page.locator("#chain .asked").first).to_have_text("question 10000")
+        assert await rows.count() <= 300
+        await page.keyboard.press("Shift+G")
+        await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 1")
+        await expect(page.locator("#chain .asked").last).to_have_text("question 1")
+        await page.keyboard.press("k")
+        await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 2")
+        await page.keyboard.press("g")
+        await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 10000")
+        # a link to one in the middle brings it into sight, and Escape leads to it
+        await page.evaluate(f"location.hash = '#/long/turn_{agent.key}_t5000'")
+        await expect(page.locator("#turn h2")).to_contain_text("Turn 5000")
+        await expect(page.locator("#chain .row.open .asked")).to_have_text("question 5000")
+        await expect(page.locator("#chain .row.open")).to_be_in_viewport()
+        await expect(page.locator("#turn dl.facts").first).to_contain_text("#4999")
+        await page.keyboard.press("Escape")
+        await expect(page.locator("#chain .row:focus .asked")).to_have_text("question 5000")
+        await page.locator("#chain").evaluate("list => (list.scrollTop = list.scrollHeight * 0.75)")
+        await expect(page.locator("#chain .asked", has_text="question 2500")).to_have_count(1)
+        assert await rows.count() <= 300
+        assert await rows.first.evaluate("row => row.parentNode.ariaSetSize") == "10000"
 
 
 async def test_a_link_into_a_long_chain_shows_its_turn_before_the_shape_of_all_is_known(
     browser: Browser, tmp_path: Path
 ) -> None:
-    settings = store_only(tmp_path)
-    async with running(settings) as engine, serving(engine, settings) as url:
-        agent = await an_agent(engine, "long")
-        await imported(engine, agent, [(f"question {n}", "a") for n in range(1, 2501)])
+    async with a_long_chain(tmp_path, turns=2500) as (url, agent):
         async with page_of(browser, url) as page:
             await expect(page.locator("#chains .row")).to_have_count(1)
             known = asyncio.Event()
@@ -322,3 +318,13 @@ async def test_a_name_with_a_slash_is_one_agent_and_pages_are_checked(tmp_path: 
         assert (await http.get("/chains/a%2Fturns/turns/turn_of_nobody")).status_code == 404
         other = await imported(engine, await an_agent(engine, "other"), [("secret", "of another")])
         assert (await http.get(f"/chains/a%2Fturns/turns/{other}")).status_code == 404
+
+
+@asynccontextmanager
+async def a_long_chain(tmp_path: Path, *, turns: int) -> AsyncIterator[tuple[str, Agent]]:
+    """A proxy with one agent, `long`, and so many turns of its: "question 1", …"""
+    settings = store_only(tmp_path)
+    async with running(settings) as engine, serving(engine, settings) as url:
+        agent = await an_agent(engine, "long")
+        await imported(engine, agent, [(f"question {n}", "a") for n in range(1, turns + 1)])
+        yield url, agent

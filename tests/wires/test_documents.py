@@ -15,7 +15,7 @@ from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Fail
 from cli_session_proxy.testing.upstream import Upstream
-from cli_session_proxy.wires.chat import messages as chat
+from cli_session_proxy.wires.chat import body as chat
 from cli_session_proxy.wires.generate import content as generate
 from cli_session_proxy.wires.interactions import steps as interactions
 from cli_session_proxy.wires.messages import content as messages
@@ -37,7 +37,7 @@ Read = Callable[[Any], tuple[Message, ...]]
 
 
 def _chat(part: Any) -> tuple[Message, ...]:
-    return chat.read([{"role": "user", "content": [part]}])[1]
+    return chat.read_messages([{"role": "user", "content": [part]}])[1]
 
 
 def _messages(part: Any) -> tuple[Message, ...]:
@@ -99,7 +99,7 @@ def test_a_result_of_a_tool_may_be_a_document() -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
     part = {"type": "file", "file": {"file_data": _data("application/pdf", PDF)}}
     said = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "call_1", "content": [part]}]
-    answered = chat.read([{"role": "user", "content": "read it"}, *said])[1][-1]
+    answered = chat.read_messages([{"role": "user", "content": "read it"}, *said])[1][-1]
     assert answered.content == ({"type": "tool_result", "tool_use_id": "call_1", "content": [PDF_BLOCK]},)
 
 

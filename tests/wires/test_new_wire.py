@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
+from cli_session_proxy.domain.lineage import answer_text
 from cli_session_proxy.domain.models import JSON, BlockDelta, Finished, Message, TurnEvent, TurnRequest
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import Overloaded, ProxyError
@@ -22,8 +23,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.wires.answers import reply
 from cli_session_proxy.wires.asgi import About, add, read_call
 from cli_session_proxy.wires.base import ANY, Claim, ErrorShape, Table, Wire
-from cli_session_proxy.wires.common import Naming, answer_text, fingerprint, required
-from cli_session_proxy.wires.parameters import Names
+from cli_session_proxy.wires.common import Names, Naming, fingerprint, required
 from cli_session_proxy.wires.registry import WIRES
 from cli_session_proxy.wires.schemas import TEXT, body
 

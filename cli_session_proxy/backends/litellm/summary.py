@@ -83,7 +83,17 @@ class Summaries:
 async def _summarised(outside: Sequence[Turn], known: Summary | None, context: int | None, ask: Ask) -> Summary | None:
     size = PIECE if context is None else max(LONGEST, context * CHARACTERS_PER_TOKEN // 2)
     begun = known.turns if known is not None else 0
-    pieces = await asyncio.to_thread(lambda: list(telling.pieces(list(map(_told, outside[begun:])), size)))
+
+    def cut() -> list[tuple[int, str]]:
+        texts = []
+        for turn in outside[begun:]:
+            asked = [words for one in turn.input for block in one.content if (words := telling.words(block))]
+            calls = [telling.words(block) for block in turn.output if block.get("type") == "tool_use"]
+            said = (*(f"user: {words}" for words in asked), f"assistant: {answer_text(turn.output)}", *calls)
+            texts.append("\n".join(said))
+        return list(telling.pieces(texts, size))
+
+    pieces = await asyncio.to_thread(cut)
     dropped, pieces = pieces[:-MOST_CALLS], pieces[-MOST_CALLS:]
     silent = pieces[0][0] if dropped and pieces else 0
     text = known.text if known is not None else ""
@@ -92,10 +102,3 @@ async def _summarised(outside: Sequence[Turn], known: Summary | None, context: i
     if not text:
         return None
     return Summary(text, len(outside), silent + begun if silent else known.silent if known is not None else 0)
-
-
-def _told(turn: Turn) -> str:
-    """What was said in a turn."""
-    asked = [words for one in turn.input for block in one.content if (words := telling.words(block))]
-    calls = [telling.words(block) for block in turn.output if block.get("type") == "tool_use"]
-    return "\n".join((*(f"user: {words}" for words in asked), f"assistant: {answer_text(turn.output)}", *calls))

@@ -11,32 +11,57 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...domain.lineage import TextJoin
-from ...domain.models import JSON, Block, BlockDelta, BlockStart, Finished, Started, Turn, TurnEvent, TurnRequest, Usage
+from ...domain import limits
+from ...domain.lineage import TextJoin, answer_text
+from ...domain.models import (
+    JSON,
+    Block,
+    BlockDelta,
+    BlockStart,
+    Finished,
+    Message,
+    Started,
+    Turn,
+    TurnEvent,
+    TurnRequest,
+    Usage,
+)
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, ProxyError
-from .. import parameters
 from ..base import EventStream
-from ..blocks import stop_texts
+from ..blocks import (
+    BY_DATA,
+    Instructions,
+    Part,
+    Reader,
+    arguments,
+    checked_arguments,
+    checked_conversation,
+    image_block,
+    named_file,
+    stop_texts,
+    telling,
+    typed_blocks,
+)
 from ..common import (
     SSE_DONE,
     Fields,
+    Names,
     Naming,
-    answer_text,
     fingerprint,
     model_name,
     optional,
+    read_parameters,
     refusal_words,
+    required,
     sse,
     wrong_type,
 )
 from ..openai import EFFORTS, openai_error, read_choice, read_tools
-from ..parameters import Names
-from . import messages as chat_messages
 
 ID_PREFIX = "chatcmpl-"
 WIRE = "chat"
@@ -77,7 +102,7 @@ def read(body: JSON, naming: Naming) -> ChatCall:
     body = fields = Fields(body)
     _check(body)
     agent_id = naming.agent_id(body)
-    system, messages = chat_messages.read(body.get("messages"))
+    system, messages = read_messages(body.get("messages"))
     tools = read_tools(body)
     effort = optional(body, "reasoning_effort", str, "a string")
     if effort is not None and effort not in EFFORTS:
@@ -99,7 +124,7 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         tools=tools,
         tool_choice=read_choice(body, tools),
         stop=() if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "stop"),
-        parameters=parameters.read(body, names, thinking=None if effort is None else effort != "none"),
+        parameters=read_parameters(body, names, thinking=None if effort is None else effort != "none"),
         format=read_format(wanted, "response_format") if wanted else None,
         fresh=naming.fresh,
         continues=None if previous is None else previous.removeprefix(ID_PREFIX),
@@ -143,6 +168,119 @@ def _check(body: Mapping[str, Any]) -> None:
         optional(body, name, dict, "an object")
     for name in ("user", "service_tier", "verbosity"):
         optional(body, name, str, "a string")
+
+
+# --- messages, in the blocks of the Messages API ------------------------------------------------------------
+
+
+def read_messages(messages: object) -> tuple[str | None, tuple[Message, ...]]:
+    """(system, conversation). System and developer messages in front are the system prompt, joined in order; later
+    ones stay where they are.
+
+    Messages of one role in a row stay apart, as they came. An empty assistant message stays, without blocks.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("messages must be a list with at least one message", param="messages")
+    limits.at_most(messages, limits.MESSAGES, "messages")
+    instructions = Instructions()
+    conversation: list[tuple[str, Message]] = []
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise wrong_type(where, "an object")
+        role = required(message, "role", str, "a string", where=f"{where}.")
+        if role in ("system", "developer"):
+            said = "".join(block["text"] for block in _blocks(message, where, {"text": _text}))
+            instructions.place(said, where, conversation)
+        elif role in _READERS:
+            conversation.append((where, _READERS[role](message, where)))
+        else:
+            raise InvalidRequest(
+                f"{where}.role must be system, developer, user, assistant or tool", param=f"{where}.role"
+            )
+    instructions.alone("messages", conversation)
+    messages = checked_conversation(conversation)
+    checked_arguments(messages, "messages")
+    return "\n\n".join(instructions.system) or None, messages
+
+
+def _user(message: Part, where: str) -> Message:
+    return Message("user", telling(_blocks(message, where, {"text": _text, "image_url": _image, "file": _file})))
+
+
+def _assistant(message: Part, where: str) -> Message:
+    for name in ("function_call", "audio"):
+        if message.get(name) is not None:
+            raise InvalidRequest(f"{where}.{name} is not supported; leave it out", param=f"{where}.{name}")
+    blocks: tuple[Block, ...] = ()
+    if message.get("content") is not None:
+        blocks = _blocks(message, where, {"text": _text, "refusal": _refusal})
+    calls = optional(message, "tool_calls", list, "a list", where=f"{where}.") or []
+    uses = tuple(_tool_use(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls))
+    return Message("assistant", blocks + uses)
+
+
+def _tool(message: Part, where: str) -> Message:
+    call_id = required(message, "tool_call_id", str, "a string", where=f"{where}.")
+    content = message.get("content")
+    result: str | list[Block]
+    if isinstance(content, str):
+        result = content
+    else:
+        result = list(_blocks(message, where, {"text": _text, "image_url": _image, "file": _file}))
+    return Message("user", ({"type": "tool_result", "tool_use_id": call_id, "content": result},))
+
+
+_READERS: dict[str, Callable[[Part, str], Message]] = {"user": _user, "assistant": _assistant, "tool": _tool}
+
+
+def _blocks(message: Part, where: str, kinds: Mapping[str, Reader]) -> tuple[Block, ...]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return ({"type": "text", "text": content},) if content else ()
+    if not isinstance(content, list):
+        raise wrong_type(f"{where}.content", "a string or a list of parts")
+    return tuple(typed_blocks(content, f"{where}.content", kinds))
+
+
+def _text(part: Part, where: str) -> Block | None:
+    text = required(part, "text", str, "a string", where=f"{where}.")
+    return {"type": "text", "text": text} if text else None
+
+
+def _refusal(part: Part, where: str) -> Block | None:
+    text = required(part, "refusal", str, "a string", where=f"{where}.")
+    return {"type": "text", "text": text} if text else None
+
+
+def _image(part: Part, where: str) -> Block:
+    image = required(part, "image_url", dict, "an object", where=f"{where}.")
+    url: str = required(image, "url", str, "a string", where=f"{where}.image_url.")
+    return image_block(url, f"{where}.image_url.url")
+
+
+def _file(part: Part, where: str) -> Block:
+    file = required(part, "file", dict, "an object", where=f"{where}.")
+    data = optional(file, "file_data", str, "a string", where=f"{where}.file.")
+    if data is None:
+        raise InvalidRequest(f"{where}.file: {BY_DATA}", param=f"{where}.file.file_data")
+    name = optional(file, "filename", str, "a string", where=f"{where}.file.")
+    return named_file(data, name, f"{where}.file.file_data")
+
+
+def _tool_use(call: object, where: str) -> Block:
+    if not isinstance(call, dict):
+        raise wrong_type(where, "an object")
+    if call.get("type", "function") != "function":
+        raise InvalidRequest(f"{where}.type must be function", param=f"{where}.type")
+    function = required(call, "function", dict, "an object", where=f"{where}.")
+    given = optional(function, "arguments", str, "a string", where=f"{where}.function.")
+    return {
+        "type": "tool_use",
+        "id": required(call, "id", str, "a string", where=f"{where}."),
+        "name": required(function, "name", str, "a string", where=f"{where}.function."),
+        "input": arguments(given, f"{where}.function.arguments"),
+    }
 
 
 # --- answers ----------------------------------------------------------------------------------------------
@@ -259,7 +397,11 @@ class ChunkWriter(EventStream):
         if isinstance(event, BlockStart):
             kind = str(event.block.get("type", ""))
             if kind == "tool_use":
-                return self._call(event.index, event.block)
+                number = self._calls[event.index] = len(self._calls)
+                self._told.add(event.block["id"])
+                function = {"name": event.block["name"], "arguments": ""}
+                call = {"index": number, "id": event.block["id"], "type": "function", "function": function}
+                return [*self._begin(), self._chunk({"tool_calls": [call]})]
             if kind == "text":
                 self._join.next_text()
             return self._piece(kind, event.block.get(kind))
@@ -275,13 +417,6 @@ class ChunkWriter(EventStream):
         if kind not in self._sent or not isinstance(text, str):
             return []
         return self._say(kind, self._join.feed(text) if kind == "text" else text)
-
-    def _call(self, index: int, block: Block) -> list[bytes]:
-        number = self._calls[index] = len(self._calls)
-        self._told.add(block["id"])
-        function = {"name": block["name"], "arguments": ""}
-        call = {"index": number, "id": block["id"], "type": "function", "function": function}
-        return [*self._begin(), self._chunk({"tool_calls": [call]})]
 
     def _say(self, kind: str, text: str) -> list[bytes]:
         if not text:

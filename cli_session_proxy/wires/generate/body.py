@@ -10,16 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...domain.lineage import TextJoin
+from ...domain.lineage import TextJoin, answer_text
 from ...domain.models import JSON, BlockDelta, BlockStart, Finished, Started, Turn, TurnEvent, TurnRequest
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
-from .. import parameters
 from ..base import EventStream
 from ..blocks import effort_of_budget, estimated_tokens, stop_texts
-from ..common import Fields, Naming, answer_text, fingerprint, refusal_words, sse, wrong_type
+from ..common import Fields, Names, Naming, fingerprint, read_parameters, refusal_words, sse, wrong_type
 from ..google import checked_model, either, json_schema, lowered
-from ..parameters import Names
 from . import content as generate_content
 from .errors import google_error
 from .tools import read_choice, read_tools
@@ -86,7 +84,7 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
         tools=tools,
         tool_choice=read_choice(body, tools),
         stop=stop_texts(either(config, "stopSequences") or [], f"{_CONFIG}.stopSequences"),
-        parameters=parameters.read(config, PARAMETERS, thinking=thinks, get=either),
+        parameters=read_parameters(config, PARAMETERS, thinking=thinks, get=either),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,

@@ -17,12 +17,11 @@ from ... import redact
 from ...domain.models import JSON, Status, Turn, TurnRequest, Usage
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest
-from .. import common, parameters
+from .. import common
 from ..blocks import stop_texts
-from ..common import Fields, Naming, fingerprint, optional, required
+from ..common import Fields, Names, Naming, fingerprint, optional, read_parameters, required
 from ..google import checked_model
 from ..openai import read_tools
-from ..parameters import Names
 from . import steps as interactions_steps
 from .tools import read_choice
 
@@ -83,7 +82,7 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
         tools=tools,
         tool_choice=read_choice(config, tools),
         stop=stop_texts(config.get("stop_sequences") or [], "generation_config.stop_sequences"),
-        parameters=parameters.read(config, PARAMETERS, thinking=True if config.get("thinking_level") else None),
+        parameters=read_parameters(config, PARAMETERS, thinking=True if config.get("thinking_level") else None),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,

@@ -58,7 +58,12 @@ class InteractionsRoutes:
     async def retrieve(self, request: Request, name: str) -> Response:
         owner = named(request).owner
         if _flag(request, "stream"):
-            writer = partial(EventWriter, after=_place(request.query_params.get("last_event_id")))
+            last = request.query_params.get("last_event_id") or "0"
+            if not (last.isascii() and last.isdigit() and len(last) < 16):
+                raise InvalidRequest(
+                    "last_event_id must be an event_id of this interaction's stream", param="last_event_id"
+                )
+            writer = partial(EventWriter, after=int(last))
             return await self._kept.stream(owner, name, writer, self._settings.keepalive)
         turn = await self._kept.turn(owner, name)
         shown = interactions.interaction(turn, include_input=_flag(request, "include_input"))
@@ -81,11 +86,3 @@ def unknown(name: str) -> NotFound:
 
 def _flag(request: Request, name: str) -> bool:
     return request.query_params.get(name, "").lower() == "true"
-
-
-def _place(event_id: str | None) -> int:
-    if not event_id:
-        return 0
-    if not (event_id.isascii() and event_id.isdigit() and len(event_id) < 16):
-        raise InvalidRequest("last_event_id must be an event_id of this interaction's stream", param="last_event_id")
-    return int(event_id)

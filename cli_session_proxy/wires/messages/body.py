@@ -29,22 +29,22 @@ from ...domain.models import (
 )
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, NotFound, ProxyError
-from .. import parameters
 from ..base import EventStream
 from ..blocks import effort_of_budget, estimated_tokens, opened, stop_texts
 from ..common import (
     MODEL_PREFIXES,
     Fields,
+    Names,
     Naming,
     fingerprint,
     model_name,
     optional,
+    read_parameters,
     refusal_words,
     required,
     sse_event,
     wrong_type,
 )
-from ..parameters import Names
 from . import content as messages_content
 from .errors import anthropic_error
 from .tools import read_choice, read_tools
@@ -97,7 +97,7 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
         tools=tools,
         tool_choice=read_choice(body, tools),
         stop=stop_texts(body.get("stop_sequences") or [], "stop_sequences"),
-        parameters=parameters.read(body, PARAMETERS, thinking=_thinking(body)),
+        parameters=read_parameters(body, PARAMETERS, thinking=_thinking(body)),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,
@@ -173,10 +173,11 @@ def message_id(turn_id: str) -> str:
 
 def message(turn: Turn) -> JSON:
     """The `message` object of a committed turn."""
+    kinds = (*_SPOKEN, "tool_use") if turn.status == "requires_action" else _SPOKEN
     return {
         **_head(turn.id, turn.told_model),
         "container": None,
-        "content": _content(turn),
+        "content": [_whole(block) for block in turn.output if block.get("type") in kinds],
         "stop_reason": stop_reason(turn),
         "stop_sequence": turn.stop_sequence,
         "stop_details": _stop_details(turn),
@@ -237,11 +238,6 @@ def _head(turn_id: str, model: str) -> JSON:
         "id": message_id(turn_id), "type": "message", "role": "assistant", "model": model, "content": [],
         "stop_reason": None, "stop_sequence": None, "stop_details": None,
     }  # fmt: skip
-
-
-def _content(turn: Turn) -> list[Block]:
-    kinds = (*_SPOKEN, "tool_use") if turn.status == "requires_action" else _SPOKEN
-    return [_whole(block) for block in turn.output if block.get("type") in kinds]
 
 
 # What Anthropic's types want beside what a block of the CLI has; its stand-in records of thinking have no signature.

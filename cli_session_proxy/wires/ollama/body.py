@@ -16,15 +16,23 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from ...domain.lineage import TextJoin
+from ...domain.lineage import TextJoin, answer_text
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, Finished, Message, Turn, TurnEvent, TurnRequest
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
-from .. import parameters
 from ..blocks import stop_texts
-from ..common import Fields, Naming, answer_text, fingerprint, model_name, optional, refusal_words, wrong_type
+from ..common import (
+    Fields,
+    Names,
+    Naming,
+    fingerprint,
+    model_name,
+    optional,
+    read_parameters,
+    refusal_words,
+    wrong_type,
+)
 from ..openai import read_tools
-from ..parameters import Names
 from . import messages as ollama_messages
 from .errors import ollama_error
 
@@ -115,7 +123,10 @@ def _read(
     model = optional(fields, "model", str, "a string")
     named = model_name(model.removesuffix(TAG) if model else None)
     stream = optional(fields, "stream", bool, "true or false")
-    _refuse_what_would_lie(fields)
+    if optional(fields, "logprobs", bool, "true or false"):
+        raise InvalidRequest("logprobs: the Claude CLI gives none; leave it out", param="logprobs")
+    if fields.get("top_logprobs"):
+        raise InvalidRequest("top_logprobs: the Claude CLI gives none; leave it out", param="top_logprobs")
     keep_alive = fields.get("keep_alive")
     if keep_alive is not None and (isinstance(keep_alive, bool) or not isinstance(keep_alive, str | int | float)):
         raise wrong_type("keep_alive", "a number of seconds or a duration")
@@ -124,6 +135,7 @@ def _read(
     agent_id = naming.agent_id(fields)
     options = Fields(optional(fields, "options", dict, "an object") or {})
     effort, thoughts = _think(fields.get("think"))
+    stop = options.get("stop")
     thinks = None if fields.get("think") is None else fields.get("think") is not False
     request = TurnRequest(
         model=named,
@@ -135,8 +147,8 @@ def _read(
         effort=effort,
         format=_format(fields.get("format")),
         tools=read_tools(fields) if door == "chat" else (),
-        stop=_stop(options.get("stop")),
-        parameters=parameters.read(options, PARAMETERS, thinking=thinks, get=_option),
+        stop=() if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "options.stop"),
+        parameters=read_parameters(options, PARAMETERS, thinking=thinks, get=_option),
         fresh=naming.fresh,
         continues=_continues(fields.get("context")) if door == "generate" else None,
         idempotency_key=naming.idempotency_key,
@@ -166,13 +178,6 @@ def _option(options: Mapping[str, Any], name: str) -> Any:
     return None if unbound else value
 
 
-def _refuse_what_would_lie(body: Mapping[str, Any]) -> None:
-    if optional(body, "logprobs", bool, "true or false"):
-        raise InvalidRequest("logprobs: the Claude CLI gives none; leave it out", param="logprobs")
-    if body.get("top_logprobs"):
-        raise InvalidRequest("top_logprobs: the Claude CLI gives none; leave it out", param="top_logprobs")
-
-
 def _think(wanted: object) -> tuple[str | None, bool]:
     """(the CLI's effort, whether thoughts are shown)."""
     if wanted is None or isinstance(wanted, bool):
@@ -190,10 +195,6 @@ def _format(wanted: object) -> JSON | None:
     if not isinstance(wanted, dict):
         raise wrong_type("format", '"json" or a JSON Schema')
     return {"schema": checked_schema(wanted, "format")}
-
-
-def _stop(stop: object) -> tuple[str, ...]:
-    return () if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "options.stop")
 
 
 def _ignored_options(options: Fields) -> list[str]:
@@ -307,7 +308,13 @@ class LineWriter:
 
     def __init__(self, call: OllamaCall) -> None:
         self._call = call
-        self._frames = {kind: self._frame(kind) for kind in ("text", "thinking")}
+        self._frames: dict[str, tuple[bytes, bytes]] = {}
+        for kind in ("text", "thinking"):
+            said = _said(call.door, *((_HERE, "") if kind == "text" else ("", _HERE)))
+            line = _line({**_head(call.model, time.time()), **said, "done": False})
+            # The last one: a client's name of the model stands before it.
+            before, _, after = line.rpartition(json.dumps(_HERE).encode())
+            self._frames[kind] = before, after
         self._sent: dict[str, list[str]] = {"text": [], "thinking": []}
         self._join = TextJoin()
 
@@ -345,13 +352,6 @@ class LineWriter:
     def _say(self, kind: str, text: str) -> bytes:
         before, after = self._frames[kind]
         return before + json.dumps(text).encode() + after
-
-    def _frame(self, kind: str) -> tuple[bytes, bytes]:
-        said = _said(self._call.door, *((_HERE, "") if kind == "text" else ("", _HERE)))
-        line = _line({**_head(self._call.model, time.time()), **said, "done": False})
-        # The last one: a client's name of the model stands before it.
-        before, _, after = line.rpartition(json.dumps(_HERE).encode())
-        return before, after
 
     def _end(self, turn: Turn) -> list[bytes]:
         # What was committed but never came as a delta: a replayed turn, or a CLI without partial messages.

@@ -17,10 +17,9 @@ from ...domain.models import JSON, Message, Status, Tool, ToolChoice, Turn, Usag
 from ...domain.parameters import Parameters
 from ...domain.structured import read_format
 from ...errors import InvalidRequest
-from .. import common, parameters
-from ..common import Fields, Naming, fingerprint, model_name, optional, required, wrong_type
+from .. import common
+from ..common import Fields, Names, Naming, fingerprint, model_name, optional, read_parameters, required, wrong_type
 from ..openai import EFFORTS, read_choice
-from ..parameters import Names
 from . import items as responses_items
 from . import tools as responses_tools
 from .tools import Given
@@ -133,7 +132,7 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
         background=bool(body.get("background")),
         call=_call(body, wanted, said.system, conversation, offered),
         ignored=(*offered.ignored, *(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
-        wanted=parameters.read(body, PARAMETERS, thinking=None if effort is None else effort != "none"),
+        wanted=read_parameters(body, PARAMETERS, thinking=None if effort is None else effort != "none"),
     )
 
 

@@ -298,9 +298,12 @@ def _said(message: Message, key: str, n: int) -> list[Entry]:
         return [Entry(item, message)]
     results = [block for block in message.content if block.get("type") == "tool_result"]
     for block in results:
+        said = block.get("content")
+        if not isinstance(said, str):
+            said = "".join(str(part.get("text", "")) for part in said) if isinstance(said, list) else ""
         item = {
             "id": f"fco_{key}_in{n + len(entries)}", "type": "function_call_output", "status": "completed",
-            "call_id": block["tool_use_id"], "output": _result_text(block.get("content")),
+            "call_id": block["tool_use_id"], "output": said,
         }  # fmt: skip
         entries.append(Entry(item, Message("user", (block,))))
     rest = tuple(block for block in message.content if block.get("type") in ("text", "image", "document"))
@@ -311,13 +314,6 @@ def _said(message: Message, key: str, n: int) -> list[Entry]:
         }  # fmt: skip
         entries.append(Entry(item, Message("user", rest)))
     return entries
-
-
-def _result_text(content: object) -> str:
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    return "".join(str(part.get("text", "")) for part in parts)
 
 
 def _input_part(block: Block) -> JSON:

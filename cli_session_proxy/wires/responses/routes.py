@@ -85,7 +85,10 @@ class ResponsesRoutes:
     async def retrieve(self, request: Request, response_id: str) -> Response:
         owner, kept = named(request).owner, self._dialogues.kept
         if request.query_params.get("stream") == "true":
-            writer = partial(EventWriter, starting_after=_starting_after(request))
+            given = request.query_params.get("starting_after") or "-1"
+            if given != "-1" and not (given.isascii() and given.isdigit() and len(given) < 10):
+                raise InvalidRequest("starting_after must be a sequence_number: 0, 1, 2, …", param="starting_after")
+            writer = partial(EventWriter, starting_after=int(given))
             return await kept.stream(owner, response_id, writer, self._settings.keepalive)
         turn = await kept.turn(owner, response_id)
         return JSONResponse(responses.response(turn), headers=await kept.about(turn))
@@ -102,13 +105,6 @@ class ResponsesRoutes:
         written = [item for item in await self._engine.store.items(turn.agent_key) if item.turn_id == turn.id]
         entries = responses_items.input_entries(turn, written)
         return responses_items.page([entry.item for entry in entries], request.query_params)
-
-
-def _starting_after(request: Request) -> int:
-    given = request.query_params.get("starting_after", "")
-    if given and not (given.isascii() and given.isdigit() and len(given) < 10):
-        raise InvalidRequest("starting_after must be a sequence_number: 0, 1, 2, …", param="starting_after")
-    return int(given) if given else -1
 
 
 async def retired() -> Response:

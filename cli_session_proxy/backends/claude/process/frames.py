@@ -66,7 +66,8 @@ def parse(line: bytes) -> JSON | None:
     return frame if isinstance(frame, dict) else None
 
 
-def _line(frame: JSON) -> bytes:
+def line(frame: JSON) -> bytes:
+    """A frame as a line for stdin."""
     # ensure_ascii: a lone surrogate, NUL or U+2028 goes through as an escape and can never break a line.
     return json.dumps(frame, ensure_ascii=True, separators=(",", ":")).encode("ascii") + b"\n"
 
@@ -74,17 +75,12 @@ def _line(frame: JSON) -> bytes:
 def user_frame(uuid: str, content: Sequence[Block]) -> bytes:
     """One prompt as a line for stdin. Without `client_composed` a prompt `/clear` wipes the session (facts)."""
     message = {"role": "user", "content": list(content)}
-    return _line({"type": "user", "uuid": uuid, "client_composed": True, "message": message})
+    return line({"type": "user", "uuid": uuid, "client_composed": True, "message": message})
 
 
 def control_request(request_id: str, subtype: str, **fields: Any) -> bytes:
     """A request on the control channel: `initialize`, `interrupt`, `set_model` (field `model`)."""
-    return _line({"type": "control_request", "request_id": request_id, "request": {"subtype": subtype, **fields}})
-
-
-def answer(frame: JSON) -> bytes:
-    """Our answer to a request of the CLI's, as a line for stdin."""
-    return _line(frame)
+    return line({"type": "control_request", "request_id": request_id, "request": {"subtype": subtype, **fields}})
 
 
 def control_response(frame: JSON) -> JSON | None:

@@ -163,7 +163,7 @@ async def tell(
     """Have the process run its next turn as the request wants it, and nothing left of an earlier one.
 
     What the CLI does not honour comes back. With `plain` it is told nothing. Raises ProcessDied where it did not take
-    it.
+    it. Not needed where nothing is asked of a process that was told nothing (`ClaudeProcess.told`).
     """
     launch = process.launch
     if plain or launch.profile.tools or not launch.capability.takes_parameters:
@@ -172,9 +172,6 @@ async def tell(
         if wants.choice.mode == "required" and wants.offers:
             asked.append("tool_choice")
         return tuple(name for name in asked if not (name == "thinking" and wants.parameters.thinking))
-    if not answers.results and wants == ToolOptions(wants.offers):  # nothing is asked of it
-        await process.tell({})
-        return ()
     before = ToolOptions.of(parent.options) if parent is not None and answers.results else ToolOptions()
     carried = before.parameters.thinking is False or (before.choice.mode == "required" and bool(before.offers))
     # Only these depend on the model: its id is asked of a process that has not told it yet.

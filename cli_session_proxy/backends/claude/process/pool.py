@@ -79,7 +79,7 @@ class Pool:
         """
         async with self._session(launch.session_id):
             current = self.peek(launch.session_id)
-            if current is not None and self.table.taken(current):
+            if current is not None and current in self.table.in_use:
                 raise SessionBusy("a turn of this session is still running: wait for it")
             if current is not None and current.usable and current.launch.signature == launch.signature:
                 self.table.take(current)
@@ -104,7 +104,7 @@ class Pool:
         """The session's process, if it waits for results and fits the launch; else None."""
         async with self._session(launch.session_id):
             current = self.peek(launch.session_id)
-            if current is None or self.table.taken(current) or not current.waiting:
+            if current is None or current in self.table.in_use or not current.waiting:
                 return None
             same = current.launch.signature == launch.signature and current.launch.offers == launch.offers
             if not same or current.launch.system_prompt != launch.system_prompt:

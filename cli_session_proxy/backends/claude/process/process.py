@@ -64,7 +64,7 @@ class ClaudeProcess:
         self._reader: TurnReader | None = None  # of the turn that runs, or that waits for the client
         self._model: str | None = None  # the model's id, as the process itself names it
         self._checked: object = None  # the tools of its last `init` frame: they may be offered
-        self._told: dict[str, str] = {}  # what of its environment is not as it was started (`tell`)
+        self.told: Mapping[str, str] = {}  # what of its environment is not as it was started (`tell`)
         self._closing: asyncio.Task[None] | None = None
         self._unconfirmed: Callable[[], Awaitable[None]] | None = None
         self._output = Output(child, asked=self._serve, broken=self.kill, ended=ended)
@@ -173,7 +173,7 @@ class ClaudeProcess:
             raise await self._unfit("the process waits for no results")
         self._reader.go_on(judge)
         brought = [self._tools.answer(call, result) for call, result in results.items()]
-        lines = b"".join(frames.answer(frame) for frame in brought if frame is not None)
+        lines = b"".join(frames.line(frame) for frame in brought if frame is not None)
         async with contextlib.aclosing(self._exchange(self._reader, lines, judge)) as events:
             async for event in events:
                 yield event
@@ -184,9 +184,8 @@ class ClaudeProcess:
         inbox = self._output.inbox
         assert inbox is not None
         self.busy = True
-        self._send(lines)
         # Beside the reading: a prompt larger than the pipe must not wait for output that waits for us.
-        self._writer = asyncio.create_task(self._drain())
+        self._writer = asyncio.create_task(self._write(lines))
         complete = False
         try:
             while not complete:
@@ -203,7 +202,7 @@ class ClaudeProcess:
                     if isinstance(event, Refused):
                         reply = self._tools.answer(event.call, refused(event.why))
                         if reply is not None:
-                            await self._write(frames.answer(reply))
+                            await self._write(frames.line(reply))
                     if isinstance(event, Result):
                         self._complete(event)
                         complete = True
@@ -242,19 +241,12 @@ class ClaudeProcess:
     async def _serve(self, request: JSON) -> None:
         """Answer a request of the CLI's, where that can be done at once."""
         if (reply := self._tools.handle(request)) is not None:
-            await self._write(frames.answer(reply))
+            await self._write(frames.line(reply))
 
-    async def _write(self, line: bytes) -> None:
-        self._send(line)
-        await self._drain()
-
-    # Write errors are ignored: the reader of stdout notices a dead CLI, and knows why it died.
-
-    def _send(self, line: bytes) -> None:
+    async def _write(self, lines: bytes) -> None:
+        """Write errors are ignored: the reader of stdout notices a dead CLI, and knows why it died."""
         if not self._child.input_ended:
-            self._child.stdin.write(line)
-
-    async def _drain(self) -> None:
+            self._child.stdin.write(lines)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             await self._child.stdin.drain()
 
@@ -344,25 +336,25 @@ class ClaudeProcess:
         2.1.330, also before `initialize` and while it waits for results (5 to 25 ms); the environment ends with the
         process.
         """
-        if not env and not self._told:
+        if not env and not self.told:
             return
         began = dict(self.launch.env)
         change = {
             name: env.get(name, began.get(name, ""))
-            for name in (*self._told, *env)
-            if env.get(name) != self._told.get(name)
+            for name in (*self.told, *env)
+            if env.get(name) != self.told.get(name)
         }
         if not change:
             return
         if not await self._ask("apply_flag_settings", settings={"env": change}):
             why = "it did not take the turn's parameters"
             raise ProcessDied(why, returncode=self.returncode, stderr=self.stderr)
-        self._told = dict(env)
+        self.told = dict(env)
 
     @property
     def forbidden_to_compact(self) -> bool:
         """It was told so for this turn, not by the settings."""
-        return NO_COMPACTION in self._told and not dict(self.launch.env).get(NO_COMPACTION)
+        return NO_COMPACTION in self.told and not dict(self.launch.env).get(NO_COMPACTION)
 
     async def boot(self) -> bool | None:
         """Wait until a spare has started up. False when it refused, None when it never will."""

@@ -73,7 +73,7 @@ class ProcessTable:
         self._on_spawn = on_spawn
         self._on_exit = on_exit
         self._on_first_output = on_first_output
-        self._in_use: dict[ClaudeProcess, float] = {}  # processes in use, since when
+        self.in_use: dict[ClaudeProcess, float] = {}  # processes in use, since when
         self._ending: set[ClaudeProcess] = set()
         self.reserved = 0  # places of processes that are being spawned
         self._queued = 0  # callers that wait for a place or for a start
@@ -90,12 +90,12 @@ class ProcessTable:
     # --- who has what
 
     def take(self, process: ClaudeProcess) -> None:
-        self._in_use[process] = time.monotonic()
+        self.in_use[process] = time.monotonic()
         self._changed.set()
 
     def give_back(self, process: ClaudeProcess, *, again: bool = True) -> None:
         process.last_used = time.monotonic()
-        if (since := self._in_use.pop(process, None)) is not None:
+        if (since := self.in_use.pop(process, None)) is not None:
             self._use.add(process.last_used - since)
         if not again and not process.waiting:
             process.last_used -= max(0.0, self._settings.process_idle - STALE)
@@ -105,7 +105,7 @@ class ProcessTable:
 
     def let_go(self, process: ClaudeProcess) -> None:
         """Give back a process that could not be used."""
-        self._in_use.pop(process, None)
+        self.in_use.pop(process, None)
         self.reap_now.set()
         self._changed.set()
 
@@ -124,17 +124,14 @@ class ProcessTable:
         booted = self.spares.get(process)
         return not process.usable and not process.waiting and (booted is None or booted.done())
 
-    def taken(self, process: ClaudeProcess) -> bool:
-        return process in self._in_use
-
     def busy(self) -> int:
-        return len(self._in_use)
+        return len(self.in_use)
 
     def all(self) -> set[ClaudeProcess]:
-        return {*self.processes.values(), *self._in_use, *self._ending}
+        return {*self.processes.values(), *self.in_use, *self._ending}
 
     def idle(self) -> list[ClaudeProcess]:
-        return [process for process in self.processes.values() if process not in self._in_use]
+        return [process for process in self.processes.values() if process not in self.in_use]
 
     def ending(self, session_id: str | None = None) -> list[ClaudeProcess]:
         """Processes that are being closed and are not dead yet: of this session, or all."""
@@ -151,8 +148,8 @@ class ProcessTable:
         for session_id, process in self.processes.items():
             state: Literal["busy", "warm", "spare"] = "spare" if process in self.spares else "warm"
             since = process.last_used
-            if process in self._in_use:
-                state, since = "busy", self._in_use[process]
+            if process in self.in_use:
+                state, since = "busy", self.in_use[process]
             serves = None if state == "spare" else session_id
             told.append(Process(process.pid, state, serves, clock + since, self._memory.measured(process.pid)))
         return told
@@ -185,7 +182,7 @@ class ProcessTable:
         """Wait until it is no longer in use, for at most `within` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
-                while self.taken(process):
+                while process in self.in_use:
                     await self._change()
 
     async def spawn_if_free(self, launch: Callable[[], Coroutine[None, None, Launch]]) -> ClaudeProcess | None:
@@ -411,7 +408,7 @@ class ProcessTable:
             self.reap_now.clear()
             for process in self.idle():
                 # Checked again: the process may have been taken while another one was closed.
-                if process not in self._in_use and self._time_left(process) <= 0:
+                if process not in self.in_use and self._time_left(process) <= 0:
                     await self.retire(process)
             left = [self._time_left(process) for process in self.idle()]
             with contextlib.suppress(TimeoutError):

@@ -132,7 +132,18 @@ class Captures:
         if said.stopped:
             taken = await self._cut(ready, turn, path, said, known)
         else:
-            taken = await self._read(ready, path, said, known)
+            # It is written in batches: the last one is waited for, bounded.
+            give_up = time.monotonic() + FLUSH_WAIT
+            while True:
+                if copied:
+                    taken = await asyncio.to_thread(self._take_copy, ready, path, said, known)
+                elif self._is_small(ready, path):
+                    taken = self._take(ready, path, said)
+                else:
+                    taken = await asyncio.to_thread(self._take, ready, path, said)
+                if not taken.more or time.monotonic() >= give_up:
+                    break
+                await asyncio.sleep(FLUSH_POLL)
         if taken.records:
             return taken
         if not copied:
@@ -140,20 +151,6 @@ class Captures:
         if not await asyncio.to_thread(_goes_on, path, ready, known, said):
             raise WrongTranscript("conversation")
         return replace(taken, records=_made(ready, turn, said))
-
-    async def _read(self, ready: LiveSession, path: Path, said: TurnOutcome, known: Sequence[Entry]) -> CapturedRecords:
-        """It is written in batches: the last one is waited for, bounded."""
-        give_up = time.monotonic() + FLUSH_WAIT
-        while True:
-            if said.session_id != ready.session.id:
-                taken = await asyncio.to_thread(self._take_copy, ready, path, said, known)
-            elif self._is_small(ready, path):
-                taken = self._take(ready, path, said)
-            else:
-                taken = await asyncio.to_thread(self._take, ready, path, said)
-            if not taken.more or time.monotonic() >= give_up:
-                return taken
-            await asyncio.sleep(FLUSH_POLL)
 
     def _is_small(self, ready: LiveSession, path: Path) -> bool:
         """So little was added to a transcript that we follow that a thread would cost more than to read it."""

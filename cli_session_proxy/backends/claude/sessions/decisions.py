@@ -65,22 +65,25 @@ class Decisions:
         self._settings = settings
         self._store = store
         self._heads: OrderedDict[str, Head] = OrderedDict()  # of the newest turns, by id
+        # The settings know windows: each turn is asked for its own.
+        of_models = any(model.window for model in settings.models.values())
+        self._windows = of_models or any(profile.window for profile in settings.profiles.values())
 
-    async def head_at(self, parent: Turn | None) -> Head | None:
-        """What the request that ended with this turn began with; None where there was none, or nobody knows it."""
-        parent = await paths.last_own(self._store, parent)
-        if parent is None or parent.session_id is None:
+    async def head_at(self, own: Turn | None) -> Head | None:
+        """What the request that ended with this turn of ours began with; None where there was none, or nobody knows
+        it."""
+        if own is None or own.session_id is None:
             return None
-        if (known := self._heads.get(parent.id)) is not None:
+        if (known := self._heads.get(own.id)) is not None:
             return known
-        head = transcript.head_of(await self._store.records(parent.id))
-        profile = None if parent.placed.rule == "adopted" else self._profile_of(parent)
+        head = transcript.head_of(await self._store.records(own.id))
+        profile = None if own.placed.rule == "adopted" else self._profile_of(own)
         if head is None and profile is not None:
-            system = self._settings.system_prompt_for(profile, parent.system)
-            tools = parent.options.tools
+            system = self._settings.system_prompt_for(profile, own.system)
+            tools = own.options.tools
             head = Head(system, system, tuple(tool.as_json() for tool in tools))
         if head is not None:
-            self.remember(parent.id, head)
+            self.remember(own.id, head)
         return head
 
     def remember(self, turn_id: str, head: Head) -> None:
@@ -96,17 +99,24 @@ class Decisions:
             return None
 
     async def before(
-        self, now: TurnContext, session: Session | None, plan: Plan, opened: Opening, summarise: Summarise
+        self,
+        now: TurnContext,
+        own: Turn | None,
+        session: Session | None,
+        plan: Plan,
+        opened: Opening,
+        summarise: Summarise,
     ) -> Decided:
-        """What of the path is not shown to the model from this turn on, beside what was decided before."""
+        """What of the path is not shown to the model from this turn on, beside what was decided before. `own` is the
+        newest turn of the path that no other model answered."""
         wanted = CODES.keys() & plan.remedies
         parent = now.parent
         if parent is None:
             return Decided()
         if not now.capability.heals_thinking:
-            own = await paths.last_own(self._store, parent) or parent
-            profile = self._profile_of(own)
-            model = None if profile is None else self._settings.model_for(own.model, profile)
+            last = own or parent
+            profile = self._profile_of(last)
+            model = None if profile is None else self._settings.model_for(last.model, profile)
             upgraded = session is not None and session.cli_version != now.capability.version
             # From the fifth turn on, CLI 1.0.120 puts a reminder into each newest message and takes it away at the next
             # turn: what it thought behind it is void. Once that was refused, no more turns are spent on it.
@@ -114,7 +124,9 @@ class Decisions:
             changed = not opened.same or upgraded or (model, profile) != (plan.model, plan.profile)
             if changed or transcript.was_refused(known, "thinking"):
                 wanted.add("thinking")
-        first = await self._in_window(parent, now, plan)
+        first = Decided()
+        if self._windows or plan.window is not None or (own is not None and own.options.window is not None):
+            first = await self._in_window(parent, own, now, plan)
         if not wanted and "summary" not in plan.remedies and not first.marks:
             return first
         is_cut = not wanted and "summary" not in plan.remedies
@@ -126,9 +138,8 @@ class Decisions:
         decided = await asyncio.to_thread(_left_out, path, wanted, first, refused="thinking" in plan.remedies)
         return replace(decided, why="window") if is_cut else decided
 
-    async def _in_window(self, parent: Turn, now: TurnContext, plan: Plan) -> Decided:
+    async def _in_window(self, parent: Turn, own: Turn | None, now: TurnContext, plan: Plan) -> Decided:
         """What is older than the turn's window is left out from here on; what a narrower one left out comes back."""
-        own = await paths.last_own(self._store, parent)
         profile = self._profile_of(own) if own is not None else None
         was = self._settings.window_for(own.model, profile, own.options.window) if own and profile else None
         if plan.window is None and was is None:

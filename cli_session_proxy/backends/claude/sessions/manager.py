@@ -26,6 +26,7 @@ from ....domain.evidence import Evidence, RecordsFrom
 from ....domain.identifiers import is_session_id
 from ....domain.models import JSON, Agent, Link, Record, Session, Turn
 from ....domain.notes import Note
+from ....domain.parameters import Name
 from ....errors import InvalidRequest, SessionBusy
 from ....sandbox import Sandboxes
 from ....settings import Profile, Settings
@@ -120,12 +121,13 @@ class Sessions:
         # A history that came from elsewhere: this turn is the first one behind it, no session was ever written of it.
         is_new_here = session is None or session.mark is None
         brought = transcript.mended_at_import(await self._store.records(parent.id)) if parent and is_new_here else []
-        before = await self.decisions.head_at(parent)
+        own = await paths.last_own(self._store, parent)
+        before = await self.decisions.head_at(own)
         opened = opening(
             before, plan.system, plan.wants.offers, self._settings.system_prompt_changes,
             asks=bool(plan.prompt),
         )  # fmt: skip
-        decided = await self.decisions.before(now, session, plan, opened, partial(self._summary, now, plan, env))
+        decided = await self.decisions.before(now, own, session, plan, opened, partial(self._summary, now, plan, env))
         prompt = plan.prompt if opened.reminder is None else (opened.reminder, *plan.prompt)
         offered = replace(plan.wants, offers=opened.offers)
         plan = replace(plan, system=opened.head.system, wants=offered, prompt=prompt)
@@ -192,15 +194,25 @@ class Sessions:
         except ProcessDied:
             await self._confirmed(prepared.session, lenient=last)
             raise
-        ended = self._pool.take_end(launch.session_id)
+        ended = None if warm else self._pool.take_end(launch.session_id)
         if process.session_id != launch.session_id:  # started ahead of time
             prepared = self._start(now, process.session_id)
         session = prepared.session
         try:
             if prepared.resume and not warm:
                 session = await self._loaded(session, process, lenient=last)
-            spent = await self._spent(now, session, warm=warm)
-            unmet = await parameters.tell(process, plan.wants, now.parent, plan.answers, plan.effort, plain=plan.plain)
+            # What the CLI says that all turns before this one cost, in USD. A process that resumes starts from the
+            # total in its transcript, which it writes at its end (2.1.329).
+            spent = 0.0
+            if warm:
+                spent = self._totals.get(session.id, 0.0)
+            elif now.capability.keeps_session_id:
+                spent = await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
+            unmet: tuple[Name, ...] = ()
+            if process.told or plan.answers.results or plan.wants != ToolOptions(plan.wants.offers):
+                unmet = await parameters.tell(
+                    process, plan.wants, now.parent, plan.answers, plan.effort, plain=plan.plain
+                )
         except BaseException:  # nobody else knows yet that the process is in use
             process.kill()
             await self._pool.checkin(process)
@@ -261,17 +273,6 @@ class Sessions:
         self.captures.follow(session.id, reader)
         return replace(session, mark=mark)
 
-    async def _spent(self, now: TurnContext, session: Session, *, warm: bool) -> float:
-        """The CLI's own total before the turn, in USD.
-
-        A process that resumes starts from the total in its transcript, which it writes at its end (2.1.329).
-        """
-        if warm:
-            return self._totals.get(session.id, 0.0)
-        if not now.capability.keeps_session_id:
-            return 0.0
-        return await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
-
     # calls of the client's tools
 
     async def _waiting(
@@ -285,7 +286,7 @@ class Sessions:
         if process is None:
             return None
         leaf = session.mark.leaf if session.mark else None
-        spent = await self._spent(now, session, warm=True)
+        spent = self._totals.get(session.id, 0.0)
         try:
             unmet = await parameters.tell(process, plan.wants, parent, plan.answers, plan.effort, plain=plan.plain)
         except BaseException:
@@ -358,15 +359,20 @@ class Sessions:
 
     async def _verify(self, now: TurnContext, parent: Turn, session: Session) -> PreparedSession:
         """Is the transcript what the CLI must load? By all of its content, unless a warm process need not load it."""
-        path = transcript.in_folder(self._path(now.cwd), session.id)
-        session = replace(session, transcript=str(path), cli_version=now.capability.version)
+        session = replace(session, cli_version=now.capability.version)
         warm = self._pool.peek(session.id)
         if self._in_step.get(session.id) != parent.id:
             # Another proxy, or a failed turn, has gone on without this process: its memory is not the path.
             await self._pool.discard(session.id)
-        elif warm is not None and warm.usable and session.mark and transcript.is_unchanged(path, session.mark):
+        elif (
+            warm is not None and warm.usable and session.mark
+            and transcript.is_unchanged(Path(session.transcript), session.mark)
+        ):  # fmt: skip
             # Its memory is the path, whatever the file holds: that is for the next process to load, which is confirmed.
+            # The file is the one that it wrote its last turn to.
             return PreparedSession(session, True, "resumed", (), Evidence(verified="unchanged since the last turn"))
+        path = transcript.in_folder(self._path(now.cwd), session.id)
+        session = replace(session, transcript=str(path))
         verdict = await self._repairs.check(path, session, parent)
         if verdict.found == "equal":
             session = now.session(session.id, session.transcript, verdict.mark, session)
@@ -390,7 +396,9 @@ class Sessions:
         """Take over what the turn added to the transcript. What cannot be read is made from the frames."""
         before, session_id = ready.session, said.session_id
         forked = session_id != before.id
-        path = transcript.in_folder(Path(before.transcript).parent, session_id)
+        path = Path(before.transcript)
+        if forked:
+            path = transcript.in_folder(path.parent, session_id)
         if said.stopped:
             for ended in {before.id, session_id}:
                 await self._end(ended)
@@ -420,13 +428,13 @@ class Sessions:
             before.agent_key,
             turn.id,
             str(path),
-            ready.process.version,
+            before.cli_version,
             before.created_at,
             taken.mark,
         )
         links: tuple[Link, ...] = ()
         if forked and ready.continuity != "started":
-            detail: JSON = {"asked": before.id, "answered": session_id, "cli": ready.process.version}
+            detail: JSON = {"asked": before.id, "answered": session_id, "cli": before.cli_version}
             links = (Link(before.id, session_id, turn.id, "forked_by_cli", detail, time.time()),)
         if taken.mark is not None and (ready.process.usable or ready.process.waiting):
             # The process is in step with this turn now. What is known of processes that are gone is forgotten.

@@ -193,12 +193,18 @@ class Repairs:
     # --- somebody else's words
 
     async def _settled(self, now: TurnContext, parent: Turn, session: Session, path: Path, verdict: Verdict) -> Verdict:
-        """Wait, bounded, for an exchange of somebody else's that is still open.
+        """Wait, bounded, for an exchange of somebody else's that is still open: it was asked, and has no answer yet.
 
         One whose CLI is gone will never be complete: it is not waited for.
         """
         give_up = time.monotonic() + BUSY_WAIT
-        while await self._is_open(now.agent, verdict) and await self._is_held(session, path):
+        while True:
+            *_, last = exchanges(verdict.tail) if verdict.tail else (None,)
+            if verdict.found != "tail" or last is None or (last.complete and not verdict.cut):
+                return verdict
+            asked = any(map(is_prompt, last.entries)) and not await self._tails.is_ours(now.agent, last.entries)
+            if not asked or not await self._is_held(session, path):
+                return verdict
             if time.monotonic() >= give_up or not now.adopt:
                 raise SessionBusy(
                     f"somebody else is in the middle of a turn of session {session.id}; send this again after it",
@@ -206,14 +212,6 @@ class Repairs:
                 )
             await asyncio.sleep(BUSY_POLL)
             verdict = await self.check(path, session, parent)
-        return verdict
-
-    async def _is_open(self, agent: Agent, verdict: Verdict) -> bool:
-        """Somebody else has asked and has no answer yet."""
-        *_, last = exchanges(verdict.tail) if verdict.tail else (None,)
-        if verdict.found != "tail" or last is None or (last.complete and not verdict.cut):
-            return False
-        return any(map(is_prompt, last.entries)) and not await self._tails.is_ours(agent, last.entries)
 
     async def _is_held(self, session: Session, path: Path) -> bool:
         """A living CLI has the session. Where CLIs keep no register, a file that was just written to tells."""

@@ -30,7 +30,11 @@ async def settled(
     found = await asyncio.to_thread(_read, asked, turn, known)
     if found is None:
         others: list[_Found] = []
-        for path in await asyncio.to_thread(_since, asked.parent, turn.started_at or 0.0):
+        folder, began = asked.parent, turn.started_at or 0.0
+        written = await asyncio.to_thread(
+            lambda: sorted(path for path in folder.glob("*.jsonl") if path.stat().st_mtime >= began)
+        )
+        for path in written:
             if path != asked and is_session_id(path.stem) and await store.session(path.stem) is None:
                 one = await asyncio.to_thread(_read, path, turn, known)
                 others += [one] if one else []
@@ -98,11 +102,6 @@ def _is_turn(said: list[Entry], turn: Turn) -> bool:
     words = [block.get("text") for block in prompts[0].content] if len(prompts) == 1 else None
     asked_for = [block.get("text") for message in turn.input for block in message.content]
     return words is not None and words[-len(asked_for) :] == asked_for  # values of the system prompt go before them
-
-
-def _since(folder: Path, at: float) -> list[Path]:
-    """Transcripts written to since then."""
-    return sorted(path for path in folder.glob("*.jsonl") if path.stat().st_mtime >= at)
 
 
 def _links(turn: Turn, before: Session | None, session_id: str, now: float) -> tuple[Link, ...]:

@@ -14,7 +14,6 @@ from ....domain.models import Record
 from ....errors import ContextTooLong, RequestTooLarge
 from ... import telling
 from .. import transcript
-from ..transcript import Entry
 from .exchanges import TranscriptExchange, exchanges, is_compaction
 
 # Asks the model one thing, and gives its answer. Raises `ProxyError`.
@@ -77,7 +76,12 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> S
 
 def _read(path: Sequence[Record]) -> tuple[list[TranscriptExchange], list[str]]:
     """The exchanges that the model is shown, and what was said in each."""
-    said = list(exchanges(_since_compacted(transcript.parse_records(path).entries)))
+    entries = transcript.parse_records(path).entries
+    # Since the CLI's last summary, and what that left as it was.
+    at = next((at for at in range(len(entries) - 1, -1, -1) if is_compaction(entries[at])), 0)
+    kept = (entries[at].data.get("compactMetadata") or {}).get("preservedSegment") if entries else None
+    head = kept.get("headUuid") if isinstance(kept, dict) else None
+    said = list(exchanges(entries[next((n for n, entry in enumerate(entries) if head and entry.uuid == head), at) :]))
     texts = []
     for exchange in said:
         spoken = [entry for entry in exchange.path if entry.kind in ("user", "assistant")]
@@ -85,14 +89,6 @@ def _read(path: Sequence[Record]) -> tuple[list[TranscriptExchange], list[str]]:
         told = [f"{kind}: {words}" for kind, block in blocks if (words := telling.words(block))]
         texts.append("\n\n".join(told))
     return said, texts
-
-
-def _since_compacted(entries: Sequence[Entry]) -> Sequence[Entry]:
-    """What the model has been shown of these: since the CLI's last summary, and what that left as it was."""
-    at = next((at for at in range(len(entries) - 1, -1, -1) if is_compaction(entries[at])), 0)
-    kept = (entries[at].data.get("compactMetadata") or {}).get("preservedSegment") if entries else None
-    head = kept.get("headUuid") if isinstance(kept, dict) else None
-    return entries[next((n for n, entry in enumerate(entries) if head and entry.uuid == head), at) :]
 
 
 def _kept(texts: Sequence[str], room: int, *, at_least: int) -> int:

@@ -245,12 +245,14 @@ def is_touched_by_cli(now: FileMark, mark: FileMark) -> bool:
 
 
 def is_unchanged(path: Path, mark: FileMark) -> bool:
-    """`is_untouched` of what lies there now, without reading it. Enough for a process that does not load it."""
+    """The same of what lies there now, without reading it. Enough for a process that does not load it."""
     try:
         seen = os.stat(path)
     except OSError:
         return False
-    return is_untouched(mark_of(seen, seen.st_size, "", None), mark)
+    return (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns) == (
+        mark.device, mark.inode, mark.size, mark.mtime_ns, mark.ctime_ns,
+    )  # fmt: skip
 
 
 # --- What lies beside a transcript (large tool results, sub-agents' own transcripts), kept as records of the turn

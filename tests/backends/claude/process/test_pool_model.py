@@ -196,7 +196,7 @@ class PoolMachine(RuleBasedStateMachine):
     def who_holds_a_process_holds_it_alone(self) -> None:
         held = [agent.holds for agent in self.agents if agent.holds is not None]
         assert len(held) == len(set(held))
-        assert all(self.table.taken(cast(ClaudeProcess, actor)) for actor in held)
+        assert all(cast(ClaudeProcess, actor) in self.table.in_use for actor in held)
 
     @precondition(lambda self: not self.shut)
     @invariant()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.domain.models import Turn
+from cli_session_proxy.domain.models import Message, Turn
 from cli_session_proxy.errors import SessionBusy
 from cli_session_proxy.settings import Profile, Settings
 from cli_session_proxy.testing.upstream import Upstream
@@ -32,13 +32,20 @@ def transcript_of(settings: Settings, turn: Turn) -> Path:
     return path
 
 
-async def told(settings: Settings) -> tuple[Path, Path]:
-    """Agents `a` and `b` with some turns each, and no process any more; their transcripts."""
+async def told(settings: Settings, *, at_once: bool = False) -> tuple[Path, Path]:
+    """Agents `a` and `b` with some turns each, and no process any more; their transcripts.
+
+    `at_once`: all but the last turn of each came in a history. A CLI of one process a turn takes seconds for each.
+    """
     last: dict[str, Turn] = {}
     async with running(settings) as engine:
         for agent, words in (("b", OTHERS), ("a", SAID)):
-            for said in words:
-                last[agent] = await ask(engine, said, agent=agent)
+            history: list[Message] = []
+            for at, said in enumerate(words, 1):
+                history.append(Message.user(said))
+                if not at_once or said == words[-1]:
+                    last[agent] = await ask(engine, *(history if at_once else [said]), agent=agent)
+                history.append(Message.assistant(f"You said: {said} ({at})"))
     return transcript_of(settings, last["a"]), transcript_of(settings, last["b"])
 
 
@@ -201,7 +208,7 @@ async def test_a_cli_that_does_not_tell_is_looked_after_before_a_word_of_it_goes
 ) -> None:
     cli = MeddledCli(tmp_path / "cli", claude_1, version=OLD)
     settings = make_settings(claude_bin=cli.path)
-    mine, other = await told(settings)
+    mine, other = await told(settings, at_once=True)
     cli.order("start", DAMAGES[how](mine, other))
     async with running(settings) as engine:
         answer = await engine.submit(request("and now"))
@@ -223,7 +230,7 @@ async def test_a_turn_that_may_have_run_tools_is_not_repeated(
 ) -> None:
     cli = MeddledCli(tmp_path / "cli", claude_1, version=OLD)
     settings = make_settings(claude_bin=cli.path, profiles={"coder": Profile(tools=("Read",))}, profile="coder")
-    mine, other = await told(settings)
+    mine, other = await told(settings, at_once=True)
     cli.order("start", swapped(mine, other))
     with pytest.raises(SessionBusy, match="nothing of its answer was kept"):
         await asked(settings, "and now")
