@@ -151,7 +151,7 @@ class Ui:
         around = await self._engine.store.page(agent.key, before_seq=turn.seq + 1, limit=1)
         children = [child.id for child in await self._engine.store.children(turn.id)]
         related = [*children, *([turn.parent_id] if turn.parent_id else [])]
-        told = await self._tell(turn, around.links, verbatim=verbatim)
+        told = await self._tell(shown.turn, turn, around.links, verbatim=verbatim)
         return JSONResponse(
             {
                 "turn": told,
