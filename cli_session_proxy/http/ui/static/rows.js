@@ -60,13 +60,13 @@ export class Rows {
     this.measure();
     this.scroller.scrollTop += this.list.getBoundingClientRect().top - this.scroller.getBoundingClientRect().top + this.topOf(place) - this.stickyHeight();
     this.dirty = true;
-    this.soon();
+    this.soon((then) => requestAnimationFrame(() => setTimeout(then))); // once these are painted
   }
 
-  soon() {
+  soon(later = requestAnimationFrame) {
     if (this.waiting) return;
     this.waiting = true;
-    requestAnimationFrame(() => {
+    later(() => {
       this.waiting = false;
       this.render();
     });
@@ -98,6 +98,7 @@ export class Rows {
   }
 
   render() {
+    if (!this.count && !this.drawn.size) return; // nothing to be measured
     if (!this.scroller.offsetParent && !this.dirty) return;
     const seen = this.scroller.getBoundingClientRect();
     const top = this.list.getBoundingClientRect().top;
