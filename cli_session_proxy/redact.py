@@ -175,7 +175,12 @@ def data(value: Any) -> Any:
                 shown, secret = text(str(name)), str(name).lower().replace("-", "_") in SECRET_NAMES
                 if len(str(name)) <= _SHORT and len(_names) < _MOST:
                     _names[str(name)] = shown, secret
-            out[shown] = item if type(item) in _PLAIN else _hidden(item) if secret else data(item)
+            if type(item) in _PLAIN:
+                out[shown] = item
+            elif secret:
+                out[shown] = _hidden(item)
+            else:
+                out[shown] = text(item) if type(item) is str else data(item)
         return out
     if isinstance(value, (list, tuple)):
         return [data(item) for item in value]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.progress import MofNCompleteColumn, TaskProgressColumn, TextColumn
+from rich.progress import TaskProgressColumn, TextColumn
 
 from ..aside.media import Media
 from ..aside.pool import Aside
@@ -39,7 +40,7 @@ Say = Callable[[str], None]
 async def verify(settings: Settings, owner: str | None, agent_id: str | None) -> list[Verified]:
     """Every agent's chain against its transcripts; of one agent where it is named. Raises `NotFound`."""
     async with opened(settings) as store:
-        agents: list[tuple[Agent, str | None]] = []  # and the other host that has it
+        agents: list[tuple[Agent, int, str | None]] = []  # its sessions, and the other host that has it
         if store is not None:
             async for row in store.summaries(owner):
                 # By their addresses where both have one: hosts may share a name.
@@ -47,17 +48,24 @@ async def verify(settings: Settings, owner: str | None, agent_id: str | None) ->
                 if row.address is None or settings.advertise is None:
                     here = row.host in (None, socket.gethostname())
                 if agent_id in (None, row.agent.agent_id):
-                    agents.append((row.agent, None if here else row.address or row.host))
+                    agents.append((row.agent, row.sessions, None if here else row.address or row.host))
         if agent_id is not None and not agents:
             raise NotFound(f"there is no agent {agent_id!r} in {place_of(settings)}: see `chains`")
         if store is None:
             return []
         verifier = Verifier(settings, store)
         done: list[Verified] = []
-        with bar("verifying", MofNCompleteColumn()) as moved:
-            for agent, held_at in agents:
-                moved(len(done), len(agents) if len(agents) > 1 else None)
-                done.append(await verifier.verify(agent, held_at))
+        # A step for the path to each head, and one for each session that is compared with its transcript.
+        whole = sum(1 + sessions for _, sessions, _ in agents)
+        steps = itertools.count()
+        with bar("verifying", TaskProgressColumn()) as moved:
+
+            def step() -> None:
+                moved(next(steps), whole)
+
+            step()
+            for agent, _, held_at in agents:
+                done.append(await verifier.verify(agent, held_at, step))
         return done
 
 

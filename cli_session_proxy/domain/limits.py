@@ -59,6 +59,8 @@ def loads(text: str | bytes, depth: int = DEPTH, *, strict: bool = False) -> Any
 
 def is_deeper(value: Any, depth: int = DEPTH) -> bool:
     """Whether a JSON value nests more than `depth` levels."""
+    if type(value) is dict and _NESTING.isdisjoint(map(type, value.values())):  # nearly every one that is shown
+        return depth < 1
     level = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(depth):
         level = _within(level)
@@ -77,6 +79,7 @@ def holds_more(value: Any, most: int) -> bool:
 
 
 _CONTAINERS = (dict, list, tuple)
+_NESTING = frozenset(_CONTAINERS)
 
 
 def _within(level: list[Any]) -> list[Any]:

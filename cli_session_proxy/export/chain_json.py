@@ -43,7 +43,7 @@ async def chain_json(
     separator = "\n"
     links = by_turn(chain.links)
     async for turn in turns_of(store, agent, part):
-        yield separator + _line(await tell(turn, links.get(turn.id, ()), verbatim=verbatim))
+        yield separator + _line(await tell(shown.turn, turn, links.get(turn.id, ()), verbatim=verbatim))
         separator = ",\n"
     yield '],\n"sessions":' + _list(shown.session(session) for session in chain.sessions)
     yield ',\n"links":' + _list(shown.link(link) for link in chain.links) + "}\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from html import escape
 from typing import Any
@@ -19,9 +20,9 @@ from ..stores.base import Store
 from . import shown
 from .explain import MARKED_REASONS
 from .outline import Node, Outline, outline
-from .schema import TurnDump
+from .schema import MeasuredDump
 from .shown import Tell, here
-from .words import UNSURE, WHY, count, time, visible
+from .words import UNSEEN, UNSURE, WHY, count, time, visible
 
 # The last turns are open when the page is: what somebody who looks wants to see first.
 OPEN = 3
@@ -71,7 +72,7 @@ async def html(
         if node is None:  # accepted while this was written
             continue
         opened = node.number > len(shape.nodes) - OPEN
-        told = await tell(turn, shape.links.get(turn.id, ()), verbatim=verbatim)
+        told = await tell(shown.measured, turn, shape.links.get(turn.id, ()), verbatim=verbatim)
         yield "\n".join(_turn(turn, node, shape, colours, told, opened=opened)) + "\n"
     yield "</body></html>\n"
 
@@ -128,7 +129,7 @@ def _tree(shape: Outline, colours: dict[str, str]) -> Iterator[str]:
 
 
 def _turn(
-    turn: Turn, node: Node, shape: Outline, colours: dict[str, str], told: TurnDump, *, opened: bool
+    turn: Turn, node: Node, shape: Outline, colours: dict[str, str], told: MeasuredDump, *, opened: bool
 ) -> list[str]:
     links = shape.links.get(turn.id, ())
     lines = [_summary(turn, node, shape, colours, told, opened=opened)]
@@ -159,7 +160,9 @@ def _turn(
     return lines
 
 
-def _summary(turn: Turn, node: Node, shape: Outline, colours: dict[str, str], told: TurnDump, *, opened: bool) -> str:
+def _summary(
+    turn: Turn, node: Node, shape: Outline, colours: dict[str, str], told: MeasuredDump, *, opened: bool
+) -> str:
     """What is seen of a turn that is not open, and where it belongs."""
     is_mended = told["says"] or any(link.reason in MARKED_REASONS for link in shape.links.get(turn.id, ()))
     repaired = " <span class='mend'>repaired</span>" if is_mended else ""
@@ -206,7 +209,10 @@ def _compact(value: Any) -> str:
 
 def _text(value: str) -> str:
     """Text that is only text."""
-    return escape(visible(value))
+    return escape(visible(value)) if _NOT_AS_IT_IS.search(value) else value
+
+
+_NOT_AS_IT_IS = re.compile(f"[&<>\"'{UNSEEN}]")
 
 
 _json = json.JSONEncoder(ensure_ascii=False).encode

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ..domain.models import ON_PATH, Agent, Link, Turn
@@ -14,7 +15,7 @@ from ..stores.base import Store, TurnPage
 from . import shown
 from .chain_json import turns_of
 from .explain import MARKED_REASONS, placed
-from .schema import TurnDump
+from .schema import SaidDump
 from .shown import Tell, here
 from .words import UNSURE, time, visible
 
@@ -47,12 +48,12 @@ async def markdown(
     async for turn in turns_of(store, agent, part):
         number += 1
         own = links.get(turn.id, ())
-        told = await tell(turn, own, verbatim=verbatim)
+        told = await tell(shown.said, turn, own, verbatim=verbatim)
         yield visible("\n".join(_turn(number, turn, before, own, told)))
         before = turn.id
 
 
-def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], told: TurnDump) -> Iterator[str]:
+def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], told: SaidDump) -> Iterator[str]:
     how = turn.continuity or (turn.origin if turn.origin in ("adopted", "imported") else "not run")
     facts = [turn.status, how, turn.model, time(turn.created_at)]
     where = f"{turn.id}, session {turn.session_id or 'none'}"
@@ -63,12 +64,12 @@ def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], to
     if turn.parent_id != before and not never_began:
         yield f"> continues {_inline(turn.parent_id or 'nothing: a new start')}, not the turn above\n"
     if why := placed(turn):
-        yield f"> {_plain(' '.join(why))}\n"
+        yield f"> {_common(' '.join(why))}\n"
     for link in links:
         yield _link(link) + "\n"
     yield from (f"> **repaired**: {_plain(text)}\n" for text in told["says"])
     for message in told["input"]:
-        yield f"**{_plain(message['role'])}**\n"
+        yield f"**{_common(message['role'])}**\n"
         yield from _content(message["content"])
     if told["tools"]:
         yield "**tools of the CLI**\n"
@@ -118,8 +119,9 @@ def _inline(text: str) -> str:
 
 def _plain(text: str) -> str:
     """A sentence: evidence in it is no markup. An underscore stays as it is, so that ids and paths can be copied."""
-    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+    return _MARKUP.sub(lambda found: "\\" + found[0], " ".join(text.split()))
 
 
+_common = lru_cache(256)(_plain)  # of few words, which most turns have
 _MARKUP = re.compile(r"[\\`*<>\[\]&]")
 _compact = json.JSONEncoder(ensure_ascii=False).encode

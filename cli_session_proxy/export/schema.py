@@ -22,6 +22,25 @@ class UsageDump(TypedDict):
     thinking_tokens: int
 
 
+class SaidDump(TypedDict):
+    """Of `TurnDump`, what people read."""
+
+    input: list[MessageDump]
+    output: list[Block]
+    error: JSON | None
+    tools: list[JSON]
+    says: list[str]
+
+
+class MeasuredDump(SaidDump):
+    """And what it took, and why."""
+
+    usage: UsageDump
+    cost_usd: float | None
+    timings: JSON
+    reason: JSON
+
+
 class TurnDump(TypedDict):
     """Times are UTC seconds since the epoch, timings milliseconds since acceptance, costs US dollars.
 

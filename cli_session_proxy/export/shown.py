@@ -5,14 +5,17 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from .. import redact
 from ..domain.evidence import Evidence
-from ..domain.models import JSON, Block, Link, Message, Session, Turn
+from ..domain.models import Block, Link, Message, Session, Turn
 from . import explain
-from .schema import LinkDump, MessageDump, SessionDump, TurnDump, UsageDump
+from .schema import LinkDump, MeasuredDump, MessageDump, SaidDump, SessionDump, TurnDump, UsageDump
 from .words import shallow
+
+T = TypeVar("T")
+D_co = TypeVar("D_co", covariant=True)
 
 # Of a turn's reason: what `continuity` decided (docs/continuity-rules.md); the rest is how its session came to be.
 _CONTINUITY = ("rule", "messages", "matched", "imported", "diverged_at", "left_off", "why")
@@ -23,7 +26,8 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
 
     `links` are those made at this turn; one of another turn tells nothing of it.
     """
-    reason, attempts = _redacted(explain.reason(row)), _redacted(row.attempts)
+    told = measured(row, links, verbatim=verbatim)
+    reason = told["reason"]
     shown: TurnDump = {
         "id": row.id,
         "parent_id": row.parent_id,
@@ -31,52 +35,81 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
         "model": row.model,
         "session_id": row.session_id,
         "continuity": row.continuity,
-        "input": [message(item, verbatim=verbatim) for item in row.input],
-        "output": blocks(row.output, verbatim=verbatim),
-        "usage": cast(UsageDump, row.usage.as_json()),
+        "input": told["input"],
+        "output": told["output"],
+        "usage": told["usage"],
         "cost_usd": row.cost_usd,
-        "error": _redacted(row.error),
+        "error": told["error"],
         "created_at": row.created_at,
         "started_at": row.started_at,
         "finished_at": row.finished_at,
-        "attempts": list(map(explain.attempt, attempts)),
+        "attempts": list(map(explain.attempt, _redacted(row.attempts))),
         "system": row.system if verbatim else _redacted(row.system),
         "effort": row.effort,
         "profile": row.profile,
         "stop_reason": row.stop_reason,
         "continuity_reason": {name: reason[name] for name in _CONTINUITY if name in reason},
         "reason": reason,
-        "timings": _redacted(row.timings),
-        "tools": blocks(row.tools, verbatim=verbatim),
+        "timings": told["timings"],
+        "tools": told["tools"],
         "delivery": row.delivery,
         "origin": row.origin,
         "backend": row.backend,
         "answered_by": row.answered_by,
         "fallback": None if row.fallback is None else row.fallback.as_json(),
         "metadata": _redacted(row.options.metadata),
-        "says": says(row, links, attempts),
+        "says": told["says"],
     }
     return shown
 
 
+def measured(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> MeasuredDump:
+    """Of `turn`, the words, what it took and why."""
+    return {
+        **said(row, links, verbatim=verbatim),
+        "usage": cast(UsageDump, row.usage.as_json()),
+        "cost_usd": row.cost_usd,
+        "timings": _redacted(row.timings),
+        "reason": _redacted(explain.reason(row)),
+    }
+
+
+def said(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> SaidDump:
+    """Of `turn`, the words: in half the time of the whole."""
+    return {
+        "input": [message(item, verbatim=verbatim) for item in row.input],
+        "output": blocks(row.output, verbatim=verbatim),
+        "error": _redacted(row.error),
+        "tools": blocks(row.tools, verbatim=verbatim),
+        "says": says(row, links),
+    }
+
+
+class Show(Protocol[D_co]):
+    """`turn`, or a part of it."""
+
+    def __call__(self, row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> D_co: ...
+
+
 class Tell(Protocol):
-    """`turn`, here or elsewhere: secrets in megabytes of text, and images, take seconds to be found."""
+    """Calls one of those, here or elsewhere: secrets in megabytes of text, and images, take seconds to be found."""
 
-    async def __call__(self, row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> TurnDump: ...
+    async def __call__(self, show: Show[T], row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> T: ...
 
 
-async def here(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> TurnDump:
+async def here(show: Show[T], row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> T:
     """For a program that does nothing else."""
-    return turn(row, links, verbatim=verbatim)
+    return show(row, links, verbatim=verbatim)
 
 
-def says(row: Turn, links: Sequence[Link] = (), attempts: Sequence[JSON] | None = None) -> list[str]:
-    """What happened to a turn beside its links, in sentences (`TurnDump.says`). `attempts`: without secrets."""
-    own = [link for link in links if link.turn_id == row.id]
+def says(row: Turn, links: Sequence[Link] = ()) -> list[str]:
+    """What happened to a turn beside its links, in sentences (`TurnDump.says`)."""
     evidence = row.evidence.as_json()
+    if not evidence and len(row.attempts) < 2:  # nearly all turns of a long chain
+        return list(explain.beside(row.evidence, row.fallback))
+    own = [link for link in links if link.turn_id == row.id]
     told = Evidence.from_json(_redacted(evidence)) if evidence else row.evidence
-    sentences = explain.turn(told, _redacted(row.attempts) if attempts is None else attempts, own)
-    return [*explain.beside(row.evidence, row.fallback), *sentences]
+    return [*explain.beside(row.evidence, row.fallback), *explain.turn(told, _redacted(row.attempts), own)]
 
 
 def message(row: Message, *, verbatim: bool = False) -> MessageDump:

@@ -53,7 +53,8 @@ def count(number: object, one: str) -> str:
 
 
 # What steers a terminal, turns a line around or has no place in a page; joiners, which scripts and emoji need, stay.
-_UNSEEN = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+UNSEEN = "\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff"
+_UNSEEN = re.compile(f"[{UNSEEN}]")
 
 
 def visible(text: str) -> str:

@@ -7,9 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from ..aside.pool import Helpers, OutOfBoundsError
-from ..domain.models import Block, Link, Message, Turn
-from ..export import shown
-from ..export.schema import TurnDump
+from ..domain.models import PLAIN, Block, Link, Message, Turn
+from ..export.shown import Show, T
 
 # Characters of texts and images that are gone through on the event loop: 20 ms where every word is a secret's name.
 LARGE = 128 * 1024
@@ -22,26 +21,24 @@ class Teller:
     def __init__(self, helpers: Helpers) -> None:
         self._helpers = helpers
 
-    async def __call__(self, row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> TurnDump:
+    async def __call__(self, show: Show[T], row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> T:
         if not is_large(row):
-            return shown.turn(row, links, verbatim=verbatim)
+            return show(row, links, verbatim=verbatim)
         try:
-            return await self._helpers.call(partial(shown.turn, verbatim=verbatim), row, tuple(links))
+            return await self._helpers.call(partial(show, verbatim=verbatim), row, tuple(links))
         except OutOfBoundsError:
             note: Block = {"type": "text", "text": TOO_LARGE}
             said = tuple(Message(message.role, (note,)) for message in row.input[:1])
-            return shown.turn(replace(row, input=said, output=(note,), tools=(), system=None), links, verbatim=verbatim)
+            return show(replace(row, input=said, output=(note,), tools=(), system=None), links, verbatim=verbatim)
 
 
 def is_large(row: Turn) -> bool:
     left = LARGE - len(row.system or "")
-    blocks = [
-        row.evidence.as_json(),
-        row.options.as_json(),
-        *row.output,
-        *row.tools,
-        *(block for message in row.input for block in message.content),
-    ]
+    blocks = [row.evidence.as_json(), *row.output, *row.tools]
+    if row.options is not PLAIN:
+        blocks.append(row.options.as_json())
+    for message in row.input:
+        blocks += message.content
     while blocks and left >= 0:
         block = blocks.pop()
         for value in block.values():

@@ -17,7 +17,7 @@ from ..engine.engine import Engine
 from ..engine.passing import HOP
 from ..engine.subscription import POLL, Follower
 from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
-from ..export import FORMATS
+from ..export import FORMATS, shown
 from ..export import live as telling
 from ..export.summaries import summary_json
 from ..sandbox import Sandboxes
@@ -72,7 +72,7 @@ WATCHED = 0.1
 SEQ_DIGITS = 19  # a seq is a 64-bit number
 # A dump that a browser shows is of no origin: whatever were in it could not ask the proxy for anything.
 DUMP_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
-PIECE = 64 * 1024  # bytes of a dump that are sent at once, at least
+PIECE = 64 * 1024  # characters of a dump that are sent at once, at least
 
 # What somebody needs who has only the address. No key is asked for it: nothing in it is this machine's own.
 OVERVIEW: JSON = {
@@ -203,7 +203,7 @@ class Routes:
                 if not self._engine.ready:
                     return
                 for one in happened:
-                    yield telling.event(one, await self._tell(one.turn, one.links)).encode()
+                    yield telling.event(one, await self._tell(shown.turn, one.turn, one.links)).encode()
                 going = telling.progress(self._engine.progress(agent.key)) if live else []
                 going += await elsewhere.turns() if elsewhere is not None else []
                 if going != told:
@@ -268,16 +268,16 @@ def _unknown(agent_id: str) -> NotFound:
 
 async def _utf8(texts: AsyncIterator[str]) -> AsyncIterator[bytes]:
     """In pieces of some size: 20,000 small ones took longer to send than to make."""
-    pieces: list[bytes] = []
+    pieces: list[str] = []
     size = 0
     async for text in texts:
-        # A model's half surrogate cannot be sent as UTF-8: it is shown as "?", the store keeps it.
-        pieces.append(text.encode("utf-8", "replace"))
-        size += len(pieces[-1])
+        pieces.append(text)
+        size += len(text)
         if size >= PIECE:
-            yield b"".join(pieces)
+            # A model's half surrogate cannot be sent as UTF-8: it is shown as "?", the store keeps it.
+            yield "".join(pieces).encode("utf-8", "replace")
             pieces, size = [], 0
-    yield b"".join(pieces)
+    yield "".join(pieces).encode("utf-8", "replace")
 
 
 async def no_such_route(request: Request, exc: Exception) -> Response:

@@ -9,13 +9,13 @@ import os
 import pty
 import sys
 import termios
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 
-from cli_session_proxy.commands.chatting import Interrupts, There, _turn, printable
+from cli_session_proxy.commands.chatting import COMMANDS, Interrupts, There, _turn, printable
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.served import announced
 from cli_session_proxy.http.server import Server, create_app
@@ -65,20 +65,11 @@ class Terminal:
 
 
 @asynccontextmanager
-async def chatting(settings: Settings, *more: str) -> AsyncIterator[Terminal]:
-    """The command in a terminal of its own, with the settings that a user would give by flags and environment."""
+async def in_terminal(env: Mapping[str, str], *argv: object) -> AsyncIterator[Terminal]:
+    """A program in a terminal of its own, with this environment alone."""
     master, slave = pty.openpty()
-    env = {
-        "PATH": os.environ["PATH"],
-        "HOME": os.environ["HOME"],
-        "PYTHONPATH": str(ROOT),
-        "CLI_SESSION_PROXY_CLAUDE_ENV": json.dumps(settings.claude_env),
-        "CLI_SESSION_PROXY_STOP_GRACE": "2",
-    }
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cli_session_proxy", "chat", "--var", settings.var, "--claude-bin",
-        settings.claude_bin or "", "--claude-config-dir", settings.claude_config_dir or "", *more,
-        stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True,
+        *map(str, argv), stdin=slave, stdout=slave, stderr=slave, env=dict(env), start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(slave)
@@ -88,9 +79,31 @@ async def chatting(settings: Settings, *more: str) -> AsyncIterator[Terminal]:
     finally:
         asyncio.get_running_loop().remove_reader(master)
         if process.returncode is None:
-            process.terminate()
+            process.kill()
             await process.wait()
         os.close(master)
+
+
+@asynccontextmanager
+async def chatting(settings: Settings, *more: str) -> AsyncIterator[Terminal]:
+    """The command, with the settings that a user would give by flags and environment."""
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": os.environ["HOME"],
+        "PYTHONPATH": str(ROOT),
+        "CLI_SESSION_PROXY_CLAUDE_ENV": json.dumps(settings.claude_env),
+        "CLI_SESSION_PROXY_STOP_GRACE": "2",
+    }
+    async with in_terminal(
+        env, sys.executable, "-m", "cli_session_proxy", "chat", "--var", settings.var, "--claude-bin",
+        settings.claude_bin or "", "--claude-config-dir", settings.claude_config_dir or "", *more,
+    ) as terminal:  # fmt: skip
+        try:
+            yield terminal
+        finally:
+            if terminal.process.returncode is None:
+                terminal.process.terminate()
+                await terminal.process.wait()
 
 
 async def left(terminal: Terminal) -> int:
@@ -144,7 +157,8 @@ async def test_ctrl_c_cancels_the_turn_and_the_chat_goes_on(
         await terminal.see("some")
         terminal.type("\x03")
         await terminal.see("(cancelled: the conversation is as before)")
-        await terminal.see("› ")
+        # it was meant: nothing warns of it
+        assert (await terminal.see("› ")).strip() == ""
         terminal.type("break\n")
         await terminal.see("error: ")
         await terminal.see("› ")
@@ -163,6 +177,47 @@ async def test_ctrl_c_cancels_the_turn_and_the_chat_goes_on(
         terminal.type("\x04")
         assert await left(terminal) == 0
     assert heard(upstream) == ["are you there?"]
+
+
+async def test_its_commands_are_told_and_work_without_a_server(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    async with chatting(make_settings(claude_bin=claude_2), "--model", "haiku") as terminal:
+        await terminal.see("› ")
+        terminal.type("/show\n")
+        await terminal.see("nothing was said yet")
+        await terminal.see("› ")
+        terminal.type("/help\n")
+        told = await terminal.see("Any other line is said as it is.")
+        assert {line.split(" ")[0] for line in told.split("\r\n")} >= COMMANDS
+        await terminal.see("› ")
+        terminal.type("/model\n")
+        await terminal.see("model haiku")
+        terminal.type("/model opus\n")
+        await terminal.see("model opus")
+        await terminal.see("› ")
+        # a command is one only where the line begins with its whole name; a blank line says nothing
+        terminal.type("\n")
+        await terminal.see("› ")
+        terminal.type("/helpless \\\n")
+        await terminal.see("… ")
+        terminal.type("and \\\n")
+        await terminal.see("… ")
+        terminal.type("last\n")
+        await terminal.see("You said: /helpless")
+        await terminal.see("[started, session")
+        await terminal.see("› ")
+        terminal.type("/show\n")
+        await terminal.see("turn 1 turn_")
+        await terminal.see("[started, session")
+        await terminal.see("› ")
+        terminal.type("never ends \\\n")
+        await terminal.see("… ")
+        terminal.type("\x04")
+        await terminal.see("You said: never ends")
+        assert await left(terminal) == 0
+    assert heard(upstream) == ["/helpless \nand \nlast", "never ends \n"]
+    assert upstream.requests[-1].body["model"].startswith("claude-opus")
 
 
 async def test_it_talks_to_the_server_that_runs_on_the_same_var(

@@ -12,7 +12,7 @@ import pytest
 
 from cli_session_proxy import cli
 from cli_session_proxy.backends.claude.sessions.adoption import adopt_session
-from cli_session_proxy.backends.claude.sessions.verifying import Difference, Verified, Verifier
+from cli_session_proxy.backends.claude.sessions.verifying import Difference, Looked, Verified, Verifier
 from cli_session_proxy.backends.claude.transcript import write
 from cli_session_proxy.commands import bars, upkeep
 from cli_session_proxy.domain.models import Agent, FileMark, Session
@@ -276,11 +276,12 @@ async def test_what_a_killed_proxy_left_of_a_turn_is_a_note_and_no_difference(
 async def test_what_takes_long_shows_how_far_it_is_in_a_terminal_only(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verify = Verifier.verify
+    session = Verifier.session
 
-    async def slow(self: Verifier, agent: Agent, held_at: str | None = None) -> Verified:
-        await until(lambda: "verifying" in capsys.readouterr().err)
-        return await verify(self, agent, held_at)
+    async def slow(self: Verifier, agent: Agent, one: Session) -> Looked:
+        # one agent: the path to its head was read, its session is to be compared
+        await until(lambda: "50%" in (told := capsys.readouterr().err) and "verifying" in told)
+        return await session(self, agent, one)
 
     async with store_of(settings) as store:
         staged = await stage(settings, store, tmp_path)
@@ -288,5 +289,5 @@ async def test_what_takes_long_shows_how_far_it_is_in_a_terminal_only(
         await staged.verify()
         assert "verifying" not in capsys.readouterr().err
         monkeypatch.setenv("FORCE_COLOR", "1")
-        monkeypatch.setattr(Verifier, "verify", slow)
+        monkeypatch.setattr(Verifier, "session", slow)
         assert await staged.kinds() == []

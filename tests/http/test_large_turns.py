@@ -53,10 +53,11 @@ def test_what_is_large(row: Turn, large: bool) -> None:
 async def test_a_large_turn_is_told_elsewhere_in_the_same_words(helpers: Helpers) -> None:
     tell = Teller(helpers)
     small, large = turn(1), turn(2, output=(block("sk-ant-secret1 " * LARGE),), input=(Message("user", (IMAGE,)),))
-    assert await tell(small) == shown.turn(small)
+    assert await tell(shown.turn, small) == shown.turn(small)
     assert helpers.processes == 0
     for verbatim in (False, True):
-        assert await tell(large, verbatim=verbatim) == shown.turn(large, verbatim=verbatim)
+        for show in (shown.turn, shown.measured, shown.said):
+            assert await tell(show, large, verbatim=verbatim) == show(large, verbatim=verbatim)
     assert helpers.processes == 1
 
 
@@ -64,7 +65,8 @@ async def test_a_turn_that_takes_too_long_is_told_without_its_words(
     helpers: Helpers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(helpers, "_seconds", 0.2)
-    told = await Teller(helpers)(turn(1, input=(Message.user(HOSTILE),), output=(block(HOSTILE),), system=HOSTILE))
+    row = turn(1, input=(Message.user(HOSTILE),), output=(block(HOSTILE),), system=HOSTILE)
+    told = await Teller(helpers)(shown.turn, row)
     assert (told["id"], told["status"], told["system"]) == ("turn_1", "completed", None)
     assert told["output"] == told["input"][0]["content"] == [block(TOO_LARGE)]
 

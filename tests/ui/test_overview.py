@@ -88,7 +88,10 @@ async def test_an_operator_is_shown_what_every_key_spends_and_others_their_own(
     settings = store_only(tmp_path).model_copy(update=given)
     async with running(settings) as engine, serving(engine, settings) as url:
         for n, owner in enumerate(keys, 1):
-            row = turn(n, id=f"{owner}-1", parent_id=None, created_at=time.time(), cost_usd=float(n))
+            row = turn(
+                n, id=f"{owner}-1", parent_id=None, created_at=time.time(), cost_usd=float(n),
+                usage=Usage(10, 5, 85, 0),
+            )  # fmt: skip
             new = NewChain(owner, f"{owner}s agent", owner, True, 1.0, time.time(), lambda: None)
             await engine.store.import_chain(new, [WholeTurn(row, ())])
         for owner, key in keys.items():
@@ -101,12 +104,21 @@ async def test_an_operator_is_shown_what_every_key_spends_and_others_their_own(
                     await expect(days.locator("h2")).to_contain_text("The last 14 days of key alice")
                     await expect(days.locator("figcaption").first).to_have_text("Cost $1.00")
                     await expect(every).to_have_count(0)
+                    await expect(days.locator(".chart")).to_have_count(4)
                     assert "bob" not in await page.locator("body").inner_text()
                 else:
                     await expect(days.locator("h2")).to_contain_text("The last 14 days of all keys")
                     await expect(days.locator("figcaption").first).to_have_text("Cost $3.00")
                     await every.locator("summary").click()
                     await expect(every.locator("tbody tr")).to_contain_text(["bob1$2.00", "alice1$1.00"])
+                    by_key = {"Cost": ("$3.00", "bob $2.00, alice $1.00"), "Tokens": ("200", "bob 100, alice 100")}
+                    for what, (whole, newest) in by_key.items():
+                        chart = days.locator(".chart", has=page.get_by_text(f"{what} by key", exact=True))
+                        await expect(chart.locator("figcaption")).to_have_text(f"{what} by key {whole}")
+                        await expect(chart.locator(".key")).to_have_text(["bob", "alice"])
+                        await chart.locator("summary").click()
+                        await expect(chart.locator("td").last).to_have_text(newest)
+                        await expect(chart.locator("td").first).to_have_text("nothing")
                     assert await barriers(page, axe) == []
                 await expect(page.locator("#chains .name")).to_have_text([f"{owner}s agent"])
 

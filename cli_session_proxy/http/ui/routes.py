@@ -21,23 +21,13 @@ from ..keys import Keys
 from ..large_turns import Teller
 from . import views
 from .overview import Overview
+from .script import joined
 
 STATIC = Path(__file__).parent / "static"
 FILES: Mapping[str, str] = {
     "index.html": "text/html; charset=utf-8",
     "style.css": "text/css; charset=utf-8",
     "main.js": "text/javascript; charset=utf-8",
-    "api.js": "text/javascript; charset=utf-8",
-    "dom.js": "text/javascript; charset=utf-8",
-    "chains.js": "text/javascript; charset=utf-8",
-    "chain.js": "text/javascript; charset=utf-8",
-    "graph.js": "text/javascript; charset=utf-8",
-    "markdown.js": "text/javascript; charset=utf-8",
-    "search.js": "text/javascript; charset=utf-8",
-    "turn.js": "text/javascript; charset=utf-8",
-    "rows.js": "text/javascript; charset=utf-8",
-    "overview.js": "text/javascript; charset=utf-8",
-    "charts.js": "text/javascript; charset=utf-8",
 }
 # What the page draws of what was said: by pixels, not by a program.
 IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
@@ -70,6 +60,8 @@ class Ui:
         self._overview = Overview(engine)
         # Read once: a page asks for all of them at once, and a running program goes with the files it was started with.
         self._files = {name: (STATIC / name).read_bytes() for name in FILES}
+        modules = {path.stem: path.read_text() for path in STATIC.glob("*.js")}
+        self._files["main.js"] = joined(modules, "main").encode()
 
     def add_to(self, app: Starlette) -> None:
         chain = "/v1/chains/{agent_id}"
@@ -151,7 +143,7 @@ class Ui:
         around = await self._engine.store.page(agent.key, before_seq=turn.seq + 1, limit=1)
         children = [child.id for child in await self._engine.store.children(turn.id)]
         related = [*children, *([turn.parent_id] if turn.parent_id else [])]
-        told = await self._tell(turn, around.links, verbatim=verbatim)
+        told = await self._tell(shown.turn, turn, around.links, verbatim=verbatim)
         return JSONResponse(
             {
                 "turn": told,

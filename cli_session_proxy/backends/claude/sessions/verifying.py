@@ -95,10 +95,14 @@ class Verifier:
         self._config_dir = environment.config_dir(settings)
         self._tails = Tails(store)
 
-    async def verify(self, agent: Agent, held_at: str | None = None) -> Verified:
-        """`held_at`: the other host that has the agent, and its transcripts with it; this one's copies are old."""
+    async def verify(
+        self, agent: Agent, held_at: str | None = None, step: Callable[[], None] = lambda: None
+    ) -> Verified:
+        """`held_at`: the other host that has the agent, and its transcripts with it; this one's copies are old.
+        `step` is called once the path to the head was read, and after each session."""
         chain = await self._store.chain(agent.key)
-        sessions = [session for session in chain.sessions if session.tip_turn_id] if chain else []
+        every_session = chain.sessions if chain else ()
+        sessions = [session for session in every_session if session.tip_turn_id]
         unwritten: list[str] = []
         busy: list[str] = []
         found: list[Difference] = []
@@ -106,12 +110,17 @@ class Verifier:
         records = 0
         async for fault in self._faults(agent, sessions):
             found.append(fault)
+        step()
         if held_at is not None and agent.head is not None:
             tip = next((session for session in sessions if session.tip_turn_id == agent.head), None)
             text = f"{held_at} has this agent: its transcripts are there, and `verify` compares them there"
             notes.append(Difference(tip.id if tip else "", agent.head, True, "", "host", text))
-        for session in sessions if held_at is None else ():
+        for session in every_session:
+            if held_at is not None or not session.tip_turn_id:
+                step()
+                continue
             looked = await self.session(agent, session)
+            step()
             unwritten += [session.id] if looked.unwritten else []
             records += looked.records
             busy += [session.id] if looked.busy else []

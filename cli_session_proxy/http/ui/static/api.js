@@ -49,8 +49,19 @@ async function wordsOf(answer) {
   }
 }
 
+const asked = new Map(); // path -> its answer to come
+
+/** Ask for this now: who wants it first has the answer. */
+export function ahead(path) {
+  const answer = get(path);
+  answer.catch(() => {}); // whoever takes it is told
+  asked.set(path, answer);
+}
+
 export async function get(path, signal) {
-  return (await request(path, { signal })).json();
+  const answer = asked.get(path);
+  asked.delete(path);
+  return answer || (await request(path, { signal })).json();
 }
 
 /** A file as an address of this page's own, for an <img>. */

@@ -4,11 +4,11 @@
 // the order of acceptance, from 1.
 
 import { chainPath, follow, get } from "./api.js";
-import { canceller, coloured, count, fill, h, MEANING, money, REPAIRS, session, time } from "./dom.js";
-import { draw, layout } from "./graph.js";
+import { canceller, coloured, count, fill, h, MEANING, money, REPAIRS, session, time, whole } from "./dom.js";
+import { draw, layout, straight } from "./graph.js";
 import { Rows } from "./rows.js";
+import { PAGE, turnsPath } from "./where.js";
 
-const PAGE = 100; // turns that are asked for at once
 const KEPT = 30; // of such pages
 const MANY = 2000; // turns of a chain whose newest ones are drawn before all is known
 const AGAIN = 2000; // ms until a lost connection is tried again
@@ -61,7 +61,7 @@ export class ChainView {
     this.jumps = h("span.jumps", { hidden: true }, jump("Newest", "g", () => this.rows.focus(0)), " ",
       jump("First", "G", () => this.rows.focus(this.order.length - 1)));
     fill(this.summary, h("h1", { title: agentId }, agentId), h("p"), this.timeline);
-    this.section.scrollTop = 0;
+    if (this.stop) this.section.scrollTop = 0;
     this.stop = new AbortController();
     const { signal } = this.stop;
     this.listed = new Promise((done) => (this.onListed = done)); // there is an order, if not the last word on it
@@ -88,11 +88,10 @@ export class ChainView {
     const after = Math.max(0, this.parents.length - 1 - PAGE); // one that waited may have got another parent
     try {
       const ask = () => get(after ? `${path}/tree?after=${after}` : `${path}/tree`, signal);
+      const turns = get(turnsPath(this.agentId, turnId), signal);
       const shape = turnId ? null : ask(); // behind a linked turn: it would take the server's time from that one
       if (shape) shape.catch(() => {}); // it is waited for below
-      const newest = () => get(`${path}/turns?limit=${PAGE}`, signal);
-      const around = turnId && get(`${path}/turns?limit=${PAGE}&with=${encodeURIComponent(turnId)}`, signal);
-      const page = around ? await around.catch((fault) => (fault.status === 404 ? newest() : Promise.reject(fault))) : await newest();
+      const page = await turns.catch((fault) => (turnId && fault.status === 404 ? get(turnsPath(this.agentId), signal) : Promise.reject(fault)));
       if (signal.aborted) return true;
       if (!this.about && page.total > MANY) this.first(page, turnId);
       const tree = await (shape || ask());
@@ -131,10 +130,12 @@ export class ChainView {
   /** These turns of a long chain, before its shape is known: as if each went on from the one before it. */
   first(page, turnId) {
     this.about = { head: page.head, total: page.total, cost: page.cost_usd, links: page.link_counts, since: page.created_at };
-    this.parents = Array.from({ length: page.total + 1 }, (_, place) => Math.max(0, place - 1));
-    this.order = newestFirst(this.parents);
+    this.parents = [0];
+    this.order = [];
+    for (let place = 1; place <= page.total; place += 1) this.parents.push(place - 1);
+    for (let place = page.total; place > 0; place -= 1) this.order.push(place);
     this.numbers = null;
-    this.lanes = layout(this.order, (place) => this.parents[place]);
+    this.lanes = straight(page.total);
     this.learn(page);
     this.renderSummary();
     const linked = page.data.find((turn) => turn.id === turnId);
@@ -285,7 +286,7 @@ export class ChainView {
     if (state === this.summarised) return;
     this.summarised = state;
     const chips = Object.entries(links).map(([reason, number]) =>
-      h("span.reason", { "data-reason": reason, title: MEANING[reason] }, `${reason} ${number.toLocaleString("en")}`));
+      h("span.reason", { "data-reason": reason, title: MEANING[reason] }, `${reason} ${whole(number)}`));
     fill(this.summary.querySelector("h1"), this.agentId);
     fill(this.summary.querySelector("p"), h("span", null, `${count(total, "turn")}, ${money(cost)}`), " ", ...chips, this.jumps);
     this.jumps.hidden = total < 10;

@@ -1,11 +1,11 @@
 // The list of agents: the last active at once, all others behind them, and what changes every other second.
 
 import { get } from "./api.js";
-import { ago, bytes, count, fill, h, money } from "./dom.js";
+import { ago, bytes, count, fill, h, money, whole } from "./dom.js";
 import { Rows } from "./rows.js";
+import { AGENTS, FIRST } from "./where.js";
 
 const EVERY = 2000;
-const FIRST = 100; // drawn at once, and asked for again and again
 const MOST = 20000; // agents that are listed
 const WHOLE = 60000; // ms after which all of them are asked for again
 const PREVIEWS = 20; // newest words that are asked for at once
@@ -63,7 +63,7 @@ export class Chains {
   async refresh() {
     const asked = ++this.asked;
     try {
-      const { data } = await get(`/v1/chains?limit=${FIRST}`);
+      const { data } = await get(AGENTS);
       if (asked !== this.asked) return; // a later question is under way
       // Who was active since the last of these, and is not among them, is gone.
       const last = data.length === FIRST ? data[data.length - 1].last_at : 0;
@@ -98,7 +98,7 @@ export class Chains {
     fill(this.empty, this.known.size ? (words ? `No agent matches “${this.search.value.trim()}”.` : "No agent is like that.")
       : "No chains yet: send a request, or try cli-session-proxy chat.");
     const sum = (name) => this.shown.reduce((all, row) => all + row[name], 0);
-    const some = this.shown.length < this.known.size ? ` of ${this.known.size.toLocaleString("en")}` : "";
+    const some = this.shown.length < this.known.size ? ` of ${whole(this.known.size)}` : "";
     const says = `${count(this.shown.length, "agent")}${some}, ${count(sum("turns"), "turn")}, ${count(sum("repairs"), "repair")}, ${count(sum("failures"), "failure")}, ${money(sum("cost_usd"))}, ${bytes(sum("bytes"))}`;
     if (this.totals.textContent !== says) fill(this.totals, says);
   }

@@ -36,6 +36,13 @@ export function layout(order, parentOf) {
   return lanes;
 }
 
+/** Lanes for so many turns of which each goes on from the one before it. */
+export function straight(count) {
+  const from = new Uint16Array(count).fill(1);
+  if (count) from[0] = 0;
+  return { column: new Uint8Array(count), from, through: new Uint16Array(count) };
+}
+
 const x = (lane) => 8 + lane * LANE;
 
 function line(svg, x1, y1, x2, y2) {

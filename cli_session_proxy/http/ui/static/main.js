@@ -1,5 +1,6 @@
 // Where we are (the address's hash), the keys, and what every view shares.
 
+import { where } from "./where.js"; // first: it asks the proxy, and the rest is set up meanwhile
 import { onKeyNeeded, useKey } from "./api.js";
 import { ChainView } from "./chain.js";
 import { Chains } from "./chains.js";
@@ -59,27 +60,14 @@ const found = new SearchView(at("found"), search, {
   },
 });
 
-// --- where we are: #/AGENT/TURN, or #/?q=WORDS&status=…
+// --- where we are
 
 let here = { agent: null, turn: null, query: null };
 let before = "#/"; // where somebody was when they began to search
 
-function parts() {
-  const where = location.hash.replace(/^#\/?/, "");
-  if (where.startsWith("?")) return { agent: null, turn: null, query: new URLSearchParams(where) };
-  const [agent, turnId] = where.split("/").map((part) => {
-    try {
-      return decodeURIComponent(part);
-    } catch {
-      return part; // an address that somebody cut: nothing is of this name, and the page says so
-    }
-  });
-  return { agent: agent || null, turn: turnId || null, query: null };
-}
-
 async function go() {
   const last = here;
-  here = parts();
+  here = where();
   if (!here.query) before = location.hash || "#/";
   document.body.dataset.view = here.query ? "search" : here.turn ? "turn" : here.agent ? "chain" : "chains";
   document.title = `${here.query ? "search" : here.agent || "chains"} · cli_session_proxy`;

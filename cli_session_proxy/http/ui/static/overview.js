@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { bars } from "./charts.js";
-import { ago, bytes, count, fill, h, money } from "./dom.js";
+import { ago, brief, bytes, count, fill, h, money, whole } from "./dom.js";
 
 const EVERY = 3000;
 
@@ -81,20 +81,33 @@ function running({ running: turns, processes, at }) {
 const total = (days, name) => days.reduce((sum, day) => sum + day[name], 0);
 const read = (row) => row.input_tokens + row.cache_read_tokens + row.cache_write_tokens;
 const share = (row) => (read(row) ? (100 * row.cache_read_tokens) / read(row) : 0);
-const brief = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
 /** A line for each of these, the dearest first. `name` is what they are told apart by. */
 function table(title, name, rows) {
-  const tokens = (row) => `${brief.format(read(row))} read, ${brief.format(row.output_tokens)} written`;
+  const tokens = (row) => `${brief(read(row))} read, ${brief(row.output_tokens)} written`;
   return h("details.models", null, h("summary", null, title), h("div.table", { tabindex: "0", role: "group", "aria-label": title }, h("table", null,
     h("thead", null, h("tr", null, ...[name, "turns", "cost", "tokens", "cache", "failed"].map((one) => h("th", { scope: "col" }, one)))),
-    h("tbody", null, ...rows.map((row) => h("tr", null, h("th", { scope: "row" }, row[name]), h("td", null, row.turns.toLocaleString("en")),
+    h("tbody", null, ...rows.map((row) => h("tr", null, h("th", { scope: "row" }, row[name]), h("td", null, whole(row.turns)),
       h("td", null, money(row.cost_usd)), h("td", null, tokens(row)), h("td", null, `${share(row).toFixed(0)} %`), h("td", null, row.failed + row.refused)))))));
+}
+
+const KEYS = 4; // with a colour of their own
+
+/** The days as the keys have them, the dearest ones one by one. `name`: what of them; `words`: a number of it. */
+function byKey(title, name, words, days, keys) {
+  const rest = keys.slice(KEYS);
+  const others = { key: `${count(rest.length, "other")}`, daily: { [name]: days.map((_, at) => rest.reduce((sum, one) => sum + one.daily[name][at], 0)) } };
+  const shown = rest.length ? [...keys.slice(0, KEYS), others] : keys;
+  const each = days.map(({ day }, at) => ({ day, at }));
+  const of = (one, at) => one.daily[name][at];
+  const says = ({ at }) => shown.filter((one) => of(one, at)).map((one) => `${one.key} ${words(of(one, at))}`).join(", ") || "nothing";
+  const whole = shown.reduce((sum, one) => sum + one.daily[name].reduce((all, value) => all + value, 0), 0);
+  return bars(title, each, shown.map((one) => ({ name: one.key, of: ({ at }) => of(one, at) })), says, { total: words(whole) });
 }
 
 function days({ days: each, models, keys, owner, turns, is_whole: isWhole, store_bytes: size }) {
   const all = { input_tokens: total(each, "input_tokens"), cache_read_tokens: total(each, "cache_read_tokens"), cache_write_tokens: total(each, "cache_write_tokens") };
-  const tokens = (row) => `${brief.format(read(row))} read, ${brief.format(row.output_tokens)} written`;
+  const tokens = (row) => `${brief(read(row))} read, ${brief(row.output_tokens)} written`;
   const whose = keys ? (keys.length > 1 ? " of all keys" : "") : ` of key ${owner}`;
   const facts = [count(turns, "turn"), size ? `store ${bytes(size)}` : ""].filter(Boolean).join(", ");
   return [
@@ -102,12 +115,13 @@ function days({ days: each, models, keys, owner, turns, is_whole: isWhole, store
     h("div.charts", null,
       bars("Cost", each, [{ name: "cost", of: (day) => day.cost_usd }], (day) => money(day.cost_usd), { total: money(total(each, "cost_usd")) }),
       bars("Tokens", each, [{ name: "read", of: read }, { name: "written", of: (day) => day.output_tokens }], tokens,
-        { total: brief.format(read(all) + total(each, "output_tokens")) }),
+        { total: brief(read(all) + total(each, "output_tokens")) }),
       bars("Read from the cache", each, [{ name: "share", of: share }], (day) => `${share(day).toFixed(0)} %`, { most: 100, total: `${share(all).toFixed(0)} %` }),
       bars("Repairs and failures", each, [{ name: "repairs", of: (day) => day.repairs }, { name: "failed or refused", of: (day) => day.failed + day.refused }],
         (day) => `${count(day.repairs, "repair")}, ${day.failed} failed, ${day.refused} refused`,
         { total: `${count(total(each, "repairs"), "repair")}, ${total(each, "failed") + total(each, "refused")} failed` })),
     models.length > 0 && table("By model", "model", models),
     keys && keys.length > 1 && table("By key", "key", keys),
+    keys && keys.length > 1 && h("div.charts", null, byKey("Cost by key", "cost_usd", money, each, keys), byKey("Tokens by key", "tokens", brief, each, keys)),
   ];
 }

@@ -5,7 +5,8 @@ import { h } from "./dom.js";
 
 const AROUND = 60; // rows that are drawn before and behind those that are seen
 const NEAR = 20; // with fewer left, others are drawn
-const FIRST = [5, 20]; // rows before and from a linked one that are drawn at once; those around them follow
+const BEFORE = 3; // rows before a linked one that are drawn with those that fill the window; others follow once it is painted
+const LOWEST = 50; // px of a row, at least
 
 export class Rows {
   /**
@@ -54,19 +55,19 @@ export class Rows {
   /** There are so many, of which none is drawn: begin with those around this place, and bring it into sight. */
   begin(count, place) {
     this.count = count;
-    this.from = Math.max(0, place - FIRST[0]);
-    this.to = Math.min(count, place + FIRST[1]);
+    this.from = Math.max(0, place - BEFORE);
+    this.to = Math.min(count, place + Math.ceil(innerHeight / LOWEST));
     this.place();
     this.measure();
     this.scroller.scrollTop += this.list.getBoundingClientRect().top - this.scroller.getBoundingClientRect().top + this.topOf(place) - this.stickyHeight();
     this.dirty = true;
-    this.soon();
+    this.soon((then) => requestAnimationFrame(() => setTimeout(then))); // once these are painted
   }
 
-  soon() {
+  soon(later = requestAnimationFrame) {
     if (this.waiting) return;
     this.waiting = true;
-    requestAnimationFrame(() => {
+    later(() => {
       this.waiting = false;
       this.render();
     });
@@ -98,6 +99,7 @@ export class Rows {
   }
 
   render() {
+    if (!this.count && !this.drawn.size) return; // nothing to be measured
     if (!this.scroller.offsetParent && !this.dirty) return;
     const seen = this.scroller.getBoundingClientRect();
     const top = this.list.getBoundingClientRect().top;

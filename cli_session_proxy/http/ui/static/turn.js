@@ -3,7 +3,8 @@
 import { blob, chainPath, get, post } from "./api.js";
 import { drawSaid } from "./chain.js";
 import { markdown } from "./markdown.js";
-import { bytes, canceller, coloured, confirmed, copier, count, fill, h, millis, money, session, short, time } from "./dom.js";
+import { bytes, canceller, coloured, confirmed, copier, count, fill, h, millis, money, session, short, time, whole } from "./dom.js";
+import { turnPath } from "./where.js";
 
 // The way of a turn, in order; each part of the bar ends at its step.
 const STEPS = ["queued", "session_ready", "first_block", "result", "committed"];
@@ -47,17 +48,18 @@ export class TurnView {
     const asked = ++this.asked;
     if (this.agentId !== agentId) fill(this.section); // nothing of one agent stays under the name of another
     this.agentId = agentId;
-    const path = `${chainPath(agentId)}/turns/${encodeURIComponent(turnId)}`;
+    const path = turnPath(agentId, turnId);
     try {
       const found = await get(bare ? `${path}?redact=0` : path);
       if (asked !== this.asked) return;
       const again = this.shown === turnId;
       this.bare = bare;
-      const top = this.section.scrollTop;
+      const top = again ? this.section.scrollTop : 0;
       for (const address of this.addresses.splice(0)) URL.revokeObjectURL(address);
       this.draw(agentId, found);
       this.section.hidden = false;
-      this.section.scrollTop = again ? top : 0;
+      if (this.used) this.section.scrollTop = top; // else it is at its top: to be told so, it would be laid out now
+      this.used = true;
       this.shown = turnId;
       this.onFault(null);
       await this.onPlace(found.number, again); // what follows reads the whole path: the list comes first
@@ -132,7 +134,7 @@ export class TurnView {
   thumbnail(agentId, turnId, { sha256, media_type: kind, bytes: size }) {
     const words = `${kind}, ${bytes(size)}`;
     const place = h("figure.thumbnail", null, h("figcaption.quiet", { title: `sha256 ${sha256}` }, words));
-    blob(`${chainPath(agentId)}/turns/${encodeURIComponent(turnId)}/images/${sha256}`).then((address) => {
+    blob(`${turnPath(agentId, turnId)}/images/${sha256}`).then((address) => {
       this.addresses.push(address);
       const picture = h("img", { src: address, alt: `image, ${words}` });
       const link = h("a", { href: address, target: "_blank", rel: "noopener" }, picture);
@@ -184,7 +186,7 @@ export class TurnView {
     ask.addEventListener("click", async () => {
       ask.disabled = true;
       try {
-        const seen = await get(`${chainPath(agentId)}/turns/${encodeURIComponent(turn.id)}/seen`);
+        const seen = await get(`${turnPath(agentId, turn.id)}/seen`);
         const to = (id) => h("a", { href: `#/${encodeURIComponent(agentId)}/${encodeURIComponent(id)}` }, id);
         const left = seen.total - seen.messages.length;
         fill(place, h("h3", null, "What the model saw"),
@@ -270,7 +272,7 @@ function block(one, image) {
 
 function text(words) {
   if (words.length <= LONG) return h("div.text", null, words);
-  const rest = h("details", null, h("summary", null, `${(words.length - LONG).toLocaleString("en")} more characters`),
+  const rest = h("details", null, h("summary", null, `${whole(words.length - LONG)} more characters`),
     h("div.text", null, words.slice(LONG)));
   return h("div", null, h("div.text", null, words.slice(0, LONG)), rest);
 }
@@ -330,10 +332,10 @@ function waterfall(fell) {
 function tokens(turn) {
   const { usage } = turn;
   return facts([
-    ["new", usage.input_tokens.toLocaleString("en")],
-    ["read from the cache", usage.cache_read_tokens.toLocaleString("en")],
-    ["written to the cache", usage.cache_write_tokens.toLocaleString("en")],
-    ["answer", [usage.output_tokens.toLocaleString("en"), usage.thinking_tokens ? ` (thinking ${usage.thinking_tokens})` : ""]],
+    ["new", whole(usage.input_tokens)],
+    ["read from the cache", whole(usage.cache_read_tokens)],
+    ["written to the cache", whole(usage.cache_write_tokens)],
+    ["answer", [whole(usage.output_tokens), usage.thinking_tokens ? ` (thinking ${usage.thinking_tokens})` : ""]],
     ["cost", money(turn.cost_usd)],
   ]);
 }
