@@ -518,8 +518,8 @@ class Turns(Protocol):
     def unfinished(self) -> AsyncIterator[Turn]:
         """Turns that are `queued` or `running`, in the order of acceptance."""
 
-    async def waiting(self, agent_key: int) -> list[Turn]:
-        """The unfinished turns of one agent, of every proxy, in the order of acceptance."""
+    async def waiting(self, agent_key: int, *, but: str | None = None) -> list[Turn]:
+        """The unfinished turns of one agent, of every proxy `but` this one, in the order of acceptance."""
 
     async def set_call(self, turn_id: str, call: JSON) -> None:
         """Replace what a stateful wire keeps with the turn."""
