@@ -407,7 +407,8 @@ async def test_a_standby_is_refused() -> None:
 async def test_a_commit_waits_for_the_servers_disk_whatever_its_own_setting_is(postgres_url: str) -> None:
     store = PostgresqlStore(postgres_url)
     async with opened(lambda: store):
-        for urgency, waits in ((Urgency.DURABLE, "on"), (Urgency.JOURNAL, "on"), (Urgency.LATER, "off")):
+        every = {Urgency.DURABLE: "on", Urgency.JOURNAL: "on", Urgency.AHEAD: "off", Urgency.LATER: "off"}
+        for urgency, waits in every.items():
             asked = store.database.write(lambda conn: conn.exec_driver_sql("SHOW synchronous_commit").scalar(), urgency)
             assert await asked == waits
     with psycopg.connect(postgres_url) as conn:
@@ -451,6 +452,29 @@ async def test_a_server_that_is_killed_and_comes_back_has_every_acknowledged_tur
             assert {kept[name].status for name in acknowledged} == {"completed"}
             assert [len(await store.records(name)) for name in acknowledged[-5:]] == [1] * 5
             assert {type(one) for one in told} <= {StoreUnavailable, NotFound}
+
+
+async def test_a_turn_that_the_server_has_lost_is_never_begun(postgres_url: str) -> None:
+    store = PostgresqlStore(postgres_url)
+    async with opened(lambda: store):
+        agent = await an_agent(store)
+        turn = await store.accept(a_turn(agent, "t1"))
+        with psycopg.connect(postgres_url) as crash:
+            crash.execute("DELETE FROM turns")
+        with pytest.raises(StoreUnavailable, match="before it had kept this turn"):
+            await store.begin(a_begin(turn))
+
+
+async def test_a_turn_that_has_begun_survives_the_servers_death() -> None:
+    with server("-c", "wal_writer_delay=10s") as mortal:
+        store = PostgresqlStore(mortal.new_url())
+        async with opened(lambda: store):
+            agent = await an_agent(store)
+            turn = await store.accept(a_turn(agent, "t1"))
+            await store.begin(a_begin(turn))
+            await asyncio.to_thread(mortal.stop, signal.SIGKILL)
+            await asyncio.to_thread(mortal.start)
+            assert (await store.commit(a_commit(turn, agent))).status == "completed"
 
 
 async def test_a_server_that_is_away_for_a_moment_costs_a_commit_only_time() -> None:

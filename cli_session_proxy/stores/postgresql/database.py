@@ -151,8 +151,9 @@ class PostgresqlDatabase(Life, Database):
         quick: bool = False,  # noqa: ARG002 - as above
         alone: bool = False,
     ) -> T:
-        """Each by itself: the server commits those together that come at once. All but `LATER` wait for its disk: after
-        a crash of the server its proxies live on, and must find every lease that they were granted."""
+        """Each by itself: the server commits those together that come at once. `DURABLE` and `JOURNAL` wait for its
+        disk: after a crash of the server its proxies live on, and must find every lease that they were granted, and
+        the beginning of every turn that they run."""
         if not self._open or self._threads is None:
             raise _closed()
         loop = asyncio.get_running_loop()
@@ -160,7 +161,8 @@ class PostgresqlDatabase(Life, Database):
         if urgency is not Urgency.LATER and self._later:
             await asyncio.wait(set(self._later))  # what was asked for earlier is done earlier
         patient = urgency is Urgency.DURABLE and not alone
-        run = partial(self._write, work, deadline, full=urgency is not Urgency.LATER, patient=patient, again=not alone)
+        full = urgency in (Urgency.DURABLE, Urgency.JOURNAL)
+        run = partial(self._write, work, deadline, full=full, patient=patient, again=not alone)
         done = loop.run_in_executor(self._threads[0], run)
         if urgency is Urgency.LATER:
             self._later.add(done)

@@ -34,12 +34,14 @@ Work = Callable[[Connection], T]
 
 
 class Urgency(Enum):
-    """When a write is done. `DURABLE`: it survives a power cut. `JOURNAL`: it survives the end of this process.
-    `LATER`: the same, in a moment, but before every other write that is asked for after it (only a `quick` one goes
-    ahead)."""
+    """When a write is done. `DURABLE`: it survives a power cut. `JOURNAL`: it survives the end of this process, and of
+    the database's server. `AHEAD`: it survives the end of this process; that of a server as soon as a `DURABLE` or a
+    `JOURNAL` write that follows it does, so that nothing is there that builds on it without it. `LATER`: as `AHEAD`, in
+    a moment, but before every other write that is asked for after it (only a `quick` one goes ahead)."""
 
     DURABLE = auto()
     JOURNAL = auto()
+    AHEAD = auto()
     LATER = auto()
 
 
@@ -79,7 +81,7 @@ class Database(Protocol):
         """Run `work` as one transaction, maybe together with others, and maybe again where it was rolled back.
 
         `alone`: never together with others, and once; for work that is long or has effects of its own. `quick`: a few
-        rows with `Urgency.JOURNAL`, which may run on the event loop.
+        rows with `Urgency.JOURNAL` or `AHEAD`, which may run on the event loop.
         """
 
     def claim(self, name: str) -> Claim | None:

@@ -181,7 +181,8 @@ class SqlStore(Store):
     # turns
 
     async def accept(self, new: NewTurn) -> Turn:
-        urgency = Urgency.DURABLE if new.promised else Urgency.JOURNAL
+        # `begin` finds out where it was lost, before anything is said to a model.
+        urgency = Urgency.DURABLE if new.promised else Urgency.AHEAD
         quick = not new.promised and _is_small(new)
         turn, inserted = await self._db.write(partial(writing.accept, new=new), urgency, quick=quick)
         return replace(turn, seq=inserted.lastrowid or 0)

@@ -194,6 +194,8 @@ def rewind(conn: Connection, lease: Lease, to: str | None) -> None:
 def begin(conn: Connection, begun: TurnStart) -> None:
     held, state = firsts(conn, leases.held(begun.lease), (_STATE, {"turn_id": begun.turn_id}))
     leases.check(begun.lease, held)
+    if state is None:  # not its agent's deletion: that takes the lease along
+        raise StoreUnavailable("the server of the store stopped before it had kept this turn", retry_after=1.0)
     row = _allowed(begun.turn_id, _UNFINISHED, state)
     for turn_id in begun.left_off:
         before = _STATE.one(conn, {"turn_id": turn_id})
