@@ -4,6 +4,7 @@ beside it.
 | what | SQLite | PostgreSQL, on psycopg 3 |
 |---|---|---|
 | a transaction | a writer thread, groups, reader threads | a pool: READ COMMITTED writes, snapshot reads |
+| a turn's statements | run as they come | noted, and sent together when a result is asked for |
 | locking of a row | `BEGIN IMMEDIATE` locks the file | `FOR NO KEY UPDATE`, which SQLite's dialect leaves out |
 | a row that is new | `InsertNew` | the same text |
 | a key that it gives | the driver tells it | RETURNING, by its dialect |
