@@ -41,8 +41,8 @@ class Look:
     def __init__(self, postgres: Postgres, url: str) -> None:
         lines = (postgres.folder / "log").read_text().splitlines()
         self.statements = sum("LOG:  statement: " in line or "LOG:  execute " in line for line in lines)
-        self.transactions = sum("LOG:  statement: BEGIN" in line for line in lines)
-        self.flushes = sum("synchronous_commit = on" in line for line in lines)
+        self.transactions = sum(": BEGIN" in line for line in lines)
+        self.flushes = sum("'synchronous_commit', 'on'" in line for line in lines)
         with psycopg.connect(url, autocommit=True) as conn:
             conn.execute("VACUUM")
             tables = [name for (name,) in conn.execute("SELECT relname FROM pg_stat_user_tables ORDER BY relname")]

@@ -351,8 +351,8 @@ class Ownership:
         """
         if not (self._instances.spans_hosts or self._instances.others()):
             return False
-        for other in await self._store.waiting(agent.key):
-            if other.instance is None or other.instance == self._instances.id:
+        for other in await self._store.waiting(agent.key, but=self._instances.id):
+            if other.instance is None:
                 continue
             if other.status == "running" or await self._instances.is_gone(other.instance):
                 await self._settle(agent, lease)

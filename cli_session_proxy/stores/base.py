@@ -478,14 +478,15 @@ class Turns(Protocol):
     async def accept(self, new: NewTurn) -> Turn:
         """Store a queued turn. With an idempotency key already taken by another turn: `KeyTaken`.
 
-        It survives the end of this process at once; a power cut too where it is `promised`, else a moment later.
+        It survives the end of this process at once; a power cut too where it is `promised`, else a moment later, and
+        at the latest when it begins.
         """
 
     async def begin(self, begun: TurnStart) -> None:
         """Journal: status `running`. Called before the frame is sent; again for each new attempt.
 
-        `PathChanged` where the answer of a turn in `left_off` was claimed meanwhile. It survives the
-        end of this process at once, a power cut a moment later.
+        `PathChanged` where the answer of a turn in `left_off` was claimed meanwhile, `StoreUnavailable` where a server
+        has lost the turn. It survives the end of this process and of a server at once, a power cut a moment later.
         """
 
     async def commit(self, commit: Commit) -> Turn:
@@ -518,8 +519,8 @@ class Turns(Protocol):
     def unfinished(self) -> AsyncIterator[Turn]:
         """Turns that are `queued` or `running`, in the order of acceptance."""
 
-    async def waiting(self, agent_key: int) -> list[Turn]:
-        """The unfinished turns of one agent, of every proxy, in the order of acceptance."""
+    async def waiting(self, agent_key: int, *, but: str | None = None) -> list[Turn]:
+        """The unfinished turns of one agent, of every proxy `but` this one, in the order of acceptance."""
 
     async def set_call(self, turn_id: str, call: JSON) -> None:
         """Replace what a stateful wire keeps with the turn."""

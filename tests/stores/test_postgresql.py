@@ -22,12 +22,16 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection, func, select
+from sqlalchemy.exc import DBAPIError
 
+from cli_session_proxy.domain.models import Record
 from cli_session_proxy.errors import ConfigError, InvalidRequest, NotFound, ProxyError, StoreUnavailable
 from cli_session_proxy.settings import Settings, load
 from cli_session_proxy.stores.auto import place_of, store_for
 from cli_session_proxy.stores.base import Proxy
+from cli_session_proxy.stores.postgresql.pipeline import Session
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
+from cli_session_proxy.stores.sql import writing
 from cli_session_proxy.stores.sql.database import Urgency
 from cli_session_proxy.stores.sql.migrations import MIGRATIONS, Migration
 from cli_session_proxy.stores.sql.tables import COMING, agents, meta
@@ -129,19 +133,112 @@ async def test_a_commit_that_nobody_knows_the_end_of_is_told_as_that(
     store = PostgresqlStore(postgres_url)
     async with opened(lambda: store):
         agent = await an_agent(store)
-        commit = psycopg.Connection.commit
+        commit = Session.commit
 
-        def cut(conn: psycopg.Connection[Any]) -> None:
+        def cut(conn: Session) -> None:
             commit(conn)
             conn.close()
             raise psycopg.OperationalError("server closed the connection unexpectedly")
 
-        monkeypatch.setattr(psycopg.Connection, "commit", cut)
+        monkeypatch.setattr(Session, "commit", cut)
         with pytest.raises(StoreUnavailable, match="it may be there or not") as told:
             await store.accept(a_turn(agent, "t1"))
         assert told.value.detail["in_doubt"]
         monkeypatch.undo()
         assert (await turn_of(store, "t1")).status == "queued"
+
+
+async def test_a_server_that_has_ended_the_session_before_the_commit_has_changed_nothing(postgres_url: str) -> None:
+    store = PostgresqlStore(postgres_url)
+    async with opened(lambda: store):
+        agent = await an_agent(store)
+        tries = 0
+
+        def work(conn: Connection) -> None:
+            nonlocal tries
+            tries += 1
+            writing.accept(conn, a_turn(agent, "t1"))
+            driver = conn.connection.dbapi_connection
+            assert isinstance(driver, Session)
+            if tries == 1:
+                end = "SELECT pg_terminate_backend(%s)", (driver.info.backend_pid,)
+                gone = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", (driver.info.backend_pid,)
+                with psycopg.connect(postgres_url, autocommit=True) as other:
+                    other.execute(*end)
+                    while other.execute(*gone).fetchone() != (0,):
+                        pass
+
+        await store.database.write(work)
+        assert tries == 2
+        assert [turn.id for turn in await store.waiting(agent.key)] == ["t1"]
+
+
+async def test_a_commit_that_the_server_answers_with_a_rollback_is_none(postgres_url: str) -> None:
+    store = PostgresqlStore(postgres_url)
+    async with opened(lambda: store):
+
+        def work(conn: Connection) -> None:
+            conn.execute(meta.insert(), {"name": "x", "value": ""})
+            with suppress(DBAPIError):
+                conn.exec_driver_sql("SELECT nothing")
+
+        with pytest.raises(StoreUnavailable, match="rolled back"):
+            await store.database.write(work)
+
+
+async def test_a_warm_turn_goes_to_the_server_and_back_eight_times(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = PostgresqlStore(postgres_url)
+    async with opened(lambda: store):
+        agent = await an_agent(store)
+        await complete(store, agent, "t1")
+        steps: list[int] = []
+        send = Session.flush
+
+        def counted(driver: Session) -> None:
+            steps.append(len(driver._noted))
+            send(driver)
+
+        monkeypatch.setattr(Session, "flush", counted)
+        await store.arrival("local", "t2", "a")
+        turn = await store.accept(a_turn(agent, "t2", "t1"))
+        await store.waiting(agent.key, but="this")
+        state = await store.standing(agent.key, None, at_head=True)
+        assert state is not None
+        assert state.session is not None
+        await store.begin(a_begin(turn))
+        await store.commit(a_commit(turn, agent))
+        monkeypatch.undo()
+        assert [turn.id for turn in await gathered(store.turns(agent.key))] == ["t1", "t2"]
+        read, accepted, begun, committed = 1, [5], [4, 3], [5, 4]
+        assert steps == [read, *accepted, read, read, *begun, *committed]
+
+
+async def test_statements_are_prepared_where_one_session_answers_each_time(postgres_url: str, pooled_url: str) -> None:
+    for url, prepared in ((postgres_url, True), (pooled_url, False)):
+        store = PostgresqlStore(url)
+        async with opened(lambda store=store: store):  # type: ignore[misc]
+            agent = await an_agent(store)
+            for n in range(3):
+                await complete(store, agent, f"{url[-1]}{n}")
+            held = await store.database.read(lambda conn: conn.exec_driver_sql("TABLE pg_prepared_statements").all())
+            assert bool(held) is prepared
+
+
+async def test_statements_and_rows_that_no_buffer_holds_go_both_ways(postgres_url: str) -> None:
+    async with opened(lambda: PostgresqlStore(postgres_url)) as store:
+        agent = await an_agent(store)
+        said = {"type": "text", "text": "é" * 2_000_000}
+        lines = tuple(Record(f'{{"n": {n}, "said": "{"x" * 3_000_000}"}}') for n in range(4))
+        turn = await store.accept(a_turn(agent, "t1"))
+        await store.begin(a_begin(turn))
+        await store.commit(a_commit(turn, agent, output=(said,), records=lines))
+        state = await store.standing(agent.key, None, at_head=True)
+        assert state is not None
+        assert state.parent is not None
+        assert state.parent.output == (said,)
+        assert tuple(await store.records("t1")) == lines
 
 
 async def test_two_transactions_that_wait_for_each_other_both_happen(postgres_url: str) -> None:
@@ -310,7 +407,8 @@ async def test_a_standby_is_refused() -> None:
 async def test_a_commit_waits_for_the_servers_disk_whatever_its_own_setting_is(postgres_url: str) -> None:
     store = PostgresqlStore(postgres_url)
     async with opened(lambda: store):
-        for urgency, waits in ((Urgency.DURABLE, "on"), (Urgency.JOURNAL, "on"), (Urgency.LATER, "off")):
+        every = {Urgency.DURABLE: "on", Urgency.JOURNAL: "on", Urgency.AHEAD: "off", Urgency.LATER: "off"}
+        for urgency, waits in every.items():
             asked = store.database.write(lambda conn: conn.exec_driver_sql("SHOW synchronous_commit").scalar(), urgency)
             assert await asked == waits
     with psycopg.connect(postgres_url) as conn:
@@ -354,6 +452,29 @@ async def test_a_server_that_is_killed_and_comes_back_has_every_acknowledged_tur
             assert {kept[name].status for name in acknowledged} == {"completed"}
             assert [len(await store.records(name)) for name in acknowledged[-5:]] == [1] * 5
             assert {type(one) for one in told} <= {StoreUnavailable, NotFound}
+
+
+async def test_a_turn_that_the_server_has_lost_is_never_begun(postgres_url: str) -> None:
+    store = PostgresqlStore(postgres_url)
+    async with opened(lambda: store):
+        agent = await an_agent(store)
+        turn = await store.accept(a_turn(agent, "t1"))
+        with psycopg.connect(postgres_url) as crash:
+            crash.execute("DELETE FROM turns")
+        with pytest.raises(StoreUnavailable, match="before it had kept this turn"):
+            await store.begin(a_begin(turn))
+
+
+async def test_a_turn_that_has_begun_survives_the_servers_death() -> None:
+    with server("-c", "wal_writer_delay=10s") as mortal:
+        store = PostgresqlStore(mortal.new_url())
+        async with opened(lambda: store):
+            agent = await an_agent(store)
+            turn = await store.accept(a_turn(agent, "t1"))
+            await store.begin(a_begin(turn))
+            await asyncio.to_thread(mortal.stop, signal.SIGKILL)
+            await asyncio.to_thread(mortal.start)
+            assert (await store.commit(a_commit(turn, agent))).status == "completed"
 
 
 async def test_a_server_that_is_away_for_a_moment_costs_a_commit_only_time() -> None:

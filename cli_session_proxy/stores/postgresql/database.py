@@ -1,13 +1,16 @@
 """Transactions on a PostgreSQL server, over a pool of connections.
 
 A transaction is a plain function of a SQLAlchemy `Connection`, run on a thread. Writes are READ COMMITTED with locks on
-the rows that decide (see `stores.sql`), reads have one snapshot.
+the rows that decide (see `stores.sql`), reads have one snapshot. The statements of a turn go out together where none
+of them needs what another one finds (see `pipeline`), those that begin and end their transaction with them.
 
 Nothing outlives a transaction on the server, so a pooler may give each transaction another session (PgBouncer in
-transaction mode): no prepared statement, no session's lock or setting, no LISTEN.
+transaction mode): no session's lock or setting, no LISTEN. Statements are prepared only on a connection that is
+answered by the very process that it was told of at its start, which no pooler's is.
 
-A connection that is lost before the commit was sent has changed nothing: the work is done again on a new one, for as
-long as a write may wait. Lost while the commit is on its way, nobody knows: that is `StoreUnavailable`, and whoever
+A connection that is lost before the commit was sent, or that the server says it has ended before it came to that, has
+changed nothing: the work is done again on a new one, for as long as a write may wait. Lost while the commit is on its
+way, nobody knows: that is `StoreUnavailable`, and whoever
 asked for the write finds out by reading.
 """
 
@@ -16,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,6 +35,7 @@ from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
 from ..sql.database import Claim, Database, Life, Urgency, Work
 from ..sql.migrations import moved
 from . import bell
+from .pipeline import Session
 
 T = TypeVar("T")
 
@@ -52,14 +57,14 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 # Without its compiler: for statements that it takes for long ones it needs 0.1 s, which they never do.
-READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL jit = off"
+READ = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SET LOCAL jit = off")
 _CLOCK = """
     CREATE FUNCTION store_clock() RETURNS double precision LANGUAGE sql VOLATILE
     AS 'SELECT extract(epoch FROM clock_timestamp())::double precision'
 """
 _SERVER = """
     SELECT current_setting('server_version_num')::int, current_setting('fsync'), pg_is_in_recovery(),
-        current_setting('server_encoding')
+        current_setting('server_encoding'), pg_backend_pid()
 """
 ERRORS = (SQLAlchemyError, psycopg.Error, UnicodeEncodeError)
 
@@ -81,12 +86,10 @@ class PostgresqlDatabase(Life, Database):
                 "in a password"
             ) from None
         self.busy_timeout = busy_timeout
-        self._begin = (
-            f"BEGIN; SET LOCAL lock_timeout = {int(busy_timeout * 1000)}; "
-            f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_LIMIT}; SET LOCAL synchronous_commit = "
-        )
         self._stopping = threading.Event()
         self._engine: Engine | None = None
+        # The connections that nobody uses. The last one comes first: it has prepared what every turn runs.
+        self._idle: deque[Connection] = deque()
         self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
         self._later: set[asyncio.Future[Any]] = set()
 
@@ -102,7 +105,7 @@ class PostgresqlDatabase(Life, Database):
         if self._threads is not None:
             return
         self._stopping.clear()
-        self._engine = self._made(pool_size=WRITERS + READERS, max_overflow=0, pool_use_lifo=True)
+        self._engine = self._made()
         self._threads = (
             ThreadPoolExecutor(WRITERS, thread_name_prefix="store-write"),
             ThreadPoolExecutor(READERS, thread_name_prefix="store-read"),
@@ -128,13 +131,17 @@ class PostgresqlDatabase(Life, Database):
         self._stopping.set()
         for pool in threads or ():
             await asyncio.to_thread(pool.shutdown, wait=True)
+        while self._idle:
+            await asyncio.to_thread(self._idle.pop().close)
         if engine is not None:
             await asyncio.to_thread(engine.dispose)
 
-    async def read(self, work: Work[T], *, quick: bool = False) -> T:  # noqa: ARG002 - every read goes over a socket
+    async def read(self, work: Work[T], *, quick: bool = False) -> T:
+        """On a thread, as every read goes over a socket. A `quick` one needs no transaction around its statement."""
         if not self._open or self._threads is None:
             raise _closed()
-        return await asyncio.get_running_loop().run_in_executor(self._threads[1], self._read, work)
+        begin = () if quick else READ
+        return await asyncio.get_running_loop().run_in_executor(self._threads[1], self._read, work, begin)
 
     async def write(
         self,
@@ -144,8 +151,9 @@ class PostgresqlDatabase(Life, Database):
         quick: bool = False,  # noqa: ARG002 - as above
         alone: bool = False,
     ) -> T:
-        """Each by itself: the server commits those together that come at once. All but `LATER` wait for its disk: after
-        a crash of the server its proxies live on, and must find every lease that they were granted."""
+        """Each by itself: the server commits those together that come at once. `DURABLE` and `JOURNAL` wait for its
+        disk: after a crash of the server its proxies live on, and must find every lease that they were granted, and
+        the beginning of every turn that they run."""
         if not self._open or self._threads is None:
             raise _closed()
         loop = asyncio.get_running_loop()
@@ -153,7 +161,8 @@ class PostgresqlDatabase(Life, Database):
         if urgency is not Urgency.LATER and self._later:
             await asyncio.wait(set(self._later))  # what was asked for earlier is done earlier
         patient = urgency is Urgency.DURABLE and not alone
-        run = partial(self._write, work, deadline, full=urgency is not Urgency.LATER, patient=patient, again=not alone)
+        full = urgency in (Urgency.DURABLE, Urgency.JOURNAL)
+        run = partial(self._write, work, deadline, full=full, patient=patient, again=not alone)
         done = loop.run_in_executor(self._threads[0], run)
         if urgency is Urgency.LATER:
             self._later.add(done)
@@ -163,7 +172,7 @@ class PostgresqlDatabase(Life, Database):
     def claim(self, name: str) -> Claim | None:
         """The server gives it back when this process ends: it is a lock of a transaction that stays open. That one has
         no snapshot and no id, so it keeps nothing else waiting."""
-        engine = self._made(poolclass=NullPool)
+        engine = self._made()
         try:
             conn = engine.connect()
         except ERRORS as exc:
@@ -184,7 +193,7 @@ class PostgresqlDatabase(Life, Database):
         """A connection of its own, whether this is open or not, for work beside the turns. It begins no transaction by
         itself. Blocks."""
         try:
-            with self._made(poolclass=NullPool).connect() as conn:
+            with self._made().connect() as conn:
                 yield conn
         except ERRORS as exc:
             raise self._unavailable(exc) from exc
@@ -192,7 +201,7 @@ class PostgresqlDatabase(Life, Database):
     def look(self, work: Work[T]) -> T:
         """Run a read beside the turns. Blocks."""
         with self.apart() as conn:
-            conn.exec_driver_sql(READ)
+            conn.exec_driver_sql("; ".join(READ))
             return work(conn)
 
     def ring(self, conn: Connection, proxy_id: str) -> None:
@@ -216,21 +225,23 @@ class PostgresqlDatabase(Life, Database):
 
     # --- on the threads
 
-    def _made(self, **pool: Any) -> Engine:
+    def _made(self) -> Engine:
         # hide_parameters: a traceback in a log must not show a prompt. hstore: a query at each connection for nothing.
+        # NullPool: we hold on to the connections ourselves.
         return create_engine(
             "postgresql+psycopg://", creator=self._connect, hide_parameters=True, use_native_hstore=False,
-            pool_reset_on_return=None, **pool,
+            pool_reset_on_return=None, poolclass=NullPool,
         )  # fmt: skip
 
-    def _connect(self) -> psycopg.Connection[Any]:
+    def _connect(self) -> Session:
         """A new connection, to a server that keeps what it is given. Raises `StoreUnavailable` where it does not."""
         told = {**self._options, "client_encoding": "utf8"}
-        conn = psycopg.connect(**told, autocommit=True, prepare_threshold=None)  # `_transaction` begins
+        conn = Session.connect(**told, autocommit=True, prepare_threshold=None)  # `_transaction` begins
         try:
             found = conn.execute(_SERVER).fetchone()
             assert found is not None
-            version, fsync, standby, encoding = found
+            version, fsync, standby, encoding, answers = found
+            conn.prepares = answers == conn.info.backend_pid
             if version < OLDEST:
                 why = f"it is PostgreSQL {version // 10000}: use 13 or newer"
             elif fsync != "on":
@@ -247,58 +258,72 @@ class PostgresqlDatabase(Life, Database):
         conn.close()
         raise StoreUnavailable(f"the store {self.name} cannot be used: {why}")
 
-    def _read(self, work: Work[T]) -> T:
-        try:
-            with self._transaction(READ) as (conn, _):
-                return work(conn)
-        except ERRORS as exc:
-            raise self._unavailable(exc) from exc
+    def _read(self, work: Work[T], begin: tuple[str, ...]) -> T:
+        lost = 0
+        while True:
+            driver: Session | None = None
+            try:
+                with self._transaction(begin) as (conn, driver):
+                    result = work(conn)
+                    driver.rollback()
+                    return result
+            except ERRORS as exc:
+                lost += 1
+                if driver is None or not is_lost(exc) or lost > 1:
+                    raise self._unavailable(exc) from exc
 
     def _write(self, work: Work[T], deadline: float, *, full: bool, patient: bool, again: bool) -> T:
         """`patient`: a server that is away is waited for. `again`: work that was rolled back may be done once more."""
-        begin = f"{self._begin}{'on' if full else 'off'}"
+        settings = {
+            "lock_timeout": int(self.busy_timeout * 1000),
+            "idle_in_transaction_session_timeout": IDLE_LIMIT,
+            "synchronous_commit": "on" if full else "off",
+        }
+        told = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items())
+        begin = ("BEGIN", f"SELECT {told}")
         while True:
             if time.monotonic() > deadline:
                 raise StoreUnavailable(
                     f"the store {self.name} was busy for more than {self.busy_timeout:g} s: try again", retry_after=1.0
                 )
-            begun = committing = False
+            driver: Session | None = None
+            committing = False
             try:
                 with self._transaction(begin) as (conn, driver):
-                    begun = True
                     result = work(conn)
                     committing = True
                     driver.commit()
                     return result
             except ERRORS as exc:
-                lost = is_lost(exc) and not committing
-                once_more = (begun and again and (lost or code_of(exc) in ROLLED_BACK)) or (not begun and patient)
+                in_doubt = is_lost(exc) and committing and driver is not None and not driver.refused
+                rolled_back = (is_lost(exc) and not in_doubt) or code_of(exc) in ROLLED_BACK
+                once_more = patient if driver is None else again and rolled_back
                 if not once_more or time.monotonic() > deadline:
-                    raise self._unavailable(exc, in_doubt=is_lost(exc) and committing) from exc
+                    raise self._unavailable(exc, in_doubt=in_doubt) from exc
                 # there is no event to wait for but the end of this store
                 if self._stopping.wait(RETRY):
                     raise self._unavailable(exc) from exc
 
     @contextmanager
-    def _transaction(self, begin: str) -> Iterator[tuple[Connection, psycopg.Connection[Any]]]:
-        """All of it or nothing. Connections of the pool that the server has closed meanwhile are left out."""
+    def _transaction(self, begin: tuple[str, ...]) -> Iterator[tuple[Connection, Session]]:
+        """All of it or nothing, where `begin` begins one. Connections that the server has closed meanwhile are left
+        out."""
         assert self._engine is not None
         while True:
-            conn = self._engine.connect()
-            driver = conn.connection.dbapi_connection
-            assert isinstance(driver, psycopg.Connection)
             try:
-                driver.execute(begin)
+                conn = self._idle.pop()
+            except IndexError:
+                conn = self._engine.connect()
+            driver = conn.connection.dbapi_connection
+            assert isinstance(driver, Session)
+            if driver.is_fit():
                 break
-            except psycopg.Error:
-                lost = driver.closed
-                conn.invalidate()
-                conn.close()
-                if not lost:
-                    raise
+            conn.invalidate()
+            conn.close()
         try:
+            for statement in begin:
+                driver.execute(statement)
             yield conn, driver
-            driver.rollback()  # of a read; after a commit there is nothing left
         except BaseException:
             try:
                 driver.rollback()
@@ -306,9 +331,11 @@ class PostgresqlDatabase(Life, Database):
                 driver.close()
             raise
         finally:
-            if driver.closed and not conn.invalidated:
+            if driver.closed:
                 conn.invalidate()
-            conn.close()
+                conn.close()
+            else:
+                self._idle.append(conn)
 
     # --- what an error means
 

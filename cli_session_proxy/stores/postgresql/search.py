@@ -112,7 +112,7 @@ def _take_in(conn: Connection, which: Select[Any]) -> list[int]:
 def search(database: PostgresqlDatabase, wanted: Search) -> Found:
     """Look through what the index holds, and through the ids. Raises `StoreUnavailable`."""
     with database.apart() as conn:
-        conn.exec_driver_sql(READ)
+        conn.exec_driver_sql("; ".join(READ))
         return searching.search(conn, wanted, lambda limit: _by_words(conn, wanted, limit))
 
 

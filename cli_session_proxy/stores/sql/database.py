@@ -4,6 +4,7 @@ beside it.
 | what | SQLite | PostgreSQL, on psycopg 3 |
 |---|---|---|
 | a transaction | a writer thread, groups, reader threads | a pool: READ COMMITTED writes, snapshot reads |
+| a turn's statements | run as they come | noted, and sent together when a result is asked for |
 | locking of a row | `BEGIN IMMEDIATE` locks the file | `FOR NO KEY UPDATE`, which SQLite's dialect leaves out |
 | a row that is new | `InsertNew` | the same text |
 | a key that it gives | the driver tells it | RETURNING, by its dialect |
@@ -20,6 +21,7 @@ import asyncio
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from sqlalchemy import Connection, Delete, Insert, Select, Table, Update
@@ -33,12 +35,14 @@ Work = Callable[[Connection], T]
 
 
 class Urgency(Enum):
-    """When a write is done. `DURABLE`: it survives a power cut. `JOURNAL`: it survives the end of this process.
-    `LATER`: the same, in a moment, but before every other write that is asked for after it (only a `quick` one goes
-    ahead)."""
+    """When a write is done. `DURABLE`: it survives a power cut. `JOURNAL`: it survives the end of this process, and of
+    the database's server. `AHEAD`: it survives the end of this process; that of a server as soon as a `DURABLE` or a
+    `JOURNAL` write that follows it does, so that nothing is there that builds on it without it. `LATER`: as `AHEAD`, in
+    a moment, but before every other write that is asked for after it (only a `quick` one goes ahead)."""
 
     DURABLE = auto()
     JOURNAL = auto()
+    AHEAD = auto()
     LATER = auto()
 
 
@@ -69,7 +73,8 @@ class Database(Protocol):
         """Take nothing new, let what was submitted end, disconnect. Idempotent."""
 
     async def read(self, work: Work[T], *, quick: bool = False) -> T:
-        """Run `work` on one snapshot. `quick`: a few rows that every turn reads, which may run on the event loop."""
+        """Run `work` on one snapshot. `quick`: one statement for a few rows that every turn reads, which may run on the
+        event loop."""
 
     async def write(
         self, work: Work[T], urgency: Urgency = Urgency.DURABLE, *, quick: bool = False, alone: bool = False
@@ -77,7 +82,7 @@ class Database(Protocol):
         """Run `work` as one transaction, maybe together with others, and maybe again where it was rolled back.
 
         `alone`: never together with others, and once; for work that is long or has effects of its own. `quick`: a few
-        rows with `Urgency.JOURNAL`, which may run on the event loop.
+        rows with `Urgency.JOURNAL` or `AHEAD`, which may run on the event loop.
         """
 
     def claim(self, name: str) -> Claim | None:
@@ -145,7 +150,8 @@ Values = Mapping[str, Any]
 
 
 class Cursor(Protocol):
-    """Of a driver's cursor what is used here (PEP 249)."""
+    """Of a driver's cursor what is used here (PEP 249). A driver that has only noted the statement runs it, with all
+    that it has noted, as soon as a result is asked for: run first what does not depend on each other, then ask."""
 
     @property
     def rowcount(self) -> int: ...
@@ -153,10 +159,15 @@ class Cursor(Protocol):
     @property
     def lastrowid(self) -> int | None: ...
 
-    @property
-    def description(self) -> Any: ...
-
     def fetchone(self) -> Any: ...
+
+
+class Driver(Protocol):
+    """Of a driver's connection what is used here; more than PEP 249 has, as `sqlite3` has it."""
+
+    def execute(self, sql: str, values: Values, /) -> Cursor: ...
+
+    def executemany(self, sql: str, rows: Sequence[Values], /) -> object: ...
 
 
 class Prepared:
@@ -171,32 +182,32 @@ class Prepared:
         self._row = row._make
 
     def one(self, conn: Connection, values: Values) -> Any | None:
-        """The first row, as a named tuple of its columns."""
-        row = self.run(conn, values).fetchone()
+        return self.first(self.run(conn, values))
+
+    def first(self, ran: Cursor) -> Any | None:
+        """The first row, or the next, as a named tuple of its columns."""
+        row = ran.fetchone()
         return None if row is None else self._row(row)
 
-    def run(self, conn: Connection, values: Values) -> Cursor:
-        made, cursor = self._ready(conn, values)
-        cursor.execute(made.sql, {**made.constants, **values} if made.constants else values)
-        return cursor  # type: ignore[no-any-return]  # PEP 249
+    def all(self, conn: Connection, values: Values) -> list[Any]:
+        ran = self.run(conn, values)
+        return list(iter(partial(self.first, ran), None))
 
-    def key(self, conn: Connection, values: Values) -> int:
-        """Insert a row; the key that the database gave it. The dialect knows whether RETURNING tells it or the driver
-        does, which takes SQLite 8 µs less."""
-        done = self.run(conn, values)
-        key = done.lastrowid if done.description is None else done.fetchone()[0]
-        assert isinstance(key, int)
-        return key
+    def run(self, conn: Connection, values: Values) -> Cursor:
+        """Insert a row: `lastrowid` is the key that the database gave it. The dialect knows whether RETURNING tells it
+        or the driver does, which takes SQLite 8 µs less."""
+        made, driver = self._ready(conn, values)
+        return driver.execute(made.sql, {**made.constants, **values} if made.constants else values)
 
     def run_each(self, conn: Connection, rows: Sequence[Values]) -> None:
         """Once for each of these, which have the same names."""
         if rows:
-            made, cursor = self._ready(conn, rows[0])
+            made, driver = self._ready(conn, rows[0])
             each = [{**made.constants, **row} for row in rows] if made.constants else rows
-            cursor.executemany(made.sql, each)
+            driver.executemany(made.sql, each)
 
-    def _ready(self, conn: Connection, values: Values) -> tuple[_Made, Any]:
-        """The statement as the connection's dialect writes it, and a cursor of its driver."""
+    def _ready(self, conn: Connection, values: Values) -> tuple[_Made, Driver]:
+        """The statement as the connection's dialect writes it, and its driver."""
         key = (conn.dialect.name, *values)
         made = self._made.get(key)
         if made is None:
@@ -204,9 +215,14 @@ class Prepared:
             compiled = self.statement.compile(dialect=conn.dialect, column_keys=names)
             constants = {name: value for name, value in compiled.params.items() if name not in values}
             made = self._made[key] = _Made(str(compiled), constants)
-        dbapi = conn.connection.dbapi_connection
-        assert dbapi is not None
-        return made, dbapi.cursor()
+        driver: Any = conn.connection.dbapi_connection
+        return made, driver
+
+
+def firsts(conn: Connection, *asked: tuple[Prepared, Values]) -> list[Any | None]:
+    """The first row of each of these statements, which go to a server together."""
+    ran = [(one, one.run(conn, values)) for one, values in asked]
+    return [one.first(cursor) for one, cursor in ran]
 
 
 class _Made(NamedTuple):

@@ -12,13 +12,26 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Double, Integer, Text, bindparam, cast, func, literal, select, union_all
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Double,
+    Integer,
+    Row,
+    Text,
+    bindparam,
+    cast,
+    func,
+    literal,
+    select,
+    union_all,
+)
 
 from ...domain.models import CancelledBy
 from ...errors import LeaseLost
 from ..base import Asked, Facts, Granted, Held, HeldLease, Home, Lease, Proxy, Whereabouts
 from . import rows
-from .database import InsertNew, Prepared
+from .database import InsertNew, Prepared, Values
 from .tables import FACTS, cancels, followers, leases, meta, proxies
 
 # A heartbeat with this share of the lease left needs no renewal at a grant: a proxy that waits asks very often.
@@ -201,9 +214,13 @@ def resign(conn: Connection, proxy_id: str) -> None:
     conn.execute(proxies.delete().where(proxies.c.id == proxy_id))
 
 
-def check(conn: Connection, lease: Lease) -> None:
-    """Inside the transaction of a write: it is refused unless the writer holds this lease still."""
-    row = _LEASE.one(conn, {"of_agent": lease.agent_key})
+def held(lease: Lease) -> tuple[Prepared, Values]:
+    """Inside the transaction of a write, to be asked first: who may write the agent now. `check` decides."""
+    return _LEASE, {"of_agent": lease.agent_key}
+
+
+def check(lease: Lease, row: Row[Any] | None) -> None:
+    """The write is refused unless the writer holds this lease still."""
     if row is None or row.epoch != lease.epoch or row.holder != lease.holder:
         raise LeaseLost(
             "another proxy has taken this agent over, and nothing of this turn was kept here: send it again",

@@ -7,13 +7,16 @@ from typing import Any
 
 from sqlalchemy import (
     CTE,
+    ColumnElement,
     Connection,
     Row,
     Select,
+    Text,
     and_,
     bindparam,
     case,
     func,
+    literal_column,
     or_,
     select,
 )
@@ -80,17 +83,59 @@ _SUMMARY: Select[Any] = (
     .limit(PAGE)
 )
 _TURN_BY_ID = Prepared(_TURN.where(turns.c.id == bindparam("turn_id")))
-_LATEST_LIKE_IT = Prepared(
-    _TURN.join(agents, agents.c.key == turns.c.agent_key)
-    .where(agents.c.owner == bindparam("of_owner"), turns.c.fingerprint == bindparam("same"))
-    .order_by(turns.c.seq.desc())
+_ending = (
+    select(sessions.c.n)
+    .where(sessions.c.agent_key == bindparam("of_agent"))
+    .order_by(sessions.c.created_at.desc(), sessions.c.n.desc())
     .limit(1)
 )
 _SESSION_AT = Prepared(
-    select(sessions)
-    .where(sessions.c.agent_key == bindparam("of_agent"), sessions.c.tip_turn_id == bindparam("turn_id"))
-    .order_by(sessions.c.created_at.desc(), sessions.c.n.desc())
+    select(*rows.SESSION).where(
+        sessions.c.n == _ending.where(sessions.c.tip_turn_id == bindparam("turn_id")).scalar_subquery()
+    )
+)
+# Several rows in one statement, which is one snapshot and one way to a server and back: the columns of a turn, then
+# those of its agent, then those of the session that ends at it.
+_JOINED_AGENT = tuple(column.label(f"agents_{column.name}") for column in rows.AGENT)
+_AGENT_AT, _SESSION_FROM = len(rows.TURN), len(rows.TURN) + len(rows.AGENT)
+_same = agents.alias("same")
+_latest_like_it = (
+    select(turns.c.seq)
+    .join(_same, _same.c.key == turns.c.agent_key)
+    .where(_same.c.owner == bindparam("of_owner"), turns.c.fingerprint == bindparam("same"))
+    .order_by(turns.c.seq.desc())
     .limit(1)
+    .correlate(None)
+    .scalar_subquery()
+)
+_request = select(literal_column("1").label("one")).subquery("request")
+_ARRIVAL = Prepared(
+    select(*rows.TURN, *_JOINED_AGENT).select_from(
+        _request.outerjoin(turns, turns.c.seq == _latest_like_it).outerjoin(
+            agents, and_(agents.c.owner == bindparam("of_owner"), agents.c.agent_id == bindparam("named"))
+        )
+    )
+)
+
+
+def _standing(parent: ColumnElement[Any]) -> Prepared:
+    there = sessions.alias("there")
+    ending = _ending.where(sessions.c.tip_turn_id == turns.c.id).correlate(turns).scalar_subquery()
+    session = (there.c[column.name].label(f"sessions_{column.name}") for column in rows.SESSION)
+    joined = agents.outerjoin(turns, turns.c.id == parent).outerjoin(there, there.c.n == ending)
+    query = select(*rows.TURN, *_JOINED_AGENT, *session).select_from(joined)
+    return Prepared(query.where(agents.c.key == bindparam("of_agent")))
+
+
+_AT_HEAD = _standing(agents.c.head)
+_AT_TURN = _standing(bindparam("turn_id", type_=Text))
+# The statuses stand in the text: a plan for any two of them would not know that these are rare.
+_WAITING = Prepared(
+    _TURN.where(
+        turns.c.status.in_([literal_column("'queued'"), literal_column("'running'")]),
+        turns.c.agent_key == bindparam("of_agent"),
+        or_(bindparam("but", type_=Text).is_(None), turns.c.instance.is_distinct_from(bindparam("but", type_=Text))),
+    ).order_by(turns.c.seq)
 )
 
 
@@ -119,19 +164,23 @@ def agent_by_key(conn: Connection, key: int) -> Agent | None:
 def arrival(
     conn: Connection, owner: str, fingerprint: str, agent_id: str | None, *, limit: int | None = None
 ) -> RequestMatch:
-    found = None if agent_id is None else agent(conn, owner, agent_id)
-    return RequestMatch(turn_by_fingerprint(conn, owner, fingerprint, limit=limit), found)
+    row = _ARRIVAL.one(conn, {"of_owner": owner, "named": agent_id, "same": fingerprint})
+    assert row is not None
+    named = None if row.agents_key is None else rows.agent(row[_AGENT_AT:])
+    return RequestMatch(_loaded(conn, row, limit), named)
 
 
 def standing(
     conn: Connection, agent_key: int, parent_id: str | None, *, at_head: bool, limit: int | None = None
 ) -> AgentState | None:
-    found = agent_by_key(conn, agent_key)
-    if found is None:
+    if at_head:
+        row = _AT_HEAD.one(conn, {"of_agent": agent_key})
+    else:
+        row = _AT_TURN.one(conn, {"of_agent": agent_key, "turn_id": parent_id})
+    if row is None:
         return None
-    turn_id = found.head if at_head else parent_id
-    parent = turn(conn, turn_id, limit=limit) if turn_id else None
-    return AgentState(found, parent, session_at(conn, agent_key, parent.id) if parent else None)
+    session = None if row.sessions_id is None else rows.session(row[_SESSION_FROM:])
+    return AgentState(rows.agent(row[_AGENT_AT:]), _loaded(conn, row, limit), session)
 
 
 def named_by(conn: Connection, key: int) -> list[str]:
@@ -151,7 +200,7 @@ def chain(conn: Connection, key: int) -> Chain | None:
     found = agent_by_key(conn, key)
     if found is None:
         return None
-    own = conn.execute(select(sessions).where(sessions.c.agent_key == key).order_by(sessions.c.n))
+    own = conn.execute(select(*rows.SESSION).where(sessions.c.agent_key == key).order_by(sessions.c.n))
     why = conn.execute(select(links).where(links.c.agent_key == key).order_by(links.c.n))
     return Chain(found, tuple(map(rows.session, own)), tuple(map(rows.link, why)))
 
@@ -198,7 +247,8 @@ def turn(conn: Connection, turn_id: str, *, limit: int | None = None) -> Turn | 
 
 
 def _loaded(conn: Connection, row: Row[Any] | None, limit: int | None) -> Turn | None:
-    if row is None:
+    """The row begins with the columns of `turns`, which are empty where it joins none."""
+    if row is None or row.id is None:
         return None
     if limit is not None and (row.bytes > limit or row.images is not None):
         raise TooLarge
@@ -210,10 +260,6 @@ def turn_by_key(conn: Connection, owner: str, key: str, now: float) -> Turn | No
     taken = idempotency_keys.c
     query = _TURN.join(idempotency_keys, taken.turn_id == turns.c.id).where(taken.owner == owner, taken.key == key)
     return _first(conn, query.where(or_(taken.until.is_(None), taken.until > now)))
-
-
-def turn_by_fingerprint(conn: Connection, owner: str, fingerprint: str, *, limit: int | None = None) -> Turn | None:
-    return _loaded(conn, _LATEST_LIKE_IT.one(conn, {"of_owner": owner, "same": fingerprint}), limit)
 
 
 def deepest(conn: Connection, owner: str, hashes: Sequence[str], agent_key: int | None) -> Turn | None:
@@ -365,9 +411,11 @@ def page_of_unfinished(conn: Connection, after_seq: int) -> list[Turn]:
     return _turns(conn, query.order_by(turns.c.seq).limit(PAGE))
 
 
-def waiting(conn: Connection, agent_key: int) -> list[Turn]:
-    query = _TURN.where(turns.c.status.in_(("queued", "running")), turns.c.agent_key == agent_key)
-    return _turns(conn, query.order_by(turns.c.seq))
+def waiting(conn: Connection, agent_key: int, but: str | None = None, *, limit: int | None = None) -> list[Turn]:
+    found = _WAITING.all(conn, {"of_agent": agent_key, "but": but})
+    if limit is not None and (sum(row.bytes for row in found) > limit or any(row.images for row in found)):
+        raise TooLarge
+    return rows.loaded_turns(conn, found)
 
 
 # --- paths ---
@@ -415,7 +463,7 @@ def own_records(conn: Connection, turn_id: str) -> list[Record]:
 
 
 def session(conn: Connection, session_id: str) -> Session | None:
-    row = conn.execute(select(sessions).where(sessions.c.id == session_id)).one_or_none()
+    row = conn.execute(select(*rows.SESSION).where(sessions.c.id == session_id)).one_or_none()
     return None if row is None else rows.session(row)
 
 

@@ -30,7 +30,7 @@ from ...domain.models import (
 )
 from ..base import TurnFacts, TurnOutline
 from .database import InsertNew, Prepared
-from .tables import agents, image_refs, images, turns
+from .tables import agents, image_refs, images, sessions, turns
 
 Values = dict[str, Any]
 
@@ -203,8 +203,10 @@ def facts(row: Any, repairs: int) -> TurnFacts:
     return TurnFacts(row.id, row.seq, row.agent_key, row.owner, row.status, row.answered_by or row.model, *known)
 
 
-def agent(row: Row[Any]) -> Agent:
-    return Agent(row.key, row.owner, row.agent_id, row.dir, bool(row.named), row.head, row.created_at)
+def agent(columns: Sequence[Any]) -> Agent:
+    """From a row that begins with the columns of `AGENT`."""
+    key, owner, agent_id, folder, named, head, created_at = columns[: len(AGENT)]
+    return Agent(key, owner, agent_id, folder, bool(named), head, created_at)
 
 
 def session_values(session: Session) -> Values:
@@ -219,11 +221,11 @@ def session_values(session: Session) -> Values:
     }
 
 
-def session(row: Row[Any]) -> Session:
-    mark = None if row.mark is None else FileMark.from_json(loads(row.mark))
-    return Session(
-        row.id, row.agent_key, row.tip_turn_id, row.transcript, row.cli_version, row.created_at, mark
-    )  # fmt: skip
+def session(columns: Sequence[Any]) -> Session:
+    """From a row that begins with the columns of `SESSION`."""
+    session_id, agent_key, tip, transcript, cli_version, created_at, text = columns[: len(SESSION)]
+    mark = None if text is None else FileMark.from_json(loads(text))
+    return Session(session_id, agent_key, tip, transcript, cli_version, created_at, mark)
 
 
 def link_values(agent_key: int, link: Link) -> Values:
@@ -265,6 +267,7 @@ def loaded_records(conn: Connection, rows: Sequence[Row[Any]]) -> list[Record]:
 
 
 AGENT = tuple(agents.c[name] for name in Agent.__slots__)
+SESSION = tuple(sessions.c[name] for name in Session.__slots__)
 # What is kept of all turns of an agent.
 TOTALS = ("turns", "side", "failures", "cost_usd", "bytes", "sessions", "repairs")
 TURN = tuple(turns.c)

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -32,7 +33,7 @@ from ...domain.models import (
     Status,
     Turn,
 )
-from ...errors import LeaseLost, StoreUnavailable
+from ...errors import LeaseLost, NotFound, StoreUnavailable
 from ...tasks import uninterrupted
 from ..base import (
     AgentState,
@@ -180,9 +181,11 @@ class SqlStore(Store):
     # turns
 
     async def accept(self, new: NewTurn) -> Turn:
-        urgency = Urgency.DURABLE if new.promised else Urgency.JOURNAL
+        # `begin` finds out where it was lost, before anything is said to a model.
+        urgency = Urgency.DURABLE if new.promised else Urgency.AHEAD
         quick = not new.promised and _is_small(new)
-        return await self._db.write(partial(writing.accept, new=new), urgency, quick=quick)
+        turn, inserted = await self._db.write(partial(writing.accept, new=new), urgency, quick=quick)
+        return replace(turn, seq=inserted.lastrowid or 0)
 
     async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
         await self._db.write(lambda conn: writing.import_turns(conn, turns, head))
@@ -271,7 +274,9 @@ class SqlStore(Store):
     ) -> None:
         urgency = Urgency.LATER if soon else Urgency.DURABLE
         work = partial(writing.set_delivery, turn_id=turn_id, delivery=delivery, by=by)
-        await self._db.write(work, urgency)
+        written = await self._db.write(work, urgency)
+        if written is not None and not written.rowcount and await self.turn(turn_id) is None:
+            raise NotFound(f"no turn {turn_id} in the store: its agent may have been deleted")
 
     async def claim(self, turn_id: str, instance: str | None) -> bool:
         return await self._db.write(lambda conn: writing.claim(conn, turn_id, instance))
@@ -402,8 +407,8 @@ class SqlStore(Store):
                 yield turn
             after_seq = page[-1].seq
 
-    async def waiting(self, agent_key: int) -> list[Turn]:
-        return await self._db.read(lambda conn: reading.waiting(conn, agent_key))
+    async def waiting(self, agent_key: int, *, but: str | None = None) -> list[Turn]:
+        return await self._quickly(partial(reading.waiting, agent_key=agent_key, but=but))
 
     async def pending_deliveries(self) -> list[Turn]:
         return await self._db.read(reading.pending_deliveries)

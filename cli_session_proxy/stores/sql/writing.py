@@ -27,7 +27,7 @@ from ...domain.models import (
 from ...errors import NotFound, SessionBusy, StoreUnavailable
 from ..base import Commit, ImportedTurn, KeyTaken, Lease, NewTurn, PathChanged, Taken, TurnStart
 from . import conversing, leases, mirroring, reading, rows
-from .database import InsertNew, Prepared
+from .database import Cursor, InsertNew, Prepared, firsts
 from .rows import Cutter
 from .tables import PROBE, agents, frames, idempotency_keys, links, meta, records, sessions, turns
 
@@ -113,18 +113,19 @@ def delete_agent(conn: Connection, key: int) -> None:
 # --- the life of a turn ---
 
 
-def accept(conn: Connection, new: NewTurn) -> Turn:
+def accept(conn: Connection, new: NewTurn) -> tuple[Turn, Cursor]:
+    """The turn without its seq, which is asked for when it is committed: a server is gone to and back once."""
     turn = Turn(
         new.id, 0, new.agent_key, new.parent_id, "queued", new.model, tuple(new.input), new.created_at, new.system,
         new.effort, new.profile, placed=new.placed, options=new.options, origin=new.origin, fingerprint=new.fingerprint,
         instance=new.instance, call=new.call,
     )  # fmt: skip
-    turn = replace(turn, seq=insert(conn, turn, ()))
+    inserted = insert(conn, turn, ())
     if new.idempotency_key is not None:
         _take_key(conn, new)
     if new.takes:
         conversing.take(conn, new.agent_key, new.takes, new.id)
-    return turn
+    return turn, inserted
 
 
 def _take_key(conn: Connection, new: NewTurn) -> None:
@@ -141,8 +142,8 @@ def _take_key(conn: Connection, new: NewTurn) -> None:
         )
 
 
-def insert(conn: Connection, turn: Turn, lines: Iterable[Record]) -> int:
-    """Store a whole turn with its records; the agent is active from now. Returns its seq."""
+def insert(conn: Connection, turn: Turn, lines: Iterable[Record]) -> Cursor:
+    """Store a whole turn with its records; the agent is active from now. Its seq is the cursor's `lastrowid`."""
     cutter = Cutter()
     values = rows.turn_values(cutter, turn)
     records = [rows.record_values(cutter, turn.id, n, record) for n, record in enumerate(lines)]
@@ -152,11 +153,11 @@ def insert(conn: Connection, turn: Turn, lines: Iterable[Record]) -> int:
         "cost_usd": turn.cost_usd or 0.0, "bytes": values["bytes"],
     }  # fmt: skip
     _active(conn, turn.agent_key, turn.created_at, **more)
-    seq = _INSERT_TURN.key(conn, values)
+    inserted = _INSERT_TURN.run(conn, values)
     _INSERT_RECORD.run_each(conn, records)
     if cutter.images:
         _count(conn, turn.agent_key, bytes=rows.save_images(conn, turn.agent_key, cutter.images))
-    return seq
+    return inserted
 
 
 def import_turns(conn: Connection, imported: Sequence[ImportedTurn], head: str | None) -> None:
@@ -174,7 +175,7 @@ def adopt(
     why: Sequence[Link],
     taken: Taken | None,
 ) -> Turn:
-    leases.check(conn, lease)
+    leases.check(lease, *firsts(conn, leases.held(lease)))
     import_turns(conn, theirs, theirs[-1].id)
     save_session(conn, session, why)
     if taken is not None:
@@ -184,15 +185,18 @@ def adopt(
 
 
 def rewind(conn: Connection, lease: Lease, to: str | None) -> None:
-    leases.check(conn, lease)
+    leases.check(lease, *firsts(conn, leases.held(lease)))
     if reading.waiting(conn, lease.agent_key):
         raise SessionBusy("a turn of this agent waits or runs: wait for its end, or cancel it, then rewind")
     set_head(conn, lease.agent_key, to)
 
 
 def begin(conn: Connection, begun: TurnStart) -> None:
-    leases.check(conn, begun.lease)
-    row = _need(conn, begun.turn_id, _UNFINISHED, _STATE)
+    held, state = firsts(conn, leases.held(begun.lease), (_STATE, {"turn_id": begun.turn_id}))
+    leases.check(begun.lease, held)
+    if state is None:  # not its agent's deletion: that takes the lease along
+        raise StoreUnavailable("the server of the store stopped before it had kept this turn", retry_after=1.0)
+    row = _allowed(begun.turn_id, _UNFINISHED, state)
     for turn_id in begun.left_off:
         before = _STATE.one(conn, {"turn_id": turn_id})
         if before is not None and before.delivery != "undelivered":
@@ -226,8 +230,10 @@ def commit(conn: Connection, done: Commit) -> Turn:
     refused = done.status == "refused"
     if done.status not in ANSWERED or refused is (done.session is not None) or (refused and done.move_head):
         raise ValueError(f"commit of {done.turn_id} as {done.status}")
-    leases.check(conn, done.lease)
-    row = _need(conn, done.turn_id, _UNFINISHED)
+    known = None if done.session is None else _update_session(conn, done.session)
+    held, whole = firsts(conn, leases.held(done.lease), (_WHOLE, {"turn_id": done.turn_id}))
+    leases.check(done.lease, held)
+    row = _allowed(done.turn_id, _UNFINISHED, whole)
     if done.session is not None and done.session.agent_key != row.agent_key:
         raise ValueError(f"commit of {done.turn_id} with a session of agent {done.session.agent_key}")
     (turn,) = rows.loaded_turns(conn, [row])
@@ -249,8 +255,8 @@ def commit(conn: Connection, done: Commit) -> Turn:
         "failures": int(refused), "cost_usd": (turn.cost_usd or 0.0) - (row.cost_usd or 0.0),
         "bytes": values["bytes"] - row.bytes + rows.save_images(conn, turn.agent_key, cutter.images),
     }  # fmt: skip
-    if done.session is not None:
-        save_session(conn, done.session, done.links)
+    if done.session is not None and known is not None:
+        _save_session(conn, done.session, known, done.links)
     else:
         _spoil_session(conn, turn.session_id)
     if done.move_head:
@@ -274,7 +280,7 @@ def fail(
     if status not in _FAILED:
         raise ValueError(f"fail of {turn_id} as {status}")
     if lease is not None:
-        leases.check(conn, lease)
+        leases.check(lease, *firsts(conn, leases.held(lease)))
     allowed = _NOT_ANSWERED if lease is not None else _NEVER_BEGUN
     row = _need(conn, turn_id, allowed)
     (turn,) = rows.loaded_turns(conn, [row])
@@ -308,11 +314,11 @@ def requeue(conn: Connection, turn_id: str, instance: str | None) -> Turn:
     return turn
 
 
-def set_delivery(conn: Connection, turn_id: str, delivery: Delivery, by: str | None) -> None:
+def set_delivery(conn: Connection, turn_id: str, delivery: Delivery, by: str | None) -> Cursor | None:
+    """None: it stays as it is. A `rowcount` of 0: it is `delivered`, or there is no such turn."""
     if delivery == "undelivered" and (_is_continued(conn, turn_id) or _is_claimed(conn, turn_id, by)):
-        return
-    if not _SET_DELIVERY.run(conn, {"turn_id": turn_id, "delivery": delivery}).rowcount:
-        _need(conn, turn_id, None, _STATE)
+        return None
+    return _SET_DELIVERY.run(conn, {"turn_id": turn_id, "delivery": delivery})
 
 
 def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
@@ -350,16 +356,7 @@ def set_head(conn: Connection, agent_key: int, turn_id: str | None) -> None:
 
 
 def save_session(conn: Connection, session: Session, new: Sequence[Link]) -> None:
-    values = rows.session_values(session)
-    changes = dict(values)
-    del changes["id"], changes["agent_key"]
-    found = _UPDATE_SESSION.run(conn, {"session_id": session.id, "of_agent": session.agent_key, **changes})
-    if not found.rowcount:
-        if not _INSERT_SESSION.run(conn, values).rowcount:
-            raise StoreUnavailable(f"session {session.id} belongs to another agent for ever: start a new one")
-        _count(conn, session.agent_key, sessions=1)
-    if new:
-        save_links(conn, session.agent_key, new)
+    _save_session(conn, session, _update_session(conn, session), new)
 
 
 def save_links(conn: Connection, agent_key: int, new: Sequence[Link]) -> None:
@@ -372,8 +369,24 @@ def save_links(conn: Connection, agent_key: int, new: Sequence[Link]) -> None:
 # --- pieces ---
 
 
-def _update(conn: Connection, turn_id: str, **values: Any) -> bool:
-    return bool(_UPDATE_TURN.run(conn, {"turn_id": turn_id, **values}).rowcount)
+def _update(conn: Connection, turn_id: str, **values: Any) -> None:
+    _UPDATE_TURN.run(conn, {"turn_id": turn_id, **values})
+
+
+def _update_session(conn: Connection, session: Session) -> Cursor:
+    """What is known of a session that is there already; its `rowcount` tells whether it is."""
+    changes = rows.session_values(session)
+    named = {"session_id": changes.pop("id"), "of_agent": changes.pop("agent_key")}
+    return _UPDATE_SESSION.run(conn, named | changes)
+
+
+def _save_session(conn: Connection, session: Session, updated: Cursor, new: Sequence[Link]) -> None:
+    if not updated.rowcount:
+        if not _INSERT_SESSION.run(conn, rows.session_values(session)).rowcount:
+            raise StoreUnavailable(f"session {session.id} belongs to another agent for ever: start a new one")
+        _count(conn, session.agent_key, sessions=1)
+    if new:
+        save_links(conn, session.agent_key, new)
 
 
 def _spoil_session(conn: Connection, session_id: str | None) -> None:
@@ -397,7 +410,10 @@ def _more(agent_key: int, more: Mapping[str, float]) -> dict[str, float]:
 
 def _need(conn: Connection, turn_id: str, allowed: frozenset[Status] | None, columns: Prepared = _WHOLE) -> Row[Any]:
     """The turn's row, in one of the allowed statuses: an acknowledged turn is never written over."""
-    row: Row[Any] | None = columns.one(conn, {"turn_id": turn_id})
+    return _allowed(turn_id, allowed, columns.one(conn, {"turn_id": turn_id}))
+
+
+def _allowed(turn_id: str, allowed: frozenset[Status] | None, row: Row[Any] | None) -> Row[Any]:
     if row is None:
         raise NotFound(f"no turn {turn_id} in the store: its agent may have been deleted")
     if allowed is not None and row.status not in allowed:

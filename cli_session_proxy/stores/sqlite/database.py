@@ -8,7 +8,7 @@ caller that leaves takes only itself away, the transaction still ends as all or 
 Writes that wait while another one runs are committed together: one wait for the disk for all of them. Where one
 of such a group fails, the group is rolled back and each runs by itself, as if there had been no group.
 
-An acknowledged turn waits for the disk. What leads up to it (`Urgency.JOURNAL`) survives the end of this process at
+An acknowledged turn waits for the disk. What leads up to it (`JOURNALED`) survives the end of this process at
 once, and a power cut `SOON` later: its client has no answer yet, and no CLI writes a prompt to its disk sooner.
 
 The second half holds all that is SQLite's own: connections, pragmas, the journal file, what its errors mean.
@@ -51,6 +51,9 @@ READERS = 4
 GROUP = 64
 # Seconds by which a write that nobody waits for is delayed, and after which a journal entry is on the disk.
 SOON = 0.01
+
+# What waits for no disk: all that follows is behind it in one file.
+JOURNALED = (Urgency.JOURNAL, Urgency.AHEAD)
 
 # What a write waited for in vain.
 ANOTHER_PROGRAM = "another program"
@@ -159,7 +162,7 @@ class SqliteDatabase(Life, Database):
         if not self._open:
             raise _closed()
         if quick and self._group is None and not self._waiting:
-            assert urgency is Urgency.JOURNAL
+            assert urgency in JOURNALED
             assert self._quick_writer is not None
             try:
                 with transaction(self._quick_writer, QUICK):
@@ -275,7 +278,7 @@ class SqliteDatabase(Life, Database):
                 write.done.set_result(outcome)
         if self._synced:
             self._unsynced = self._overdue = False
-        elif any(write.urgency is Urgency.JOURNAL for write in group):
+        elif any(write.urgency in JOURNALED for write in group):
             self._unsynced = True
             self._set_timer()
         if fault is not None and not group:

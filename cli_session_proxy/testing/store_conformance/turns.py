@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 from ...domain.evidence import Brought, Evidence, Repair, StreamCut
 from ...domain.models import Block, Fallback, Link, Message, Placed, Record, Tool, ToolChoice, Turn, TurnOptions
 from ...domain.parameters import Parameters
 from ...domain.windows import Window
-from ...stores.base import KeyTaken, NewTurn
+from ...stores.base import AgentState, KeyTaken, NewTurn
 from ..store_samples import (
     AWKWARD,
     IMAGE,
@@ -223,3 +224,42 @@ async def a_restart_forgets_nothing(factory: StoreFactory) -> None:
         assert found is not None
         assert found.head == "t1"
         assert (await store.accept(a_turn(agent, "t3"))).seq > done.seq
+
+
+async def turns_that_wait_are_those_of_every_proxy_or_of_all_but_one(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent, other = await an_agent(store), await an_agent(store, "other")
+        for name, instance in (("t1", "here"), ("t2", "there"), ("t3", None)):
+            await store.accept(a_turn(agent, name, instance=instance))
+        await store.accept(a_turn(other, "t4", instance="there"))
+        await store.fail("t3", "cancelled", {"code": "x"}, (), {}, 3.0)
+        await store.accept(a_turn(agent, "t5"))
+        for but, ids in ((None, ["t1", "t2", "t5"]), ("here", ["t2", "t5"]), ("there", ["t1", "t5"])):
+            assert [turn.id for turn in await store.waiting(agent.key, but=but)] == ids
+
+
+async def a_turn_that_continues_a_named_one_stands_there_with_the_newest_session_of_it(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        empty = await store.standing(agent.key, None, at_head=True)
+        assert empty is not None
+        assert (empty.agent, empty.parent, empty.session) == (agent, None, None)
+        first = await complete(store, agent, "t1", session="s1")
+        await store.save_session(a_session(agent, "s2", "t1", at=20.0))
+        assert (await store.standing(agent.key, None, at_head=True)) == AgentState(
+            replace(agent, head="t1"), first, a_session(agent, "s2", "t1", at=20.0)
+        )
+        last = await complete(store, agent, "t2", "t1", session="s2")
+        stands: list[tuple[str | None, bool, Turn | None, str | None]] = [
+            (None, True, last, "s2"),
+            ("t1", False, first, "s1"),
+            ("t2", False, last, "s2"),
+            ("nothing", False, None, None),
+            (None, False, None, None),
+        ]
+        for parent, at_head, found, session in stands:
+            now = await store.standing(agent.key, parent, at_head=at_head)
+            assert now is not None
+            assert (now.agent.head, now.parent) == ("t2", found)
+            assert (now.session.id if now.session else None) == session
+        assert await store.standing(agent.key + 99, None, at_head=True) is None

@@ -1,0 +1,213 @@
+"""The statements of a turn on their way to the server: they wait until a result is asked for, and go out together.
+
+A turn's statements touch a row or two each. What they take is the way there and back, and what a driver does around
+each of them. A transaction of five, each time after a pause, takes 1.2 ms by psycopg's cursors, 0.52 of them processor
+time of this process; by this, with libpq's pipeline mode and prepared statements, 0.5 and 0.13 ms. In psycopg's own
+pipelines every statement is sent by itself, and they take as long as its cursors.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from psycopg.errors import error_from_result
+
+# A place for a value, as SQLAlchemy writes it for psycopg.
+_PLACE = re.compile(r"%\((\w+)\)s|%%")
+# Texts that are remembered, and statements that a connection prepares: about twice as many as there are.
+_TEXTS = 512
+# By the type's number in the server's catalogue: bool, bytea, int8, int2, int4, text, float4, float8, varchar.
+_LOAD: Mapping[int, Callable[[bytes], Any]] = {
+    16: b"t".__eq__, 17: lambda raw: bytes.fromhex(raw[2:].decode()), 20: int, 21: int, 23: int, 25: bytes.decode,
+    700: float, 701: float, 1043: bytes.decode,
+}  # fmt: skip
+_FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.PIPELINE_ABORTED)
+
+
+@lru_cache(_TEXTS)
+def _numbered(sql: str) -> tuple[bytes, tuple[str, ...]]:
+    """The text as the server takes it, with $1, $2, …, and the name of each of these."""
+    names: dict[str, int] = {}
+
+    def place(found: re.Match[str]) -> str:
+        return "%" if found[1] is None else f"${names.setdefault(found[1], len(names) + 1)}"
+
+    return _PLACE.sub(place, sql).encode(), tuple(names)
+
+
+def _dumped(value: object) -> bytes | None:
+    match value:
+        case None | bytes():
+            return value
+        case str():
+            if "\0" in value:  # libpq would cut it there
+                raise psycopg.DataError("PostgreSQL text cannot contain NUL (0x00) bytes")
+            return value.encode()
+        case bool():
+            return b"t" if value else b"f"
+        case int() | float():
+            return repr(value).encode()
+    raise TypeError(f"{type(value).__name__} has no place in a statement of a turn")
+
+
+class Sent:
+    """A statement, and what came of it once somebody asks: a cursor as PEP 249 has it, as far as it is used."""
+
+    def __init__(self, session: Session, sql: bytes, values: Sequence[object]) -> None:
+        self._session = session
+        self._row = 0
+        self.sql = sql
+        self.values = [_dumped(value) for value in values]
+        self.formats = [pq.Format.BINARY if isinstance(value, bytes) else pq.Format.TEXT for value in values]
+        self.result: pq.abc.PGresult | None = None
+
+    def _came(self) -> pq.abc.PGresult:
+        if self.result is None:
+            self._session.flush()
+        assert self.result is not None
+        return self.result
+
+    @property
+    def rowcount(self) -> int:
+        return self._came().command_tuples or 0
+
+    @property
+    def lastrowid(self) -> int | None:
+        """The key that the database gave, which the statement returns."""
+        row = self._at(0)
+        return None if row is None else row[0]
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        self._row += 1
+        return self._at(self._row - 1)
+
+    def _at(self, row: int) -> tuple[Any, ...] | None:
+        result = self._came()
+        if row >= result.ntuples:
+            return None
+        values = (result.get_value(row, at) for at in range(result.nfields))
+        return tuple(None if raw is None else _LOAD[result.ftype(at)](raw) for at, raw in enumerate(values))
+
+
+class Session(psycopg.Connection[Any]):
+    """A connection on which `execute` only notes a statement. Any other way to run one sends what was noted before it.
+
+    `prepares`: the same session of the server answers each time. Behind a pooler it does not, and nothing is prepared.
+    `refused`: the server itself has ended the session instead of what was sent last, before it came to the commit.
+    """
+
+    prepares = False
+    refused = False
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._noted: list[Sent] = []
+        self._names: dict[bytes, bytes] = {}  # the name of each text
+
+    def execute(self, sql: str, values: Mapping[str, object] | None = None) -> Sent:  # type: ignore[override]
+        """Its errors come when a result of it, or of a later one, is asked for, or at the commit."""
+        text, names = _numbered(sql)
+        sent = Sent(self, text, [values[name] for name in names] if values is not None else ())
+        self._noted.append(sent)
+        return sent
+
+    def executemany(self, sql: str, rows: Sequence[Mapping[str, object]]) -> None:
+        for values in rows:
+            self.execute(sql, values)
+
+    def cursor(self, *given: Any, **named: Any) -> psycopg.Cursor[Any]:  # type: ignore[override]
+        self.flush()
+        made: psycopg.Cursor[Any] = super().cursor(*given, **named)
+        return made
+
+    def commit(self) -> None:
+        done = self.execute("COMMIT")
+        self.flush()
+        # The server answers a COMMIT behind a statement that failed with a ROLLBACK, which is no error to it.
+        if done.result is None or done.result.command_status != b"COMMIT":
+            raise psycopg.InternalError("the transaction was rolled back")
+
+    def rollback(self) -> None:
+        """What was noted and not sent is forgotten."""
+        self._noted.clear()
+        super().rollback()
+
+    def is_fit(self) -> bool:
+        """Nothing has come while it was idle: that would be the server's farewell, or the end of the connection."""
+        waiting = select.poll()
+        waiting.register(self.fileno(), select.POLLIN)
+        return not waiting.poll(0)
+
+    def flush(self) -> None:
+        """Send what was noted, and wait for all that comes of it. Raises the first error."""
+        noted, self._noted = self._noted, []
+        if not noted:
+            return
+        server = self.pgconn
+        if server.status != pq.ConnStatus.OK:
+            raise psycopg.OperationalError("the connection is closed")
+        prepared: dict[bytes, bytes] = {}
+        server.enter_pipeline_mode()
+        try:
+            waited: list[
+                tuple[bytes | None, Sent | None]
+            ] = []  # what each result is of: a text to prepare, a statement
+            for sent in noted:
+                name = self._names.get(sent.sql) or prepared.get(sent.sql)
+                if name is None and self.prepares and len(self._names) + len(prepared) < _TEXTS:
+                    name = prepared[sent.sql] = f"turn_{len(self._names) + len(prepared)}".encode()
+                    server.send_prepare(name, sent.sql)
+                    waited.append((sent.sql, None))
+                if name is None:
+                    server.send_query_params(sent.sql, sent.values, param_formats=sent.formats)
+                else:
+                    server.send_query_prepared(name, sent.values, param_formats=sent.formats)
+                waited.append((None, sent))
+            server.pipeline_sync()
+            error: psycopg.Error | None = None
+            for text, of in [*waited, (None, None)]:
+                try:
+                    result = self._next()
+                except psycopg.OperationalError as exc:  # what the server said before that tells more
+                    raise error or exc from None
+                if result.status in _FAILED:
+                    if error is None:
+                        error = self._error(result)
+                        ended = (error.sqlstate or "").startswith("57P")  # a pooler's word for it tells nothing
+                        self.refused = ended and self.prepares and of is not noted[-1]
+                elif text is not None:
+                    self._names[text] = prepared[text]
+                elif of is not None:
+                    of.result = result
+            if error is not None:
+                raise error
+        finally:
+            if server.status == pq.ConnStatus.OK:
+                server.exit_pipeline_mode()
+
+    def _next(self) -> pq.abc.PGresult:
+        """The next result, or the end of them all."""
+        server = self.pgconn
+        waiting = select.poll()
+        while True:
+            while server.is_busy():
+                unsent = server.flush()
+                waiting.register(server.socket, select.POLLIN | (select.POLLOUT if unsent else 0))
+                if waiting.poll()[0][1] & ~select.POLLOUT:
+                    server.consume_input()
+            result = server.get_result()
+            if result is not None:  # None stands behind each statement's result
+                return result
+            if server.status != pq.ConnStatus.OK:
+                raise psycopg.OperationalError("the connection is closed")
+
+    def _error(self, result: pq.abc.PGresult) -> psycopg.Error:
+        if result.error_field(pq.DiagnosticField.SQLSTATE) is None and self.pgconn.status != pq.ConnStatus.OK:
+            return psycopg.OperationalError(result.get_error_message())
+        return error_from_result(result)
