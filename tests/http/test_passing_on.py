@@ -13,6 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from cli_session_proxy.domain.models import Agent
+from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.export import explain
 from cli_session_proxy.http import gate
 from cli_session_proxy.http.hop import HOP_KEY, OWNER, REFUSED
@@ -24,6 +25,7 @@ from cli_session_proxy.wires import answers
 from ..stores.test_registry import certify
 from ..until import until
 from .cluster import KEY, Host, Line, cluster, deaf, line
+from .test_metrics import samples
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +152,7 @@ async def test_where_the_other_host_is_not_reached_the_turn_runs_here(
             assert [path[-1] for path in two.asked] == ["two"]
             assert one.backend.retired == ["a"]
             assert [turn.status for turn in await two.turns()] == ["completed"] * 2
+            assert await passed_on(two) == {"ran_here": 1}
 
 
 async def test_a_host_that_stops_lets_its_agents_go_on_elsewhere(postgres_url: str, tmp_path: Path) -> None:
@@ -159,6 +162,56 @@ async def test_a_host_that_stops_lets_its_agents_go_on_elsewhere(postgres_url: s
         await one.engine.stop()  # its server answers still, and takes nothing
         assert said(await two.chat("three")).startswith("You said: three")
         assert (len(one.asked), len(two.asked)) == (2, 1)
+
+
+async def test_a_host_that_does_not_reach_the_store_is_given_no_turn(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers, and would keep its agents for as long as it is cut off."""
+
+    async def away(*given: Any, **named: Any) -> Any:
+        raise StoreUnavailable("the store does not answer")
+
+    async with cluster(postgres_url, tmp_path, lease=1.0) as (one, two):
+        await one.chat("one")
+        for way in ("read", "write"):
+            monkeypatch.setattr(one.store.database, way, away)
+        assert (await one.http.get("/healthz")).status_code == 200
+        assert said(await two.chat("two")) == "You said: two (2)"
+        assert [path[-1] for path in two.asked] == ["two"]
+        assert one.asked == [["one"]]
+
+
+async def passed_on(host: Host) -> dict[str, float]:
+    """How many requests this host was to pass on, by what became of them."""
+    told = samples((await host.http.get("/metrics")).text)
+    name = "requests_passed_on_total{result="
+    return {label.removeprefix(name).rstrip("}"): count for label, count in told.items() if label.startswith(name)}
+
+
+async def test_what_becomes_of_requests_that_are_passed_on_is_counted(postgres_url: str, tmp_path: Path) -> None:
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
+        await one.chat("one")
+        assert await passed_on(two) == {}
+        await two.chat("two")
+        assert await passed_on(two) == {"answered": 1}
+        for how in ("left", "interrupted"):
+            one.model.reached.clear()
+            one.model.open.clear()
+            running = asyncio.create_task(two.chat(how))
+            await one.model.reached.wait()
+            if how == "left":
+                running.cancel()
+            else:
+                there.cut()
+            await asyncio.wait([running])
+            one.model.open.set()
+
+            async def counted(how: str = how) -> bool:
+                return (await passed_on(two)).get(how) == 1
+
+            await until(counted)
+        assert await passed_on(two) == {"answered": 1, "left": 1, "interrupted": 1}
 
 
 @pytest.mark.parametrize("trusted", [True, False])
