@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import SecretStr
+from websockets.asyncio.client import connect
 
 from cli_session_proxy.domain.models import Agent
 from cli_session_proxy.errors import StoreUnavailable
@@ -24,7 +25,7 @@ from cli_session_proxy.wires import answers
 
 from ..stores.test_registry import certify
 from ..until import until
-from .cluster import KEY, Host, Line, cluster, deaf, line
+from .cluster import KEY, PATIENCE, Host, Line, cluster, deaf, line
 from .test_metrics import samples
 
 
@@ -416,3 +417,44 @@ async def test_hosts_that_share_their_sandboxes_pass_on_for_warmth_alone(postgre
         answer = await two.chat("two")
         assert "x-continuity-note" not in answer.headers
         assert said(answer) == "You said: two (2)"
+
+
+async def message(host: Host, text: str) -> dict[str, Any]:
+    """The last event of the answer to a message over a WebSocket."""
+    url = f"ws{str(host.http.base_url).removeprefix('http').rstrip('/')}/v1/responses"
+    async with connect(url, additional_headers={"X-Agent-Id": "a"}) as socket:
+        await socket.send(json.dumps({"type": "response.create", "model": "sonnet", "input": text}))
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                event: dict[str, Any] = json.loads(await socket.recv())
+                if event["type"] in ("response.completed", "response.failed", "error"):
+                    return event
+
+
+async def test_a_message_over_a_websocket_never_runs_without_its_agents_files(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    async with cluster(postgres_url, tmp_path, **TOOLS) as (one, two):
+        await one.chat("one")
+        refused = await message(two, "two")
+        assert (refused["type"], refused["status"], refused["code"]) == ("error", 409, "session_busy")
+        assert refused["headers"] == {"x-should-retry": "false"}
+        assert "send the same as a POST" in refused["message"]
+        assert two.asked == []
+        sent = await two.http.post(
+            "/v1/responses", json={"model": "sonnet", "input": "two"}, headers={"X-Agent-Id": "a"}
+        )
+        assert sent.status_code == 200
+        assert [path[-1] for path in one.asked] == ["one", "two"]
+        assert (await message(one, "three"))["type"] == "response.completed"
+        assert len(one.asked) == 3
+
+
+async def test_a_message_over_a_websocket_runs_where_it_arrives(postgres_url: str, tmp_path: Path) -> None:
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("one")
+        assert (await message(two, "two"))["type"] == "response.completed"
+        assert two.asked == [["one", "two"]]
+        assert one.backend.retired == ["a"]
+        assert said(await one.chat("three")) == "You said: three (3)"  # two has it now
+        assert len(one.asked) == 1
