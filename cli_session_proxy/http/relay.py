@@ -152,7 +152,8 @@ class Relay:
                 await work
                 result = "ran_here" if hop.refused else "answered"
             elif silent.done():
-                raise _BrokenError(f"it has not responded for {2 * self._lease:g} s")
+                quiet = asyncio.get_running_loop().time() - hop.heard
+                raise _BrokenError(f"it has not responded for {quiet:.0f} s")
         except _BrokenError as exc:
             result = "interrupted"
             log.warning("hop_broken", address=there.address, why=str(exc))
