@@ -206,12 +206,12 @@ async def test_what_becomes_of_requests_that_are_passed_on_is_counted(postgres_u
             else:
                 there.cut()
             await asyncio.wait([running])
-            one.model.open.set()
 
             async def counted(how: str = how) -> bool:
                 return (await passed_on(two)).get(how) == 1
 
             await until(counted)
+            one.model.open.set()
         assert await passed_on(two) == {"answered": 1, "left": 1, "interrupted": 1}
 
 
