@@ -22,8 +22,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 BUILD_REQUIRES := $(BIN)/python -c 'import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")'
 
-# Which chaos: minutes (of each of the four kinds, 15; of the cluster, 20), and the seed of their first history (none: a
-# random one).
+# Which chaos: minutes (of each of the four kinds, 15; of each of the cluster's two, 10), and the seed of their first
+# history (none: a random one).
 MINUTES ?=
 SEED ?=
 CHAOS := $(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED))
@@ -56,8 +56,8 @@ chaos: $(VENV)/.test tools  ## random histories of breakages, one proxy and thre
 	@chaos="$(CHAOS) --minutes $(or $(MINUTES),15)"; $$chaos --proxies 1; one=$$?; $$chaos --proxies 1 --tools; two=$$?; \
 	$$chaos --proxies 3; three=$$?; $$chaos --proxies 3 --tools --wrapper; exit $$((one + two + three + $$?))
 
-cluster: $(VENV)/.test tools  ## random histories of breakages on three hosts in network namespaces; needs root, 20 minutes
-	@$(CHAOS) --hosts --proxies 3 --minutes $(or $(MINUTES),20)
+cluster: $(VENV)/.test tools  ## random histories of breakages on three hosts in network namespaces, with and without tools; needs root, 20 minutes
+	@chaos="$(CHAOS) --hosts --proxies 3 --minutes $(or $(MINUTES),10)"; $$chaos; one=$$?; $$chaos --tools; exit $$((one + $$?))
 
 agents: $(VENV)/.test tools $(AGENTS_MORE)/.programs $(FRAMEWORKS)/.installed  ## long conversations of agent programs, and of frameworks; a quarter of an hour
 	$(BIN)/python -m pytest tests/agents -n 2 -m 'agents or not agents'

@@ -42,6 +42,8 @@ HEARTBEAT = 0.3
 # How often a lease that another proxy holds is asked for: soon at first, as most turns are short. Seconds.
 FIRST_WAIT = 0.002
 LAST_WAIT = 0.05
+# For so many times `LAST_WAIT` the turns here wait for the proxy that a lease was handed over to, which asks as often.
+GAP = 40
 # A proxy that is told when others ask something of it looks by itself when this share of the lease has passed, too.
 LOOK = 0.1
 
@@ -201,6 +203,7 @@ class Ownership:
         self._held: dict[int, _Holding] = {}
         self._locks: dict[int, asyncio.Lock] = {}
         self._users: Counter[int] = Counter()  # of these locks
+        self._asked: dict[int, float] = {}  # since when others ask for these leases, by the loop's time
         self._lost: list[Agent] = []  # agents that another proxy has taken over, with a process of ours left perhaps
         self._renewed = 0.0  # the loop's time of the last heartbeat that was stored
         self._ran = time.time()  # when this process was last seen to run
@@ -235,6 +238,8 @@ class Ownership:
                 looks = False
                 continue
             looks = True
+            now = asyncio.get_running_loop().time()
+            self._asked = {agent_key: self._asked.get(agent_key, now) for agent_key in asked.leases}
             for turn_id, by in asked.cancels:
                 self._end(turn_id, by)
             await asyncio.gather(*(self._release_unused(agent_key) for agent_key in asked.leases))
@@ -264,6 +269,7 @@ class Ownership:
         respond when its lease has expired. Unbounded in time: the caller has the turn's limit around it.
         """
         async with self._exclusively(agent.key):
+            await self._give_way(agent.key)
             wait = FIRST_WAIT
             while (lease := await self._acquired(agent)) is None or await self._comes_later(agent, lease, turn):
                 if lease is not None:
@@ -371,6 +377,27 @@ class Ownership:
             except ProxyError as exc:  # the next look tries again; the other agents do not wait for it
                 log.warning("lease_not_handed_over", error=exc.message)
 
+    async def _give_way(self, agent_key: int) -> None:
+        """Hand the lease over before the next turn here, where it was asked for all the time of a lease: where turns
+        follow each other without a pause, nobody finds it unused.
+
+        Another proxy's turn needs none of this: it comes in the order of acceptance (`_comes_later`).
+        """
+        clock = asyncio.get_running_loop().time
+        if clock() - self._asked.get(agent_key, clock()) < self.proxy.lease or agent_key not in self._held:
+            return
+        try:
+            waiting = await self._store.waiting(agent_key)
+            if any(turn.instance not in (None, self._instances.id) for turn in waiting):
+                return
+            await self._release(agent_key)
+            for _ in range(GAP):
+                if (await self._store.whereabouts(agent_key)).holder is not None:
+                    return
+                await asyncio.sleep(LAST_WAIT)
+        except ProxyError as exc:  # it is asked for once more
+            log.warning("lease_not_handed_over", error=exc.message)
+
     async def _retire_lost(self, agent: Agent) -> None:
         """End the process of an agent that goes on elsewhere: its memory is not the path any more."""
         if self._users[agent.key] or agent.key in self._held:  # whoever uses it compares it with the path
@@ -391,6 +418,7 @@ class Ownership:
                 await self._catch_up(held.agent, held.lease)
             await self._retire(held.agent)
             await self._store.release(held.lease)
+            self._asked.pop(agent_key, None)
         except BaseException:
             # Still ours in the store: kept, so that the next look hands it over, or the next heartbeat finds it gone.
             self._held[agent_key] = held

@@ -13,6 +13,7 @@ from typing import Literal
 
 from .. import logs, redact
 from ..domain.models import Agent, Turn
+from ..errors import SessionBusy
 from ..settings import Settings
 from ..stores.base import Home, Proxy, Store
 from ..stores.registry import Registry
@@ -20,8 +21,9 @@ from ..stores.registry import Registry
 log = logs.get(__name__)
 
 # How a request came: `may`: from a client, and it may be passed on; `came`: another proxy has passed it on, so it runs
-# here; `stays`: it has no door that could pass it on, or what it would go to was not reached.
-Hop = Literal["may", "came", "stays"]
+# here; `message`: over a WebSocket, which is not passed on: it runs here, but never without its agent's files; `stays`:
+# it has no door that could pass it on, or what it would go to was not reached.
+Hop = Literal["may", "came", "message", "stays"]
 HOP: ContextVar[Hop] = ContextVar("hop", default="stays")
 
 
@@ -50,20 +52,25 @@ class Passing:
         self.home = None if here.address is None else Home(f"{socket.gethostname()}:{settings.var}", here.address)
 
     async def to_agent(self, agent: Agent, profile: str | None, *, held: bool) -> None:
-        """`held`: this proxy has the agent's lease. Raises `Elsewhere`, and `StoreUnavailable`."""
-        if HOP.get() != "may":
+        """`held`: this proxy has the agent's lease. Raises `Elsewhere`, `SessionBusy` and `StoreUnavailable`."""
+        hop = HOP.get()
+        if hop in ("came", "stays"):
             return
-        if self.keeps_files(profile):
-            found = await self._store.whereabouts(agent.key)
-            if found.home is not None:
-                if not self.is_here(found.home):
-                    raise Elsewhere(found.home.address, home=True)
+        files = self.keeps_files(profile)
+        if not files and (held or hop == "message"):
+            return
+        found = await (self._store.whereabouts(agent.key) if files else self._registry.find(agent))
+        if files and found.home is not None:
+            if self.is_here(found.home):
                 return
-        elif held:
-            return
-        else:
-            found = await self._registry.find(agent)
-        if found.address not in (None, self._here.address) and found.holder != self._here.id:
+            if hop == "message":
+                raise SessionBusy(
+                    "this agent's files are on another host, and a WebSocket is not passed on: send the same as a "
+                    "POST, which is answered there",
+                    retry=False,
+                )
+            raise Elsewhere(found.home.address, home=True)
+        if hop == "may" and found.address not in (None, self._here.address) and found.holder != self._here.id:
             raise Elsewhere(found.address)
 
     async def to_turn(self, turn: Turn) -> None:

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .. import logs, redact
 from ..domain.identifiers import host_and_port, origin
 from ..engine.live import RESTART
+from ..engine.passing import HOP
 from ..errors import Interrupted, InvalidRequest, NotFound, QueueFull, Unauthorized
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
@@ -161,8 +162,14 @@ class Gate:
                 bounds = self._bounds if came_from is None else self._passed_on
                 with bounds.request(inner["state"]["owner"]) as held:
                     inner["state"]["held"] = held
-                    if self._relay is None or is_socket:
+                    if self._relay is None:
                         await self._app(inner, receive, out)
+                    elif is_socket:
+                        token = HOP.set("message")
+                        try:
+                            await self._app(inner, receive, out)
+                        finally:
+                            HOP.reset(token)
                     else:
                         asked = Incoming(scope, inner, receive, out)
                         await self._relay.serve(self._app, asked, came=came_from is not None)

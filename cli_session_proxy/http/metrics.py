@@ -63,6 +63,7 @@ class Metrics:
         self._backends = self._counter("answers", "Turns that were answered, by backend", "backend")
         self._links = self._counter("links", "Links between sessions, by reason", "reason")
         self._repairs = self._counter("repairs", "Sessions repaired before a turn", "reason", "found")
+        self._passed_on = self._counter("requests_passed_on", "Requests that another proxy was to answer", "result")
         self._retries = self._counter("attempts_repeated", "Attempts of a turn beyond its first")
         self._tokens = self._counter("tokens", "Tokens, by kind", "kind")
         self._cost = self._counter("cost_dollars", "What the turns cost, as the CLI reports it")
@@ -128,6 +129,10 @@ class Metrics:
     def spawned(self, seconds: float) -> None:
         """A CLI said its first word so long after its start."""
         self._spawn.observe(seconds)
+
+    def passed_on(self, result: str) -> None:
+        """A request was to be answered by another proxy; `result` is one of `relay.Result`."""
+        self._passed_on.labels(result).inc()
 
     def loop_held(self, seconds: float) -> None:
         """The event loop was held up so long (see `watchdog`)."""

@@ -4,8 +4,9 @@
                  │ relay: is it there?  no: the same request once more, and it runs here
                  └──────▶ gate of the other proxy: the cluster's key, the owner ──▶ route ──▶ engine: it runs there
 
-- A proxy that is not reached, or that refuses the hop, has been sent nothing: the request runs here. It is asked first
-  (`REACH`), because the kernel of a proxy that is paused takes a request as well.
+- A proxy that is not reached, that cannot take a turn, or that refuses the hop, has been sent nothing: the request runs
+  here. It is asked first (`REACH`), because the kernel of a proxy that is paused takes a request as well, and one that
+  is cut off from the store would keep its agents until it is back.
 - Once the request was sent nobody knows whether it was accepted. A connection that breaks is an error that the client's
   own retry helps against: the turn is found again by the contract's rules, here or there, and is never run twice.
 - The other proxy believes what `HOP_KEY` and `OWNER` say by the cluster's key alone, and passes nothing on itself.
@@ -18,10 +19,10 @@ import asyncio
 import hmac
 import json
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import httpx
@@ -39,7 +40,12 @@ from .hop import HOP_KEY, OWNER, REFUSED, Incoming
 
 log = logs.get(__name__)
 
-# Seconds in which another proxy says that it is there; it takes a few milliseconds.
+# What became of a request that another proxy was to answer. `answered`: by that one, in any words; `ran_here`: that
+# one was not reached, could take no turn or refused; `interrupted`: nobody knows whether it was accepted there; `left`:
+# its client left before the answer was whole.
+Result = Literal["answered", "ran_here", "interrupted", "left"]
+
+# Seconds in which another proxy says that it is there, and that it reaches the store; it takes a few milliseconds.
 REACH = 1.0
 # It is taken to be there for so long after it said anything, and not to be there after it did not answer. Seconds.
 HEARD, AWAY = 0.5, 2.0
@@ -62,7 +68,7 @@ _OF_THE_CONNECTION = frozenset(
 class Hop:
     """An answer on its way. `heard`: when the other proxy last said something, by the loop's time.
 
-    `handed`: it has given all of it out of its hands; `arrived`: the client has it.
+    `refused`: nothing was done there. `handed`: it has given all of it out of its hands; `arrived`: the client has it.
     """
 
     address: str
@@ -79,12 +85,13 @@ class _BrokenError(Exception):
 
 
 class Relay:
-    """Of one app."""
+    """Of one app. `note` counts what becomes of each request that is passed on."""
 
-    def __init__(self, engine: Engine, secret: str, lease: float) -> None:
+    def __init__(self, engine: Engine, secret: str, lease: float, note: Callable[[Result], None]) -> None:
         self._engine = engine
         self._secret = secret.encode()
         self._lease = lease  # seconds of silence after which a proxy is asked whether it is there
+        self._note = note
         self._client: httpx.AsyncClient | None = None
         self._heard: dict[str, float] = {}  # by address: the loop's time
         self._away: dict[str, float] = {}
@@ -129,6 +136,7 @@ class Relay:
         """False where nothing was sent. Raises `Interrupted` where nobody knows what became of it."""
         if not await self._is_there(there):
             log.warning("not_passed_on", address=there.address)
+            self._note("ran_here")
             return False
         body = b"".join(message.get("body", b"") for message in asked.body)
         asked.body.clear()
@@ -137,13 +145,17 @@ class Relay:
         work = asyncio.create_task(self._answered(hop, request))
         leaving = asyncio.create_task(asked.left())
         silent = asyncio.create_task(self._silent(hop))
+        result: Result = "left"
         try:
             await asyncio.wait({work, leaving, silent}, return_when=asyncio.FIRST_COMPLETED)
             if work.done() or hop.arrived:
                 await work
+                result = "ran_here" if hop.refused else "answered"
             elif silent.done():
-                raise _BrokenError(f"it has not responded for {2 * self._lease:g} s")
+                quiet = asyncio.get_running_loop().time() - hop.heard
+                raise _BrokenError(f"it has not responded for {quiet:.0f} s")
         except _BrokenError as exc:
+            result = "interrupted"
             log.warning("hop_broken", address=there.address, why=str(exc))
             raise Interrupted(
                 "the connection to the proxy that runs this turn was lost: send it again, and it is the same turn "
@@ -154,6 +166,7 @@ class Relay:
             for task in (work, leaving, silent):
                 task.cancel()
             await asyncio.gather(work, leaving, silent, return_exceptions=True)
+            self._note(result)
             if hop.handed and hop.turn_id is not None:
                 await self._engine.note_passed_on(hop.turn_id, arrived=hop.arrived)
         if hop.refused:
@@ -201,12 +214,12 @@ class Relay:
         while True:
             await asyncio.sleep(max(0.0, hop.heard + self._lease - clock()))
             if clock() - hop.heard >= self._lease:
-                if not await self._answers(hop.address, self._lease):
+                if not await self._answers(f"{hop.address}/healthz", self._lease):
                     return
                 hop.heard = clock()
 
     async def _is_there(self, there: Elsewhere) -> bool:
-        """It answers, in a bounded time."""
+        """It can take a turn, and says so in a bounded time."""
         clock = asyncio.get_running_loop().time
         address = there.address
         if clock() - self._heard.get(address, -HEARD) < HEARD:
@@ -214,7 +227,7 @@ class Relay:
         until = clock() + (self._lease if there.home else 0.0)
         if clock() < self._away.get(address, 0.0) and not there.home:
             return False
-        while not await self._answers(address, REACH):
+        while not await self._answers(f"{address}/readyz", REACH):
             self._heard.pop(address, None)
             if clock() >= until:
                 self._away[address] = clock() + AWAY
@@ -224,10 +237,10 @@ class Relay:
         self._heard[address] = clock()
         return True
 
-    async def _answers(self, address: str, within: float) -> bool:
+    async def _answers(self, url: str, within: float) -> bool:
         try:
             async with asyncio.timeout(within):
-                told = await self._open().get(f"{address}/healthz", headers=self._marks(""))
+                told = await self._open().get(url, headers=self._marks(""))
             return told.status_code == 200
         except (httpx.HTTPError, TimeoutError):
             return False

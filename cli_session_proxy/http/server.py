@@ -65,7 +65,7 @@ def create_app(engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES
     if (secret := settings.cluster_secret()) is not None:
         from .relay import Relay  # noqa: PLC0415 - its HTTP client takes 60 ms: only where it is wanted
 
-        relay = Relay(engine, secret, settings.lease)
+        relay = Relay(engine, secret, settings.lease, app.state.metrics.passed_on)
     Routes(engine, settings, relay).add_to(app)
     for wire in table.wires:
         wire.routes(engine, settings).add_to(app)

@@ -34,7 +34,7 @@ MODEL = "sonnet"
 SCHEMA = {"type": "object", "properties": {TOKEN: {"type": "string"}}, "required": [TOKEN]}
 DESCRIPTION = "Looks something up."
 # Behind the code of an error that does not tell whether the turn was kept: the store was lost as it was written, or the
-# load balancer lost the host that had been given the request.
+# load balancer, or a proxy that passed it on, lost the host that had been given the request.
 IN_DOUBT = ", in doubt"
 HOST_LOST = "host_lost"
 # A slow reader's buffer, so that it is the proxy that waits and not the kernel.
@@ -329,7 +329,8 @@ def _code(data: JSON) -> str:
     if not isinstance(error, dict):
         return str(error)
     code = str((error.get("details") or {}).get("error_code") or error.get("code") or error.get("type") or error)
-    nobody_knows = code == HOST_LOST or "may be there or not" in str(error.get("message"))
+    said = str(error.get("message"))
+    nobody_knows = code == HOST_LOST or any(words in said for words in ("may be there or not", "where it was accepted"))
     return code + IN_DOUBT * nobody_knows
 
 

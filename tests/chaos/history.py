@@ -31,8 +31,8 @@ SHORT_PAUSE = 1.5
 MIDDLE_PAUSE = 8.0
 # Seconds by which a host's clock goes wrong: less than an idempotency key lives.
 SKEWS = (-7200.0, -30.0, 30.0, 7200.0)
-# What an interface of a host leads to, which it can be cut off from.
-Network = Literal["store"]
+# What an interface of a host leads to, which it can be cut off from: PostgreSQL, Redis, the other hosts.
+Network = Literal["store", "registry", "peers"]
 # How the database server goes away: its fast shutdown, or kill -9.
 Ending = Literal["restart", "kill"]
 # Characters of a long answer: more than the kernel holds for a slow reader (4 MiB, tcp_wmem).
@@ -170,7 +170,7 @@ class Spoil:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A host's packets to the store, and back, are lost from now on."""
+    """A host's packets on this network, to it and from it, are lost from now on."""
 
     proxy: int
     network: Network = "store"
@@ -190,6 +190,13 @@ class Database:
     """The database server ends, and starts again after `seconds`."""
 
     how: Ending
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """Redis is killed, and starts again, empty, after `seconds`."""
+
     seconds: float = 0.0
 
 
@@ -217,6 +224,7 @@ Step = (
     | Cut
     | Mend
     | Database
+    | Registry
     | Skew
 )
 
@@ -320,6 +328,7 @@ class _Maker:
             scenes.append((self._paused, 2))
         if self._shape.hosts:
             scenes += [(self._cut_off, 4), (self._database_gone, 3), (self._clock_skewed, 2)]
+            scenes += [(self._alone, 5), (self._registry_gone, 2)]
         if self._shape.tools:
             scenes += [(self._tool_loop, 4), (self._killed_at_calls, 5)]
         return self._dice.choices([scene for scene, _ in scenes], [weight for _, weight in scenes])[0]
@@ -492,6 +501,34 @@ class _Maker:
         seconds = self._dice.choice((LONG_PAUSE, LONG_PAUSE, MIDDLE_PAUSE, SHORT_PAUSE))
         end: list[Step] = [Open(say.turn), Join(), self._say(agent, proxy=cut), self._say(agent)]
         return [*steps, Mend(cut, seconds=seconds), *end]
+
+    def _alone(self, agent: int) -> list[Step]:
+        """A host does not reach the others, or Redis, while it has the agent warm: what comes in elsewhere cannot be
+        passed on to it, or the answer of what was passed on is lost on its way."""
+        network: Network = self._dice.choice(("peers", "peers", "registry"))
+        say = self._say(agent, hold=self._dice.choice((None, *HOLDS)), wait=self._dice.random() < 0.7)
+        passed = self._say(agent, hold=self._dice.choice((None, *HOLDS)), proxy=self._proxy(other_than=say.proxy))
+        steps: list[Step] = [say]
+        if self._dice.random() < 0.5:  # under way when the packets are lost
+            steps += [Open(say.turn), Join(say.turn), passed, Cut(say.proxy, network)]
+        else:
+            steps += [Cut(say.proxy, network), replace(passed, wait=False)]
+        if self._dice.random() < 0.4:
+            steps += [Leave(passed.turn), self._repeat(passed, wait=False)]
+        steps += [Open(say.turn), Open(passed.turn)]
+        if self._dice.random() < 0.5:
+            steps += [Join(passed.turn), *self._calm(agent)]
+        seconds = self._dice.choice((LONG_PAUSE, MIDDLE_PAUSE, SHORT_PAUSE))
+        mended: list[Step] = [Mend(say.proxy, network, seconds), Join()]
+        again = [self._repeat(passed)] if self._dice.random() < 0.5 else []
+        return [*steps, *mended, *again, self._say(agent, proxy=say.proxy), self._say(agent)]
+
+    def _registry_gone(self, agent: int) -> list[Step]:
+        """Redis forgets who has the agent, perhaps while the turn that was passed on runs."""
+        first = self._say(agent)
+        say = self._say(agent, hold=self._dice.choice((None, *HOLDS)), proxy=self._proxy(other_than=first.proxy))
+        gone = Registry(self._dice.choice((0.0, SHORT_PAUSE)))
+        return [first, say, gone, Open(say.turn), Join(say.turn), self._say(agent), self._say(agent)]
 
     def _database_gone(self, agent: int) -> list[Step]:
         """The database server ends while a turn runs, and while others are accepted."""

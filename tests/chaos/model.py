@@ -55,6 +55,11 @@ class Plan:
     request: Seen | None = None  # the newest one
 
     @property
+    def mark(self) -> str:
+        """Of the proxy whose CLI asked last; "" before."""
+        return "" if self.request is None else self.request.headers.get(MARK_HEADER, "")
+
+    @property
     def held(self) -> bool:
         """The upstream holds its answer now. A request whose CLI has ended holds nothing up any more."""
         asking = self.request is not None and self.request.outcome == "running"
@@ -94,9 +99,7 @@ class Model:
         plan.request = seen
         text = f"ok-{number} to #{turn}# {filler(number, plan.size)}"
         calls = tuple(f"call-{number}-{at}" for at in range(plan.calls))
-        self.note(
-            Asked(time.monotonic(), number, seen.headers.get(MARK_HEADER, ""), seen.messages, Answer(text, calls))
-        )
+        self.note(Asked(time.monotonic(), number, plan.mark, seen.messages, Answer(text, calls)))
         blocks: list[Block] = [{"type": "text", "text": text}]
         for at, call in enumerate(calls):
             tool_id = f"toolu_{number:012d}{at:012d}"

@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote
 
 import httpx
 
+from cli_session_proxy.http.relay import HEARD
 from cli_session_proxy.testing.script import Behaviour
 from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
@@ -38,6 +39,7 @@ from .history import (
     Network,
     Open,
     Pause,
+    Registry,
     Repeat,
     Say,
     Skew,
@@ -58,6 +60,8 @@ PATIENCE = 45.0
 # Seconds after which a request to a living proxy is answered although the agent's holder is paused: a lease and what
 # taking over costs.
 TAKEN_OVER = 18.0
+# What the judge counts; the rest is what a world noticed.
+COUNTED = frozenset({"turns", "acknowledged", "requests"})
 # What of a turn's reason tells how it came to its place on the path.
 TELLING = ("rule", "left_off", "settled", "repaired", "why", "diverged_at")
 # Seconds in which a proxy notices that a client has left.
@@ -121,9 +125,10 @@ class Report:
         counts = self.counts
         yield (
             f"{counts['turns']} turns, {counts['acknowledged']} acknowledged, {counts['requests']} requests; "
-            f"{counts['stale writes refused']} stale writes refused; "
             f"prefix kept: median {self.median:.3f}, {len(self.low)} of {len(self.kept)} below 0.99"
         )
+        if noticed := {name: count for name, count in counts.items() if name not in COUNTED}:
+            yield f"noticed: {', '.join(f'{name} {count}' for name, count in noticed.items())}"
         for one in self.low:
             yield f"  kept {one.share:.2f} at turn {one.turn} (request {one.request} after {one.before}): {one.why}"
         if self.faults or self.unexplained:
@@ -229,7 +234,7 @@ class _Run:
                 kept.append(Kept(share, number, after, before, why, said))
         chains = [line for dump in dumps for line in drawn(dump, numbers)]
         logs = {f"proxy {proxy.number}": proxy.log for proxy in self._world.proxies}
-        verdict.counts["stale writes refused"] = self._world.refused_writes
+        verdict.counts.update(self._world.noticed)
         return Report(self._history, verdict.faults, kept, verdict.counts, self._done, chains, logs)
 
     def _say(self, line: str) -> None:
@@ -259,6 +264,8 @@ class _Run:
             case Database():
                 await self._world.database(step.how, step.seconds)
                 self._database_back = time.monotonic()
+            case Registry():
+                await self._world.registry(step.seconds)
             case _:
                 await self._to_a_proxy(step, self._world.proxies[step.proxy])
 
@@ -277,7 +284,7 @@ class _Run:
                     proxy.stop()
                     self._watching.append(asyncio.create_task(self._stopped(proxy, proxy.mark)))
             case Start():
-                if proxy.cut_at is not None:  # without its store it would not start
+                if "store" in proxy.cut:  # it would not start without
                     self._mend(proxy, "store")
                 if proxy.paused_at is None:
                     await proxy.start()
@@ -292,11 +299,11 @@ class _Run:
                     proxy.wake()
             case Cut():
                 self._world.cut(proxy, step.network)
-                proxy.cut_at = time.monotonic()
+                proxy.cut[step.network] = time.monotonic()
             case Mend():
-                if proxy.cut_at is not None:
-                    await asyncio.sleep(max(0.0, proxy.cut_at + step.seconds - time.monotonic()))
-                    if step.seconds >= LONG_PAUSE:
+                if (since := proxy.cut.get(step.network)) is not None:
+                    await asyncio.sleep(max(0.0, since + step.seconds - time.monotonic()))
+                    if step.seconds >= LONG_PAUSE and proxy.away_at is not None:
                         self._overdue(proxy)
                     self._mend(proxy, step.network)
             case Skew():
@@ -305,7 +312,8 @@ class _Run:
 
     def _mend(self, proxy: Proxy, network: Network) -> None:
         self._world.mend(proxy, network)
-        proxy.cut_at, proxy.woke_at = None, time.monotonic()
+        del proxy.cut[network]
+        proxy.woke_at = time.monotonic()
 
     def _url(self, client: Client, proxy: Proxy) -> str:
         return self._world.front if client.speaker.front else proxy.url
@@ -425,9 +433,9 @@ class _Run:
         return bool(held)
 
     def _in_one_away(self, turn: int) -> bool:
-        if self._whose[turn].speaker.front:
-            return False
-        return all(self._world.proxies[one.proxy].away_at is not None for one in self._attempts[turn])
+        """By the CLI whose request the upstream holds: another host may have passed the turn on to its proxy."""
+        mark = self._model.plans[turn].mark
+        return any(proxy.mark == mark and proxy.away_at is not None for proxy in self._world.proxies)
 
     def _overdue(self, away: Proxy) -> None:
         """A proxy was paused or cut off for longer than a lease: whoever asked another one since has been answered. One
@@ -437,8 +445,10 @@ class _Run:
             for attempt in attempts:
                 asked = self._world.proxies[attempt.proxy]
                 waited = time.monotonic() - max(away.away_at, attempt.begun, asked.woke_at, self._database_back)
-                if self._whose[attempt.request.turn].speaker.front or asked.cut_at is not None:
+                if self._whose[attempt.request.turn].speaker.front or asked.cut:
                     continue  # nobody knows whom it asked; one that is cut off itself is to say so, in `PATIENCE`
+                if self._history.shape.hosts and attempt.begun < away.away_at + HEARD:
+                    continue  # it may have been passed on to that very proxy: given up within two leases
                 if attempt.task.done() or waited < TAKEN_OVER or self._blocked(attempt, taken_over=True):
                     continue
                 self._journal.append(Hung(attempt.number, waited))
@@ -447,7 +457,7 @@ class _Run:
         if not proxy.running:
             return
         for turn, plan in self._model.plans.items():
-            if plan.held and any(attempt.proxy == proxy.number for attempt in self._attempts[turn]):
+            if plan.held and plan.mark == proxy.mark:
                 self._left_open.add(turn)
         mark = proxy.mark
         proxy.signal(signal.SIGKILL)
@@ -486,8 +496,8 @@ class _Run:
 
     async def _let_go(self) -> None:
         for proxy in self._world.proxies:
-            if proxy.cut_at is not None:
-                self._mend(proxy, "store")
+            for network in list(proxy.cut):
+                self._mend(proxy, network)
             if proxy.paused_at is not None:
                 proxy.wake()
         for plan in self._model.plans.values():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import get_args
 
 import pytest
 
 from .checker import Fault
-from .history import History, Join, Kill, Leave, Open, Repeat, Say, Shape, Start, made, read, told
+from .history import Cut, History, Join, Kill, Leave, Network, Open, Repeat, Say, Shape, Start, made, read, told
 from .runner import Report
 from .shrinking import shrunk
 
@@ -56,12 +57,14 @@ def test_every_kind_of_step_happens() -> None:
 
 
 def test_what_happens_to_hosts_happens_only_there() -> None:
-    kinds = {"Cut", "Mend", "Database", "Skew"}
+    kinds = {"Cut", "Mend", "Database", "Registry", "Skew"}
     for hosts in (True, False):
         shape = Shape(proxies=3, length=60, hosts=hosts)
         histories = [made(seed, shape) for seed in range(30)]
         seen = {type(step).__name__ for history in histories for step in history.steps}
         assert seen & kinds == (kinds if hosts else set())
+        cut = {step.network for history in histories for step in history.steps if isinstance(step, Cut)}
+        assert cut == (set(get_args(Network)) if hosts else set())
         assert any(speaker.front for history in histories for speaker in history.speakers) == hosts
 
 

@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,7 @@ class Proxy:
         self.url = ""
         self.stopping = False
         self.paused_at: float | None = None
-        self.cut_at: float | None = None  # since when it does not reach the store
+        self.cut: dict[Network, float] = {}  # since when it does not reach what is there
         self.woke_at = 0.0  # when it went on after a pause, a cut or a jump of its clock
         self.log: list[str] = []
         self.log_of_start = 0  # where in it the lines of the process that is there now begin
@@ -78,7 +79,7 @@ class Proxy:
     @property
     def away_at(self) -> float | None:
         """Since when the other proxies hear nothing of it."""
-        return min((at for at in (self.paused_at, self.cut_at) if at is not None), default=None)
+        return min((at for at in (self.paused_at, self.cut.get("store")) if at is not None), default=None)
 
     @property
     def running(self) -> bool:
@@ -155,10 +156,10 @@ class World:
 
     headers: Mapping[str, str] = {}
     front = ""  # the load balancer's address
-    refused_writes = 0  # stale ones, as the proxies count them
 
     def __init__(self, folder: Path, binary: Path, upstream: str, proxies: int, *, wrapper: bool) -> None:
         self.folder = folder
+        self.noticed: Counter[str] = Counter()  # what proxies counted and logged of the breakages, for the report
         self._upstream = upstream
         folder.mkdir(parents=True)
         self._binary = binary
@@ -241,6 +242,8 @@ class World:
     def skew(self, proxy: Proxy, seconds: float) -> None: ...
 
     async def database(self, how: Ending, seconds: float) -> None: ...
+
+    async def registry(self, seconds: float) -> None: ...
 
     # --- files
 

@@ -75,6 +75,6 @@ class HostsTalk(EngineTalk):
             agent = await self.engine.store.agent("local", self.agent)
             assert agent is not None
             kept = [turn async for turn in self.engine.store.turns(agent.key)]
-            said = [str(turn.input[-1].content[-1]["text"]) for turn in kept]
-            self.facts.sort(key=lambda one: said.index(one.text))
+            said = [str(turn.input[-1].content[-1]) for turn in kept]  # a text, or a call's result that holds one
+            self.facts.sort(key=lambda one: next(at for at, words in enumerate(said) if one.text in words))
         return await super().probe(fact, summarised=summarised)

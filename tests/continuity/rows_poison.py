@@ -398,7 +398,8 @@ ROWS = (
         says=({5: "compacted"}, {5: "the model knows a summary of its first"})),
     poison("a full context that cannot be summarised at once", full_at_once, summarised=True, prefix=False,
         says=({10: IN_PIECES}, {6: "5 thoughts", 7: "1 thought", 8: "1 thought", 9: "1 thought", 10: IN_PIECES})),
-    poison("a login that was renewed under a warm process", renewed_login),
-    poison("a login that the running process does not take up", refused_login, clis=NEW, quick=NEW,
+    # Of the warm process of one host: at another one the turn has a new one, and the login there.
+    poison("a login that was renewed under a warm process", renewed_login, on_hosts=False),
+    poison("a login that the running process does not take up", refused_login, clis=NEW, quick=NEW, on_hosts=False,
         settings={"cli_retries": 0}, says={4: r"\*\*repaired\*\*: Attempt 1 failed \(.*401"}),
 )  # fmt: skip

@@ -16,6 +16,7 @@ from cli_session_proxy.testing.script import Gate, ToolUse
 from ..recovery.others import Other, other_proxy
 from ..talking import ask, request, text
 from ..tools.test_loops import TOOLS, called, result, results
+from ..until import until
 from .row import NEW, Breaks, Row, void
 from .score import Fact
 from .talk import EngineTalk, Talk
@@ -99,6 +100,15 @@ async def killed_in_mid_answer(talk: EngineTalk, other: Other) -> None:
 async def killed_at_its_step(talk: EngineTalk, other: Other) -> None:
     fact = talk.new_fact()
     assert await other.ask(fact.text, die=True) is None
+    store = talk.engine.store
+    if store.spans_hosts:
+        # Another host learns of it when its lease has expired: until then the same words are said once more.
+        dead = (await turns(talk))[-1].instance or ""
+
+        async def known_to_be_dead() -> bool:
+            return not await store.responds(dead)
+
+        await until(known_to_be_dead)
     await talk.tell(fact)
 
 

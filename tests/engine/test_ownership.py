@@ -11,7 +11,9 @@ import pytest
 from cli_session_proxy.backends.base import Adoptable, Event, Execution, Job, Settled
 from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.domain.models import Agent, Block, BlockDelta, BlockStart, Link, Message, Record, Session, Usage
+from cli_session_proxy.engine import ownership
 from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.engine.ownership import Instances
 from cli_session_proxy.errors import ClaudeUnavailable, LeaseLost, StoreUnavailable, UpstreamError
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Granted, Held, HeldLease, Lease, Proxy
@@ -19,7 +21,7 @@ from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 
 from ..talking import ask, request
 from ..until import until
-from .test_core import core, settings, turns
+from .test_core import Model, core, settings, turns, words
 
 __all__ = ["settings"]
 
@@ -112,6 +114,96 @@ async def test_a_turn_keeps_its_place_while_its_proxy_has_not_asked_for_the_leas
         slow.goes_on.set()
         await first.stop()
         await second.stop()
+
+
+async def asked_for_long(engine: Engine) -> None:
+    """Another proxy wants the agent, and has wanted it for all the time of a lease."""
+    owner = engine._ownership
+    clock = asyncio.get_running_loop().time
+    await until(lambda: any(clock() - since >= owner.proxy.lease for since in owner._asked.values()))
+
+
+async def mover(engine: Engine, backend: MemoryBackend) -> int:
+    """Takes the agent, as a move of the store does, and goes when a turn asks for it; how many turns ran before."""
+    agent = await engine.store.agent("local", "a")
+    assert agent is not None
+    instances = Instances(engine.settings.var)
+    instances.enter()
+    proxy = Proxy(instances.id, "here", 60.0)
+
+    async def has_it() -> bool:
+        return isinstance(await engine.store.acquire(agent.key, proxy), Granted)
+
+    async def is_asked() -> bool:
+        [held] = await engine.store.renew(proxy)
+        return held.wanted is not None
+
+    try:
+        await until(has_it)
+        ran = len(backend.seen)
+        await until(is_asked)
+        await engine.store.resign(proxy.id)
+        return ran
+    finally:
+        instances.leave(settled=True)
+
+
+async def test_turns_without_a_pause_let_another_proxy_have_the_agent(settings: Settings) -> None:
+    settings = settings.model_copy(update={"lease": 0.3})
+    model = Model()
+    async with core(settings, model) as (engine, backend):
+        model.open.clear()
+        said = [asyncio.create_task(ask(engine, "one"))]
+        await model.reached.wait()
+        taking = asyncio.create_task(mover(engine, backend))
+        await asked_for_long(engine)
+        for word in ("two", "three"):
+            answer = await engine.submit(request(word))
+            said.append(asyncio.create_task(answer.turn()))
+        assert not taking.done()
+        model.open.set()
+        assert await taking == 1
+        assert [(await turn).status for turn in said] == ["completed"] * 3
+        assert [words(turn.input) for turn in await turns(engine)] == [["one"], ["two"], ["three"]]
+        assert backend.retired == ["a"]  # before it was handed over
+
+
+async def test_nobody_waits_long_for_a_proxy_that_wanted_the_agent_once(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ownership, "GAP", 2)
+    settings = settings.model_copy(update={"lease": 0.3})
+    model = Model()
+    async with core(settings, model) as (engine, backend):
+        model.open.clear()
+        first = asyncio.create_task(ask(engine, "one"))
+        await model.reached.wait()
+        taking = asyncio.create_task(mover(engine, backend))
+        await asked_for_long(engine)
+        taking.cancel()
+        await asyncio.wait([taking])
+        second = await engine.submit(request("two"))
+        model.open.set()
+        assert {(await first).status, (await second.turn()).status} == {"completed"}
+        await ask(engine, "three")
+        assert backend.retired == ["a"]
+
+
+async def test_a_turn_elsewhere_keeps_its_place_behind_turns_without_a_pause(settings: Settings) -> None:
+    """It has asked for the agent for long, and costs the turns before it no warm process."""
+    settings = settings.model_copy(update={"lease": 0.3})
+    model = Model()
+    async with core(settings, model) as (engine, backend), core(settings) as (other, _):
+        model.open.clear()
+        said = [asyncio.create_task(ask(engine, "one"))]
+        await model.reached.wait()
+        for host, word in ((engine, "two"), (engine, "three"), (other, "four")):
+            answer = await host.submit(request(word))
+            said.append(asyncio.create_task(answer.turn()))
+        await asked_for_long(engine)
+        model.open.set()
+        assert [(await turn).continuity for turn in said] == ["started", "warm", "warm", "rebuilt"]
+        assert backend.retired == ["a"]
 
 
 class TakenOver(SqliteStore):

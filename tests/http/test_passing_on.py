@@ -11,8 +11,10 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import SecretStr
+from websockets.asyncio.client import connect
 
 from cli_session_proxy.domain.models import Agent
+from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.export import explain
 from cli_session_proxy.http import gate
 from cli_session_proxy.http.hop import HOP_KEY, OWNER, REFUSED
@@ -23,7 +25,8 @@ from cli_session_proxy.wires import answers
 
 from ..stores.test_registry import certify
 from ..until import until
-from .cluster import KEY, Host, Line, cluster, deaf, line
+from .cluster import KEY, PATIENCE, Host, Line, cluster, deaf, line
+from .test_metrics import samples
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +147,7 @@ async def test_where_the_other_host_is_not_reached_the_turn_runs_here(
             assert [path[-1] for path in two.asked] == ["two"]
             assert one.backend.retired == ["a"]
             assert [turn.status for turn in await two.turns()] == ["completed"] * 2
+            assert await passed_on(two) == {"ran_here": 1}
 
 
 async def test_a_host_that_stops_lets_its_agents_go_on_elsewhere(postgres_url: str, tmp_path: Path) -> None:
@@ -153,6 +157,56 @@ async def test_a_host_that_stops_lets_its_agents_go_on_elsewhere(postgres_url: s
         await one.engine.stop()  # its server answers still, and takes nothing
         assert said(await two.chat("three")).startswith("You said: three")
         assert (len(one.asked), len(two.asked)) == (2, 1)
+
+
+async def test_a_host_that_does_not_reach_the_store_is_given_no_turn(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers, and would keep its agents for as long as it is cut off."""
+
+    async def away(*given: Any, **named: Any) -> Any:
+        raise StoreUnavailable("the store does not answer")
+
+    async with cluster(postgres_url, tmp_path, lease=1.0) as (one, two):
+        await one.chat("one")
+        for way in ("read", "write"):
+            monkeypatch.setattr(one.store.database, way, away)
+        assert (await one.http.get("/healthz")).status_code == 200
+        assert said(await two.chat("two")) == "You said: two (2)"
+        assert [path[-1] for path in two.asked] == ["two"]
+        assert one.asked == [["one"]]
+
+
+async def passed_on(host: Host) -> dict[str, float]:
+    """How many requests this host was to pass on, by what became of them."""
+    told = samples((await host.http.get("/metrics")).text)
+    name = "requests_passed_on_total{result="
+    return {label.removeprefix(name).rstrip("}"): count for label, count in told.items() if label.startswith(name)}
+
+
+async def test_what_becomes_of_requests_that_are_passed_on_is_counted(postgres_url: str, tmp_path: Path) -> None:
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
+        await one.chat("one")
+        assert await passed_on(two) == {}
+        await two.chat("two")
+        assert await passed_on(two) == {"answered": 1}
+        for how in ("left", "interrupted"):
+            one.model.reached.clear()
+            one.model.open.clear()
+            running = asyncio.create_task(two.chat(how))
+            await one.model.reached.wait()
+            if how == "left":
+                running.cancel()
+            else:
+                there.cut()
+            await asyncio.wait([running])
+
+            async def counted(how: str = how) -> bool:
+                return (await passed_on(two)).get(how) == 1
+
+            await until(counted)
+            one.model.open.set()
+        assert await passed_on(two) == {"answered": 1, "left": 1, "interrupted": 1}
 
 
 @pytest.mark.parametrize("trusted", [True, False])
@@ -357,3 +411,44 @@ async def under_way(runs: Host, asked: Host, **options: Any) -> asyncio.Task[htt
     sent = asyncio.create_task(asked.chat("two", **options))
     await runs.model.reached.wait()
     return sent
+
+
+async def message(host: Host, text: str) -> dict[str, Any]:
+    """The last event of the answer to a message over a WebSocket."""
+    url = f"ws{str(host.http.base_url).removeprefix('http').rstrip('/')}/v1/responses"
+    async with connect(url, additional_headers={"X-Agent-Id": "a"}) as socket:
+        await socket.send(json.dumps({"type": "response.create", "model": "sonnet", "input": text}))
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                event: dict[str, Any] = json.loads(await socket.recv())
+                if event["type"] in ("response.completed", "response.failed", "error"):
+                    return event
+
+
+async def test_a_message_over_a_websocket_never_runs_without_its_agents_files(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    async with cluster(postgres_url, tmp_path, **TOOLS) as (one, two):
+        await one.chat("one")
+        refused = await message(two, "two")
+        assert (refused["type"], refused["status"], refused["code"]) == ("error", 409, "session_busy")
+        assert refused["headers"] == {"x-should-retry": "false"}
+        assert "send the same as a POST" in refused["message"]
+        assert two.asked == []
+        sent = await two.http.post(
+            "/v1/responses", json={"model": "sonnet", "input": "two"}, headers={"X-Agent-Id": "a"}
+        )
+        assert sent.status_code == 200
+        assert [path[-1] for path in one.asked] == ["one", "two"]
+        assert (await message(one, "three"))["type"] == "response.completed"
+        assert len(one.asked) == 3
+
+
+async def test_a_message_over_a_websocket_runs_where_it_arrives(postgres_url: str, tmp_path: Path) -> None:
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("one")
+        assert (await message(two, "two"))["type"] == "response.completed"
+        assert two.asked == [["one", "two"]]
+        assert one.backend.retired == ["a"]
+        assert said(await one.chat("three")) == "You said: three (3)"  # two has it now
+        assert len(one.asked) == 1
