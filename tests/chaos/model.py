@@ -85,10 +85,13 @@ class Model:
     note: Callable[[Asked], None]
     plans: dict[int, Plan] = field(default_factory=dict)
     seen: dict[int, Seen] = field(default_factory=dict)
+    next_request: asyncio.Event = field(default_factory=asyncio.Event)
 
     def behave(self, seen: Seen) -> Behaviour:
         number = len(self.seen) + 1
         self.seen[number] = seen
+        self.next_request.set()
+        self.next_request = asyncio.Event()
         said = seen.user_texts()
         while len(said) > 1 and said[-1].lstrip().startswith(GO_ON):  # the CLI's own words
             said.pop()

@@ -388,7 +388,8 @@ class _Run:
         while not (attempt.task.done() or self._blocked(attempt) or (event is not None and event.is_set())):
             plans = [plan for turn, plan in self._model.plans.items() if plan.hold and self._whose[turn] is client]
             held = [plan.reached for plan in plans if not plan.reached.is_set()]
-            waiting = [asyncio.create_task(one.wait()) for one in (*held, *([event] if event else []))]
+            events = [*held, self._model.next_request, *([event] if event else [])]
+            waiting = [asyncio.create_task(one.wait()) for one in events]
             try:
                 done, _ = await asyncio.wait(
                     {attempt.task, *waiting},

@@ -17,3 +17,18 @@ def test_a_request_whose_cli_has_ended_holds_nothing_up() -> None:
     assert plan.held
     seen.outcome = "left"
     assert not plan.held
+
+
+def test_whoever_waits_sees_that_a_turn_is_held_again_after_the_cli_that_asked_first_has_died() -> None:
+    model = Model(lambda _: None)
+    plan = model.plans[7] = Plan(hold="start")
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Turn #7# of ada"}]}]}
+    first = Seen("POST", "/v1/messages", {}, b"", body)
+    model.behave(first)
+    plan.reached.set()
+    first.outcome = "left"
+    waits = model.next_request
+    model.behave(Seen("POST", "/v1/messages", {}, b"", body))
+    assert waits.is_set()
+    assert not model.next_request.is_set()
+    assert plan.held
