@@ -44,7 +44,7 @@ SWEEP_WAIT = 0.5
 # How long it is looked for a process that was being started when the proxy died: it has the proxy's environment until
 # it runs its own program. And how often. Seconds.
 BEING_STARTED = 1.0
-LOOK = 0.05
+LOOK = 0.25
 
 _STARTTIME = 22  # proc_pid_stat(5): clock ticks after boot
 
