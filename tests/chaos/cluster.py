@@ -200,6 +200,10 @@ class Cluster(World):
         here = self.folder / f"h{number}"
         return Place(here / "var", here / "claude-config", here / "home")
 
+    @property
+    def store_file(self) -> Path | None:
+        return None
+
     def command(self, proxy: Proxy) -> list[str]:
         # The host name is the proxy's mark: by it the database knows who holds a lease.
         named = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'

@@ -290,7 +290,7 @@ class _Run:
                     await proxy.start()
             case Pause():
                 if proxy.running:
-                    proxy.pause()
+                    await proxy.pause()
             case Wake():
                 if proxy.paused_at is not None:
                     await asyncio.sleep(max(0.0, proxy.paused_at + step.seconds - time.monotonic()))

@@ -24,8 +24,10 @@ from pathlib import Path
 
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.sandbox import LOCAL_OWNER, directory_name
+from cli_session_proxy.stores.sqlite.store import FILE
 
 from ..conftest import FAKE_KEY, ROOT
+from ..recovery.others import paused
 from .history import Damage, Ending, Network
 from .journal import Entry, Orphans
 from .model import MARK_HEADER
@@ -120,8 +122,9 @@ class Proxy:
         self.stopping = True
         self.signal(signal.SIGTERM)
 
-    def pause(self) -> None:
-        self.signal(signal.SIGSTOP)
+    async def pause(self) -> None:
+        assert self._process is not None
+        await paused(self._process, self._world.store_file)
         self.paused_at = time.monotonic()
 
     def wake(self) -> None:
@@ -182,6 +185,11 @@ class World:
 
     def place(self, number: int) -> Place:
         return Place(self.folder / "var", self.folder / "claude-config", self.folder / "home")
+
+    @property
+    def store_file(self) -> Path | None:
+        """None where the store is no file."""
+        return self.place(0).var / FILE
 
     def command(self, proxy: Proxy) -> list[str]:
         return [sys.executable, "-m", "cli_session_proxy", "serve"]

@@ -24,26 +24,34 @@ from ..until import until
 PATIENCE = 60.0
 
 
-async def paused(process: Process, settings: Settings) -> None:
-    """Stop a proxy in its tracks, and not where it holds the store's write lock: then nobody could write, and every
-    other proxy would say that (`test_store_fails` has a lock that another program keeps)."""
+async def paused(process: Process, store: Path | None) -> None:
+    """Stop a proxy in its tracks, unless it ends meanwhile, and not where it holds the write lock of its SQLite store:
+    then nobody could write, and every other proxy would say that (`test_store_fails` has a lock that another program
+    keeps). None: another store, whose server ends what a client keeps open for too long."""
 
     async def stopped_and_the_store_is_free() -> bool:
+        if process.returncode is not None:
+            return True
         process.send_signal(signal.SIGSTOP)
         if not all_threads_stopped(process.pid):
             return False
-        if settings.store is not None:  # the server ends what a client keeps open for too long
+        if store is None:
             return True
-        with closing(sqlite3.connect(settings.var / FILE, timeout=0, isolation_level=None)) as store:
+        with closing(sqlite3.connect(store, timeout=0, isolation_level=None)) as conn:
             try:
-                store.execute("BEGIN IMMEDIATE")
+                conn.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError:
                 process.send_signal(signal.SIGCONT)
                 return False
-            store.execute("ROLLBACK")
+            conn.execute("ROLLBACK")
             return True
 
     await until(stopped_and_the_store_is_free)
+
+
+def store_file(settings: Settings) -> Path | None:
+    """Of a SQLite store."""
+    return settings.var / FILE if settings.store is None else None
 
 
 def all_threads_stopped(pid: int) -> bool:
@@ -81,7 +89,7 @@ class Other:
         return await self.heard()
 
     async def pause(self, settings: Settings) -> None:
-        await paused(self.process, settings)
+        await paused(self.process, store_file(settings))
 
     def wake(self) -> None:
         self.process.send_signal(signal.SIGCONT)

@@ -22,7 +22,7 @@ from ..matrix import rest_in_full
 from ..serving import START, serve
 from ..talking import ask, heard, running
 from ..until import until
-from .others import other_proxy, paused
+from .others import other_proxy, paused, store_file
 from .test_kill import turns_of
 from .test_several_proxies import reached
 
@@ -120,7 +120,7 @@ async def test_a_client_of_another_proxy_is_answered_though_the_agents_holder_is
         if busy:
             lost = asyncio.create_task(said(holder, "lost"))
             await reached(gate)
-        await paused(process, settings)
+        await paused(process, store_file(settings))
         assert (await said(other, "second")).status_code == 200
         process.send_signal(signal.SIGCONT)
         if busy:
