@@ -125,6 +125,22 @@ def typed_blocks(parts: Iterable[object], where: str, kinds: Mapping[str, Reader
     return read
 
 
+def read_content(message: Part, where: str, kinds: Mapping[str, Reader], parts: str) -> tuple[Block, ...]:
+    """The `content` of a message: a text, or a list of `parts` (as the wire calls them). Raises `InvalidRequest`."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return ({"type": "text", "text": content},) if content else ()
+    if not isinstance(content, list):
+        raise wrong_type(f"{where}.content", f"a string or a list of {parts}")
+    return tuple(typed_blocks(content, f"{where}.content", kinds))
+
+
+def read_text(part: Part, where: str) -> Block | None:
+    """A part of type `text`; None where it says nothing."""
+    text = required(part, "text", str, "a string", where=f"{where}.")
+    return {"type": "text", "text": text} if text else None
+
+
 def telling(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     """Without white text blocks, which the Messages API refuses, where another block says something."""
     return tuple(block for block in blocks if block["type"] != "text" or block["text"].strip()) or blocks

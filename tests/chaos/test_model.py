@@ -7,11 +7,15 @@ from cli_session_proxy.testing.seen import Seen
 from .model import Model, Plan
 
 
+def asking() -> Seen:
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Turn #7# of ada"}]}]}
+    return Seen("POST", "/v1/messages", {}, b"", body)
+
+
 def test_a_request_whose_cli_has_ended_holds_nothing_up() -> None:
     model = Model(lambda _: None)
     plan = model.plans[7] = Plan(hold="end")
-    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Turn #7# of ada"}]}]}
-    seen = Seen("POST", "/v1/messages", {}, b"", body)
+    seen = asking()
     model.behave(seen)
     plan.reached.set()
     assert plan.held
@@ -22,13 +26,12 @@ def test_a_request_whose_cli_has_ended_holds_nothing_up() -> None:
 def test_whoever_waits_sees_that_a_turn_is_held_again_after_the_cli_that_asked_first_has_died() -> None:
     model = Model(lambda _: None)
     plan = model.plans[7] = Plan(hold="start")
-    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Turn #7# of ada"}]}]}
-    first = Seen("POST", "/v1/messages", {}, b"", body)
+    first = asking()
     model.behave(first)
     plan.reached.set()
     first.outcome = "left"
     waits = model.next_request
-    model.behave(Seen("POST", "/v1/messages", {}, b"", body))
+    model.behave(asking())
     assert waits.is_set()
     assert not model.next_request.is_set()
     assert plan.held

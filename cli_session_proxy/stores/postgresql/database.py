@@ -10,8 +10,7 @@ answered by the very process that it was told of at its start, which no pooler's
 
 A connection that is lost before the commit was sent, or that the server says it has ended before it came to that, has
 changed nothing: the work is done again on a new one, for as long as a write may wait. Lost while the commit is on its
-way, nobody knows: that is `StoreUnavailable`, and whoever
-asked for the write finds out by reading.
+way, nobody knows: that is `StoreUnavailable`, and whoever asked for the write finds out by reading.
 """
 
 from __future__ import annotations

@@ -155,9 +155,8 @@ class Session(psycopg.Connection[Any]):
         prepared: dict[bytes, bytes] = {}
         server.enter_pipeline_mode()
         try:
-            waited: list[
-                tuple[bytes | None, Sent | None]
-            ] = []  # what each result is of: a text to prepare, a statement
+            # What each result is of: a text to prepare, or a statement.
+            waited: list[tuple[bytes | None, Sent | None]] = []
             for sent in noted:
                 name = self._names.get(sent.sql) or prepared.get(sent.sql)
                 if name is None and self.prepares and len(self._names) + len(prepared) < _TEXTS:

@@ -37,15 +37,15 @@ from ..blocks import (
     BY_DATA,
     Instructions,
     Part,
-    Reader,
     arguments,
     checked_arguments,
     checked_conversation,
     image_block,
     named_file,
+    read_content,
+    read_text,
     stop_texts,
     telling,
-    typed_blocks,
 )
 from ..common import (
     SSE_DONE,
@@ -190,7 +190,7 @@ def read_messages(messages: object) -> tuple[str | None, tuple[Message, ...]]:
             raise wrong_type(where, "an object")
         role = required(message, "role", str, "a string", where=f"{where}.")
         if role in ("system", "developer"):
-            said = "".join(block["text"] for block in _blocks(message, where, {"text": _text}))
+            said = "".join(block["text"] for block in read_content(message, where, {"text": read_text}, "parts"))
             instructions.place(said, where, conversation)
         elif role in _READERS:
             conversation.append((where, _READERS[role](message, where)))
@@ -205,7 +205,9 @@ def read_messages(messages: object) -> tuple[str | None, tuple[Message, ...]]:
 
 
 def _user(message: Part, where: str) -> Message:
-    return Message("user", telling(_blocks(message, where, {"text": _text, "image_url": _image, "file": _file})))
+    return Message(
+        "user", telling(read_content(message, where, {"text": read_text, "image_url": _image, "file": _file}, "parts"))
+    )
 
 
 def _assistant(message: Part, where: str) -> Message:
@@ -214,7 +216,7 @@ def _assistant(message: Part, where: str) -> Message:
             raise InvalidRequest(f"{where}.{name} is not supported; leave it out", param=f"{where}.{name}")
     blocks: tuple[Block, ...] = ()
     if message.get("content") is not None:
-        blocks = _blocks(message, where, {"text": _text, "refusal": _refusal})
+        blocks = read_content(message, where, {"text": read_text, "refusal": _refusal}, "parts")
     calls = optional(message, "tool_calls", list, "a list", where=f"{where}.") or []
     uses = tuple(_tool_use(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls))
     return Message("assistant", blocks + uses)
@@ -227,25 +229,11 @@ def _tool(message: Part, where: str) -> Message:
     if isinstance(content, str):
         result = content
     else:
-        result = list(_blocks(message, where, {"text": _text, "image_url": _image, "file": _file}))
+        result = list(read_content(message, where, {"text": read_text, "image_url": _image, "file": _file}, "parts"))
     return Message("user", ({"type": "tool_result", "tool_use_id": call_id, "content": result},))
 
 
 _READERS: dict[str, Callable[[Part, str], Message]] = {"user": _user, "assistant": _assistant, "tool": _tool}
-
-
-def _blocks(message: Part, where: str, kinds: Mapping[str, Reader]) -> tuple[Block, ...]:
-    content = message.get("content")
-    if isinstance(content, str):
-        return ({"type": "text", "text": content},) if content else ()
-    if not isinstance(content, list):
-        raise wrong_type(f"{where}.content", "a string or a list of parts")
-    return tuple(typed_blocks(content, f"{where}.content", kinds))
-
-
-def _text(part: Part, where: str) -> Block | None:
-    text = required(part, "text", str, "a string", where=f"{where}.")
-    return {"type": "text", "text": text} if text else None
 
 
 def _refusal(part: Part, where: str) -> Block | None:

@@ -5,8 +5,6 @@ Blocks are kept as the chain keeps them: without `cache_control`, `citations` an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
@@ -20,6 +18,8 @@ from ..blocks import (
     checked_conversation,
     document,
     is_web_address,
+    read_content,
+    read_text,
     telling,
     typed_blocks,
 )
@@ -48,12 +48,12 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
             raise wrong_type(where, "an object")
         role = required(message, "role", str, "a string", where=f"{where}.")
         if role == "system":
-            text = "".join(block["text"] for block in _blocks(message, where, {"text": _text}))
+            text = "".join(block["text"] for block in read_content(message, where, {"text": read_text}, "blocks"))
             instructions.place(text, where, conversation)
         elif role == "user":
-            conversation.append((where, Message("user", telling(_blocks(message, where, _USER)))))
+            conversation.append((where, Message("user", telling(read_content(message, where, _USER, "blocks")))))
         elif role == "assistant":
-            conversation.append((where, Message("assistant", _blocks(message, where, _ASSISTANT))))
+            conversation.append((where, Message("assistant", read_content(message, where, _ASSISTANT, "blocks"))))
         else:
             raise InvalidRequest(f"{where}.role must be user or assistant", param=f"{where}.role")
     instructions.alone("messages", conversation)
@@ -68,22 +68,8 @@ def system_text(system: object) -> str:
         return system or ""
     if not isinstance(system, list):
         raise wrong_type("system", "a string or a list of text blocks")
-    texts = (block["text"] for block in typed_blocks(system, "system", {"text": _text}))
+    texts = (block["text"] for block in typed_blocks(system, "system", {"text": read_text}))
     return "\n\n".join(text for text in texts if not text.startswith(BILLING))
-
-
-def _blocks(message: Part, where: str, kinds: Mapping[str, Reader]) -> tuple[Block, ...]:
-    content = message.get("content")
-    if isinstance(content, str):
-        return ({"type": "text", "text": content},) if content else ()
-    if not isinstance(content, list):
-        raise wrong_type(f"{where}.content", "a string or a list of blocks")
-    return tuple(typed_blocks(content, f"{where}.content", kinds))
-
-
-def _text(block: Part, where: str) -> Block | None:
-    text = required(block, "text", str, "a string", where=f"{where}.")
-    return {"type": "text", "text": text} if text else None
 
 
 def _image(block: Part, where: str) -> Block:
@@ -158,7 +144,7 @@ def _tool_result(block: Part, where: str) -> Block:
     if content is None or isinstance(content, str):
         result = content or ""
     elif isinstance(content, list):
-        kinds = {"text": _text, "image": _image, "document": _document, "tool_reference": _tool_reference}
+        kinds = {"text": read_text, "image": _image, "document": _document, "tool_reference": _tool_reference}
         result = typed_blocks(content, f"{where}.content", kinds)
     else:
         raise wrong_type(f"{where}.content", "a string or a list of blocks")
@@ -169,9 +155,9 @@ def _tool_result(block: Part, where: str) -> Block:
     return read
 
 
-_USER: dict[str, Reader] = {"text": _text, "image": _image, "document": _document, "tool_result": _tool_result}
+_USER: dict[str, Reader] = {"text": read_text, "image": _image, "document": _document, "tool_result": _tool_result}
 _ASSISTANT: dict[str, Reader] = {
-    "text": _text, "thinking": _thinking, "redacted_thinking": _redacted_thinking, "tool_use": _tool_use,
+    "text": read_text, "thinking": _thinking, "redacted_thinking": _redacted_thinking, "tool_use": _tool_use,
     **dict.fromkeys(
         ("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "tool_search_tool_result",
          "code_execution_tool_result", "bash_code_execution_tool_result", "text_editor_code_execution_tool_result"),
