@@ -30,8 +30,8 @@ from ..engine.passing import HOP
 from ..errors import Interrupted, InvalidRequest, NotFound, QueueFull, Unauthorized
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
-from ..wires.asgi import as_proxy_error, encoded, headers_of, raw_path, send_error
-from ..wires.base import Table, Wire
+from ..wires.asgi import Table, as_proxy_error, encoded, headers_of, raw_path, send_error
+from ..wires.base import Wire
 from ..wires.common import decoded_agent_id
 from .hop import HOP_KEY, REFUSED, Incoming
 from .keys import Keys

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from .. import logs
-from ..domain.models import JSON, Finished, Started, Turn, TurnEvent
+from ..domain.models import JSON, Finished, Started, Turn, TurnEvent, TurnRequest
 from ..domain.notes import header
 from ..domain.parameters import Name
 from ..engine.engine import Answer, Engine
 from ..errors import ProxyError
-from .asgi import as_proxy_error, encoded, send_error
+from ..settings import Settings
+from .asgi import as_proxy_error, encoded, read_call, send_error
 from .base import Writer
-from .common import Names, encoded_agent_id, own_names
+from .common import Names, Naming, encoded_agent_id, own_names
 
 log = logs.get(__name__)
+
+C = TypeVar("C", bound="TurnCall")
 
 # Where tokens are counted before a turn: only the provider can do that.
 ESTIMATED = {"X-Estimated": "true"}
@@ -48,6 +53,11 @@ class Call(Protocol):
     @property
     def parameters(self) -> Names:
         """What the wire calls the parameters that a turn may run without."""
+
+
+class TurnCall(Call, Protocol):
+    @property
+    def request(self) -> TurnRequest: ...
 
 
 class BackgroundCall(Call, Protocol):
@@ -279,6 +289,26 @@ class StreamAnswer(TurnResponse):
                 await asyncio.sleep(patience - silence)
             else:
                 await client.write(self._writer.keep_alive(), self._head())
+
+
+def answered(
+    engine: Engine,
+    settings: Settings,
+    read: Callable[[JSON, Naming], C],
+    render: Callable[[Turn], JSON],
+    writer: Callable[[C, str], Writer],
+) -> Callable[[Request], Awaitable[Response]]:
+    """What handles an address where each body is a turn: it is read, run and written, whole or as a stream.
+
+    `writer` takes the call and the turn's id.
+    """
+
+    async def handle(request: Request) -> Response:
+        call = await read_call(request, settings.max_body, read)
+        answer = await engine.submit(call.request, request.is_disconnected)
+        return reply(answer, call, settings.keepalive, render, partial(writer, call, answer.turn_id))
+
+    return handle
 
 
 def reply(

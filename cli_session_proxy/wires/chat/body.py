@@ -25,6 +25,7 @@ from ...domain.models import (
     Finished,
     Message,
     Started,
+    ToolChoice,
     Turn,
     TurnEvent,
     TurnRequest,
@@ -33,32 +34,28 @@ from ...domain.models import (
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, ProxyError
 from ..base import EventStream
-from ..blocks import (
-    BY_DATA,
+from ..blocks import BY_DATA, image_block, named_file
+from ..common import (
+    SSE_DONE,
+    Fields,
     Instructions,
+    Names,
+    Naming,
     Part,
     arguments,
     checked_arguments,
     checked_conversation,
-    image_block,
-    named_file,
-    read_content,
-    read_text,
-    stop_texts,
-    telling,
-)
-from ..common import (
-    SSE_DONE,
-    Fields,
-    Names,
-    Naming,
     fingerprint,
     model_name,
     optional,
+    read_content,
     read_parameters,
+    read_text,
     refusal_words,
     required,
     sse,
+    stop_texts,
+    telling,
     wrong_type,
 )
 from ..openai import EFFORTS, openai_error, read_choice, read_tools
@@ -103,7 +100,8 @@ def read(body: JSON, naming: Naming) -> ChatCall:
     _check(body)
     agent_id = naming.agent_id(body)
     system, messages = read_messages(body.get("messages"))
-    tools = read_tools(body)
+    tools = read_tools(body) if body.get("tools") is not None else ()
+    chooses = any(body.get(name) is not None for name in ("tool_choice", "parallel_tool_calls"))
     effort = optional(body, "reasoning_effort", str, "a string")
     if effort is not None and effort not in EFFORTS:
         raise InvalidRequest(f"reasoning_effort must be one of {', '.join(EFFORTS)}", param="reasoning_effort")
@@ -122,7 +120,7 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         system=system,
         effort=None if effort is None else EFFORTS[effort],
         tools=tools,
-        tool_choice=read_choice(body, tools),
+        tool_choice=read_choice(body, tools) if chooses else ToolChoice(),
         stop=() if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "stop"),
         parameters=read_parameters(body, names, thinking=None if effort is None else effort != "none"),
         format=read_format(wanted, "response_format") if wanted else None,
@@ -338,6 +336,11 @@ def _tool_calls(turn: Turn) -> list[JSON]:
         for block in turn.output
         if block.get("type") == "tool_use"
     ]
+
+
+def writer(call: ChatCall, turn_id: str) -> ChunkWriter:
+    """The stream of the answer to this call."""
+    return ChunkWriter(turn_id, call.request.model, include_usage=call.include_usage)
 
 
 class ChunkWriter(EventStream):

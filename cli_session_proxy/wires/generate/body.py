@@ -15,8 +15,8 @@ from ...domain.models import JSON, BlockDelta, BlockStart, Finished, Started, Tu
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
 from ..base import EventStream
-from ..blocks import effort_of_budget, estimated_tokens, stop_texts
-from ..common import Fields, Names, Naming, fingerprint, read_parameters, refusal_words, sse, wrong_type
+from ..blocks import effort_of_budget, estimated_tokens
+from ..common import Fields, Names, Naming, fingerprint, read_parameters, refusal_words, sse, stop_texts, wrong_type
 from ..google import checked_model, either, json_schema, lowered
 from . import content as generate_content
 from .errors import google_error

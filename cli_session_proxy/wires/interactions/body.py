@@ -18,8 +18,7 @@ from ...domain.models import JSON, Status, Turn, TurnRequest, Usage
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest
 from .. import common
-from ..blocks import stop_texts
-from ..common import Fields, Names, Naming, fingerprint, optional, read_parameters, required
+from ..common import Fields, Names, Naming, fingerprint, optional, read_parameters, required, stop_texts
 from ..google import checked_model
 from ..openai import read_tools
 from . import steps as interactions_steps

@@ -30,7 +30,7 @@ from ...domain.models import (
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, NotFound, ProxyError
 from ..base import EventStream
-from ..blocks import effort_of_budget, estimated_tokens, opened, stop_texts
+from ..blocks import effort_of_budget, estimated_tokens, opened
 from ..common import (
     MODEL_PREFIXES,
     Fields,
@@ -43,6 +43,7 @@ from ..common import (
     refusal_words,
     required,
     sse_event,
+    stop_texts,
     wrong_type,
 )
 from . import content as messages_content
@@ -248,6 +249,11 @@ _REQUIRED: Mapping[str, JSON] = {
 
 def _whole(block: Block) -> Block:
     return {**block, **{name: value for name, value in _REQUIRED.get(block["type"], {}).items() if name not in block}}
+
+
+def writer(call: MessagesCall, turn_id: str) -> EventWriter:
+    """The stream of the answer to this call."""
+    return EventWriter(turn_id, call.request.model, call.request.request_id or "")
 
 
 class EventWriter(EventStream):

@@ -8,22 +8,20 @@ from __future__ import annotations
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import (
-    BY_DATA,
+from ..blocks import BY_DATA, base64_file, base64_image, document, is_web_address
+from ..common import (
     Instructions,
     Part,
     Reader,
-    base64_file,
-    base64_image,
     checked_conversation,
-    document,
-    is_web_address,
+    optional,
     read_content,
     read_text,
+    required,
     telling,
     typed_blocks,
+    wrong_type,
 )
-from ..common import optional, required, wrong_type
 
 # How Claude Code begins its system prompt, in a block of its own. Joined with the next one it would make the CLI below
 # take the whole prompt for that header, and send it without a mark for the cache.

@@ -20,7 +20,6 @@ from ...domain.lineage import TextJoin, answer_text
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, Finished, Message, Turn, TurnEvent, TurnRequest
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
-from ..blocks import stop_texts
 from ..common import (
     Fields,
     Names,
@@ -30,6 +29,7 @@ from ..common import (
     optional,
     read_parameters,
     refusal_words,
+    stop_texts,
     wrong_type,
 )
 from ..openai import read_tools

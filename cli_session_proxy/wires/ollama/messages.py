@@ -14,8 +14,8 @@ from typing import Any
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import Instructions, OpenCalls, base64_image, checked_conversation
-from ..common import optional, required, wrong_type
+from ..blocks import OpenCalls, base64_image
+from ..common import Instructions, checked_conversation, optional, required, wrong_type
 
 ROLES = ("system", "user", "assistant", "tool")
 
