@@ -212,12 +212,9 @@ class Evidence:
 
     def plus(self, other: Evidence) -> Evidence:
         """With what the other one has to show, where both do, the other's."""
-        new = {}
-        for name, nothing in _NONE.items():
-            value = getattr(other, name)
-            if value != nothing:
-                new[name] = value
-        return replace(self, **new)
+        values = zip(_NONE.items(), _VALUES(other), strict=True)
+        new = {name: value for (name, nothing), value in values if value != nothing}
+        return replace(self, **new) if new else self
 
     def as_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {}

@@ -34,7 +34,7 @@ from ..backends.base import (
     ToolActivity,
 )
 from ..domain import lineage, structured
-from ..domain.client_tools import ToolOptions, answers, calls_of, instruction
+from ..domain.client_tools import Answers, Offers, ToolOptions, answers, calls_of, instruction
 from ..domain.evidence import OUTPUT_REFUSED, Evidence, Refusal, StreamCut
 from ..domain.models import (
     ANSWERED,
@@ -186,10 +186,9 @@ class Executor:
         self._observers = observers
         self._checks = checks
         self._passing = passing
-
-    @property
-    def too_long(self) -> str:
-        return f"the turn took longer than {self.settings.turn_timeout:g} s; send it again, or raise turn_timeout"
+        # Why a turn is ended at its deadline.
+        limit = f"{settings.turn_timeout:g} s"
+        self.too_long = f"the turn took longer than {limit}; send it again, or raise turn_timeout"
 
     async def execute(self, live: LiveTurn, standing: AgentState, *, at_head: bool, deadline: float) -> None:
         """Run the turn and tell its clients. `deadline` is the loop's time. Raises `ProxyError`."""
@@ -403,9 +402,14 @@ class Executor:
         if turn.system is None and turn.placed.delta and parent is not None:
             # A delta without a system prompt keeps its parent's; stored with the turn, so that the next one finds it.
             attempt.kept_system = parent.system
-        brought = answers(parent.output if parent else (), turn.input)
-        of_parent = parent.options if parent and brought.results and turn.placed.delta else None
-        wants = ToolOptions.of(turn.options, of_parent)
+        brought = Answers(rest=tuple(block for message in turn.input for block in message.content))
+        tools = turn.options.tools
+        if any(block.get("type") == "tool_result" for block in brought.rest):
+            brought = answers(parent.output if parent else (), turn.input)
+            if not tools and parent and turn.placed.delta:
+                tools = parent.options.tools  # those whose calls are answered hold on
+        offers = Offers.of(tools) if tools else Offers()
+        wants = ToolOptions(offers, turn.options.tool_choice, turn.options.stop, turn.options.parameters)
         prompt: tuple[Block, ...] = ()
         if brought.rest or not brought.results or attempt.fault is not None:  # to results alone nothing is added
             prompt = brought.rest

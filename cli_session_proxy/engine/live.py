@@ -130,7 +130,8 @@ class LiveTurn:
 
     def publish(self, event: TurnEvent) -> None:
         self._events.append(event)
-        self._wake()
+        if self._waiters:
+            self._wake()
 
     def withdraw(self, blocks: Collection[int]) -> list[Block]:
         """Remove the events of these blocks that no client was given. Returns the parts that one was given."""

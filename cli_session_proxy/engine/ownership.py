@@ -269,7 +269,8 @@ class Ownership:
         respond when its lease has expired. Unbounded in time: the caller has the turn's limit around it.
         """
         async with self._exclusively(agent.key):
-            await self._give_way(agent.key)
+            if agent.key in self._asked:
+                await self._give_way(agent.key)
             wait = FIRST_WAIT
             while (lease := await self._acquired(agent)) is None or await self._comes_later(agent, lease, turn):
                 if lease is not None:
@@ -384,7 +385,7 @@ class Ownership:
         Another proxy's turn needs none of this: it comes in the order of acceptance (`_comes_later`).
         """
         clock = asyncio.get_running_loop().time
-        if clock() - self._asked.get(agent_key, clock()) < self.proxy.lease or agent_key not in self._held:
+        if clock() - self._asked[agent_key] < self.proxy.lease or agent_key not in self._held:
             return
         try:
             waiting = await self._store.waiting(agent_key)

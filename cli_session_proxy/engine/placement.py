@@ -84,7 +84,9 @@ class Placement:
         So is `send_on`, as soon as the agent is known: another proxy may have to run it.
         """
         known = await self._store.arrival(request.owner, request.fingerprint, request.agent_id)
-        earlier = await self._earlier(request, known.latest, time.time())
+        earlier: Turn | None = None
+        if known.latest is not None or request.idempotency_key is not None:
+            earlier = await self._earlier(request, known.latest, time.time())
         if earlier is not None and (anew is None or earlier.id != anew.id):
             return earlier
         if send_on is not None and known.agent is not None:

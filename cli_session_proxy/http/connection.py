@@ -50,6 +50,7 @@ class Corked:
         self._transport = transport
         self._pieces: list[bytes] = []
         self._size = 0
+        self.is_closing = transport.is_closing  # asked at each request; the rest goes through `__getattr__`
 
     def write(self, data: bytes) -> None:
         if not self._pieces:
@@ -68,7 +69,7 @@ class Corked:
         self._pieces.clear()
         self._size = 0
         # The connection may have been lost since the write: uvloop raises then.
-        if data and not self._transport.is_closing():
+        if data and not self.is_closing():
             self._transport.write(data)
 
     def __getattr__(self, name: str) -> Any:
@@ -227,10 +228,9 @@ class Connection(HttpToolsProtocol):
 
     def _answers_taken(self) -> None:
         """There may be room for more requests again."""
-        if self.flow.held:
-            self.flow.held = False
-            self._read_on()
-            self.flow.resume_reading()
+        self.flow.held = False
+        self._read_on()
+        self.flow.resume_reading()
 
     def _parse(self, data: bytes) -> None:
         while data:
@@ -292,7 +292,8 @@ class Connection(HttpToolsProtocol):
         self._corked.flush()  # nothing comes after it that could go along
         self._idle_since = self.loop.time()
         super().on_response_complete()
-        self._answers_taken()
+        if self.flow.held:
+            self._answers_taken()
 
     def _idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
@@ -314,4 +315,5 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._untaken.ends()
         super().resume_writing()
-        self._answers_taken()
+        if self.flow.held:
+            self._answers_taken()

@@ -133,11 +133,13 @@ class Gate:
                     added[REFUSED] = "1"
                     came_from = self._relay.owner_of(headers)
                     del added[REFUSED]
+                by_page = "origin" in headers or "sec-fetch-site" in headers  # a browser's; programs send neither
                 reader: str | None = None
                 if came_from is None:
                     self._origins.check_host(headers)
-                    scheme = scope["scheme"].replace("ws", "http", 1)
-                    reader = self._origins.check_page(headers, scheme, inner["path"])
+                    if by_page:
+                        scheme = scope["scheme"].replace("ws", "http", 1)
+                        reader = self._origins.check_page(headers, scheme, inner["path"])
                 if reader is not None:
                     if not is_socket and is_preflight(scope["method"], headers):
                         allowed = encoded(permitted(reader, headers))
@@ -145,7 +147,8 @@ class Gate:
                         await out({"type": "http.response.body", "body": b"", "more_body": False})
                         return
                     added |= readable_by(reader)
-                check_body(headers)
+                if by_page:
+                    check_body(headers)
                 is_open = inner["path"] in OPEN or inner["path"].startswith(OPEN_BELOW)
                 if came_from is not None:
                     inner["state"]["owner"] = came_from
@@ -290,9 +293,10 @@ class Origins:
 
 
 def check_body(headers: Headers) -> None:
-    """Refuse forms from browsers: any page can send those, but not JSON without permission. Raises `InvalidRequest`."""
-    if "origin" not in headers and "sec-fetch-site" not in headers:
-        return  # a program: `curl -d` calls everything a form
+    """Refuse a page's forms: any page can send those, but not JSON without permission. Raises `InvalidRequest`.
+
+    Not asked of programs: `curl -d` calls everything a form.
+    """
     if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
         return
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()

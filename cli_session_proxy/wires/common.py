@@ -346,7 +346,7 @@ class Instructions:
 
     def alone(self, where: str, conversation: list[tuple[str, Message]]) -> None:
         """Nothing else was said: the last of them is what is asked."""
-        if not conversation and self.system:
+        if self.system:
             conversation.append((where, reminder(self.system.pop())))
 
 

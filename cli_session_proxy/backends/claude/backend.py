@@ -188,7 +188,7 @@ class _Execution:
 
     async def say(self) -> AsyncGenerator[Event, None]:
         job, process = self._job, self._ready.process
-        judge = ToolPolicy(job.wants.offers, job.wants.choice, job.check) if job.wants.offers else None
+        judge = ToolPolicy(job.wants.offers, job.wants.choice, job.check) if job.wants.offers.tools else None
         if self._ready.results:
             heard = process.go_on(self._ready.results, judge)
         else:

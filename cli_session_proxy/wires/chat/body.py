@@ -196,7 +196,8 @@ def read_messages(messages: object) -> tuple[str | None, tuple[Message, ...]]:
             raise InvalidRequest(
                 f"{where}.role must be system, developer, user, assistant or tool", param=f"{where}.role"
             )
-    instructions.alone("messages", conversation)
+    if not conversation:
+        instructions.alone("messages", conversation)
     messages = checked_conversation(conversation)
     checked_arguments(messages, "messages")
     return "\n\n".join(instructions.system) or None, messages

@@ -54,7 +54,8 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
             conversation.append((where, Message("assistant", read_content(message, where, _ASSISTANT, "blocks"))))
         else:
             raise InvalidRequest(f"{where}.role must be user or assistant", param=f"{where}.role")
-    instructions.alone("messages", conversation)
+    if not conversation:
+        instructions.alone("messages", conversation)
     joined = "\n\n".join(text for text in (system, *instructions.system) if text.strip()) or None
     if not answered:
         return joined, tuple(message for _, message in conversation)

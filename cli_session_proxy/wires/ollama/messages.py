@@ -55,7 +55,8 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
             conversation.append((where, _result(message, asked(text, images, f"{where}.images"), where, calls)))
         else:
             raise InvalidRequest(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
-    instructions.alone("messages", conversation)
+    if not conversation:
+        instructions.alone("messages", conversation)
     told = "\n\n".join(instructions.system) or None
     return told, checked_conversation(conversation) if messages else ()
 
