@@ -353,7 +353,10 @@ class Executor:
                 tokens = job.wants.parameters.max_tokens
             if job.wants.stop or tokens is not None:
                 attempt.cutter = Cutter(job.wants.stop, tokens)
-            attempt.evidence = live.evidence = replace(attempt.evidence.plus(exchange.evidence), unmet=tuple(unmet))
+            attempt.evidence = attempt.evidence.plus(exchange.evidence)
+            if unmet or attempt.evidence.unmet:
+                attempt.evidence = replace(attempt.evidence, unmet=tuple(unmet))
+            live.evidence = attempt.evidence
             live.at("session_ready")
             now = time.time()
             entry: JSON = {

@@ -272,7 +272,10 @@ class Ownership:
             if agent.key in self._asked:
                 await self._give_way(agent.key)
             wait = FIRST_WAIT
-            while (lease := await self._acquired(agent)) is None or await self._comes_later(agent, lease, turn):
+            while (lease := await self._acquired(agent)) is None or (
+                (self._instances.spans_hosts or self._instances.others())
+                and await self._comes_later(agent, lease, turn)
+            ):
                 if lease is not None:
                     await self._release(agent.key)
                 await asyncio.sleep(wait)
@@ -356,8 +359,6 @@ class Ownership:
         A turn that is tried again keeps its old number but is last in its lane, so it does not count; neither does one
         of a proxy that does not respond. A turn that runs elsewhere without the lease has lost it.
         """
-        if not (self._instances.spans_hosts or self._instances.others()):
-            return False
         for other in await self._store.waiting(agent.key, but=self._instances.id):
             if other.instance is None:
                 continue

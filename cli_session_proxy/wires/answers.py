@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -20,7 +20,6 @@ from starlette.types import Receive, Scope, Send
 from .. import logs
 from ..domain.models import JSON, Finished, Started, Turn, TurnEvent, TurnRequest
 from ..domain.notes import header
-from ..domain.parameters import Name
 from ..engine.engine import Answer, Engine
 from ..errors import ProxyError
 from ..settings import Settings
@@ -170,24 +169,25 @@ class TurnResponse(Response):
     async def _deliver(self, client: Client) -> None:
         raise NotImplementedError
 
-    def _in_session(
-        self, session_id: str | None, continuity: str | None, unmet: Sequence[Name], note: str, backend: str | None,
-        model: str | None,
-    ) -> None:  # fmt: skip
+    def _in_session(self, at: Started | Turn) -> None:
+        """The headers of a turn that has its session, or has ended."""
+        if isinstance(at, Started):
+            unmet, note, model = at.unmet, header(at.notes), at.model
+        else:
+            unmet, note, model = at.evidence.unmet, at.evidence.note, at.told_model
+        fields = self._head_fields
         if (call := self._call) is not None and unmet:
-            self._head_fields |= ignored_header([*call.ignored, *own_names(call.parameters, unmet)])
-        if session_id is not None:
-            self._head_fields["X-Session-Id"] = session_id
-        if continuity is not None:
-            self._head_fields["X-Continuity"] = continuity
+            fields |= ignored_header([*call.ignored, *own_names(call.parameters, unmet)])
+        if at.session_id is not None:
+            fields["X-Session-Id"] = at.session_id
+        if at.continuity is not None:
+            fields["X-Continuity"] = at.continuity
         if note:
-            self._head_fields["X-Continuity-Note"] = note
-        if backend is not None and model is not None:
-            self._head_fields |= {"X-Backend": backend, "X-Model": model}
-
-    def _ended(self, turn: Turn) -> None:
-        told = turn.evidence.unmet, turn.evidence.note, turn.backend, turn.told_model
-        self._in_session(turn.session_id, turn.continuity, *told)
+            fields["X-Continuity-Note"] = note
+        if at.backend is not None and model is not None:
+            fields |= {"X-Backend": at.backend, "X-Model": model}
+        if isinstance(at, Turn) and at.status == "refused":  # of a stream, where nothing was said before the end
+            fields |= NO_RETRY
 
 
 class JsonAnswer(TurnResponse):
@@ -199,9 +199,7 @@ class JsonAnswer(TurnResponse):
 
     async def _deliver(self, client: Client) -> None:
         turn = await self._answer.turn()
-        self._ended(turn)
-        if turn.status == "refused":
-            self._head_fields |= NO_RETRY
+        self._in_session(turn)
         body = json.dumps(self._render(turn), separators=(",", ":")).encode()
         kind = {"Content-Type": "application/json", "Content-Length": str(len(body))}
         await client.write(body, {**kind, **self._head_fields}, last=True)
@@ -255,13 +253,9 @@ class StreamAnswer(TurnResponse):
 
     def _said(self, event: TurnEvent) -> Iterable[bytes]:
         if isinstance(event, Started):
-            told = event.unmet, header(event.notes), event.backend, event.model
-            self._in_session(event.session_id, event.continuity, *told)
-        if isinstance(event, Finished):
-            turn = event.turn
-            self._ended(turn)
-            if turn.status == "refused":  # seen where nothing was streamed before the end
-                self._head_fields |= NO_RETRY
+            self._in_session(event)
+        elif isinstance(event, Finished):
+            self._in_session(event.turn)
         return self._writer.feed(event)
 
     def _head(self) -> dict[str, str]:

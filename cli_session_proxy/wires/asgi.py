@@ -210,7 +210,10 @@ class Address(Route):
 
 
 class Exact(BaseRoute):
-    """The addresses without parameters, found by one lookup, before the other routes are tried in turn."""
+    """The addresses without parameters, found by one lookup, before the other routes are tried in turn.
+
+    They are answered without what Starlette puts around each route: the gate answers for their errors.
+    """
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], Address] = {}
@@ -224,7 +227,8 @@ class Exact(BaseRoute):
         return (Match.NONE, {}) if found is None else (Match.FULL, {"address": found, "path_params": {}})
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await scope["address"].handle(scope, receive, send)
+        answer = await scope["address"].endpoint(Request(scope, receive, send))
+        await answer(scope, receive, send)
 
 
 def add(

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from ..domain import limits
 from ..domain.client_tools import UNPARSED
-from ..domain.identifiers import is_model
+from ..domain.limits import is_model
 from ..domain.models import JSON, Block, Message, Status, Turn, TurnRequest
 from ..domain.parameters import Name, Parameters
 from ..domain.reminders import reminder

@@ -11,7 +11,7 @@ from pathlib import Path
 from ... import logs
 from ...domain.client_tools import ToolPolicy, as_cli
 from ...domain.evidence import Evidence
-from ...domain.identifiers import is_model
+from ...domain.limits import is_model
 from ...domain.lineage import Past
 from ...domain.models import JSON, Agent, BlockDelta, BlockStart, BlockStop, Continuity, Link, Record, Session, Turn
 from ...domain.parameters import Name

@@ -23,7 +23,7 @@ from pathlib import Path
 from ....domain import client_tools
 from ....domain.client_tools import ToolOptions
 from ....domain.evidence import Evidence, RecordsFrom
-from ....domain.identifiers import is_session_id
+from ....domain.limits import is_session_id
 from ....domain.models import JSON, Agent, Link, Record, Session, Turn
 from ....domain.notes import Note
 from ....domain.parameters import Name
