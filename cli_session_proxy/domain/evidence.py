@@ -205,7 +205,8 @@ class Evidence:
     def note(self) -> str:
         """The value of `X-Continuity-Note`: the notes, and what else the CLI did; "" where that is nothing."""
         asked_again = len(self.retries) + len(self.cuts)
-        said = [header(self.told)] if self.told else []
+        told = self.told
+        said = [header(told)] if told else []
         said += [] if self.compacted is None else ["cli_compacted=1"]
         said += [f"cli_asked_again={asked_again}"] if asked_again else []
         return ", ".join(said)

@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -99,6 +98,7 @@ class Engine:
             self.store,
             self.backend,
             self.aside,
+            instance=self._instances.id,
             idempotency_hours=settings.idempotency_hours,
             is_gone=self._is_gone,
             is_abandoned=self._is_abandoned,
@@ -301,7 +301,7 @@ class Engine:
                         raise Interrupted(
                             "the client left before its request was accepted: nothing was run", retry_after=0.0
                         )
-                    turn = await self.store.accept(replace(found.new, instance=self._instances.id))
+                    turn = await self.store.accept(found.new)
                 except KeyTaken:  # by the same request, which came in twice at once: it is that turn
                     self._lanes.give_up(place)
                     continue

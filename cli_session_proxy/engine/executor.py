@@ -186,9 +186,9 @@ class Executor:
         self._observers = observers
         self._checks = checks
         self._passing = passing
-        # Why a turn is ended at its deadline.
-        limit = f"{settings.turn_timeout:g} s"
-        self.too_long = f"the turn took longer than {limit}; send it again, or raise turn_timeout"
+        # Why a turn ends at its deadline.
+        patience = f"{settings.turn_timeout:g} s"
+        self.too_long = f"the turn took longer than {patience}; send it again, or raise turn_timeout"
 
     async def execute(self, live: LiveTurn, standing: AgentState, *, at_head: bool, deadline: float) -> None:
         """Run the turn and tell its clients. `deadline` is the loop's time. Raises `ProxyError`."""
@@ -206,20 +206,23 @@ class Executor:
             if live.cancelled_by is not None:  # while what the attempt before left was put away
                 raise asyncio.CancelledError
             live.at("queued")
-            # What an earlier run left off the path its client may have come for since.
-            evidence = replace(
-                live.evidence,
-                left_off=None,
-                output_refused=fault or live.evidence.output_refused,
-                notes=(),
-                recalled=None,
-            )
-            wanted = live.turn.options.format
-            frame_uuid = str(uuid.uuid4())
+            evidence = live.evidence
+            if live.attempts:  # what an earlier one left off the path its client may have come for since
+                refused = fault or evidence.output_refused
+                evidence = replace(evidence, left_off=None, output_refused=refused, notes=(), recalled=None)
             attempt = Attempt(
-                live, lease, standing.agent, number, at_head, fault, remedies, wanted, evidence, frame_uuid
+                live,
+                lease,
+                standing.agent,
+                number,
+                at_head,
+                fault,
+                remedies,
+                format=live.turn.options.format,
+                evidence=evidence,
+                frame_uuid=str(uuid.uuid4()),
+                fallback=fallback,
             )
-            attempt.fallback = fallback
             try:
                 async with limited(deadline, self.too_long):
                     if again:  # what the attempt before left of the session is read anew

@@ -427,7 +427,11 @@ class ChunkWriter(EventStream):
 
     def _end(self, turn: Turn) -> list[bytes]:
         held = self._say("text", self._join.end())
-        missing = [piece for kind in ("thinking", "text") for piece in self._rest(kind, turn)]
+        missing: list[bytes] = []
+        for kind in ("thinking", "text"):  # what never came as a delta: a replayed turn, a CLI without partial messages
+            whole, sent = answer_text(turn.output, kind), "".join(self._sent[kind])
+            if whole.startswith(sent):
+                missing += self._say(kind, whole.removeprefix(sent))
         untold = [call for call in _tool_calls(turn) if call["id"] not in self._told]
         calls = [{"index": at, **call} for at, call in enumerate(untold, len(self._told))]
         chunks = [*self._begin(), *held, *missing]
@@ -439,11 +443,6 @@ class ChunkWriter(EventStream):
         if self._include_usage:
             chunks.append(sse({**self._base, "choices": [], "usage": usage(turn)}))
         return [*chunks, SSE_DONE]
-
-    def _rest(self, kind: str, turn: Turn) -> list[bytes]:
-        """What was committed but never came as a delta: a replayed turn, or a CLI without partial messages."""
-        whole, sent = answer_text(turn.output, kind), "".join(self._sent[kind])
-        return self._say(kind, whole.removeprefix(sent)) if whole.startswith(sent) else []
 
     def _chunk(self, delta: JSON, finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
