@@ -76,6 +76,9 @@ log = logs.get(__name__)
 # A turn whose exchange is lost before it said anything is run once more by itself; more would hide a broken backend.
 ATTEMPTS = 2
 
+# What shows that no tool runs any more, and that the provider answers. A tuple: a union would be made for each event.
+SIGNS = (BlockStart, AnswerBlocks, ToolActivity, Compacted)
+
 T = TypeVar("T")
 
 
@@ -464,7 +467,7 @@ class Executor:
         async with aclosing(exchange.say()) as heard, limited_by_life(clock_of() + idle, silent) as limit:
             async for event in heard:
                 limit.move(deadline if isinstance(event, ToolActivity) else clock_of() + idle)
-                if isinstance(event, BlockStart | AnswerBlocks | ToolActivity | Compacted):
+                if isinstance(event, SIGNS):
                     attempt.live.goes_on()
                 match event:
                     case Completed() | Called() | Refused():
@@ -473,7 +476,8 @@ class Executor:
                     case BlockStart() | BlockDelta() | BlockStop() if not cut:
                         for told in [event] if cutter is None else cutter.feed(event):
                             if attempt.format is None:  # else told when it is known to be valid
-                                attempt.start()
+                                if not attempt.started:
+                                    attempt.start()
                                 attempt.live.publish(told)
                         if cutter is not None and cutter.ended is not None:
                             cut = True

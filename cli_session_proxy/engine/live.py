@@ -42,7 +42,7 @@ _AFTER: Mapping[str, Doing] = {
 }  # fmt: skip
 # Of an answer that is being made, the end is shown: enough for a screen, little enough to be sent again and again.
 TAIL = 8000
-# Looked through for secrets in front of it: one that is cut in half is not known by its form.
+# Characters in front of it that are searched for secrets, too: half of one would not be recognised.
 BEFORE = 2000
 
 

@@ -42,7 +42,7 @@ HEARTBEAT = 0.3
 # How often a lease that another proxy holds is asked for: soon at first, as most turns are short. Seconds.
 FIRST_WAIT = 0.002
 LAST_WAIT = 0.05
-# For so many times `LAST_WAIT` the turns here wait for the proxy that a lease was handed over to, which asks as often.
+# So many times `LAST_WAIT` the turns here wait until the proxy that a lease was handed over to has taken it.
 GAP = 40
 # A proxy that is told when others ask something of it looks by itself when this share of the lease has passed, too.
 LOOK = 0.1
@@ -380,8 +380,8 @@ class Ownership:
                 log.warning("lease_not_handed_over", error=exc.message)
 
     async def _give_way(self, agent_key: int) -> None:
-        """Hand the lease over before the next turn here, where it was asked for all the time of a lease: where turns
-        follow each other without a pause, nobody finds it unused.
+        """Hand the lease over before the next turn here, where others have asked for it as long as a lease lasts: while
+        turns follow each other without a pause, `hand_over` never finds it unused.
 
         Another proxy's turn needs none of this: it comes in the order of acceptance (`_comes_later`).
         """

@@ -44,7 +44,7 @@ log = logs.get(__name__)
 REQUEST_ID = "X-Request-Id"
 # A line of the log names a turn, and no agent: what is deleted is found in it by its ids.
 TURN_ID = b"x-turn-id"
-# What only looks is not logged: the page does so every other second.
+# Requests that only read are not logged: the page sends one every other second.
 LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 # Answered without a key: what is this, is it there, can it serve, and the files of the page (what they show needs the
 # key).
@@ -185,7 +185,7 @@ class Gate:
             except Exception as exc:  # noqa: BLE001 - the last place: whatever it is, the client gets an answer
                 error = as_proxy_error(exc)
                 if error.code == Unauthorized.code or error.param in _WHO_ASKS:
-                    # Not who: what was presented is a secret, or a stranger's own words.
+                    # What was presented is not logged: it may be a secret, or a stranger's words.
                     log.info("refused", code=error.code, param=error.param, wire=wire.errors.name)
                 if started:
                     # A body that is not ended makes the server close the connection: the client sees a cut.

@@ -242,7 +242,7 @@ class StreamAnswer(TurnResponse):
                 # has the whole answer.
                 last = isinstance(events[-1], Finished)
                 if data or last:
-                    await client.write(data, self._head(), last=last)
+                    await client.write(data, {} if client.started else self._head(), last=last)
                 if last:
                     self._answer.acknowledge()
         finally:
