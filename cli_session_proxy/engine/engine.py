@@ -23,7 +23,19 @@ from ..aside.pool import Aside
 from ..backends.auto import backend_for
 from ..backends.base import Backend, Counts
 from ..domain.lineage import answer_text
-from ..domain.models import ANSWERED, FINISHED, JSON, ON_PATH, Agent, CancelledBy, Message, Record, Turn, TurnRequest
+from ..domain.models import (
+    ANSWERED,
+    FINISHED,
+    JSON,
+    ON_PATH,
+    Agent,
+    CancelledBy,
+    Message,
+    Record,
+    Turn,
+    TurnOptions,
+    TurnRequest,
+)
 from ..errors import (
     ClaudeUnavailable,
     ConfigError,
@@ -657,7 +669,7 @@ class Engine:
             name,
             system=self.settings.system_prompt_for(profile, last.system),
             profile=NO_PROFILE,
-            format={"schema": schema},
+            options=TurnOptions(format={"schema": schema}),
             wire="git_memory",
         )
         try:

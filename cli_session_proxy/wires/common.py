@@ -148,7 +148,8 @@ def read_bytes(raw: bytes, about: Naming, read: Callable[[JSON, Naming], T]) -> 
     call: Any = read(body, about)
     request = getattr(call, "request", None)
     if isinstance(request, TurnRequest) and (about.window is not None or "metadata" in body):
-        call = replace(call, request=replace(request, window=about.window, metadata=noted(body)))
+        options = replace(request.options, window=about.window, metadata=noted(body))
+        call = replace(call, request=replace(request, options=options))
     return cast(T, call)
 
 
