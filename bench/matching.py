@@ -117,7 +117,13 @@ async def run(rounds: int) -> list[dict[str, Any]]:
         async with filled(stored) as store:
             aside = Aside()
             placement = Placement(
-                store, cast(Backend, None), aside, idempotency_hours=24.0, is_gone=_nobody, is_abandoned=bool
+                store,
+                cast(Backend, None),
+                aside,
+                instance="p",
+                idempotency_hours=24.0,
+                is_gone=_nobody,
+                is_abandoned=bool,
             )  # placing a turn needs no backend
             for name, messages in cases():
                 rows.append({"stored_turns": stored, "case": name, **await measure(placement, messages, rounds)})

@@ -38,7 +38,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from .domain.identifiers import is_model, origin
+from .domain.identifiers import origin
+from .domain.limits import is_model
 from .domain.windows import Window
 from .errors import ConfigError, did_you_mean, likely
 from .machine import cores, half_of_memory

@@ -14,7 +14,7 @@ import pytest
 
 from cli_session_proxy.backends.claude.backend import ClaudeBackend
 from cli_session_proxy.domain.lineage import answer_text
-from cli_session_proxy.domain.models import Message, Turn, TurnRequest
+from cli_session_proxy.domain.models import Message, Turn, TurnOptions, TurnRequest
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
@@ -49,7 +49,8 @@ def request(*said: str | Message, agent: str | None = "a", **more: Any) -> TurnR
     )
     body = json.dumps([agent, more.get("owner"), [message.as_json() for message in messages]])
     given: dict[str, Any] = {"model": "sonnet", "fingerprint": hashlib.sha256(body.encode()).hexdigest()}
-    return TurnRequest(messages=messages, agent_id=agent, **(given | more))
+    options = TurnOptions(**{name: more.pop(name) for name in TurnOptions.__slots__ if name in more})
+    return TurnRequest(messages=messages, agent_id=agent, options=options, **(given | more))
 
 
 async def ask(engine: Engine, *said: str | Message, agent: str | None = "a", **more: Any) -> Turn:

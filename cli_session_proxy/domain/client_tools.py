@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ..errors import InvalidRequest, UpstreamError
 from . import limits, structured
-from .models import JSON, Block, Message, Tool, ToolChoice, TurnOptions
+from .models import JSON, Block, Message, Tool, ToolChoice
 from .parameters import Parameters
 from .reminders import reminded
 
@@ -86,9 +86,6 @@ class Offers:
         return self.names.get(name)
 
 
-NOTHING = Offers()
-
-
 def _entry(tool: Tool) -> JSON:
     """Read-only for the CLI: so calls of one message are made at once, and no permission is asked for."""
     description, schema = tool.description, {"type": "object", **tool.schema}
@@ -142,13 +139,6 @@ class ToolOptions:
     choice: ToolChoice = field(default_factory=ToolChoice)
     stop: tuple[str, ...] = ()
     parameters: Parameters = field(default_factory=Parameters)
-
-    @staticmethod
-    def of(options: TurnOptions, before: TurnOptions | None = None) -> ToolOptions:
-        """`before` are the options of the turn whose calls are answered: its tools hold where none are sent."""
-        tools = options.tools or (before.tools if before is not None else ())
-        offers = Offers.of(tools) if tools else NOTHING
-        return ToolOptions(offers, options.tool_choice, options.stop, options.parameters)
 
 
 def instruction(choice: ToolChoice, names: Collection[str]) -> Block:

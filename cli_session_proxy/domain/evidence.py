@@ -205,19 +205,17 @@ class Evidence:
     def note(self) -> str:
         """The value of `X-Continuity-Note`: the notes, and what else the CLI did; "" where that is nothing."""
         asked_again = len(self.retries) + len(self.cuts)
-        said = [header(self.told)] if self.told else []
+        told = self.told
+        said = [header(told)] if told else []
         said += [] if self.compacted is None else ["cli_compacted=1"]
         said += [f"cli_asked_again={asked_again}"] if asked_again else []
         return ", ".join(said)
 
     def plus(self, other: Evidence) -> Evidence:
         """With what the other one has to show, where both do, the other's."""
-        new = {}
-        for name, nothing in _NONE.items():
-            value = getattr(other, name)
-            if value != nothing:
-                new[name] = value
-        return replace(self, **new)
+        values = zip(_NONE.items(), _VALUES(other), strict=True)
+        new = {name: value for (name, nothing), value in values if value != nothing}
+        return replace(self, **new) if new else self
 
     def as_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {}

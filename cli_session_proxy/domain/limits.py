@@ -1,4 +1,4 @@
-"""What one request may bring, and how deep JSON may nest. Pure. docs/contract.md states these numbers.
+"""What may come from elsewhere: how much, how deep, and the forms of ids. Pure. docs/contract.md states these numbers.
 
 They are checked before work begins. What they allow is worked on in bounded time: every step of ours takes time in
 proportion to the size of the body, and what does not (a client's JSON Schema) is checked where it can be ended.
@@ -7,8 +7,9 @@ proportion to the size of the body, and what does not (a client's JSON Schema) i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sized
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..errors import InvalidRequest
 
@@ -96,3 +97,30 @@ def at_most(given: Sized, most: int, where: str, advice: str = "send fewer") -> 
     """Raises `InvalidRequest`."""
     if len(given) > most:
         raise InvalidRequest(f"{where} has {len(given):,} entries, and {most:,} is the most: {advice}", param=where)
+
+
+# --- the forms of ids and names from files, another program, or a client
+
+# They become file names, arguments of a command line, parts of a page. They are checked where they enter, and session
+# ids again where a path is made of one.
+
+# A session's id is the UUID that the CLI handed out.
+UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+TURN_ID = r"turn_[0-9A-Za-z]{1,64}"
+# A model's name becomes an argument of the CLI: it must not look like a flag.
+MODEL = r"[A-Za-z0-9][A-Za-z0-9._:/@\[\]-]{0,255}"
+VERSION = r"[0-9A-Za-z.+-]{0,64}"
+
+_SESSION_ID, _MODEL, _VERSION = map(re.compile, (UUID, MODEL, VERSION))
+
+
+def is_session_id(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and _SESSION_ID.fullmatch(value) is not None
+
+
+def is_model(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and _MODEL.fullmatch(value) is not None
+
+
+def is_version(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and _VERSION.fullmatch(value) is not None

@@ -116,8 +116,10 @@ class ToolChoice:
 class TurnOptions:
     """What a request asks of its turn beside its words: known whenever the turn is run, again too.
 
-    `format`: see `TurnRequest`. `tools` hold for the results to their calls as well, where those bring none.
-    `metadata`: what the client noted of its request, for people. `window`: how much of the path the model is shown.
+    `format`: {"schema": JSON Schema, or None for any object}, see `structured`. `tools`: the client's own, checked by
+    `client_tools.checked`; they hold for the results to their calls as well, where those bring none. `stop`: the answer
+    ends before the first of these texts. `metadata`: what the client noted of its request, for people. `window`: how
+    much of the path the model is shown.
     """
 
     format: JSON | None = None
@@ -255,22 +257,10 @@ class TurnRequest:
     wire: str = "chat"
     request_id: str | None = None
     timeout: float | None = None
-    metadata: JSON = field(default_factory=dict)
+    options: TurnOptions = PLAIN
     keep_system: bool = True  # a delta without a system prompt keeps the one of the turn that it continues
-    format: JSON | None = None  # {"schema": JSON Schema or None for any object}: see `structured`
     call: JSON | None = None  # what a stateful wire keeps with the turn, to answer for it later
-    tools: tuple[Tool, ...] = ()  # the client's own, checked by `client_tools.checked`
-    tool_choice: ToolChoice = field(default_factory=ToolChoice)
-    stop: tuple[str, ...] = ()  # the answer ends before the first of these texts
-    parameters: Parameters = field(default_factory=Parameters)
     takes: tuple[str, ...] = ()  # hand-written items of the conversation that `messages` begin with
-    window: Window | None = None
-
-    @property
-    def options(self) -> TurnOptions:
-        return TurnOptions(
-            self.format, self.tools, self.tool_choice, self.stop, self.parameters, self.metadata, self.window
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,11 @@ def suspected(request: TurnRequest, rule: Rule | None, parent: Turn | None) -> b
         return False  # a call's result belongs to the call
     if rule == "history" and parent is not None:
         tools = {tool.name for tool in parent.options.tools}
-        without = bool(tools) and tools.isdisjoint(tool.name for tool in request.tools)
+        without = bool(tools) and tools.isdisjoint(tool.name for tool in request.options.tools)
         other = without or is_another(parent.system, request.system)
         return _is_known(request) or (other and not parent.placed.side)
     if rule in ("new", "unknown") and request.agent_id is None:
-        ping = rule == "new" and request.parameters.max_tokens == 1
+        ping = rule == "new" and request.options.parameters.max_tokens == 1
         return ping or _is_known(request)
     return False
 

@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -24,7 +23,19 @@ from ..aside.pool import Aside
 from ..backends.auto import backend_for
 from ..backends.base import Backend, Counts
 from ..domain.lineage import answer_text
-from ..domain.models import ANSWERED, FINISHED, JSON, ON_PATH, Agent, CancelledBy, Message, Record, Turn, TurnRequest
+from ..domain.models import (
+    ANSWERED,
+    FINISHED,
+    JSON,
+    ON_PATH,
+    Agent,
+    CancelledBy,
+    Message,
+    Record,
+    Turn,
+    TurnOptions,
+    TurnRequest,
+)
 from ..errors import (
     ClaudeUnavailable,
     ConfigError,
@@ -99,6 +110,7 @@ class Engine:
             self.store,
             self.backend,
             self.aside,
+            instance=self._instances.id,
             idempotency_hours=settings.idempotency_hours,
             is_gone=self._is_gone,
             is_abandoned=self._is_abandoned,
@@ -301,7 +313,7 @@ class Engine:
                         raise Interrupted(
                             "the client left before its request was accepted: nothing was run", retry_after=0.0
                         )
-                    turn = await self.store.accept(replace(found.new, instance=self._instances.id))
+                    turn = await self.store.accept(found.new)
                 except KeyTaken:  # by the same request, which came in twice at once: it is that turn
                     self._lanes.give_up(place)
                     continue
@@ -657,7 +669,7 @@ class Engine:
             name,
             system=self.settings.system_prompt_for(profile, last.system),
             profile=NO_PROFILE,
-            format={"schema": schema},
+            options=TurnOptions(format={"schema": schema}),
             wire="git_memory",
         )
         try:

@@ -34,7 +34,7 @@ from ..backends.base import (
     ToolActivity,
 )
 from ..domain import lineage, structured
-from ..domain.client_tools import ToolOptions, answers, calls_of, instruction
+from ..domain.client_tools import Answers, Offers, ToolOptions, answers, calls_of, instruction
 from ..domain.evidence import OUTPUT_REFUSED, Evidence, Refusal, StreamCut
 from ..domain.models import (
     ANSWERED,
@@ -75,6 +75,9 @@ log = logs.get(__name__)
 
 # A turn whose exchange is lost before it said anything is run once more by itself; more would hide a broken backend.
 ATTEMPTS = 2
+
+# What shows that no tool runs any more, and that the provider answers. A tuple: a union would be made for each event.
+SIGNS = (BlockStart, AnswerBlocks, ToolActivity, Compacted)
 
 T = TypeVar("T")
 
@@ -186,10 +189,9 @@ class Executor:
         self._observers = observers
         self._checks = checks
         self._passing = passing
-
-    @property
-    def too_long(self) -> str:
-        return f"the turn took longer than {self.settings.turn_timeout:g} s; send it again, or raise turn_timeout"
+        # Why a turn ends at its deadline.
+        patience = f"{settings.turn_timeout:g} s"
+        self.too_long = f"the turn took longer than {patience}; send it again, or raise turn_timeout"
 
     async def execute(self, live: LiveTurn, standing: AgentState, *, at_head: bool, deadline: float) -> None:
         """Run the turn and tell its clients. `deadline` is the loop's time. Raises `ProxyError`."""
@@ -207,20 +209,23 @@ class Executor:
             if live.cancelled_by is not None:  # while what the attempt before left was put away
                 raise asyncio.CancelledError
             live.at("queued")
-            # What an earlier run left off the path its client may have come for since.
-            evidence = replace(
-                live.evidence,
-                left_off=None,
-                output_refused=fault or live.evidence.output_refused,
-                notes=(),
-                recalled=None,
-            )
-            wanted = live.turn.options.format
-            frame_uuid = str(uuid.uuid4())
+            evidence = live.evidence
+            if live.attempts:  # what an earlier one left off the path its client may have come for since
+                refused = fault or evidence.output_refused
+                evidence = replace(evidence, left_off=None, output_refused=refused, notes=(), recalled=None)
             attempt = Attempt(
-                live, lease, standing.agent, number, at_head, fault, remedies, wanted, evidence, frame_uuid
+                live,
+                lease,
+                standing.agent,
+                number,
+                at_head,
+                fault,
+                remedies,
+                format=live.turn.options.format,
+                evidence=evidence,
+                frame_uuid=str(uuid.uuid4()),
+                fallback=fallback,
             )
-            attempt.fallback = fallback
             try:
                 async with limited(deadline, self.too_long):
                     if again:  # what the attempt before left of the session is read anew
@@ -354,7 +359,10 @@ class Executor:
                 tokens = job.wants.parameters.max_tokens
             if job.wants.stop or tokens is not None:
                 attempt.cutter = Cutter(job.wants.stop, tokens)
-            attempt.evidence = live.evidence = replace(attempt.evidence.plus(exchange.evidence), unmet=tuple(unmet))
+            attempt.evidence = attempt.evidence.plus(exchange.evidence)
+            if unmet or attempt.evidence.unmet:
+                attempt.evidence = replace(attempt.evidence, unmet=tuple(unmet))
+            live.evidence = attempt.evidence
             live.at("session_ready")
             now = time.time()
             entry: JSON = {
@@ -403,9 +411,14 @@ class Executor:
         if turn.system is None and turn.placed.delta and parent is not None:
             # A delta without a system prompt keeps its parent's; stored with the turn, so that the next one finds it.
             attempt.kept_system = parent.system
-        brought = answers(parent.output if parent else (), turn.input)
-        of_parent = parent.options if parent and brought.results and turn.placed.delta else None
-        wants = ToolOptions.of(turn.options, of_parent)
+        brought = Answers(rest=tuple(block for message in turn.input for block in message.content))
+        tools = turn.options.tools
+        if any(block.get("type") == "tool_result" for block in brought.rest):
+            brought = answers(parent.output if parent else (), turn.input)
+            if not tools and parent and turn.placed.delta:
+                tools = parent.options.tools  # those whose calls are answered hold on
+        offers = Offers.of(tools) if tools else Offers()
+        wants = ToolOptions(offers, turn.options.tool_choice, turn.options.stop, turn.options.parameters)
         prompt: tuple[Block, ...] = ()
         if brought.rest or not brought.results or attempt.fault is not None:  # to results alone nothing is added
             prompt = brought.rest
@@ -454,7 +467,7 @@ class Executor:
         async with aclosing(exchange.say()) as heard, limited_by_life(clock_of() + idle, silent) as limit:
             async for event in heard:
                 limit.move(deadline if isinstance(event, ToolActivity) else clock_of() + idle)
-                if isinstance(event, BlockStart | AnswerBlocks | ToolActivity | Compacted):
+                if isinstance(event, SIGNS):
                     attempt.live.goes_on()
                 match event:
                     case Completed() | Called() | Refused():
@@ -463,7 +476,8 @@ class Executor:
                     case BlockStart() | BlockDelta() | BlockStop() if not cut:
                         for told in [event] if cutter is None else cutter.feed(event):
                             if attempt.format is None:  # else told when it is known to be valid
-                                attempt.start()
+                                if not attempt.started:
+                                    attempt.start()
                                 attempt.live.publish(told)
                         if cutter is not None and cutter.ended is not None:
                             cut = True

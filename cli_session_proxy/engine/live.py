@@ -42,7 +42,7 @@ _AFTER: Mapping[str, Doing] = {
 }  # fmt: skip
 # Of an answer that is being made, the end is shown: enough for a screen, little enough to be sent again and again.
 TAIL = 8000
-# Looked through for secrets in front of it: one that is cut in half is not known by its form.
+# Characters in front of it that are searched for secrets, too: half of one would not be recognised.
 BEFORE = 2000
 
 
@@ -130,7 +130,8 @@ class LiveTurn:
 
     def publish(self, event: TurnEvent) -> None:
         self._events.append(event)
-        self._wake()
+        if self._waiters:
+            self._wake()
 
     def withdraw(self, blocks: Collection[int]) -> list[Block]:
         """Remove the events of these blocks that no client was given. Returns the parts that one was given."""

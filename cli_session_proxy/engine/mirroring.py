@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .. import logs
 from ..backends.base import Backend
-from ..domain.identifiers import is_session_id
+from ..domain.limits import is_session_id
 from ..domain.models import Agent, Record, Session
 from ..sandbox import Sandboxes, directory_name
 from ..stores.base import MirrorKey, Store, Taken

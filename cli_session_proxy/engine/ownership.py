@@ -42,7 +42,7 @@ HEARTBEAT = 0.3
 # How often a lease that another proxy holds is asked for: soon at first, as most turns are short. Seconds.
 FIRST_WAIT = 0.002
 LAST_WAIT = 0.05
-# For so many times `LAST_WAIT` the turns here wait for the proxy that a lease was handed over to, which asks as often.
+# So many times `LAST_WAIT` the turns here wait until the proxy that a lease was handed over to has taken it.
 GAP = 40
 # A proxy that is told when others ask something of it looks by itself when this share of the lease has passed, too.
 LOOK = 0.1
@@ -269,9 +269,13 @@ class Ownership:
         respond when its lease has expired. Unbounded in time: the caller has the turn's limit around it.
         """
         async with self._exclusively(agent.key):
-            await self._give_way(agent.key)
+            if agent.key in self._asked:
+                await self._give_way(agent.key)
             wait = FIRST_WAIT
-            while (lease := await self._acquired(agent)) is None or await self._comes_later(agent, lease, turn):
+            while (lease := await self._acquired(agent)) is None or (
+                (self._instances.spans_hosts or self._instances.others())
+                and await self._comes_later(agent, lease, turn)
+            ):
                 if lease is not None:
                     await self._release(agent.key)
                 await asyncio.sleep(wait)
@@ -355,8 +359,6 @@ class Ownership:
         A turn that is tried again keeps its old number but is last in its lane, so it does not count; neither does one
         of a proxy that does not respond. A turn that runs elsewhere without the lease has lost it.
         """
-        if not (self._instances.spans_hosts or self._instances.others()):
-            return False
         for other in await self._store.waiting(agent.key, but=self._instances.id):
             if other.instance is None:
                 continue
@@ -378,13 +380,13 @@ class Ownership:
                 log.warning("lease_not_handed_over", error=exc.message)
 
     async def _give_way(self, agent_key: int) -> None:
-        """Hand the lease over before the next turn here, where it was asked for all the time of a lease: where turns
-        follow each other without a pause, nobody finds it unused.
+        """Hand the lease over before the next turn here, where others have asked for it as long as a lease lasts: while
+        turns follow each other without a pause, `hand_over` never finds it unused.
 
         Another proxy's turn needs none of this: it comes in the order of acceptance (`_comes_later`).
         """
         clock = asyncio.get_running_loop().time
-        if clock() - self._asked.get(agent_key, clock()) < self.proxy.lease or agent_key not in self._held:
+        if clock() - self._asked[agent_key] < self.proxy.lease or agent_key not in self._held:
             return
         try:
             waiting = await self._store.waiting(agent_key)

@@ -58,6 +58,7 @@ class Placement:
         backend: Backend,
         aside: Aside,
         *,
+        instance: str,
         idempotency_hours: float,
         is_gone: Callable[[str | None], Awaitable[bool]],
         is_abandoned: Callable[[str], bool],
@@ -65,6 +66,7 @@ class Placement:
         self._store = store
         self._backend = backend
         self._aside = aside
+        self._instance = instance  # the proxy that runs what is accepted here
         self._hours = idempotency_hours
         self._is_gone = is_gone  # a proxy that has ended, or does not respond
         self._is_abandoned = is_abandoned  # a turn in this proxy that all its clients have left
@@ -84,7 +86,9 @@ class Placement:
         So is `send_on`, as soon as the agent is known: another proxy may have to run it.
         """
         known = await self._store.arrival(request.owner, request.fingerprint, request.agent_id)
-        earlier = await self._earlier(request, known.latest, time.time())
+        earlier: Turn | None = None
+        if known.latest is not None or request.idempotency_key is not None:
+            earlier = await self._earlier(request, known.latest, time.time())
         if earlier is not None and (anew is None or earlier.id != anew.id):
             return earlier
         if send_on is not None and known.agent is not None:
@@ -121,6 +125,7 @@ class Placement:
             takes=request.takes,
             replaces=None if earlier is None else earlier.id,
             promised=bool((request.call or {}).get("background")),
+            instance=self._instance,
         )
         return Resolved(agent, new)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
-from ..domain.identifiers import MODEL, TURN_ID, UUID, VERSION
+from ..domain.limits import MODEL, TURN_ID, UUID, VERSION
 from ..domain.models import JSON, Continuity, Delivery, LinkReason
 from ..domain.windows import Window
 from ..errors import InvalidRequest

@@ -1,7 +1,7 @@
 """A client's connection, as uvicorn and httptools speak on it, with bounds for clients that do not end what they begin.
 
-What is written in one turn of the event loop leaves at once. Requests may follow each other without a wait for the
-answers, but not far ahead of them: who does not take the answers is not read any further.
+What is written in one turn of the event loop leaves at once. A client may send requests ahead of their answers, up to a
+bound: from one that does not take its answers nothing more is read.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from .. import logs
 from .gate import connections
 
-# What is gathered before it is sent all the same, so that a full transport can say so: its own high-water mark.
+# Bytes that are gathered at most before they are sent, so that a full transport can say so: its own high-water mark.
 GATHERED = 64 * 1024
 # A request's line and headers, and what else stands between bodies: uvicorn's httptools parser has no bound of its
 # own, and keeps them all. A few KB in the field; nginx takes 32 KB.
 HEAD = 64 * 1024
-# Seconds in which a client takes not one byte of what waits for it: on this machine or near it, it is stuck.
+# A client that takes no byte of its answer for so many seconds is stuck: it is on this machine or near it.
 STALLED = 300.0
 # Requests that are read ahead of the one that is answered. Browsers and SDKs send none ahead.
 AHEAD = 16
 # Bytes that are parsed at once outside bodies: httptools parses all that it is given, up to 230 requests in these.
 SLICE = 4 * 1024
-# Bytes that wait for the clients of one address together: beyond it, who has taken nothing for longest is let go.
+# Bytes that may wait for all clients of one address. Beyond it the connection that is stalled for longest is aborted.
 UNREAD = 64 * 1024 * 1024
 
 log = logs.get(__name__)
@@ -50,6 +50,7 @@ class Corked:
         self._transport = transport
         self._pieces: list[bytes] = []
         self._size = 0
+        self.is_closing = transport.is_closing  # asked at each request; the rest goes through `__getattr__`
 
     def write(self, data: bytes) -> None:
         if not self._pieces:
@@ -68,7 +69,7 @@ class Corked:
         self._pieces.clear()
         self._size = 0
         # The connection may have been lost since the write: uvloop raises then.
-        if data and not self._transport.is_closing():
+        if data and not self.is_closing():
             self._transport.write(data)
 
     def __getattr__(self, name: str) -> Any:
@@ -83,7 +84,7 @@ class Unread:
         self._stalled: dict[str, OrderedDict[asyncio.Transport, None]] = {}
 
     def add(self, address: str, transport: asyncio.Transport) -> None:
-        """More waits for this client than its transport takes. Lets the longest of them go where that is too much."""
+        """More waits for this client than its transport takes. Where it is too much, those stalled for longest end."""
         stalled = self._stalled.setdefault(address, OrderedDict())
         stalled[transport] = None
         waiting = sum(one.get_write_buffer_size() for one in stalled)
@@ -114,7 +115,7 @@ class Intake(FlowControl):
 
 
 class Untaken:
-    """What waits for one client. One that takes nothing of it for `STALLED` seconds is stuck, and let go."""
+    """What waits for one client. The connection is aborted when it takes nothing of it for `STALLED` seconds."""
 
     unread = Unread()  # of all connections of this process
 
@@ -227,10 +228,9 @@ class Connection(HttpToolsProtocol):
 
     def _answers_taken(self) -> None:
         """There may be room for more requests again."""
-        if self.flow.held:
-            self.flow.held = False
-            self._read_on()
-            self.flow.resume_reading()
+        self.flow.held = False
+        self._read_on()
+        self.flow.resume_reading()
 
     def _parse(self, data: bytes) -> None:
         while data:
@@ -292,7 +292,8 @@ class Connection(HttpToolsProtocol):
         self._corked.flush()  # nothing comes after it that could go along
         self._idle_since = self.loop.time()
         super().on_response_complete()
-        self._answers_taken()
+        if self.flow.held:
+            self._answers_taken()
 
     def _idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
@@ -314,4 +315,5 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._untaken.ends()
         super().resume_writing()
-        self._answers_taken()
+        if self.flow.held:
+            self._answers_taken()

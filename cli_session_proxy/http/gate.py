@@ -30,8 +30,8 @@ from ..engine.passing import HOP
 from ..errors import Interrupted, InvalidRequest, NotFound, QueueFull, Unauthorized
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
-from ..wires.asgi import as_proxy_error, encoded, headers_of, raw_path, send_error
-from ..wires.base import Table, Wire
+from ..wires.asgi import Table, as_proxy_error, encoded, headers_of, raw_path, send_error
+from ..wires.base import Wire
 from ..wires.common import decoded_agent_id
 from .hop import HOP_KEY, REFUSED, Incoming
 from .keys import Keys
@@ -44,7 +44,7 @@ log = logs.get(__name__)
 REQUEST_ID = "X-Request-Id"
 # A line of the log names a turn, and no agent: what is deleted is found in it by its ids.
 TURN_ID = b"x-turn-id"
-# What only looks is not logged: the page does so every other second.
+# Requests that only read are not logged: the page sends one every other second.
 LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 # Answered without a key: what is this, is it there, can it serve, and the files of the page (what they show needs the
 # key).
@@ -133,11 +133,13 @@ class Gate:
                     added[REFUSED] = "1"
                     came_from = self._relay.owner_of(headers)
                     del added[REFUSED]
+                by_page = "origin" in headers or "sec-fetch-site" in headers  # a browser's; programs send neither
                 reader: str | None = None
                 if came_from is None:
                     self._origins.check_host(headers)
-                    scheme = scope["scheme"].replace("ws", "http", 1)
-                    reader = self._origins.check_page(headers, scheme, inner["path"])
+                    if by_page:
+                        scheme = scope["scheme"].replace("ws", "http", 1)
+                        reader = self._origins.check_page(headers, scheme, inner["path"])
                 if reader is not None:
                     if not is_socket and is_preflight(scope["method"], headers):
                         allowed = encoded(permitted(reader, headers))
@@ -145,7 +147,8 @@ class Gate:
                         await out({"type": "http.response.body", "body": b"", "more_body": False})
                         return
                     added |= readable_by(reader)
-                check_body(headers)
+                if by_page:
+                    check_body(headers)
                 is_open = inner["path"] in OPEN or inner["path"].startswith(OPEN_BELOW)
                 if came_from is not None:
                     inner["state"]["owner"] = came_from
@@ -182,7 +185,7 @@ class Gate:
             except Exception as exc:  # noqa: BLE001 - the last place: whatever it is, the client gets an answer
                 error = as_proxy_error(exc)
                 if error.code == Unauthorized.code or error.param in _WHO_ASKS:
-                    # Not who: what was presented is a secret, or a stranger's own words.
+                    # What was presented is not logged: it may be a secret, or a stranger's words.
                     log.info("refused", code=error.code, param=error.param, wire=wire.errors.name)
                 if started:
                     # A body that is not ended makes the server close the connection: the client sees a cut.
@@ -290,9 +293,10 @@ class Origins:
 
 
 def check_body(headers: Headers) -> None:
-    """Refuse forms from browsers: any page can send those, but not JSON without permission. Raises `InvalidRequest`."""
-    if "origin" not in headers and "sec-fetch-site" not in headers:
-        return  # a program: `curl -d` calls everything a form
+    """Refuse a page's forms: any page can send those, but not JSON without permission. Raises `InvalidRequest`.
+
+    Not asked of programs: `curl -d` calls everything a form.
+    """
     if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
         return
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()

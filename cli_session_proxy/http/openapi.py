@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute
 
 from ..domain.models import JSON
-from ..wires.asgi import About, Address, add
-from ..wires.base import ErrorShape, Table
+from ..wires.asgi import About, Address, Table, add
+from ..wires.base import ErrorShape
 from ..wires.schemas import TEXT
 from .gate import OPEN, OPEN_BELOW
 

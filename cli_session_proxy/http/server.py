@@ -19,7 +19,8 @@ from ..settings import Settings
 from ..stores.auto import store_for
 from ..stores.base import Telling
 from ..stores.sql.store import logged
-from ..wires.base import Table, Wire
+from ..wires.asgi import Table
+from ..wires.base import Wire
 from ..wires.registry import WIRES
 from .binding import bound
 from .connection import Connection

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import httpx
 
 from ..domain.lineage import answer_text
-from ..domain.models import JSON, Block, Message, Tool, Turn, TurnRequest
+from ..domain.models import JSON, Block, Message, Tool, Turn, TurnOptions, TurnRequest
 from ..errors import ClaudeUnavailable, NotFound, PreviousNotFound, TurnTimeout, UpstreamError, from_dict
 from ..wires.common import encoded_agent_id, fingerprint, model_name
 from ..wires.responses.body import response_id, turn_id_of
@@ -74,8 +74,10 @@ async def embedded(here: Runtime, saying: Saying) -> AsyncGenerator[Heard, None]
         continues=saying.continues,
         wire=WIRE,
         timeout=saying.timeout,
-        format=None if saying.schema is None else {"schema": saying.schema},
-        tools=saying.tools,
+        options=TurnOptions(
+            format=None if saying.schema is None else {"schema": saying.schema},
+            tools=saying.tools,
+        ),
     )
     answer = await engine.submit(request)
     taken = False

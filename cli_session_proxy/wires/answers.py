@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from .. import logs
-from ..domain.models import JSON, Finished, Started, Turn, TurnEvent
+from ..domain.models import JSON, Finished, Started, Turn, TurnEvent, TurnRequest
 from ..domain.notes import header
-from ..domain.parameters import Name
 from ..engine.engine import Answer, Engine
 from ..errors import ProxyError
-from .asgi import as_proxy_error, encoded, send_error
+from ..settings import Settings
+from .asgi import as_proxy_error, encoded, read_call, send_error
 from .base import Writer
-from .common import Names, encoded_agent_id, own_names
+from .common import Names, Naming, encoded_agent_id, own_names
 
 log = logs.get(__name__)
+
+C = TypeVar("C", bound="TurnCall")
 
 # Where tokens are counted before a turn: only the provider can do that.
 ESTIMATED = {"X-Estimated": "true"}
@@ -48,6 +52,11 @@ class Call(Protocol):
     @property
     def parameters(self) -> Names:
         """What the wire calls the parameters that a turn may run without."""
+
+
+class TurnCall(Call, Protocol):
+    @property
+    def request(self) -> TurnRequest: ...
 
 
 class BackgroundCall(Call, Protocol):
@@ -160,24 +169,25 @@ class TurnResponse(Response):
     async def _deliver(self, client: Client) -> None:
         raise NotImplementedError
 
-    def _in_session(
-        self, session_id: str | None, continuity: str | None, unmet: Sequence[Name], note: str, backend: str | None,
-        model: str | None,
-    ) -> None:  # fmt: skip
+    def _in_session(self, at: Started | Turn) -> None:
+        """The headers of a turn that has its session, or has ended."""
+        if isinstance(at, Started):
+            unmet, note, model = at.unmet, header(at.notes), at.model
+        else:
+            unmet, note, model = at.evidence.unmet, at.evidence.note, at.told_model
+        fields = self._head_fields
         if (call := self._call) is not None and unmet:
-            self._head_fields |= ignored_header([*call.ignored, *own_names(call.parameters, unmet)])
-        if session_id is not None:
-            self._head_fields["X-Session-Id"] = session_id
-        if continuity is not None:
-            self._head_fields["X-Continuity"] = continuity
+            fields |= ignored_header([*call.ignored, *own_names(call.parameters, unmet)])
+        if at.session_id is not None:
+            fields["X-Session-Id"] = at.session_id
+        if at.continuity is not None:
+            fields["X-Continuity"] = at.continuity
         if note:
-            self._head_fields["X-Continuity-Note"] = note
-        if backend is not None and model is not None:
-            self._head_fields |= {"X-Backend": backend, "X-Model": model}
-
-    def _ended(self, turn: Turn) -> None:
-        told = turn.evidence.unmet, turn.evidence.note, turn.backend, turn.told_model
-        self._in_session(turn.session_id, turn.continuity, *told)
+            fields["X-Continuity-Note"] = note
+        if at.backend is not None and model is not None:
+            fields |= {"X-Backend": at.backend, "X-Model": model}
+        if isinstance(at, Turn) and at.status == "refused":  # of a stream, where nothing was said before the end
+            fields |= NO_RETRY
 
 
 class JsonAnswer(TurnResponse):
@@ -189,9 +199,7 @@ class JsonAnswer(TurnResponse):
 
     async def _deliver(self, client: Client) -> None:
         turn = await self._answer.turn()
-        self._ended(turn)
-        if turn.status == "refused":
-            self._head_fields |= NO_RETRY
+        self._in_session(turn)
         body = json.dumps(self._render(turn), separators=(",", ":")).encode()
         kind = {"Content-Type": "application/json", "Content-Length": str(len(body))}
         await client.write(body, {**kind, **self._head_fields}, last=True)
@@ -234,7 +242,7 @@ class StreamAnswer(TurnResponse):
                 # has the whole answer.
                 last = isinstance(events[-1], Finished)
                 if data or last:
-                    await client.write(data, self._head(), last=last)
+                    await client.write(data, {} if client.started else self._head(), last=last)
                 if last:
                     self._answer.acknowledge()
         finally:
@@ -245,13 +253,9 @@ class StreamAnswer(TurnResponse):
 
     def _said(self, event: TurnEvent) -> Iterable[bytes]:
         if isinstance(event, Started):
-            told = event.unmet, header(event.notes), event.backend, event.model
-            self._in_session(event.session_id, event.continuity, *told)
-        if isinstance(event, Finished):
-            turn = event.turn
-            self._ended(turn)
-            if turn.status == "refused":  # seen where nothing was streamed before the end
-                self._head_fields |= NO_RETRY
+            self._in_session(event)
+        elif isinstance(event, Finished):
+            self._in_session(event.turn)
         return self._writer.feed(event)
 
     def _head(self) -> dict[str, str]:
@@ -279,6 +283,26 @@ class StreamAnswer(TurnResponse):
                 await asyncio.sleep(patience - silence)
             else:
                 await client.write(self._writer.keep_alive(), self._head())
+
+
+def answered(
+    engine: Engine,
+    settings: Settings,
+    read: Callable[[JSON, Naming], C],
+    render: Callable[[Turn], JSON],
+    writer: Callable[[C, str], Writer],
+) -> Callable[[Request], Awaitable[Response]]:
+    """What handles an address where each body is a turn: it is read, run and written, whole or as a stream.
+
+    `writer` takes the call and the turn's id.
+    """
+
+    async def handle(request: Request) -> Response:
+        call = await read_call(request, settings.max_body, read)
+        answer = await engine.submit(call.request, request.is_disconnected)
+        return reply(answer, call, settings.keepalive, render, partial(writer, call, answer.turn_id))
+
+    return handle
 
 
 def reply(

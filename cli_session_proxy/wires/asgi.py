@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -26,7 +26,7 @@ from .. import logs
 from ..aside.pool import Aside, OutOfBoundsError
 from ..domain.models import JSON
 from ..errors import InvalidRequest, ProxyError, RequestTooLarge
-from .base import Wire
+from .base import ANY, Asked, Claim, Wire
 from .common import Naming, naming, read_bytes, retry_headers
 
 log = logs.get(__name__)
@@ -117,6 +117,64 @@ def whole_number(request: Request, name: str, default: int | None) -> int | None
     return int(given)
 
 
+# --- Which wire an address belongs to
+
+
+class Table:
+    """All wires, found by a request's first segments. Raises `ValueError` where no wire claims the rest."""
+
+    def __init__(self, wires: Sequence[Wire]) -> None:
+        self.wires = tuple(wires)
+        self._claims: dict[str, list[tuple[Claim, Wire]]] = {}
+        for wire in wires:
+            for claim in wire.claims:
+                self._claims.setdefault(claim.root, []).append((claim, wire))
+        if ANY not in self._claims:
+            raise ValueError(f"one wire must claim {ANY}: it answers for addresses that are no wire's own")
+        for claims in self._claims.values():
+            claims.sort(key=lambda one: (one[0].form is None, one[0].by is None))
+        # Roots that are one wire's alone: nearly every request is known by one look at its address.
+        self._sole = {root: claims[0][1] for root, claims in self._claims.items() if claims[0][0] == Claim(root)}
+        bases = dict.fromkeys(base for wire in wires for base in wire.bases)
+        self._prefixed = re.compile(rf"/agents/(.*?)((?:{'|'.join(map(re.escape, bases))}).*)".encode(), re.S)
+
+    def of(self, path: str, headers: Mapping[str, str], query: str = "") -> Wire:
+        """The wire that a request speaks; `path` has no agent prefix, `headers` have lower-case names."""
+        end = path.find("/", path.find("/", 1) + 1)
+        if (sole := self._sole.get(path if end < 0 else path[:end])) is not None:
+            return sole
+        asked = Asked(path, headers, query)
+        for root in _roots(path):
+            for claim, wire in self._claims.get(root, ()):
+                if claim.holds(asked):
+                    return wire
+        raise AssertionError(f"{ANY} is claimed without a condition")
+
+    def all_of(self, path: str) -> tuple[Wire, ...]:
+        """The wires that this path can belong to, for any client."""
+        found: list[Wire] = []
+        for root in _roots(path):
+            for claim, wire in self._claims.get(root, ()):
+                if claim.form is not None and not claim.form.fullmatch(path):
+                    continue
+                found.append(wire)
+                if claim.by is None:
+                    return tuple(one for one in self.wires if one in found)
+        raise AssertionError(f"{ANY} is claimed without a condition")
+
+    def agent_of(self, raw_path: bytes) -> tuple[bytes, bytes] | None:
+        """The agent that a path begins with, still encoded, and the rest of the path; None where there is none."""
+        if not raw_path.startswith(b"/agents/"):
+            return None
+        prefixed = self._prefixed.fullmatch(raw_path)
+        return None if prefixed is None else (prefixed[1], prefixed[2])
+
+
+def _roots(path: str) -> tuple[str, ...]:
+    first, _, rest = path[1:].partition("/")
+    return (f"/{first}/{rest.partition('/')[0]}", f"/{first}", ANY)
+
+
 # --- Addresses: a method, a path, and a handler that names the pieces of the address it wants
 
 Handler = Callable[..., Awaitable[Any]]
@@ -152,7 +210,10 @@ class Address(Route):
 
 
 class Exact(BaseRoute):
-    """The addresses without parameters, found by one lookup, before the other routes are tried in turn."""
+    """The addresses without parameters, found by one lookup, before the other routes are tried in turn.
+
+    They are answered without what Starlette puts around each route: the gate answers for their errors.
+    """
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], Address] = {}
@@ -166,7 +227,8 @@ class Exact(BaseRoute):
         return (Match.NONE, {}) if found is None else (Match.FULL, {"address": found, "path_params": {}})
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await scope["address"].handle(scope, receive, send)
+        answer = await scope["address"].endpoint(Request(scope, receive, send))
+        await answer(scope, receive, send)
 
 
 def add(

@@ -1,4 +1,7 @@
-"""What every wire shares: who the agent is, how a body is read, how an error and an event look. Pure, no I/O."""
+"""What every wire shares: who the agent is, how a body and the conversation in it are read, how errors and events look.
+
+Pure, no I/O.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,27 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeVar, cast
 from urllib.parse import quote, unquote_to_bytes
 
 from ..domain import limits
-from ..domain.identifiers import is_model
-from ..domain.models import JSON, Status, Turn, TurnRequest
+from ..domain.client_tools import UNPARSED
+from ..domain.limits import is_model
+from ..domain.models import JSON, Block, Message, Status, Turn, TurnRequest
 from ..domain.parameters import Name, Parameters
+from ..domain.reminders import reminder
 from ..domain.windows import Window
 from ..errors import InvalidRequest, ProxyError, likely
 from ..sandbox import AGENT_ID_LIMIT, LOCAL_OWNER
 
 T = TypeVar("T")
+
+# A part of a content as the wire sent it, and what reads one of its type, at its place in the body.
+Part = Mapping[str, Any]
+Reader = Callable[[Part, str], "Block | None"]
 
 # The parameters of a turn under a wire's own names, with their place in its body: so they are read, and so one that the
 # turn runs without is named in X-Ignored-Params.
@@ -139,7 +148,8 @@ def read_bytes(raw: bytes, about: Naming, read: Callable[[JSON, Naming], T]) -> 
     call: Any = read(body, about)
     request = getattr(call, "request", None)
     if isinstance(request, TurnRequest) and (about.window is not None or "metadata" in body):
-        call = replace(call, request=replace(request, window=about.window, metadata=noted(body)))
+        options = replace(request.options, window=about.window, metadata=noted(body))
+        call = replace(call, request=replace(request, options=options))
     return cast(T, call)
 
 
@@ -279,6 +289,136 @@ def read_parameters(
             value = int(value)
         given[name] = value
     return Parameters(thinking=thinking, **given)
+
+
+# --- the conversation of a body, in the blocks of the Messages API
+
+
+def typed_blocks(parts: Iterable[object], where: str, kinds: Mapping[str, Reader]) -> list[Block]:
+    """What `kinds` make of parts by their `type`; those that say nothing are left out. Raises `InvalidRequest`."""
+    read: list[Block] = []
+    for index, part in enumerate(parts):
+        here = f"{where}[{index}]"
+        if not isinstance(part, dict):
+            raise wrong_type(here, "an object")
+        kind = required(part, "type", str, "a string", where=f"{here}.")
+        if kind not in kinds:
+            raise InvalidRequest(f"{here}: {kind!r} is not supported here; send {' or '.join(kinds)}", param=here)
+        if (block := kinds[kind](part, here)) is not None:
+            read.append(block)
+    return read
+
+
+def read_content(message: Part, where: str, kinds: Mapping[str, Reader], parts: str) -> tuple[Block, ...]:
+    """The `content` of a message: a text, or a list of `parts` (as the wire calls them). Raises `InvalidRequest`."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return ({"type": "text", "text": content},) if content else ()
+    if not isinstance(content, list):
+        raise wrong_type(f"{where}.content", f"a string or a list of {parts}")
+    return tuple(typed_blocks(content, f"{where}.content", kinds))
+
+
+def read_text(part: Part, where: str) -> Block | None:
+    """A part of type `text`; None where it says nothing."""
+    text = required(part, "text", str, "a string", where=f"{where}.")
+    return {"type": "text", "text": text} if text else None
+
+
+def telling(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Without white text blocks, which the Messages API refuses, where another block says something."""
+    return tuple(block for block in blocks if block["type"] != "text" or block["text"].strip()) or blocks
+
+
+@dataclass(slots=True)
+class Instructions:
+    """The system and developer messages of one body: those before the conversation are its system prompt, a later one
+    stays where it is (`reminders`)."""
+
+    system: list[str] = field(default_factory=list)
+
+    def place(self, text: str, where: str, conversation: list[tuple[str, Message]]) -> None:
+        if not text.strip():
+            return
+        if conversation:
+            conversation.append((where, reminder(text)))
+        else:
+            self.system.append(text)
+
+    def alone(self, where: str, conversation: list[tuple[str, Message]]) -> None:
+        """Nothing else was said: the last of them is what is asked."""
+        if self.system:
+            conversation.append((where, reminder(self.system.pop())))
+
+
+def checked_conversation(conversation: Sequence[tuple[str, Message]]) -> tuple[Message, ...]:
+    """The messages, each with its place in the body, where the last one asks something. Raises `InvalidRequest`."""
+    if not conversation:
+        raise InvalidRequest("messages must hold a user message", param="messages")
+    where, last = conversation[-1]
+    if last.role != "user":
+        raise InvalidRequest("the last message must be the user's or a tool's", param=f"{where}.role")
+    if not any(block["type"] != "text" or block["text"].strip() for block in last.content):
+        raise InvalidRequest(f"{where}.content is empty: send a text or an image", param=f"{where}.content")
+    # A program that resumes may send the results of its last calls again: equal ones count once.
+    out: list[Message] = []
+    told: dict[str, Block] = {}  # since the last message of the model's
+    for _, message in conversation:
+        if message.role == "assistant":
+            told = {}
+        kept: list[Block] = []
+        for block in message.content:
+            if block["type"] == "tool_result":
+                call = str(block["tool_use_id"])
+                if told.get(call) == block:
+                    continue
+                told.setdefault(call, block)
+            kept.append(block)
+        if len(kept) == len(message.content):
+            out.append(message)
+        elif kept:
+            out.append(Message(message.role, tuple(kept)))
+    return tuple(out)
+
+
+def stop_texts(given: object, where: str) -> tuple[str, ...]:
+    """The texts before which the answer ends; empty ones say nothing. Raises `InvalidRequest`."""
+    if not isinstance(given, list) or not all(isinstance(stop, str) for stop in given):
+        raise wrong_type(where, "a list of strings")
+    limits.at_most(given, limits.STOPS, where)
+    if any(len(stop) > limits.STOP_LENGTH for stop in given):
+        raise InvalidRequest(f"{where}: a stop text has at most {limits.STOP_LENGTH} characters", param=where)
+    return tuple(stop for stop in given if stop)
+
+
+def arguments(text: str | None, where: str) -> JSON:
+    """The arguments of a call in a client's history. What is no JSON object (a call that was cut off) is kept as text:
+    refused, it would make every later request of that client fail. Raises `InvalidRequest`."""
+    try:
+        given = limits.loads(text or "{}")
+    except limits.TooDeep as exc:
+        raise InvalidRequest(f"{where} cannot be used: {exc}; send it flatter", param=where) from exc
+    except ValueError:
+        given = None
+    return given if isinstance(given, dict) else {UNPARSED: text}
+
+
+def checked_arguments(conversation: Iterable[Message], where: str) -> None:
+    """Arguments that came as text are JSON, and of all calls together as large as a body. Raises `InvalidRequest`."""
+    arguments = [block["input"] for message in conversation for block in message.content if block["type"] == "tool_use"]
+    if not arguments:
+        return
+    if limits.holds_more(arguments, limits.VALUES):
+        raise InvalidRequest(
+            f"{where}: the arguments of the calls have more than {limits.VALUES:,} JSON values: send less", param=where
+        )
+    try:  # the fingerprint has seen them as a text; half a character in one stays: a model may have said it
+        json.dumps(arguments, allow_nan=False)
+    except ValueError as exc:
+        raise InvalidRequest(f"{where}: the arguments of a call hold a number that is not JSON", param=where) from exc
+
+
+# --- how it is answered
 
 
 def own_names(names: Names, unmet: Iterable[Name]) -> list[str]:

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 from ..domain.client_tools import checked_choice
 from ..domain.models import Tool, ToolChoice
 from ..errors import InvalidRequest
-from .blocks import Part
-from .common import model_name, wrong_type
+from .common import Part, model_name, wrong_type
 
 T = TypeVar("T")
 

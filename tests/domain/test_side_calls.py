@@ -20,8 +20,9 @@ TITLE = "### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing
 
 
 def asked(text: str = "go on", **more: Any) -> TurnRequest:
-    given: dict[str, Any] = {"model": "sonnet", "fingerprint": "f", "system": CODER, "tools": TOOLS}
-    return TurnRequest(messages=(Message.user(text),), **(given | more))
+    given: dict[str, Any] = {"model": "sonnet", "fingerprint": "f", "system": CODER}
+    options = {"tools": TOOLS} | {name: more.pop(name) for name in TurnOptions.__slots__ if name in more}
+    return TurnRequest(messages=(Message.user(text),), options=TurnOptions(**options), **(given | more))
 
 
 def on_history(text: str = "go on", parent: Turn = PARENT, **more: Any) -> bool:

@@ -52,7 +52,13 @@ async def placing() -> AsyncIterator[tuple[Store, Placement]]:
             yield (
                 store,
                 Placement(
-                    store, cast(Backend, None), Aside(), idempotency_hours=24.0, is_gone=nobody, is_abandoned=bool
+                    store,
+                    cast(Backend, None),
+                    Aside(),
+                    instance="p",
+                    idempotency_hours=24.0,
+                    is_gone=nobody,
+                    is_abandoned=bool,
                 ),
             )  # placing a turn needs no backend
         finally:

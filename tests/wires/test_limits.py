@@ -100,7 +100,7 @@ STOPS: dict[str, Callable[[list[str]], JSON]] = {
 @pytest.mark.parametrize("wire", STOPS)
 def test_stop_texts_are_few_and_short(wire: str) -> None:
     most = [f"{n:0{limits.STOP_LENGTH}d}" for n in range(limits.STOPS)]
-    assert read(wire, body(wire, "user", **STOPS[wire](most))).request.stop == tuple(most)
+    assert read(wire, body(wire, "user", **STOPS[wire](most))).request.options.stop == tuple(most)
     assert "64 is the most" in refused(wire, body(wire, "user", **STOPS[wire]([*most, "x"]))).message
     assert "at most 256 characters" in refused(wire, body(wire, "user", **STOPS[wire](["x" * 257]))).message
 

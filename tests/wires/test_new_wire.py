@@ -12,17 +12,15 @@ from typing import Any
 import httpx
 import pytest
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
 
 from cli_session_proxy.domain.lineage import answer_text
-from cli_session_proxy.domain.models import JSON, BlockDelta, Finished, Message, TurnEvent, TurnRequest
+from cli_session_proxy.domain.models import JSON, BlockDelta, Finished, Message, Turn, TurnEvent, TurnRequest
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import Overloaded, ProxyError
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.wires.answers import reply
-from cli_session_proxy.wires.asgi import About, add, read_call
-from cli_session_proxy.wires.base import ANY, Claim, ErrorShape, Table, Wire
+from cli_session_proxy.wires.answers import answered
+from cli_session_proxy.wires.asgi import About, Table, add
+from cli_session_proxy.wires.base import ANY, Claim, ErrorShape, Wire
 from cli_session_proxy.wires.common import Names, Naming, fingerprint, required
 from cli_session_proxy.wires.registry import WIRES
 from cli_session_proxy.wires.schemas import TEXT, body
@@ -50,6 +48,10 @@ def read(given: JSON, naming: Naming) -> ToyCall:
     return ToyCall(request, bool(given.get("stream")))
 
 
+def written(turn: Turn) -> JSON:
+    return {"said": answer_text(turn.output)}
+
+
 class Words:
     """A stream of plain text: each piece as it comes, a dot where nothing is said."""
 
@@ -69,17 +71,10 @@ class Words:
 
 class ToyRoutes:
     def __init__(self, engine: Engine, settings: Settings) -> None:
-        self._engine = engine
-        self._settings = settings
+        self._ask = answered(engine, settings, read, written, lambda *_: Words())
 
     def add_to(self, app: Starlette) -> None:
-        add(app, "POST", "/toy/ask", self.ask, About(ASKED, media=("application/json", Words.media_type), turn=True))
-
-    async def ask(self, request: Request) -> Response:
-        """Ask the toy."""
-        call = await read_call(request, self._settings.max_body, read)
-        answer = await self._engine.submit(call.request)
-        return reply(answer, call, self._settings.keepalive, lambda turn: {"said": answer_text(turn.output)}, Words)
+        add(app, "POST", "/toy/ask", self._ask, About(ASKED, media=("application/json", Words.media_type), turn=True))
 
 
 TOY = Wire(

@@ -31,7 +31,7 @@ SAID = [{"role": "user", "content": "short"}]
 
 
 def of_chat(**fields: Any) -> Parameters:
-    return chat.read({"messages": SAID, **fields}, Naming()).request.parameters
+    return chat.read({"messages": SAID, **fields}, Naming()).request.options.parameters
 
 
 def of_responses(**fields: Any) -> Parameters:
@@ -39,23 +39,23 @@ def of_responses(**fields: Any) -> Parameters:
 
 
 def of_messages(**fields: Any) -> Parameters:
-    return messages.read({"messages": SAID, "max_tokens": 7, **fields}, Naming()).request.parameters
+    return messages.read({"messages": SAID, "max_tokens": 7, **fields}, Naming()).request.options.parameters
 
 
 def of_generate(**config: Any) -> Parameters:
     body = {"contents": [{"parts": [{"text": "short"}]}], "generationConfig": config}
-    return generate.read(body, Naming(), "sonnet").request.parameters
+    return generate.read(body, Naming(), "sonnet").request.options.parameters
 
 
 def of_interactions(**config: Any) -> Parameters:
     body = {"model": "sonnet", "input": "short", "generation_config": config}
-    return interactions.read(body, Naming()).request.parameters
+    return interactions.read(body, Naming()).request.options.parameters
 
 
 def of_ollama(**fields: Any) -> Parameters:
     call = ollama.read_chat({"model": "sonnet", "messages": SAID, **fields}, Naming())
     assert isinstance(call, ollama.OllamaCall)
-    return call.request.parameters
+    return call.request.options.parameters
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 from ... import logs
 from ...domain.client_tools import ToolPolicy, as_cli
 from ...domain.evidence import Evidence
-from ...domain.identifiers import is_model
+from ...domain.limits import is_model
 from ...domain.lineage import Past
 from ...domain.models import JSON, Agent, BlockDelta, BlockStart, BlockStop, Continuity, Link, Record, Session, Turn
 from ...domain.parameters import Name
@@ -188,7 +188,7 @@ class _Execution:
 
     async def say(self) -> AsyncGenerator[Event, None]:
         job, process = self._job, self._ready.process
-        judge = ToolPolicy(job.wants.offers, job.wants.choice, job.check) if job.wants.offers else None
+        judge = ToolPolicy(job.wants.offers, job.wants.choice, job.check) if job.wants.offers.tools else None
         if self._ready.results:
             heard = process.go_on(self._ready.results, judge)
         else:

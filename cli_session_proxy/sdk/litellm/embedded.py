@@ -45,7 +45,7 @@ async def stream(runtime: Runtime, call: Call) -> AsyncGenerator[Reply, None]:
     chat_call = read(call)
     answer = await _submit(runtime, chat_call.request, deadline)
     identity = Identity(answer.agent_id, answer.turn_id)
-    writer = chat.ChunkWriter(answer.turn_id, chat_call.request.model, include_usage=chat_call.include_usage)
+    writer = chat.writer(chat_call, answer.turn_id)
     events = aiter(answer.events())
     try:
         while (event := await deadline.wait(anext(events, None))) is not None:

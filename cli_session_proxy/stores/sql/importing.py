@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from sqlalchemy import Connection, bindparam, select, update
 
-from ...domain.identifiers import is_session_id
+from ...domain.limits import is_session_id
 from ...domain.models import FINISHED, Agent, Conversation, Item, Link, Session
 from ...errors import InvalidRequest, NotFound
 from ..base import ChainPart, NewChain, WholeTurn

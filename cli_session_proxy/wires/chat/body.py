@@ -25,40 +25,38 @@ from ...domain.models import (
     Finished,
     Message,
     Started,
+    ToolChoice,
     Turn,
     TurnEvent,
+    TurnOptions,
     TurnRequest,
     Usage,
 )
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, ProxyError
 from ..base import EventStream
-from ..blocks import (
-    BY_DATA,
+from ..blocks import BY_DATA, image_block, named_file
+from ..common import (
+    SSE_DONE,
+    Fields,
     Instructions,
+    Names,
+    Naming,
     Part,
     arguments,
     checked_arguments,
     checked_conversation,
-    image_block,
-    named_file,
-    read_content,
-    read_text,
-    stop_texts,
-    telling,
-)
-from ..common import (
-    SSE_DONE,
-    Fields,
-    Names,
-    Naming,
     fingerprint,
     model_name,
     optional,
+    read_content,
     read_parameters,
+    read_text,
     refusal_words,
     required,
     sse,
+    stop_texts,
+    telling,
     wrong_type,
 )
 from ..openai import EFFORTS, openai_error, read_choice, read_tools
@@ -103,7 +101,8 @@ def read(body: JSON, naming: Naming) -> ChatCall:
     _check(body)
     agent_id = naming.agent_id(body)
     system, messages = read_messages(body.get("messages"))
-    tools = read_tools(body)
+    tools = read_tools(body) if body.get("tools") is not None else ()
+    chooses = any(body.get(name) is not None for name in ("tool_choice", "parallel_tool_calls"))
     effort = optional(body, "reasoning_effort", str, "a string")
     if effort is not None and effort not in EFFORTS:
         raise InvalidRequest(f"reasoning_effort must be one of {', '.join(EFFORTS)}", param="reasoning_effort")
@@ -121,11 +120,13 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         agent_id=agent_id,
         system=system,
         effort=None if effort is None else EFFORTS[effort],
-        tools=tools,
-        tool_choice=read_choice(body, tools),
-        stop=() if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "stop"),
-        parameters=read_parameters(body, names, thinking=None if effort is None else effort != "none"),
-        format=read_format(wanted, "response_format") if wanted else None,
+        options=TurnOptions(
+            tools=tools,
+            tool_choice=read_choice(body, tools) if chooses else ToolChoice(),
+            stop=() if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "stop"),
+            parameters=read_parameters(body, names, thinking=None if effort is None else effort != "none"),
+            format=read_format(wanted, "response_format") if wanted else None,
+        ),
         fresh=naming.fresh,
         continues=None if previous is None else previous.removeprefix(ID_PREFIX),
         idempotency_key=naming.idempotency_key,
@@ -198,7 +199,8 @@ def read_messages(messages: object) -> tuple[str | None, tuple[Message, ...]]:
             raise InvalidRequest(
                 f"{where}.role must be system, developer, user, assistant or tool", param=f"{where}.role"
             )
-    instructions.alone("messages", conversation)
+    if not conversation:
+        instructions.alone("messages", conversation)
     messages = checked_conversation(conversation)
     checked_arguments(messages, "messages")
     return "\n\n".join(instructions.system) or None, messages
@@ -340,6 +342,11 @@ def _tool_calls(turn: Turn) -> list[JSON]:
     ]
 
 
+def writer(call: ChatCall, turn_id: str) -> ChunkWriter:
+    """The stream of the answer to this call."""
+    return ChunkWriter(turn_id, call.request.model, include_usage=call.include_usage)
+
+
 class ChunkWriter(EventStream):
     """Turn events in, server-sent `chat.completion.chunk`s out. One for each stream.
 
@@ -423,7 +430,11 @@ class ChunkWriter(EventStream):
 
     def _end(self, turn: Turn) -> list[bytes]:
         held = self._say("text", self._join.end())
-        missing = [piece for kind in ("thinking", "text") for piece in self._rest(kind, turn)]
+        missing: list[bytes] = []
+        for kind in ("thinking", "text"):  # what never came as a delta: a replayed turn, a CLI without partial messages
+            whole, sent = answer_text(turn.output, kind), "".join(self._sent[kind])
+            if whole.startswith(sent):
+                missing += self._say(kind, whole.removeprefix(sent))
         untold = [call for call in _tool_calls(turn) if call["id"] not in self._told]
         calls = [{"index": at, **call} for at, call in enumerate(untold, len(self._told))]
         chunks = [*self._begin(), *held, *missing]
@@ -435,11 +446,6 @@ class ChunkWriter(EventStream):
         if self._include_usage:
             chunks.append(sse({**self._base, "choices": [], "usage": usage(turn)}))
         return [*chunks, SSE_DONE]
-
-    def _rest(self, kind: str, turn: Turn) -> list[bytes]:
-        """What was committed but never came as a delta: a replayed turn, or a CLI without partial messages."""
-        whole, sent = answer_text(turn.output, kind), "".join(self._sent[kind])
-        return self._say(kind, whole.removeprefix(sent)) if whole.startswith(sent) else []
 
     def _chunk(self, delta: JSON, finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}

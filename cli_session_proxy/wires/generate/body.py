@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...domain.lineage import TextJoin, answer_text
-from ...domain.models import JSON, BlockDelta, BlockStart, Finished, Started, Turn, TurnEvent, TurnRequest
+from ...domain.models import JSON, BlockDelta, BlockStart, Finished, Started, Turn, TurnEvent, TurnOptions, TurnRequest
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
 from ..base import EventStream
-from ..blocks import effort_of_budget, estimated_tokens, stop_texts
-from ..common import Fields, Names, Naming, fingerprint, read_parameters, refusal_words, sse, wrong_type
+from ..blocks import effort_of_budget, estimated_tokens
+from ..common import Fields, Names, Naming, fingerprint, read_parameters, refusal_words, sse, stop_texts, wrong_type
 from ..google import checked_model, either, json_schema, lowered
 from . import content as generate_content
 from .errors import google_error
@@ -80,11 +80,13 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
         agent_id=agent_id,
         system=system,
         effort=_effort(thinking),
-        format=_format(config),
-        tools=tools,
-        tool_choice=read_choice(body, tools),
-        stop=stop_texts(either(config, "stopSequences") or [], f"{_CONFIG}.stopSequences"),
-        parameters=read_parameters(config, PARAMETERS, thinking=thinks, get=either),
+        options=TurnOptions(
+            format=_format(config),
+            tools=tools,
+            tool_choice=read_choice(body, tools),
+            stop=stop_texts(either(config, "stopSequences") or [], f"{_CONFIG}.stopSequences"),
+            parameters=read_parameters(config, PARAMETERS, thinking=thinks, get=either),
+        ),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,

@@ -13,8 +13,8 @@ from typing import Any
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import OpenCalls, base64_file, checked_conversation, is_web_address, telling
-from ..common import wrong_type
+from ..blocks import OpenCalls, base64_file, is_web_address
+from ..common import checked_conversation, telling, wrong_type
 from ..google import either, standard_base64
 
 Part = Mapping[str, Any]

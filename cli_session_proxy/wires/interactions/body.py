@@ -14,12 +14,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ... import redact
-from ...domain.models import JSON, Status, Turn, TurnRequest, Usage
+from ...domain.models import JSON, Status, Turn, TurnOptions, TurnRequest, Usage
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest
 from .. import common
-from ..blocks import stop_texts
-from ..common import Fields, Names, Naming, fingerprint, optional, read_parameters, required
+from ..common import Fields, Names, Naming, fingerprint, optional, read_parameters, required, stop_texts
 from ..google import checked_model
 from ..openai import read_tools
 from . import steps as interactions_steps
@@ -78,11 +77,13 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
         # Google's documentation: an id keeps the conversation, not the instruction, which is each interaction's own.
         keep_system=previous is None,
         effort=_effort(config),
-        format=_format(body),
-        tools=tools,
-        tool_choice=read_choice(config, tools),
-        stop=stop_texts(config.get("stop_sequences") or [], "generation_config.stop_sequences"),
-        parameters=read_parameters(config, PARAMETERS, thinking=True if config.get("thinking_level") else None),
+        options=TurnOptions(
+            format=_format(body),
+            tools=tools,
+            tool_choice=read_choice(config, tools),
+            stop=stop_texts(config.get("stop_sequences") or [], "generation_config.stop_sequences"),
+            parameters=read_parameters(config, PARAMETERS, thinking=True if config.get("thinking_level") else None),
+        ),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,

@@ -10,8 +10,8 @@ from typing import Any
 from ...domain import limits
 from ...domain.models import JSON, Block, Message, Turn
 from ...errors import InvalidRequest
-from ..blocks import BY_DATA, base64_file, base64_image, checked_conversation, is_web_address, telling
-from ..common import optional, required, wrong_type
+from ..blocks import BY_DATA, base64_file, base64_image, is_web_address
+from ..common import checked_conversation, optional, required, telling, wrong_type
 from ..google import standard_base64
 
 Part = Mapping[str, Any]

@@ -24,13 +24,14 @@ from ...domain.models import (
     Started,
     Turn,
     TurnEvent,
+    TurnOptions,
     TurnRequest,
     Usage,
 )
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, NotFound, ProxyError
 from ..base import EventStream
-from ..blocks import effort_of_budget, estimated_tokens, opened, stop_texts
+from ..blocks import effort_of_budget, estimated_tokens, opened
 from ..common import (
     MODEL_PREFIXES,
     Fields,
@@ -43,6 +44,7 @@ from ..common import (
     refusal_words,
     required,
     sse_event,
+    stop_texts,
     wrong_type,
 )
 from . import content as messages_content
@@ -93,11 +95,13 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
         agent_id=agent_id,
         system=system,
         effort=_effort(body),
-        format=_format(body),
-        tools=tools,
-        tool_choice=read_choice(body, tools),
-        stop=stop_texts(body.get("stop_sequences") or [], "stop_sequences"),
-        parameters=read_parameters(body, PARAMETERS, thinking=_thinking(body)),
+        options=TurnOptions(
+            format=_format(body),
+            tools=tools,
+            tool_choice=read_choice(body, tools),
+            stop=stop_texts(body.get("stop_sequences") or [], "stop_sequences"),
+            parameters=read_parameters(body, PARAMETERS, thinking=_thinking(body)),
+        ),
         fresh=naming.fresh,
         idempotency_key=naming.idempotency_key,
         is_retry=naming.is_retry,
@@ -248,6 +252,11 @@ _REQUIRED: Mapping[str, JSON] = {
 
 def _whole(block: Block) -> Block:
     return {**block, **{name: value for name, value in _REQUIRED.get(block["type"], {}).items() if name not in block}}
+
+
+def writer(call: MessagesCall, turn_id: str) -> EventWriter:
+    """The stream of the answer to this call."""
+    return EventWriter(turn_id, call.request.model, call.request.request_id or "")
 
 
 class EventWriter(EventStream):

@@ -8,22 +8,20 @@ from __future__ import annotations
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import (
-    BY_DATA,
+from ..blocks import BY_DATA, base64_file, base64_image, document, is_web_address
+from ..common import (
     Instructions,
     Part,
     Reader,
-    base64_file,
-    base64_image,
     checked_conversation,
-    document,
-    is_web_address,
+    optional,
     read_content,
     read_text,
+    required,
     telling,
     typed_blocks,
+    wrong_type,
 )
-from ..common import optional, required, wrong_type
 
 # How Claude Code begins its system prompt, in a block of its own. Joined with the next one it would make the CLI below
 # take the whole prompt for that header, and send it without a mark for the cache.
@@ -56,7 +54,8 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
             conversation.append((where, Message("assistant", read_content(message, where, _ASSISTANT, "blocks"))))
         else:
             raise InvalidRequest(f"{where}.role must be user or assistant", param=f"{where}.role")
-    instructions.alone("messages", conversation)
+    if not conversation:
+        instructions.alone("messages", conversation)
     joined = "\n\n".join(text for text in (system, *instructions.system) if text.strip()) or None
     if not answered:
         return joined, tuple(message for _, message in conversation)

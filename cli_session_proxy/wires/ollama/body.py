@@ -17,10 +17,20 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from ...domain.lineage import TextJoin, answer_text
-from ...domain.models import JSON, Block, BlockDelta, BlockStart, Finished, Message, Turn, TurnEvent, TurnRequest
+from ...domain.models import (
+    JSON,
+    Block,
+    BlockDelta,
+    BlockStart,
+    Finished,
+    Message,
+    Turn,
+    TurnEvent,
+    TurnOptions,
+    TurnRequest,
+)
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
-from ..blocks import stop_texts
 from ..common import (
     Fields,
     Names,
@@ -30,6 +40,7 @@ from ..common import (
     optional,
     read_parameters,
     refusal_words,
+    stop_texts,
     wrong_type,
 )
 from ..openai import read_tools
@@ -145,10 +156,12 @@ def _read(
         agent_id=agent_id,
         system=system,
         effort=effort,
-        format=_format(fields.get("format")),
-        tools=read_tools(fields) if door == "chat" else (),
-        stop=() if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "options.stop"),
-        parameters=read_parameters(options, PARAMETERS, thinking=thinks, get=_option),
+        options=TurnOptions(
+            format=_format(fields.get("format")),
+            tools=read_tools(fields) if door == "chat" else (),
+            stop=() if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "options.stop"),
+            parameters=read_parameters(options, PARAMETERS, thinking=thinks, get=_option),
+        ),
         fresh=naming.fresh,
         continues=_continues(fields.get("context")) if door == "generate" else None,
         idempotency_key=naming.idempotency_key,

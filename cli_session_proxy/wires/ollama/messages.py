@@ -14,8 +14,8 @@ from typing import Any
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
-from ..blocks import Instructions, OpenCalls, base64_image, checked_conversation
-from ..common import optional, required, wrong_type
+from ..blocks import OpenCalls, base64_image
+from ..common import Instructions, checked_conversation, optional, required, wrong_type
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -55,7 +55,8 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
             conversation.append((where, _result(message, asked(text, images, f"{where}.images"), where, calls)))
         else:
             raise InvalidRequest(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
-    instructions.alone("messages", conversation)
+    if not conversation:
+        instructions.alone("messages", conversation)
     told = "\n\n".join(instructions.system) or None
     return told, checked_conversation(conversation) if messages else ()
 

@@ -13,7 +13,19 @@ from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from ...domain.identifiers import agent_id_of, conversation_id
-from ...domain.models import ANSWERED, FINISHED, JSON, Agent, Block, Conversation, Item, Message, Turn, TurnRequest
+from ...domain.models import (
+    ANSWERED,
+    FINISHED,
+    JSON,
+    Agent,
+    Block,
+    Conversation,
+    Item,
+    Message,
+    Turn,
+    TurnOptions,
+    TurnRequest,
+)
 from ...domain.reminders import reminder
 from ...engine.engine import Engine, HasLeft
 from ...engine.live import Answer
@@ -313,12 +325,14 @@ def _request(
         is_retry=call.naming.is_retry,
         wire=responses.WIRE,
         request_id=call.naming.request_id,
-        format=call.format,
-        tools=tools,
-        tool_choice=call.tool_choice,
-        parameters=call.wanted,
+        options=TurnOptions(
+            format=call.format,
+            tools=tools,
+            tool_choice=call.tool_choice,
+            parameters=call.wanted,
+            metadata=call.call["echo"].get("metadata") or {},
+            window=call.naming.window,
+        ),
         call={**kept, "system_sent": list(sent), "system_items": list(items)},
         takes=takes,
-        window=call.naming.window,
-        metadata=call.call["echo"].get("metadata") or {},
     )

@@ -14,8 +14,8 @@ from ...domain import limits
 from ...domain.models import JSON, Block, Item, Message, Turn
 from ...domain.reminders import reminded, reminder
 from ...errors import InvalidRequest
-from ..blocks import BY_DATA, Reader, arguments, checked_arguments, image_block, named_file, typed_blocks
-from ..common import optional, required, wrong_type
+from ..blocks import BY_DATA, image_block, named_file
+from ..common import Reader, arguments, checked_arguments, optional, required, typed_blocks, wrong_type
 from .compaction import unsealed
 from .tools import Shapes, flat
 

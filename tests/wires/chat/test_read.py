@@ -174,9 +174,9 @@ def test_what_would_lie_or_is_of_a_wrong_type_is_refused_by_field(field: str, va
 def test_a_response_format_that_asks_for_json_is_passed_on_and_a_broken_one_is_named() -> None:
     schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"type": "string"}}}
     asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    assert read(response_format=asked).request.format == {"schema": schema}
-    assert read(response_format={"type": "json_object"}).request.format == {"schema": None}
-    assert read(response_format={"type": "text"}).request.format is None
+    assert read(response_format=asked).request.options.format == {"schema": schema}
+    assert read(response_format={"type": "json_object"}).request.options.format == {"schema": None}
+    assert read(response_format={"type": "text"}).request.options.format is None
     assert refused(response_format={"type": "xml"}) == "response_format.type"
     place = "response_format.json_schema.schema"
     assert refused(response_format={"type": "json_schema", "json_schema": {}}) == place
@@ -207,8 +207,8 @@ def test_what_the_cli_cannot_honour_is_named() -> None:
         future=1,
     )
     assert call.ignored == ("logit_bias",)
-    assert call.request.parameters.seed == 4  # for models that take one
-    assert call.request.stop == ("x",)
+    assert call.request.options.parameters.seed == 4  # for models that take one
+    assert call.request.options.stop == ("x",)
 
 
 @pytest.mark.parametrize(

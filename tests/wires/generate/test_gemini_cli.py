@@ -25,15 +25,15 @@ def read(contents: list[Any] = CONTENTS, **more: Any) -> generate.GenerateCall:
 
 def test_types_in_capitals_are_read_in_a_json_schema_too() -> None:
     declared = {"functionDeclarations": [{"name": "look", "parametersJsonSchema": CAPITALS}]}
-    [tool] = read(tools=[declared]).request.tools
+    [tool] = read(tools=[declared]).request.options.tools
     assert tool.schema == SMALL
     config = {"responseMimeType": "application/json", "responseJsonSchema": CAPITALS}
-    assert (read(generationConfig=config).request.format or {})["schema"] == SMALL
+    assert (read(generationConfig=config).request.options.format or {})["schema"] == SMALL
 
 
 def test_tools_that_google_runs_are_named_and_not_offered() -> None:
     call = read(tools=[{"googleSearch": {}}, {"functionDeclarations": [{"name": "look"}], "urlContext": {}}])
-    assert [tool.name for tool in call.request.tools] == ["look"]
+    assert [tool.name for tool in call.request.options.tools] == ["look"]
     assert call.ignored == ("tools.googleSearch", "tools.urlContext")
 
 
@@ -48,7 +48,7 @@ def test_tokens_of_tools_are_counted() -> None:
 def test_a_bare_word_of_a_schema_is_asked_for_without_a_check() -> None:
     config = {"responseMimeType": "text/x.enum", "responseSchema": {"type": "STRING", "enum": ["A", "B"]}}
     call = read(generationConfig=config)
-    assert (call.request.format, call.ignored) == (None, ("generationConfig.responseMimeType",))
+    assert (call.request.options.format, call.ignored) == (None, ("generationConfig.responseMimeType",))
 
 
 def test_a_response_that_is_sent_again_counts_once() -> None:

@@ -88,7 +88,7 @@ def test_effort_is_the_level_or_the_budgets(thinking: dict[str, Any], effort: st
 def test_what_has_no_effect_is_named() -> None:
     call = read(generation_config={"top_p": 0.5, "seed": 1, "mediaResolution": "x"}, safetySettings=[])
     assert call.ignored == ("generationConfig.mediaResolution", "safetySettings")
-    assert call.request.parameters.seed == 1
+    assert call.request.options.parameters.seed == 1
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,12 @@ def test_a_schema_of_googles_is_json_schema_afterwards() -> None:
         "properties": {"a": {"type": "array", "minItems": 1, "items": {"type": ["string", "null"]}},
                        "type": {"anyOf": [{"type": "integer"}]}},
     }  # fmt: skip
-    read_format = read(**config(responseMimeType="application/json", responseSchema=given)).request.format
+    read_format = read(**config(responseMimeType="application/json", responseSchema=given)).request.options.format
     assert read_format == {"schema": json_schema(given)}
-    assert read(**config(responseMimeType="application/json")).request.format == {"schema": None}
-    assert read(**config(responseJsonSchema={"type": "string"})).request.format == {"schema": {"type": "string"}}
+    assert read(**config(responseMimeType="application/json")).request.options.format == {"schema": None}
+    assert read(**config(responseJsonSchema={"type": "string"})).request.options.format == {
+        "schema": {"type": "string"}
+    }
 
 
 def test_requests_to_two_models_are_two_requests() -> None:

@@ -61,7 +61,7 @@ def test_what_is_asked_is_kept_for_later() -> None:
     )  # fmt: skip
     assert (call.previous, call.background, call.stream) == ("interaction_1", True, False)
     assert (call.request.system, call.request.keep_system, call.request.effort) == ("Be brief.", False, "high")
-    assert (call.ignored, call.request.parameters.seed) == (("labels",), 1)
+    assert (call.ignored, call.request.options.parameters.seed) == (("labels",), 1)
     assert call.request.call == {
         "wire": "interactions", "store": True, "background": True, "previous_interaction_id": "interaction_1",
         "system_instruction": "Be brief.", "summaries": True,
@@ -82,7 +82,7 @@ def test_what_is_asked_is_kept_for_later() -> None:
     ],
 )  # fmt: skip
 def test_json_is_asked_for_in_every_form(fields: dict[str, Any], format: Any) -> None:
-    assert read(**fields).request.format == format
+    assert read(**fields).request.options.format == format
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_its_billing_header_is_no_part_of_the_system_prompt() -> None:
 
 def test_tools_that_anthropic_runs_are_named_and_not_offered() -> None:
     call = read(tools=[TOOL, {"type": "web_search_20250305", "name": "web_search"}, {"type": "Odd Kind", "name": "x"}])
-    assert [tool.name for tool in call.request.tools] == ["Read"]
+    assert [tool.name for tool in call.request.options.tools] == ["Read"]
     assert call.ignored == ("tools.web_search_20250305", "tools[2]")
 
 

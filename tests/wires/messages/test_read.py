@@ -147,9 +147,9 @@ def test_a_thread_is_created_but_not_continued() -> None:
 def test_json_is_asked_for_by_its_schema() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     wanted = {"type": "json_schema", "schema": schema}
-    assert read(output_config={"format": wanted}).request.format == {"schema": schema}
-    assert read(output_format=wanted).request.format == {"schema": schema}
-    assert read().request.format is None
+    assert read(output_config={"format": wanted}).request.options.format == {"schema": schema}
+    assert read(output_format=wanted).request.options.format == {"schema": schema}
+    assert read().request.options.format is None
 
 
 def test_counting_takes_what_creating_takes_but_no_bound() -> None:

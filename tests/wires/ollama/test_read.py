@@ -82,11 +82,11 @@ def test_results_find_their_calls_by_id_by_function_or_by_their_order() -> None:
 
 
 def test_formats_options_and_thinking_are_what_the_cli_can_do() -> None:
-    assert chat().request.format is None
-    assert chat(format="json").request.format == {"schema": None}
-    assert chat(format={"type": "object"}).request.format == {"schema": {"type": "object"}}
-    assert chat(options={"stop": ["a", "b"]}).request.stop == ("a", "b")
-    assert chat(options={"stop": "a"}).request.stop == ("a",)
+    assert chat().request.options.format is None
+    assert chat(format="json").request.options.format == {"schema": None}
+    assert chat(format={"type": "object"}).request.options.format == {"schema": {"type": "object"}}
+    assert chat(options={"stop": ["a", "b"]}).request.options.stop == ("a", "b")
+    assert chat(options={"stop": "a"}).request.options.stop == ("a",)
     for think, effort, shown in ((None, None, True), (True, None, True), (False, "low", False), ("high", "high", True)):
         call = chat(think=think)
         assert (call.request.effort, call.thoughts) == (effort, shown)

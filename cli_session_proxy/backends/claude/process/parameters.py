@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ....domain.client_tools import Answers, ToolOptions, cli_name
-from ....domain.models import JSON, Turn
+from ....domain.models import JSON, PLAIN, Turn
 from ....domain.parameters import Name, Parameters
 from .process import NO_COMPACTION, ClaudeProcess
 
@@ -172,8 +172,8 @@ async def tell(
         if wants.choice.mode == "required" and wants.offers:
             asked.append("tool_choice")
         return tuple(name for name in asked if not (name == "thinking" and wants.parameters.thinking))
-    before = ToolOptions.of(parent.options) if parent is not None and answers.results else ToolOptions()
-    carried = before.parameters.thinking is False or (before.choice.mode == "required" and bool(before.offers))
+    before = parent.options if parent is not None and answers.results else PLAIN
+    carried = before.parameters.thinking is False or (before.tool_choice.mode == "required" and bool(before.tools))
     # Only these depend on the model: its id is asked of a process that has not told it yet.
     wanted = wants.parameters
     by_model = wants.choice.mode == "required" or carried or any(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ....domain.client_tools import ToolPolicy
-from ....domain.identifiers import is_session_id
+from ....domain.limits import is_session_id
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
 from .events import (
     Abandoned,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ....domain import lineage
 from ....domain.evidence import Brought, Evidence
-from ....domain.identifiers import is_model, is_session_id
+from ....domain.limits import is_model, is_session_id
 from ....domain.models import JSON, Agent, Link, Placed, Record, Session, Turn
 from ....errors import InvalidRequest, NotFound
 from ....sandbox import Sandboxes, directory_name

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ....domain.identifiers import is_session_id, is_version
+from ....domain.limits import is_session_id, is_version
 from ....errors import InvalidRequest
 from .. import transcript
 from ..transcript import Entry

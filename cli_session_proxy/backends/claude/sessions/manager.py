@@ -23,7 +23,7 @@ from pathlib import Path
 from ....domain import client_tools
 from ....domain.client_tools import ToolOptions
 from ....domain.evidence import Evidence, RecordsFrom
-from ....domain.identifiers import is_session_id
+from ....domain.limits import is_session_id
 from ....domain.models import JSON, Agent, Link, Record, Session, Turn
 from ....domain.notes import Note
 from ....domain.parameters import Name
@@ -172,7 +172,7 @@ class Sessions:
         """A process in step with the path. Raises WrongTranscript where it loaded something else: it is gone then."""
         lead: list[Record] = []
         quiet = False
-        if now.parent is not None and client_tools.calls_of(now.parent.output):
+        if now.parent is not None and any(block.get("type") == "tool_use" for block in now.parent.output):
             waiting = None if decided.marks else await self._waiting(now, plan, env, now.parent, session)
             if waiting is not None:
                 return waiting
@@ -528,7 +528,7 @@ def _launch(now: TurnContext, plan: Plan, env: Mapping[str, str], session_id: st
 
 def _refuse_what_it_cannot(capability: Capability, plan: Plan) -> None:
     """Raises `InvalidRequest` where this CLI cannot be told what the turn says."""
-    if plan.wants.offers and not capability.takes_tools:
+    if plan.wants.offers.tools and not capability.takes_tools:
         message = f"tools: Claude CLI {capability.version} cannot offer the client's own{cli.newer(cli.CLIENT_TOOLS)}"
         raise InvalidRequest(message, param="tools")
     if plan.answers.results and not plan.prompt:

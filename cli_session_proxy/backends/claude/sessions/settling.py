@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ....domain.identifiers import is_model, is_session_id
+from ....domain.limits import is_model, is_session_id
 from ....domain.models import JSON, Agent, Link, LinkReason, Session, Turn
 from ....stores.base import Store
 from ...base import Settled

@@ -3,7 +3,7 @@
     <config>/projects/<folder of the working directory>/<session id>.jsonl      the transcript
                                                         /<session id>/…         large tool results, sub-agents
 
-A path is only ever made of a session id (`domain.identifiers`), and nothing is written through a link below a folder
+A path is only ever made of a session id (`domain.limits`), and nothing is written through a link below a folder
 of a session: what an import or a stored chain says can neither leave this layout nor be led out of it.
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from ....domain.identifiers import is_session_id
+from ....domain.limits import is_session_id
 from ....domain.models import FileMark, Record
 from ....errors import SandboxError
 
