@@ -189,10 +189,7 @@ class _Execution:
     async def say(self) -> AsyncGenerator[Event, None]:
         job, process = self._job, self._ready.process
         judge = ToolPolicy(job.wants.offers, job.wants.choice, job.check) if job.wants.offers else None
-        if self._ready.results:
-            heard = process.go_on(self._ready.results, judge)
-        else:
-            heard = process.turn(job.frame_uuid, self._ready.prompt, judge)
+        heard = process.turn(job.frame_uuid, self._ready.prompt, judge, self._ready.results)
         retries: list[JSON] = []
         try:
             async with aclosing(heard):

@@ -81,7 +81,7 @@ class Pool:
             current = self.peek(launch.session_id)
             if current is not None and current in self.table.in_use:
                 raise SessionBusy("a turn of this session is still running: wait for it")
-            if current is not None and current.usable and current.launch.signature == launch.signature:
+            if current is not None and current.usable and current.launch == launch:
                 self.table.take(current)
                 try:
                     if await current.adapt(launch):
@@ -106,7 +106,7 @@ class Pool:
             current = self.peek(launch.session_id)
             if current is None or current in self.table.in_use or not current.waiting:
                 return None
-            same = current.launch.signature == launch.signature and current.launch.offers == launch.offers
+            same = current.launch == launch and current.launch.offers == launch.offers
             if not same or current.launch.system_prompt != launch.system_prompt:
                 return None
             self.table.take(current)

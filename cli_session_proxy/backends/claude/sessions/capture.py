@@ -16,8 +16,8 @@ from ....domain.models import JSON, Block, Continuity, FileMark, Link, Message, 
 from ....domain.parameters import Name
 from ....stores.base import Store
 from .. import transcript
-from ..process.child import printable
 from ..process.events import WrongTranscript
+from ..process.frames import printable
 from ..process.process import ClaudeProcess
 from ..transcript import Entry, Head, Parsed, Reader, Scribe
 from ..transcript.files import contents

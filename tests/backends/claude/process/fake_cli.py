@@ -5,7 +5,7 @@ echo (default), noise, no-result, huge (an answer of FAKE_SIZE bytes in one line
 holds its stdout), other-result (a result of another frame first), gate (answers when FAKE_GATE exists),
 silent (says nothing until it is interrupted), forget (No conversation found), unclaimed (refuses claim_session),
 death-signal (answers with its pid and the signal that it gets when its parent dies).
-It takes MCP servers and asks them nothing.
+It takes MCP servers and asks them nothing. Its turns say that it is version FAKE_VERSION, where that is set.
 Started with "--await-claim" it does not boot before FAKE_GATE exists, where that is set.
 """
 
@@ -42,7 +42,9 @@ def answer(frame: dict[str, object]) -> None:
         ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)  # PR_GET_PDEATHSIG
         said = f"{os.getpid()} {number.value}"
     tag = {"user_message_uuids": [frame["uuid"]]}
-    say(type="system", subtype="init", tools=["Bash"] if MODE == "tools" else [], **tag)
+    tools = ["Bash"] if MODE == "tools" else []
+    version = os.environ.get("FAKE_VERSION", "2.9.9")
+    say(type="system", subtype="init", model="fake", claude_code_version=version, tools=tools, **tag)
     if MODE == "noise":
         sys.stdout.write("\nwarning: an old notice\n\x00\xff\n[1,2]\n" + "[" * 100_000 + "\n")
     if MODE == "other-result":
