@@ -194,13 +194,15 @@ class Output:
                 try:
                     for one in filter(bytes.strip, splitter.feed(chunk)):
                         frame = parse(one)
-                        match frame:
-                            case {"type": "control_request"} as request:
-                                self._asked(request)
-                            case {"type": "control_response", "response": {"request_id": request_id} as replied}:
-                                coming = self._replies.get(str(request_id))
-                                if coming is not None and not coming.done():
-                                    coming.set_result(replied)
+                        kind = None if frame is None else frame.get("type")
+                        if frame is not None and kind == "control_request":
+                            self._asked(frame)
+                        if frame is not None and kind == "control_response":
+                            replied = frame.get("response")
+                            named = replied.get("request_id") if isinstance(replied, dict) else None
+                            coming = self._replies.get(str(named))
+                            if coming is not None and not coming.done():
+                                coming.set_result(replied)
                         if self.inbox is None:
                             continue
                         if self.inbox.full():

@@ -23,9 +23,10 @@ from ....domain.client_tools import Offers, ToolPolicy, refused
 from ....domain.models import JSON, Block
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
+from ...base import Called
 from . import capability, frames
 from .child import Child, Launch, check_tools
-from .events import Called, CliEvent, ProcessDied, Refused, Result
+from .events import CliEvent, ProcessDied, Refused, Result
 from .frames import INBOX, READ_SIZE, End, Inbox, Output, printable
 from .guardian import Guardian
 from .tool_server import ToolServer, offer

@@ -34,7 +34,6 @@ from ....stores.base import AgentState, Facts, Store
 from .. import transcript
 from ..process import capability as cli
 from ..process import confine, environment, failures, frames, parameters
-from ..process.capability import Capability
 from ..process.events import AssistantMessage, ProcessDied, Result, WrongTranscript
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
@@ -112,7 +111,19 @@ class Sessions:
         cwd, tmpdir = prepared
         env = self._env | {environment.TMPDIR: str(tmpdir)}
         capability = await cli.probe(cli.find(self._settings), env, cwd)
-        _refuse_what_it_cannot(capability, plan)
+        if plan.wants.offers and not capability.takes_tools:
+            message = (
+                f"tools: Claude CLI {capability.version} cannot offer the client's own{cli.newer(cli.CLIENT_TOOLS)}"
+            )
+            raise InvalidRequest(message, param="tools")
+        if plan.prompt or not plan.answers.results:
+            unsafe = frames.unsafe_prompt(capability, plan.prompt)
+        elif capability.takes_tools:
+            unsafe = None
+        else:
+            unsafe = f"Claude CLI {capability.version} takes no results of tools{cli.newer(cli.CLIENT_TOOLS)}"
+        if unsafe is not None:
+            raise InvalidRequest(unsafe, param="messages")
         wrapper: tuple[str, ...] = ()
         if plan.profile.confined:
             place = confine.Place(cwd, tmpdir, self._config_dir)
@@ -121,7 +132,8 @@ class Sessions:
         # A history that came from elsewhere: this turn is the first one behind it, no session was ever written of it.
         is_new_here = session is None or session.mark is None
         brought = transcript.mended_at_import(await self._store.records(parent.id)) if parent and is_new_here else []
-        own = await paths.last_own(self._store, parent)
+        # The newest turn of the path that no other model answered.
+        own = parent if parent is None or parent.backend in paths.OWN else await paths.own_above(self._store, parent)
         before = await self.decisions.head_at(own)
         opened = opening(
             before, plan.system, plan.wants.offers, self._settings.system_prompt_changes,
@@ -421,7 +433,7 @@ class Sessions:
         notes = await self.decisions.seen(ready, taken.records)
         notes = (*notes, Note("cut_thinking_left_out", void)) if void else notes
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
-        if transcript.beside(path).is_dir():
+        if path.with_suffix("").is_dir():  # large tool results, sub-agents' own transcripts
             records += await asyncio.to_thread(transcript.gather, path, since)
         session = Session(
             session_id,
@@ -524,18 +536,3 @@ def _launch(now: TurnContext, plan: Plan, env: Mapping[str, str], session_id: st
         offers=plan.wants.offers,
         wrapper=now.wrapper,
     )
-
-
-def _refuse_what_it_cannot(capability: Capability, plan: Plan) -> None:
-    """Raises `InvalidRequest` where this CLI cannot be told what the turn says."""
-    if plan.wants.offers and not capability.takes_tools:
-        message = f"tools: Claude CLI {capability.version} cannot offer the client's own{cli.newer(cli.CLIENT_TOOLS)}"
-        raise InvalidRequest(message, param="tools")
-    if plan.answers.results and not plan.prompt:
-        if not capability.takes_tools:
-            message = f"Claude CLI {capability.version} takes no results of tools{cli.newer(cli.CLIENT_TOOLS)}"
-            raise InvalidRequest(message, param="messages")
-        return
-    unsafe = frames.unsafe_prompt(capability, plan.prompt)
-    if unsafe is not None:
-        raise InvalidRequest(unsafe, param="messages")

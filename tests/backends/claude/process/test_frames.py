@@ -10,19 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli_session_proxy.backends.base import Abandoned, Activity, Called, Compacted, Retried, ToolActivity
 from cli_session_proxy.backends.claude.process.capability import Capability
-from cli_session_proxy.backends.claude.process.events import (
-    Abandoned,
-    Activity,
-    ApiRetry,
-    AssistantMessage,
-    Called,
-    CliEvent,
-    Compacted,
-    Result,
-    SessionSeen,
-    ToolActivity,
-)
+from cli_session_proxy.backends.claude.process.events import AssistantMessage, CliEvent, Result, SessionSeen
 from cli_session_proxy.backends.claude.process.failures import error_for
 from cli_session_proxy.backends.claude.process.frames import (
     FrameTooDeep,
@@ -192,7 +182,7 @@ def test_block_events_are_made_where_nothing_is_streamed() -> None:
 def test_an_api_error_is_no_answer() -> None:
     events = read("error_500_2.1.329")
     assert not [event for event in events if isinstance(event, AssistantMessage | BlockStart)]
-    assert [event.detail["error_status"] for event in events if isinstance(event, ApiRetry)] == [500]
+    assert [event.detail["error_status"] for event in events if isinstance(event, Retried)] == [500]
     assert (result(events).is_error, result(events).api_error_status) == (True, 500)
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from cli_session_proxy.backends.base import Activity
 from cli_session_proxy.backends.claude.process import child
 from cli_session_proxy.backends.claude.process.capability import probe
 from cli_session_proxy.backends.claude.process.child import write_prompt
-from cli_session_proxy.backends.claude.process.events import Activity, ProcessDied, Result
+from cli_session_proxy.backends.claude.process.events import ProcessDied, Result
 from cli_session_proxy.backends.claude.process.guardian import Guardian
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.domain.client_tools import Offers
