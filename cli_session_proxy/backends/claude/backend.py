@@ -22,7 +22,7 @@ from ...domain.parameters import Name
 from ...errors import ClaudeNotLoggedIn, ClaudeUnavailable, ContextTooLong, ProxyError
 from ...sandbox import Sandboxes
 from ...settings import Settings
-from ...stores.base import AgentState, Facts, Store
+from ...stores.base import Facts, Store
 from .. import base
 from ..base import Adoptable, Answered, Counts, Event, Execution, Job, Kept, Lost, Remedy, Settled, TakenOver
 from .process import events, failures
@@ -30,7 +30,7 @@ from .process.child import end_left
 from .process.pool import Pool
 from .sessions import adoption, history, paths, seeing, settling
 from .sessions.capture import LiveSession, TurnOutcome
-from .sessions.manager import Foreign, Plan, Sessions
+from .sessions.manager import Foreign, Sessions
 from .sessions.verifying import Verifier, compare
 from .sessions.watcher import Watcher
 
@@ -70,21 +70,8 @@ class ClaudeBackend:
 
     async def prepare(self, job: Job) -> Execution | Adoptable:
         self._restarts.check(job.agent.key)
-        plan = Plan(
-            job.model,
-            job.system,
-            job.effort,
-            job.profile,
-            job.prompt,
-            job.wants,
-            job.answers,
-            job.remedies,
-            plain=job.turn.id in self._full,
-            window=job.window,
-        )
-        standing = AgentState(job.agent, job.parent, job.session)
         try:
-            ready = await self.sessions.ready(standing, plan, job.turn.id, job.frame_uuid, adopt=job.adopt)
+            ready = await self.sessions.ready(job, plain=job.turn.id in self._full)
         except Foreign as foreign:
             assert job.parent is not None
             return adoption.adoptable(job.agent, job.parent, foreign)
@@ -282,11 +269,11 @@ class _Execution:
             answered.partial,
         )
         try:
-            captured = await self._owner.sessions.capture(self._ready, job.turn, said)
+            kept = await self._owner.sessions.capture(self._ready, job.turn, said)
         except events.ProcessDied as died:
             raise self._owner._lost(job.agent, died) from died
         self._owner._restarts.lived(job.agent.key)
-        return Kept(captured.records, captured.session, captured.links, captured.source, captured.notes)
+        return kept
 
     async def release(self) -> None:
         self._owner._full.discard(self._job.turn.id)

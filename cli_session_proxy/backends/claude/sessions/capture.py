@@ -69,7 +69,7 @@ class LiveSession:
     `marks` are decisions about the path before it (`transcript.mending`). `prompt` is what is said, `head` what stands
     before the messages. `quiet`: the turn has no prompt of its own in the transcript. `fresh`: the process was started
     for this turn. `rewritten`: the session was written anew by such decisions. `spent` is the CLI's own total (USD)
-    before it. `unmet`: see `base.TranscriptExchange`.
+    before it. `unmet`: see `base.Execution`.
     """
 
     process: ClaudeProcess

@@ -16,13 +16,13 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ....domain import client_tools
 from ....domain.client_tools import ToolOptions
-from ....domain.evidence import Evidence, RecordsFrom
+from ....domain.evidence import Evidence
 from ....domain.identifiers import is_session_id
 from ....domain.models import JSON, Agent, Link, Record, Session, Turn
 from ....domain.notes import Note
@@ -30,7 +30,8 @@ from ....domain.parameters import Name
 from ....errors import InvalidRequest, SessionBusy
 from ....sandbox import Sandboxes
 from ....settings import Profile, Settings
-from ....stores.base import AgentState, Facts, Store
+from ....stores.base import Facts, Store
+from ...base import Job, Kept
 from .. import transcript
 from ..process import capability as cli
 from ..process import confine, environment, failures, frames, parameters
@@ -41,7 +42,6 @@ from ..transcript import Scribe
 from . import partials, paths, reopening, summaries
 from .capture import Captures, LiveSession, TurnOutcome
 from .decisions import Decided, Decisions, opening
-from .plan import Plan
 from .repair import Foreign, PreparedSession, Repairs, TurnContext
 
 # How often a process is started anew because it loaded something else than the transcript that was verified, and what
@@ -49,21 +49,7 @@ from .repair import Foreign, PreparedSession, Repairs, TurnContext
 LOADS = 3
 RETRY_AFTER = 1.0
 
-__all__ = ["Captured", "Foreign", "LiveSession", "Plan", "Sessions", "TurnOutcome"]
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """What a turn left: its records, its session as it is now, and the links that the CLI's ids call for.
-
-    `notes`: what the CLI was seen to leave out by itself.
-    """
-
-    records: tuple[Record, ...]
-    session: Session
-    links: tuple[Link, ...]
-    source: RecordsFrom
-    notes: tuple[Note, ...] = ()
+__all__ = ["Foreign", "LiveSession", "Sessions", "TurnOutcome"]
 
 
 class Sessions:
@@ -94,14 +80,14 @@ class Sessions:
             "sandbox_root": str(self._sandboxes.prefix.parent),
         }
 
-    async def ready(
-        self, standing: AgentState, plan: Plan, turn_id: str, frame_uuid: str, *, adopt: bool
-    ) -> LiveSession:
-        """A process that is about to continue the parent. Raises `Foreign` when `adopt` and somebody else wrote.
+    async def ready(self, job: Job, *, plain: bool) -> LiveSession:
+        """A process that is about to continue the parent. `plain`: the turn runs without its parameters, so that the
+        CLI may compact.
 
-        Raises `SessionBusy` where somebody changes the transcript whenever a process loads it.
+        Raises `Foreign` where the job says `adopt` and somebody else wrote, `SessionBusy` where somebody changes the
+        transcript whenever a process loads it.
         """
-        agent, parent, session = standing.agent, standing.parent, standing.session
+        agent, parent, session = job.agent, job.parent, job.session
         gone = False
         prepared = self._sandboxes.prepared(agent.dir)
         if prepared is None:
@@ -111,13 +97,13 @@ class Sessions:
         cwd, tmpdir = prepared
         env = self._env | {environment.TMPDIR: str(tmpdir)}
         capability = await cli.probe(cli.find(self._settings), env, cwd)
-        if plan.wants.offers and not capability.takes_tools:
+        if job.wants.offers and not capability.takes_tools:
             message = (
                 f"tools: Claude CLI {capability.version} cannot offer the client's own{cli.newer(cli.CLIENT_TOOLS)}"
             )
             raise InvalidRequest(message, param="tools")
-        if plan.prompt or not plan.answers.results:
-            unsafe = frames.unsafe_prompt(capability, plan.prompt)
+        if job.prompt or not job.answers.results:
+            unsafe = frames.unsafe_prompt(capability, job.prompt)
         elif capability.takes_tools:
             unsafe = None
         else:
@@ -125,10 +111,10 @@ class Sessions:
         if unsafe is not None:
             raise InvalidRequest(unsafe, param="messages")
         wrapper: tuple[str, ...] = ()
-        if plan.profile.confined:
+        if job.profile.confined:
             place = confine.Place(cwd, tmpdir, self._config_dir)
-            wrapper = await confine.wrapper(self._settings, plan.profile, capability.path, place, env)
-        now = TurnContext(agent, parent, turn_id, cwd, capability, adopt, wrapper)
+            wrapper = await confine.wrapper(self._settings, job.profile, capability.path, place, env)
+        now = TurnContext(agent, parent, job.turn.id, cwd, capability, job.adopt, plain, wrapper)
         # A history that came from elsewhere: this turn is the first one behind it, no session was ever written of it.
         is_new_here = session is None or session.mark is None
         brought = transcript.mended_at_import(await self._store.records(parent.id)) if parent and is_new_here else []
@@ -136,19 +122,19 @@ class Sessions:
         own = parent if parent is None or parent.backend in paths.OWN else await paths.own_above(self._store, parent)
         before = await self.decisions.head_at(own)
         opened = opening(
-            before, plan.system, plan.wants.offers, self._settings.system_prompt_changes,
-            asks=bool(plan.prompt),
+            before, job.system, job.wants.offers, self._settings.system_prompt_changes,
+            asks=bool(job.prompt),
         )  # fmt: skip
-        decided = await self.decisions.before(now, own, session, plan, opened, partial(self._summary, now, plan, env))
-        prompt = plan.prompt if opened.reminder is None else (opened.reminder, *plan.prompt)
-        offered = replace(plan.wants, offers=opened.offers)
-        plan = replace(plan, system=opened.head.system, wants=offered, prompt=prompt)
+        decided = await self.decisions.before(now, own, job, opened, partial(self._summary, now, job, env))
+        prompt = job.prompt if opened.reminder is None else (opened.reminder, *job.prompt)
+        offered = replace(job.wants, offers=opened.offers)
+        job = replace(job, system=opened.head.system, wants=offered, prompt=prompt)
         evidence = Evidence(sandbox=str(cwd) if gone else None, notes=(*brought, *opened.notes, *decided.notes))
         wrong: list[str] = []
         while len(wrong) < LOADS:
             last = len(wrong) == LOADS - 1
             try:
-                ready = await self._checked_out(now, plan, env, session, frame_uuid, decided, last=last)
+                ready = await self._checked_out(now, job, env, decided, last=last)
             except WrongTranscript as changed:
                 wrong.append(changed.how)
                 continue
@@ -160,7 +146,7 @@ class Sessions:
                 ready,
                 evidence=told,
                 marks=marks,
-                prompt=plan.prompt,
+                prompt=job.prompt,
                 head=head,
                 rewritten=bool(decided.marks),
             )
@@ -173,10 +159,8 @@ class Sessions:
     async def _checked_out(
         self,
         now: TurnContext,
-        plan: Plan,
+        job: Job,
         env: Mapping[str, str],
-        session: Session | None,
-        frame_uuid: str,
         decided: Decided,
         *,
         last: bool,
@@ -185,22 +169,22 @@ class Sessions:
         lead: list[Record] = []
         quiet = False
         if now.parent is not None and client_tools.calls_of(now.parent.output):
-            waiting = None if decided.marks else await self._waiting(now, plan, env, now.parent, session)
+            waiting = None if decided.marks else await self._waiting(now, job, env, now.parent)
             if waiting is not None:
                 return waiting
-            prepared, lead = await self._reopened(now, plan, now.parent, session, frame_uuid, decided.marks)
-            quiet = not plan.prompt
+            prepared, lead = await self._reopened(now, job, now.parent, decided.marks)
+            quiet = not job.prompt
         elif now.parent is None:
             prepared = self._start(now)
-        elif session is None:
+        elif job.session is None:
             prepared = await self._repairs.branch(now, now.parent)
         else:
-            prepared = await self._verify(now, now.parent, session)
+            prepared = await self._verify(now, now.parent, job.session)
         if decided.marks and now.parent is not None and not client_tools.calls_of(now.parent.output):
             await self._end(prepared.session.id)
             path = await paths.shown(self._store, now.parent.id, decided.marks)
             prepared = await self._repairs.rewritten(now, prepared, path, decided.why)
-        launch = _launch(now, plan, env, prepared.session.id, resume=prepared.resume)
+        launch = _launch(now, job, env, prepared.session.id, resume=prepared.resume)
         try:
             process, warm = await self._pool.checkout(launch)
         except ProcessDied:
@@ -221,10 +205,8 @@ class Sessions:
             elif now.capability.keeps_session_id:
                 spent = await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
             unmet: tuple[Name, ...] = ()
-            if process.told or plan.answers.results or plan.wants != ToolOptions(plan.wants.offers):
-                unmet = await parameters.tell(
-                    process, plan.wants, now.parent, plan.answers, plan.effort, plain=plan.plain
-                )
+            if process.told or job.answers.results or job.wants != ToolOptions(job.wants.offers):
+                unmet = await parameters.tell(process, job.wants, now.parent, job.answers, job.effort, plain=now.plain)
         except BaseException:  # nobody else knows yet that the process is in use
             process.kill()
             await self._pool.checkin(process)
@@ -287,20 +269,18 @@ class Sessions:
 
     # calls of the client's tools
 
-    async def _waiting(
-        self, now: TurnContext, plan: Plan, env: Mapping[str, str], parent: Turn, session: Session | None
-    ) -> LiveSession | None:
+    async def _waiting(self, now: TurnContext, job: Job, env: Mapping[str, str], parent: Turn) -> LiveSession | None:
         """The process that made the calls and waits for just these results; None where there is none (any more)."""
-        brought = client_tools.brought(plan.answers)
+        session, brought = job.session, client_tools.brought(job.answers)
         if session is None or self._in_step.get(session.id) != parent.id or brought is None:
             return None
-        process = await self._pool.take_waiting(_launch(now, plan, env, session.id, resume=True))
+        process = await self._pool.take_waiting(_launch(now, job, env, session.id, resume=True))
         if process is None:
             return None
         leaf = session.mark.leaf if session.mark else None
         spent = self._totals.get(session.id, 0.0)
         try:
-            unmet = await parameters.tell(process, plan.wants, parent, plan.answers, plan.effort, plain=plan.plain)
+            unmet = await parameters.tell(process, job.wants, parent, job.answers, job.effort, plain=now.plain)
         except BaseException:
             process.kill()
             await self._pool.checkin(process)
@@ -313,30 +293,28 @@ class Sessions:
     async def _reopened(
         self,
         now: TurnContext,
-        plan: Plan,
+        job: Job,
         parent: Turn,
-        session: Session | None,
-        frame_uuid: str,
         marks: Sequence[Record],
     ) -> tuple[PreparedSession, list[Record]]:
         """The path with the results of its last calls, written for a CLI that goes on from there."""
-        session_id = session.id if session else str(uuid.uuid4())
+        session_id = job.session.id if job.session else str(uuid.uuid4())
         await self._end(session_id)
         known = await paths.shown(self._store, parent.id, marks)
         scribe = Scribe(session_id, now.cwd, now.capability.version, time.time())
-        uuid_of_closing = None if plan.prompt else frame_uuid
+        uuid_of_closing = None if job.prompt else job.frame_uuid
         closed = now.capability.takes_tools
-        lead = reopening.lead(known, parent, plan.answers, scribe, closed=closed, uuid=uuid_of_closing)
-        prepared = await self._repairs.written(now, session_id, [*known, *lead], session)
+        lead = reopening.lead(known, parent, job.answers, scribe, closed=closed, uuid=uuid_of_closing)
+        prepared = await self._repairs.written(now, session_id, [*known, *lead], job.session)
         return prepared, lead
 
-    async def _summary(self, now: TurnContext, plan: Plan, env: Mapping[str, str], path: Sequence[Record]) -> Decided:
+    async def _summary(self, now: TurnContext, job: Job, env: Mapping[str, str], path: Sequence[Record]) -> Decided:
         """Ask the model for one, in sessions that are removed again."""
         assert now.parent is not None
 
         async def ask(said: str) -> str:
             session_id = str(uuid.uuid4())
-            asking = replace(plan, system=summaries.SYSTEM, effort=None, profile=Profile(), wants=ToolOptions())
+            asking = replace(job, system=summaries.SYSTEM, effort=None, profile=Profile(), wants=ToolOptions())
             launch = _launch(now, asking, {**env, **environment.NO_COMPACTION}, session_id, resume=False)
             process, _ = await self._pool.checkout(launch)
             answer: list[str] = []
@@ -347,7 +325,7 @@ class Sessions:
                             case AssistantMessage():
                                 answer += [str(block["text"]) for block in event.blocks if block.get("type") == "text"]
                             case Result() if event.is_error:
-                                raise failures.error_for(event, model=plan.model)
+                                raise failures.error_for(event, model=job.model)
                             case _:
                                 pass
             finally:
@@ -363,7 +341,7 @@ class Sessions:
         at = transcript.timestamp(time.time())
         notes = [Note("summarised", made.exchanges)]
         notes += [Note("not_summarised", made.left_out)] if made.left_out else []
-        return Decided((transcript.summary(made.text, made.kept_from, plan.model, at),), tuple(notes))
+        return Decided((transcript.summary(made.text, made.kept_from, job.model, at),), tuple(notes))
 
     def _start(self, now: TurnContext, session_id: str | None = None) -> PreparedSession:
         session = now.session(session_id or str(uuid.uuid4()), self._path(now.cwd), None)
@@ -404,7 +382,7 @@ class Sessions:
 
     # --- after the turn
 
-    async def capture(self, ready: LiveSession, turn: Turn, said: TurnOutcome) -> Captured:
+    async def capture(self, ready: LiveSession, turn: Turn, said: TurnOutcome) -> Kept:
         """Take over what the turn added to the transcript. What cannot be read is made from the frames."""
         before, session_id = ready.session, said.session_id
         forked = session_id != before.id
@@ -458,7 +436,7 @@ class Sessions:
                     self._totals.pop(gone, None)
         if ready.head is not None:
             self.decisions.remember(turn.id, ready.head)
-        return Captured(tuple(records), session, links, taken.source, notes)
+        return Kept(tuple(records), session, links, taken.source, notes)
 
     async def spoil(self, ready: LiveSession, answered: str | None, *, owned: bool) -> None:
         """A turn failed here: the process's memory holds what the path does not, and a new file is of no use.
@@ -522,17 +500,17 @@ class Sessions:
         return transcript.project_dir(self._config_dir, cwd)
 
 
-def _launch(now: TurnContext, plan: Plan, env: Mapping[str, str], session_id: str, *, resume: bool) -> Launch:
+def _launch(now: TurnContext, job: Job, env: Mapping[str, str], session_id: str, *, resume: bool) -> Launch:
     return Launch(
         capability=now.capability,
         cwd=now.cwd,
         session_id=session_id,
         resume=resume,
-        model=plan.model,
-        system_prompt=plan.system,
-        effort=plan.effort,
-        profile=plan.profile,
+        model=job.model,
+        system_prompt=job.system,
+        effort=job.effort,
+        profile=job.profile,
         env=tuple(sorted(env.items())),
-        offers=plan.wants.offers,
+        offers=job.wants.offers,
         wrapper=now.wrapper,
     )

@@ -61,7 +61,7 @@ class PreparedSession:
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """What every step of making a session ready needs to know of the turn."""
+    """What every step of making a session ready needs to know of the turn. `plain`: it runs without its parameters."""
 
     agent: Agent
     parent: Turn | None
@@ -69,6 +69,7 @@ class TurnContext:
     cwd: Path
     capability: Capability
     adopt: bool
+    plain: bool
     wrapper: tuple[str, ...] = ()
 
     def session(
