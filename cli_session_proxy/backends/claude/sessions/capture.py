@@ -152,26 +152,32 @@ class Captures:
         return replace(taken, records=_made(ready, turn, said))
 
     async def _take(self, ready: LiveSession, path: Path, said: TurnOutcome) -> CapturedRecords:
-        """What was appended to the session's own file."""
+        """What was appended to the session's own file; where another lies there, what the turn added to that."""
         session_id, mark = ready.session.id, ready.session.mark
-        reader = self._readers.pop(session_id, None)
-        if mark is not None and reader is not None and reader.holds(mark):
-            with contextlib.suppress(OSError):
-                if os.stat(path).st_size - mark.size <= SMALL:
-                    return self._taken_behind(reader, ready, said)
-        elif mark is None:
+        reader: Reader | None = self._readers.pop(session_id, None)
+        is_little = False
+        if mark is None:
             reader = Reader(path)
+        elif reader is not None and reader.holds(mark):
+            with contextlib.suppress(OSError):
+                is_little = os.stat(path).st_size - mark.size <= SMALL
         else:
             try:
                 reader = await asyncio.to_thread(Reader.behind, path, mark)
             except transcript.Changed:
-                return await asyncio.to_thread(self._take_anew, ready, path, said)
-        return await asyncio.to_thread(self._taken_behind, reader, ready, said)
+                reader = None
+        taken = None
+        if reader is not None and is_little:
+            taken = self._take_behind(reader, ready, said)
+        elif reader is not None:
+            taken = await asyncio.to_thread(self._take_behind, reader, ready, said)
+        return await asyncio.to_thread(self._take_anew, ready, path, said) if taken is None else taken
 
-    def _taken_behind(self, reader: Reader, ready: LiveSession, said: TurnOutcome) -> CapturedRecords:
+    def _take_behind(self, reader: Reader, ready: LiveSession, said: TurnOutcome) -> CapturedRecords | None:
+        """None where it is not the reader's file any more."""
         got = reader.appended()
         if got is None:
-            return self._take_anew(ready, reader.path, said)
+            return None
         parsed, now = got
         records = sound(parsed.entries, ready, said)
         if not records or parsed.broken:

@@ -101,14 +101,13 @@ class Decisions:
         self,
         now: TurnContext,
         own: Turn | None,
-        job: Job,
         opened: Opening,
         summarise: Summarise,
     ) -> Decided:
         """What of the path is not shown to the model from this turn on, beside what was decided before. `own` is the
         newest turn of the path that no other model answered."""
+        job, parent = now.job, now.job.parent
         wanted = CODES.keys() & job.remedies
-        parent = now.parent
         if parent is None:
             return Decided()
         if not now.capability.heals_thinking:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -114,7 +114,7 @@ class Sessions:
         if job.profile.confined:
             place = confine.Place(cwd, tmpdir, self._config_dir)
             wrapper = await confine.wrapper(self._settings, job.profile, capability.path, place, env)
-        now = TurnContext(agent, parent, job.turn.id, cwd, capability, job.adopt, plain, wrapper)
+        now = TurnContext(job, cwd, env, capability, plain, wrapper)
         # A history that came from elsewhere: this turn is the first one behind it, no session was ever written of it.
         is_new_here = session is None or session.mark is None
         brought = transcript.mended_at_import(await self._store.records(parent.id)) if parent and is_new_here else []
@@ -125,16 +125,16 @@ class Sessions:
             before, job.system, job.wants.offers, self._settings.system_prompt_changes,
             asks=bool(job.prompt),
         )  # fmt: skip
-        decided = await self.decisions.before(now, own, job, opened, partial(self._summary, now, job, env))
+        decided = await self.decisions.before(now, own, opened, partial(self._summary, now))
         prompt = job.prompt if opened.reminder is None else (opened.reminder, *job.prompt)
         offered = replace(job.wants, offers=opened.offers)
-        job = replace(job, system=opened.head.system, wants=offered, prompt=prompt)
+        now = replace(now, job=replace(job, system=opened.head.system, wants=offered, prompt=prompt))
         evidence = Evidence(sandbox=str(cwd) if gone else None, notes=(*brought, *opened.notes, *decided.notes))
         wrong: list[str] = []
         while len(wrong) < LOADS:
             last = len(wrong) == LOADS - 1
             try:
-                ready = await self._checked_out(now, job, env, decided, last=last)
+                ready = await self._checked_out(now, decided, last=last)
             except WrongTranscript as changed:
                 wrong.append(changed.how)
                 continue
@@ -142,49 +142,36 @@ class Sessions:
             if head != before and (before is not None or head.tools or head.told != head.system):
                 marks = (*marks, head.as_record())  # else the turn says it
             told = ready.evidence.plus(replace(evidence, reloaded=tuple(wrong)))
-            return replace(
-                ready,
-                evidence=told,
-                marks=marks,
-                prompt=job.prompt,
-                head=head,
-                rewritten=bool(decided.marks),
-            )
+            rewritten = bool(decided.marks)
+            return replace(ready, evidence=told, marks=marks, prompt=prompt, head=head, rewritten=rewritten)
         raise SessionBusy(
             f"the session's transcript was changed {len(wrong)} times while the Claude CLI was loading it "
             f"({', '.join(wrong)}): stop what else writes to {self._config_dir}, and send this again",
             retry_after=RETRY_AFTER,
         )
 
-    async def _checked_out(
-        self,
-        now: TurnContext,
-        job: Job,
-        env: Mapping[str, str],
-        decided: Decided,
-        *,
-        last: bool,
-    ) -> LiveSession:
+    async def _checked_out(self, now: TurnContext, decided: Decided, *, last: bool) -> LiveSession:
         """A process in step with the path. Raises WrongTranscript where it loaded something else: it is gone then."""
+        job, parent = now.job, now.job.parent
         lead: list[Record] = []
         quiet = False
-        if now.parent is not None and client_tools.calls_of(now.parent.output):
-            waiting = None if decided.marks else await self._waiting(now, job, env, now.parent)
+        if parent is not None and client_tools.calls_of(parent.output):
+            waiting = None if decided.marks else await self._waiting(now, parent)
             if waiting is not None:
                 return waiting
-            prepared, lead = await self._reopened(now, job, now.parent, decided.marks)
+            prepared, lead = await self._reopened(now, parent, decided.marks)
             quiet = not job.prompt
-        elif now.parent is None:
+        elif parent is None:
             prepared = self._start(now)
         elif job.session is None:
-            prepared = await self._repairs.branch(now, now.parent)
+            prepared = await self._repairs.branch(now, parent)
         else:
-            prepared = await self._verify(now, now.parent, job.session)
-        if decided.marks and now.parent is not None and not client_tools.calls_of(now.parent.output):
+            prepared = await self._verify(now, parent, job.session)
+        if decided.marks and parent is not None and not client_tools.calls_of(parent.output):
             await self._end(prepared.session.id)
-            path = await paths.shown(self._store, now.parent.id, decided.marks)
+            path = await paths.shown(self._store, parent.id, decided.marks)
             prepared = await self._repairs.rewritten(now, prepared, path, decided.why)
-        launch = _launch(now, job, env, prepared.session.id, resume=prepared.resume)
+        launch = _launch(now, prepared.session.id, resume=prepared.resume)
         try:
             process, warm = await self._pool.checkout(launch)
         except ProcessDied:
@@ -206,7 +193,7 @@ class Sessions:
                 spent = await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
             unmet: tuple[Name, ...] = ()
             if process.told or job.answers.results or job.wants != ToolOptions(job.wants.offers):
-                unmet = await parameters.tell(process, job.wants, now.parent, job.answers, job.effort, plain=now.plain)
+                unmet = await parameters.tell(process, job, plain=now.plain)
         except BaseException:  # nobody else knows yet that the process is in use
             process.kill()
             await self._pool.checkin(process)
@@ -269,18 +256,19 @@ class Sessions:
 
     # calls of the client's tools
 
-    async def _waiting(self, now: TurnContext, job: Job, env: Mapping[str, str], parent: Turn) -> LiveSession | None:
+    async def _waiting(self, now: TurnContext, parent: Turn) -> LiveSession | None:
         """The process that made the calls and waits for just these results; None where there is none (any more)."""
-        session, brought = job.session, client_tools.brought(job.answers)
+        job, session = now.job, now.job.session
+        brought = client_tools.brought(job.answers)
         if session is None or self._in_step.get(session.id) != parent.id or brought is None:
             return None
-        process = await self._pool.take_waiting(_launch(now, job, env, session.id, resume=True))
+        process = await self._pool.take_waiting(_launch(now, session.id, resume=True))
         if process is None:
             return None
         leaf = session.mark.leaf if session.mark else None
         spent = self._totals.get(session.id, 0.0)
         try:
-            unmet = await parameters.tell(process, job.wants, parent, job.answers, job.effort, plain=now.plain)
+            unmet = await parameters.tell(process, job, plain=now.plain)
         except BaseException:
             process.kill()
             await self._pool.checkin(process)
@@ -291,13 +279,10 @@ class Sessions:
         )
 
     async def _reopened(
-        self,
-        now: TurnContext,
-        job: Job,
-        parent: Turn,
-        marks: Sequence[Record],
+        self, now: TurnContext, parent: Turn, marks: Sequence[Record]
     ) -> tuple[PreparedSession, list[Record]]:
         """The path with the results of its last calls, written for a CLI that goes on from there."""
+        job = now.job
         session_id = job.session.id if job.session else str(uuid.uuid4())
         await self._end(session_id)
         known = await paths.shown(self._store, parent.id, marks)
@@ -308,14 +293,16 @@ class Sessions:
         prepared = await self._repairs.written(now, session_id, [*known, *lead], job.session)
         return prepared, lead
 
-    async def _summary(self, now: TurnContext, job: Job, env: Mapping[str, str], path: Sequence[Record]) -> Decided:
+    async def _summary(self, now: TurnContext, path: Sequence[Record]) -> Decided:
         """Ask the model for one, in sessions that are removed again."""
-        assert now.parent is not None
+        job, parent = now.job, now.job.parent
+        assert parent is not None
 
         async def ask(said: str) -> str:
             session_id = str(uuid.uuid4())
             asking = replace(job, system=summaries.SYSTEM, effort=None, profile=Profile(), wants=ToolOptions())
-            launch = _launch(now, asking, {**env, **environment.NO_COMPACTION}, session_id, resume=False)
+            alone = replace(now, job=asking, env={**now.env, **environment.NO_COMPACTION})
+            launch = _launch(alone, session_id, resume=False)
             process, _ = await self._pool.checkout(launch)
             answer: list[str] = []
             try:
@@ -335,7 +322,7 @@ class Sessions:
                     await asyncio.to_thread(transcript.remove, transcript.in_folder(self._path(now.cwd), ended))
             return "\n\n".join(answer)
 
-        made = await summaries.summarised(path, ask, open_calls=bool(client_tools.calls_of(now.parent.output)))
+        made = await summaries.summarised(path, ask, open_calls=bool(client_tools.calls_of(parent.output)))
         if made is None:
             return Decided()
         at = transcript.timestamp(time.time())
@@ -500,7 +487,8 @@ class Sessions:
         return transcript.project_dir(self._config_dir, cwd)
 
 
-def _launch(now: TurnContext, job: Job, env: Mapping[str, str], session_id: str, *, resume: bool) -> Launch:
+def _launch(now: TurnContext, session_id: str, *, resume: bool) -> Launch:
+    job = now.job
     return Launch(
         capability=now.capability,
         cwd=now.cwd,
@@ -510,7 +498,7 @@ def _launch(now: TurnContext, job: Job, env: Mapping[str, str], session_id: str,
         system_prompt=job.system,
         effort=job.effort,
         profile=job.profile,
-        env=tuple(sorted(env.items())),
+        env=tuple(sorted(now.env.items())),
         offers=job.wants.offers,
         wrapper=now.wrapper,
     )

@@ -186,6 +186,13 @@ async def test_a_turn_left_half_way_spoils_the_process(fake: Fake, start: Start,
         await ask(process, "second")
 
 
+async def test_one_that_answers_before_it_has_read_the_prompt_is_not_used_again(fake: Fake, start: Start) -> None:
+    process = await start(await fake("hasty"))
+    assert result(await ask(process, "p" * 2_000_000)).text == "yes"
+    assert process.alive
+    assert not process.usable
+
+
 async def test_one_that_was_left_while_it_was_offered_tools_is_not_used_again(fake: Fake, start: Start) -> None:
     process = await start(await fake())
     offers = Offers.of((Tool("weather"),))
