@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Literal
+from weakref import WeakValueDictionary
 
 from .... import logs
 from ....errors import ClaudeUnavailable, ProxyError, QueueFull, SessionBusy
@@ -73,8 +73,8 @@ class Pool:
         self.table = ProcessTable(settings, on_spawn, on_exit, on_first_output)
         self._newest: tuple[Launch, ClaudeProcess] | None = None  # what the last new session asked for, and its process
         self._refused: str | None = None  # the kind of spare that refused its claim
-        self._sessions: dict[str, asyncio.Lock] = {}
-        self._waiting: Counter[str] = Counter()
+        # One step at a time for each session. A lock is there as long as somebody holds it or waits for it.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def peek(self, session_id: str) -> ClaudeProcess | None:
         """The session's process, in use or idle."""
@@ -94,7 +94,7 @@ class Pool:
         A session's idle process is reused when the launch asks for the same; otherwise it is closed first. For a new
         session it may be a spare: then the session has the id of that process.
         """
-        async with self._session(launch.session_id):
+        async with self._locks.setdefault(launch.session_id, asyncio.Lock()):
             current = self.peek(launch.session_id)
             if current is not None and current in self.table.in_use:
                 raise SessionBusy("a turn of this session is still running: wait for it")
@@ -119,7 +119,7 @@ class Pool:
 
     async def take_waiting(self, launch: Launch) -> ClaudeProcess | None:
         """The session's process, if it waits for results and fits the launch; else None."""
-        async with self._session(launch.session_id):
+        async with self._locks.setdefault(launch.session_id, asyncio.Lock()):
             current = self.peek(launch.session_id)
             if current is None or current in self.table.in_use or not current.waiting:
                 return None
@@ -142,7 +142,7 @@ class Pool:
 
     async def discard(self, session_id: str) -> None:
         """Close and forget the session's process, in use or not. It is dead when this returns."""
-        async with self._session(session_id):
+        async with self._locks.setdefault(session_id, asyncio.Lock()):
             await self._discard(session_id)
 
     def kill(self) -> None:
@@ -153,20 +153,6 @@ class Pool:
     async def close(self) -> None:
         """End every process, at once and waited for. Nothing can be checked out afterwards."""
         await self.table.close_all()
-
-    # --- one session at a time
-
-    @asynccontextmanager
-    async def _session(self, session_id: str) -> AsyncIterator[None]:
-        lock = self._sessions.setdefault(session_id, asyncio.Lock())
-        self._waiting[session_id] += 1
-        try:
-            async with lock:
-                yield
-        finally:
-            self._waiting[session_id] -= 1
-            if not self._waiting[session_id]:
-                del self._waiting[session_id], self._sessions[session_id]
 
     async def _discard(self, session_id: str) -> None:
         current = self.peek(session_id)
@@ -253,9 +239,8 @@ class ProcessTable:
         on_first_output: Callable[[float], None],
     ) -> None:
         self.processes: dict[str, ClaudeProcess] = {}
-        self.spares: dict[
-            ClaudeProcess, asyncio.Task[bool | None]
-        ] = {}  # idle, not yet claimed by a session; with their start-up
+        # Idle ones that no session has claimed yet, with their start-up.
+        self.spares: dict[ClaudeProcess, asyncio.Task[bool | None]] = {}
         self.ended: dict[str, int] = {}  # sessions whose idle process ended by itself, and with which exit code
         self.closed = False
         self._settings = settings
