@@ -33,7 +33,7 @@ BEGIN = "Connection.data_received"
 END = "Answer.acknowledge"
 SERVICES = {
     "cli_session_proxy.tasks": "Tasks",
-    "cli_session_proxy.backends.claude.process.process_table": "ProcessTable",
+    "cli_session_proxy.backends.claude.process.pool": "ProcessTable",
 }
 IN_TURN = contextvars.ContextVar("in_turn", default=False)
 

@@ -56,10 +56,9 @@ class Job:
     """One attempt of one turn. `session` is the one that ends at `parent`; None for both: a new root.
 
     `prompt` is what is said, beside the `answers` to the parent's calls. `frame_uuid` names this attempt for ever.
-    `check` holds
-    the arguments of calls of strict tools against their schemas. `adopt`: at the head of the chain, where what somebody
-    else said in the session is taken into the chain first. `remedies`: what earlier attempts of the turn called for.
-    `window`: how much of the path the model is shown.
+    `check` holds the arguments of calls of strict tools against their schemas. `adopt`: at the head of the chain, where
+    what somebody else said in the session is taken into the chain first. `remedies`: what earlier attempts of the turn
+    called for. `window`: how much of the path the model is shown.
     """
 
     agent: Agent

@@ -23,7 +23,7 @@ import httpx
 from ..backends.claude.process import capability, confine, environment
 from ..backends.claude.process.capability import Capability
 from ..backends.claude.process.guardian import start_time
-from ..backends.claude.process.process_table import FIRST_WEIGHT
+from ..backends.claude.process.memory import FIRST_WEIGHT
 from ..engine.ownership import Instances, differences
 from ..errors import ClaudeUnavailable, ProxyError
 from ..http.binding import answers

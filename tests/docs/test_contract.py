@@ -10,7 +10,7 @@ import typer.main
 
 from cli_session_proxy import errors
 from cli_session_proxy.aside import pool
-from cli_session_proxy.backends.claude.transcript import files
+from cli_session_proxy.backends.claude.transcript import entries
 from cli_session_proxy.cli import app as commands
 from cli_session_proxy.domain import limits, structured
 from cli_session_proxy.engine.engine import Engine
@@ -73,7 +73,7 @@ def test_every_limit_is_stated_as_it_is_enforced() -> None:
         [limits.STOPS, limits.STOP_LENGTH], [limits.DEPTH],
         [asgi.MIDDLING, large_turns.LARGE, pool.READING_SECONDS, pool.READING_MEMORY // mib],
         [pool.CHECKING_SECONDS, pool.CHECKING_MEMORY // mib], [pool.WAITING], [connection.AHEAD], [connection.UNREAD],
-        [files.MAX_BYTES],
+        [entries.MAX_BYTES],
     ]  # fmt: skip
     rows = [line for line in section("Limits").splitlines() if line.startswith("| ")][1:]
     codes = {str(status) for kind in subclasses(errors.ProxyError) for status in [kind.status]}

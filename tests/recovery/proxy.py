@@ -11,12 +11,12 @@ One request after the other; with {"wait": false} the next is read at once.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,8 +32,6 @@ from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sql.store import SqlStore
 from tests.talking import request, text
-
-Method = Callable[..., Awaitable[Any]]
 
 # step -> the method it is at, and whether it is before or after it
 STEPS: dict[str, tuple[type, str, bool]] = {
@@ -58,17 +56,25 @@ def without_linux() -> None:
 
 
 def deadly(owner: type, name: str, *, before: bool) -> None:
-    method: Method = getattr(owner, name)
+    method = getattr(owner, name)
 
-    async def wrapped(*args: Any, **more: Any) -> Any:
-        if armed and before:
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = await method(*args, **more)
+    def die() -> None:
         if armed:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    async def awaited(*args: Any, **more: Any) -> Any:
+        if before:
+            die()
+        result = await method(*args, **more)
+        die()
         return result
 
-    setattr(owner, name, wrapped)
+    def called(*args: Any, **more: Any) -> Any:
+        result = method(*args, **more)
+        die()
+        return result
+
+    setattr(owner, name, awaited if inspect.iscoroutinefunction(method) else called)
 
 
 async def answered(engine: Engine, order: dict[str, Any]) -> None:

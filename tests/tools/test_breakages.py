@@ -59,7 +59,7 @@ async def kill(talk: Talk) -> None:
     process = talk.process
     os.killpg(process.pid, signal.SIGKILL)
     async with asyncio.timeout(10):
-        await process._child.wait()
+        await process._child.process.wait()
 
 
 async def delete(talk: Talk) -> None:
@@ -192,7 +192,7 @@ async def test_a_call_is_answered_after_a_long_time(
             monkeypatch.setattr(time, name, lambda clock=clock: clock() + 60 * minutes)
         if continuity == "rebuilt":
             async with asyncio.timeout(10):
-                await process._child.wait()
+                await process._child.process.wait()
         answered = await ask(engine, results(result(weather, "sunny"), result(noon, "noon")), tools=TOOLS)
         assert answered.continuity == continuity
         assert text(answered) == "The tool said: noon"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 import uuid
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 
 from ... import logs
@@ -18,15 +22,15 @@ from ...domain.parameters import Name
 from ...errors import ClaudeNotLoggedIn, ClaudeUnavailable, ContextTooLong, ProxyError
 from ...sandbox import Sandboxes
 from ...settings import Settings
-from ...stores.base import AgentState, Facts, Store
+from ...stores.base import Facts, Store
 from .. import base
 from ..base import Adoptable, Answered, Counts, Event, Execution, Job, Kept, Lost, Remedy, Settled, TakenOver
 from .process import events, failures
 from .process.child import end_left
-from .process.pool import Pool, Restarts
+from .process.pool import Pool
 from .sessions import adoption, history, paths, seeing, settling
 from .sessions.capture import LiveSession, TurnOutcome
-from .sessions.manager import Foreign, Plan, Sessions
+from .sessions.manager import Foreign, Sessions
 from .sessions.verifying import Verifier, compare
 from .sessions.watcher import Watcher
 
@@ -66,21 +70,8 @@ class ClaudeBackend:
 
     async def prepare(self, job: Job) -> Execution | Adoptable:
         self._restarts.check(job.agent.key)
-        plan = Plan(
-            job.model,
-            job.system,
-            job.effort,
-            job.profile,
-            job.prompt,
-            job.wants,
-            job.answers,
-            job.remedies,
-            plain=job.turn.id in self._full,
-            window=job.window,
-        )
-        standing = AgentState(job.agent, job.parent, job.session)
         try:
-            ready = await self.sessions.ready(standing, plan, job.turn.id, job.frame_uuid, adopt=job.adopt)
+            ready = await self.sessions.ready(job, plain=job.turn.id in self._full)
         except Foreign as foreign:
             assert job.parent is not None
             return adoption.adoptable(job.agent, job.parent, foreign)
@@ -189,33 +180,26 @@ class _Execution:
     async def say(self) -> AsyncGenerator[Event, None]:
         job, process = self._job, self._ready.process
         judge = ToolPolicy(job.wants.offers, job.wants.choice, job.check) if job.wants.offers.tools else None
-        if self._ready.results:
-            heard = process.go_on(self._ready.results, judge)
-        else:
-            heard = process.turn(job.frame_uuid, self._ready.prompt, judge)
+        heard = process.turn(job.frame_uuid, self._ready.prompt, judge, self._ready.results)
         retries: list[JSON] = []
         try:
             async with aclosing(heard):
                 async for event in heard:
-                    if self._truncated is not None and not isinstance(event, events.Called | events.Result):
+                    if self._truncated is not None and not isinstance(event, base.Called | events.Result):
                         yield base.Activity(type(event).__name__)  # the CLI goes on by itself until it is interrupted
                         continue
                     match event:
-                        case BlockStart() | BlockDelta() | BlockStop():
+                        case BlockStart() | BlockDelta() | BlockStop() | base.Abandoned() | base.ToolActivity():
                             yield event
                         case events.AssistantMessage():
                             yield base.AnswerBlocks(event.blocks, event.model if is_model(event.model) else None)
-                        case events.Abandoned():
-                            yield base.Abandoned(event.blocks)
                         case events.SessionSeen():
                             self._answered = self.session_id = event.session_id
                             yield base.SessionSeen(event.session_id)
-                        case events.ToolActivity():
-                            yield base.ToolActivity(event.entry)
-                        case events.ApiRetry():
+                        case base.Retried():
                             retries.append(event.detail)
-                            yield base.Retried(event.detail)
-                        case events.Compacted():
+                            yield event
+                        case base.Compacted():
                             if not self._ready.process.launch.capability.compacts_before_prompt:
                                 error = ContextTooLong(
                                     "the context is full, and this CLI cannot compact it without losing the prompt: "
@@ -223,15 +207,15 @@ class _Execution:
                                 )
                                 remedy = await self._remedy(error)
                                 raise error if remedy is None else Lost(error.message, error, remedy)
-                            yield base.Compacted(event.detail)
+                            yield event
                         case events.Truncated():
                             self._truncated = event
                             await self.interrupt()
-                        case events.Called() if self._truncated is not None:
+                        case base.Called() if self._truncated is not None:
                             yield base.Completed("max_tokens", self._truncated.usage)
                             return
-                        case events.Called():
-                            yield base.Called(event.calls, event.usage)
+                        case base.Called():
+                            yield event
                             return
                         case events.Declined():
                             yield base.Refused(event.category, event.explanation, event.usage)
@@ -245,7 +229,16 @@ class _Execution:
                                     raise Lost("the context is full, and the CLI may compact it", failed)
                                 remedy = await self._remedy(failed)
                                 raise failed if remedy is None else Lost(failed.message, failed, remedy)
-                            yield self._completed(event)
+                            if event.session_id:
+                                self._answered = self.session_id = event.session_id
+                            self._total = cost = event.cost_total_usd
+                            # This turn's share of a running total, which starts anew where the CLI did not restore it.
+                            if cost is not None and cost >= self._ready.spent:
+                                cost -= self._ready.spent
+                            if self._truncated is not None:
+                                yield base.Completed("max_tokens", self._truncated.usage, cost)
+                            else:
+                                yield base.Completed(event.stop_reason, event.usage, cost, event.stop_sequence)
                             return
                         case _:
                             yield base.Activity(type(event).__name__)
@@ -259,18 +252,6 @@ class _Execution:
         if isinstance(error, ClaudeNotLoggedIn):
             return None if self._ready.fresh else "login"
         return await self._owner.sessions.decisions.remedy(self._job.parent, error, tried=self._job.remedies)
-
-    def _completed(self, result: events.Result) -> base.Completed:
-        """With this turn's share of the CLI's running total, which starts anew where the CLI did not restore it."""
-        if result.session_id:
-            self._answered = self.session_id = result.session_id
-        self._total = result.cost_total_usd
-        before, cost = self._ready.spent, result.cost_total_usd
-        if cost is not None and cost >= before:
-            cost -= before
-        if self._truncated is not None:
-            return base.Completed("max_tokens", self._truncated.usage, cost)
-        return base.Completed(result.stop_reason, result.usage, cost, result.stop_sequence)
 
     async def interrupt(self) -> None:
         self._interrupted = True
@@ -288,11 +269,11 @@ class _Execution:
             answered.partial,
         )
         try:
-            captured = await self._owner.sessions.capture(self._ready, job.turn, said)
+            kept = await self._owner.sessions.capture(self._ready, job.turn, said)
         except events.ProcessDied as died:
             raise self._owner._lost(job.agent, died) from died
         self._owner._restarts.lived(job.agent.key)
-        return Kept(captured.records, captured.session, captured.links, captured.source, captured.notes)
+        return kept
 
     async def release(self) -> None:
         self._owner._full.discard(self._job.turn.id)
@@ -305,3 +286,59 @@ class _Execution:
         if self._plain:
             self._owner._full.discard(self._job.turn.id)
         await self._owner.sessions.spoil(self._ready, self._answered, owned=owned)
+
+
+# --- An agent whose CLI keeps dying: after a few deaths in a row the next start waits, each time longer
+
+# Counted by agent, not by session: a session whose first turn dies leaves nothing, and the next one has another id.
+
+# A turn is repeated once by itself, so this many deaths are more than one bad turn.
+LIMIT = 3
+# How long the next start is refused after the last of them, doubled at each further death. Seconds.
+FIRST_WAIT = 1.0
+LONGEST_WAIT = 60.0
+# Agents that are remembered: beyond it the one that died longest ago gets a fresh start.
+KNOWN = 1024
+
+
+@dataclass(slots=True)
+class _Deaths:
+    count: int
+    until: float
+    last: str
+
+
+class Restarts:
+    """The deaths in a row of each agent's processes. `clock` is in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._deaths: OrderedDict[int, _Deaths] = OrderedDict()
+
+    def check(self, agent_key: int) -> None:
+        """Raises `ClaudeUnavailable` while this agent's CLI is not to be started."""
+        deaths = self._deaths.get(agent_key)
+        if deaths is None or (left := deaths.until - self._clock()) <= 0:
+            return
+        raise ClaudeUnavailable(
+            f"the Claude CLI of this agent has died {deaths.count} times in a row and is not started again before "
+            f"{math.ceil(left)} s are over. The last time: {deaths.last}. See `doctor` and the proxy's log",
+            retry_after=left,
+            detail={"deaths": deaths.count},
+        )
+
+    def died(self, agent_key: int, how: events.ProcessDied) -> None:
+        """One more process ended without a result."""
+        deaths = self._deaths.setdefault(agent_key, _Deaths(0, 0.0, ""))
+        deaths.count += 1
+        deaths.last = failures.error_for_death(how).message
+        if deaths.count >= LIMIT:
+            doubled = min(deaths.count - LIMIT, 32)  # as a float has an end
+            deaths.until = self._clock() + min(LONGEST_WAIT, FIRST_WAIT * 2.0**doubled)
+        self._deaths.move_to_end(agent_key)
+        if len(self._deaths) > KNOWN:
+            self._deaths.popitem(last=False)
+
+    def lived(self, agent_key: int) -> None:
+        """A turn of this agent was answered."""
+        self._deaths.pop(agent_key, None)

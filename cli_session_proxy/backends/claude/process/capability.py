@@ -100,7 +100,7 @@ class Capability:
     def client_composed(self) -> bool:
         """It takes a frame so marked as words for the model only, never as a command or a file reference.
 
-        Without it, `frames.deliverable` words the prompt so that nothing is interpreted.
+        Without it, `frames.user_frame` words the prompt so that nothing is interpreted.
         """
         return self.version_tuple >= CLIENT_COMPOSED
 
@@ -186,11 +186,10 @@ async def probe(binary: Path, env: Mapping[str, str], cwd: Path = Path("/")) -> 
 
 
 def heard(capability: Capability, version: str) -> None:
-    """A process of this CLI says that it is this version: if that is not what we know, we ask again."""
-    if version != capability.version:
-        log.info("claude_version_changed", path=str(capability.path), known=capability.version, runs=version)
-        _heard[capability.path] = version
-        forget(capability)
+    """A process of this CLI says that it is this version, which is not the one that we know: we ask again."""
+    log.info("claude_version_changed", path=str(capability.path), known=capability.version, runs=version)
+    _heard[capability.path] = version
+    forget(capability)
 
 
 def forget(capability: Capability) -> None:

@@ -1,4 +1,4 @@
-"""The process of one CLI: what it is started as, how words get in and out, and how it is ended.
+"""The process of one CLI: what it is started as, and how it is ended. What it says and is told is in `frames`.
 
 `end` returns when the process and its group are dead: a wrapper script that does not `exec` ends before its CLI does.
 """
@@ -17,7 +17,6 @@ import tempfile
 import time
 import uuid
 from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,8 +27,8 @@ from ....domain.client_tools import SERVER, Offers
 from ....domain.models import JSON
 from ....errors import ClaudeUnavailable, InvalidRequest, ProxyError, SandboxError
 from ....settings import Profile
-from . import frames
 from .capability import SYSTEM_PROMPT_FILE, Capability, newer
+from .frames import printable
 from .guardian import Guardian, start_time
 from .guardian_program import MARK_VARIABLE, sweep
 
@@ -56,7 +55,10 @@ ALL_TOOLS = "default"  # the word that --tools takes for the whole set
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One start of a CLI. `session_id` is created, or taken up where `resume` is set.
+    """One start of a CLI. Two are equal where one running process may serve both: what differs then only concerns the
+    start, or can be changed while it runs (`ClaudeProcess.adapt`).
+
+    `session_id` is created, or taken up where `resume` is set.
 
     `model`, `system_prompt` and `effort` are final: the profile's own wishes are resolved by the caller.
     `profile.tools`: plain names become available, rules such as `Bash(git *)` or `mcp__…` are allowed as well;
@@ -69,14 +71,14 @@ class Launch:
     capability: Capability
     cwd: Path
     session_id: str
-    resume: bool
+    resume: bool = field(compare=False)
     model: str
     profile: Profile
     env: tuple[tuple[str, str], ...] = field(repr=False)
-    system_prompt: str | None = field(default=None, repr=False)
+    system_prompt: str | None = field(default=None, compare=False, repr=False)
     append_system_prompt: str | None = field(default=None, repr=False)
     effort: str | None = None
-    settings: JSON = field(default_factory=dict, compare=False)
+    settings: JSON = field(default_factory=dict, hash=False)
     offers: Offers = field(default_factory=Offers, compare=False)
     ahead: bool = field(default=False, compare=False)
     wrapper: tuple[str, ...] = field(default=(), compare=False, repr=False)
@@ -91,15 +93,6 @@ class Launch:
         if self.ahead:
             argv.append("--await-claim")
         return [*self.wrapper, str(self.capability.path), *argv, session, *self._choices(prompt_file)]
-
-    @property
-    def signature(self) -> tuple[object, ...]:
-        """Equal for two launches that one warm process can serve: everything but `resume`, and but the text of
-        the system prompt where the process can be given another one (`ClaudeProcess.adapt`)."""
-        changeable = self.capability.takes_system_prompt and bool((self.system_prompt or "").strip())
-        system = True if changeable else self.system_prompt
-        choices = self.model, self.effort, self.profile, system, self.append_system_prompt, self.settings
-        return (self.session_id, self.cwd, self.env, self.capability, *choices)
 
     @property
     def kind(self) -> str | None:
@@ -171,11 +164,6 @@ class Launch:
         return argv
 
 
-def printable(text: str) -> str:
-    """A lone surrogate has no UTF-8 form; the CLI itself would show it to the model as U+FFFD."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
 def check_tools(launch: Launch, init: JSON) -> None:
     """Raises ClaudeUnavailable where the CLI's `init` frame offers tools that the launch does not allow."""
     allowed = {tool.split("(")[0] for tool in launch.profile.tools}
@@ -195,7 +183,7 @@ GROUP_POLL = 0.005  # seconds between two looks at a killed group: its members a
 
 
 class Child:
-    """A running process. `pid` and `start_time` together name it beyond a reused pid."""
+    """A running process. `pid` and `start_time` together name it beyond a reused pid; `process` is asyncio's."""
 
     def __init__(
         self,
@@ -217,7 +205,7 @@ class Child:
         self._launch = launch
         self._guardian = guardian
         self._transport = transport
-        self._process = process
+        self.process = process
         self._mark = ""
         self._prompt_file: Path | None = None
 
@@ -258,13 +246,6 @@ class Child:
         guardian.guard(child.pid, child.start_time, ours)
         return child
 
-    @property
-    def returncode(self) -> int | None:
-        return self._process.returncode
-
-    async def wait(self) -> int:
-        return await self._process.wait()
-
     def end_input(self) -> None:
         """Close stdin. The CLI still reads what was written, finishes its turn and exits."""
         self.input_ended = True
@@ -284,12 +265,12 @@ class Child:
         if gently:
             self.end_input()
             await self._exited(grace)
-            if self.returncode is None:
+            if self.process.returncode is None:
                 self.signal(signal.SIGTERM)
                 await self._exited(grace)
         self.signal(signal.SIGKILL)
         await self._exited(KILL_WAIT)
-        if self.returncode is None:
+        if self.process.returncode is None:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KILL_WAIT):
@@ -312,7 +293,7 @@ class Child:
 
     async def _exited(self, timeout: float) -> None:
         with contextlib.suppress(TimeoutError):  # the next step is harsher
-            await asyncio.wait_for(self._process.wait(), timeout)
+            await asyncio.wait_for(self.process.wait(), timeout)
 
 
 def end_left(pid: int, started: str) -> bool:
@@ -389,131 +370,3 @@ def _cannot_start(launch: Launch, exc: OSError | ValueError) -> ProxyError:
     if not launch.cwd.is_dir():
         return SandboxError(f"the sandbox {launch.cwd} is not a directory")
     return ClaudeUnavailable(f"{launch.capability.path} cannot be started ({exc.strerror}): see `doctor`")
-
-
-# --- Its output: frames for the present turn, and the tail of its stderr
-
-# Both are read by tasks of their own, with or without a listener: a process never waits for a reader that is not there.
-
-STDERR_TAIL = 16 * 1024
-READ_SIZE = 256 * 1024
-INBOX = 256  # frames read ahead of the listener; then the pipe, and so the CLI, waits
-DRAIN_WAIT = 1.0  # seconds for the last bytes of a dead process; a stranger may hold its pipes open for ever
-
-
-class End:
-    """In the inbox: nothing follows."""
-
-
-Inbox = asyncio.Queue[JSON | End | None]  # None: a line that was no frame
-
-
-class Output:
-    """`asked` gets each request of the CLI's, before the listener does; `broken` is called when what it prints is no
-    stream of frames any more (see `failure`), `ended` when its stdout is at its end.
-    """
-
-    def __init__(
-        self,
-        child: Child,
-        *,
-        asked: Callable[[JSON], Awaitable[None]],
-        broken: Callable[[], None],
-        ended: Callable[[], None],
-    ) -> None:
-        self.started = asyncio.Event()  # it has said its first word, or never will
-        self.spoke = False  # it has said a word
-        self.ended = False
-        self.failure: str | None = None
-        self.inbox: Inbox | None = None  # of who listens now
-        self._replies: dict[str, asyncio.Future[JSON | None]] = {}
-        self._child = child
-        self._asked = asked
-        self._broken = broken
-        self._tell_end = ended
-        self._tail = bytearray()
-        self.reading = asyncio.create_task(self._read_stdout())
-        self._reading_stderr = asyncio.create_task(self._read_stderr())
-
-    @property
-    def stderr(self) -> str:
-        """The last 16 KB of what it printed there."""
-        return self._tail.decode(errors="replace")
-
-    def listen(self) -> Inbox:
-        """What it says from now on."""
-        self.inbox = Inbox(INBOX)
-        return self.inbox
-
-    def reply(self, request_id: str) -> asyncio.Future[JSON | None]:
-        """Its answer to this control request of ours; None where it ends before. To give up, cancel it."""
-        coming = self._replies[request_id] = asyncio.get_running_loop().create_future()
-        coming.add_done_callback(lambda _: self._replies.pop(request_id, None))
-        if self.ended:
-            coming.set_result(None)
-        return coming
-
-    def leave(self) -> Inbox | None:
-        """From now on its output is dropped; a blocked reader goes on."""
-        inbox, self.inbox = self.inbox, None
-        while inbox is not None and not inbox.empty():
-            inbox.get_nowait()
-        return inbox
-
-    async def last_words(self) -> None:
-        """Wait for the end of its stderr."""
-        await asyncio.wait([self._reading_stderr], timeout=DRAIN_WAIT)
-
-    async def drained(self) -> None:
-        """Wait for the end of both."""
-        await asyncio.wait([self.reading, self._reading_stderr], timeout=DRAIN_WAIT)
-
-    async def close(self) -> None:
-        for task in (self.reading, self._reading_stderr):
-            task.cancel()
-        await asyncio.wait([self.reading, self._reading_stderr])
-        self.started.set()
-
-    async def _read_stdout(self) -> None:
-        splitter = frames.LineSplitter()
-        try:
-            while chunk := await self._child.stdout.read(READ_SIZE):
-                self.spoke = True
-                self.started.set()
-                if self.failure is not None:
-                    continue  # drained only
-                try:
-                    for line in splitter.feed(chunk):
-                        await self._put(line)
-                except frames.Unreadable as exc:
-                    self.failure = f"it printed {exc}"
-                    self._broken()
-        finally:
-            self.ended = True
-            self.started.set()
-            self._tell_end()
-            for coming in list(self._replies.values()):
-                if not coming.done():
-                    coming.set_result(None)
-            if self.inbox is not None:
-                await self.inbox.put(End())
-
-    async def _put(self, line: bytes) -> None:
-        frame = frames.parse(line) if line.strip() else None
-        kind = None if frame is None else frame.get("type")
-        if frame is not None and kind == "control_request":
-            await self._asked(frame)
-        if frame is not None and kind == "control_response" and (replied := frames.control_response(frame)) is not None:
-            coming = self._replies.get(str(replied.get("request_id")))
-            if coming is not None and not coming.done():
-                coming.set_result(replied)
-        if self.inbox is not None and line.strip():
-            if self.inbox.full():
-                await self.inbox.put(frame)
-            else:
-                self.inbox.put_nowait(frame)
-
-    async def _read_stderr(self) -> None:
-        while chunk := await self._child.stderr.read(READ_SIZE):
-            self._tail += chunk
-            del self._tail[:-STDERR_TAIL]

@@ -1,4 +1,5 @@
-"""What a running CLI tells us, as data. `frames` makes these from stdout lines; `process` yields them.
+"""What a running CLI tells us, as data: `turn_reader` makes it of frames, `process` yields it. What the core is told
+as it is comes from `base`.
 
 Every turn of a process yields any number of events and ends with exactly one `Result`, or with `Called` where the
 process waits for the client, or raises `ProcessDied`.
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
+from ...base import Abandoned, Activity, Called, Compacted, Retried, ToolActivity
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,34 +33,6 @@ class AssistantMessage:
     message_id: str | None
     model: str | None
     blocks: tuple[Block, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Abandoned:
-    """The provider's stream was cut: these blocks will not be finished, and the CLI keeps nothing of them.
-
-    It asks again by itself: for the whole answer, or, where blocks were finished before the cut, to go on from there.
-    """
-
-    blocks: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class ToolActivity:
-    """A tool of the CLI's own that ran inside the turn: its call or its result, for the dump only."""
-
-    entry: JSON
-
-
-@dataclass(frozen=True, slots=True)
-class Called:
-    """The model's message is complete and calls tools of the client: the process waits for their results.
-
-    The last event before the results, instead of a `Result`. `usage` is what the model used since the last one.
-    """
-
-    calls: tuple[Block, ...]
-    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,27 +62,6 @@ class Declined:
     category: str | None
     explanation: str | None
     usage: Usage
-
-
-@dataclass(frozen=True, slots=True)
-class ApiRetry:
-    """The CLI is calling the provider again (`system/api_retry`)."""
-
-    detail: JSON
-
-
-@dataclass(frozen=True, slots=True)
-class Compacted:
-    """The CLI replaced the start of the conversation with a summary (`system/compact_boundary`)."""
-
-    detail: JSON
-
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """Any other frame: a sign of life that only resets the idle clock."""
-
-    kind: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +96,7 @@ CliEvent = (
     | Truncated
     | Refused
     | Declined
-    | ApiRetry
+    | Retried
     | Compacted
     | Activity
     | BlockStart

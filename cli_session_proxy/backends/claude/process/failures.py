@@ -75,7 +75,7 @@ class _Facts:
 
 
 def error_for(result: Result, *, retries: Sequence[JSON] = (), model: str = "", now: float | None = None) -> ProxyError:
-    """The error of a turn whose `Result` says so. `retries` are the details of its `ApiRetry` events.
+    """The error of a turn whose `Result` says so. `retries` are the details of its `Retried` events.
 
     `model` is the one that was asked for. `retry_after` is only set from what the provider said: its reset, or the
     delay the CLI took over from it.

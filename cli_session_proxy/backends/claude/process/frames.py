@@ -1,10 +1,11 @@
-"""The CLI's stream-json, without I/O: bytes to lines, prompts to frames. What frames mean is in `turn_reader`."""
+"""The CLI's stream-json: prompts to lines, and what a CLI prints to frames. What frames mean is in `turn_reader`."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ....domain import limits
@@ -13,6 +14,50 @@ from .capability import CLIENT_COMPOSED, Capability, newer
 
 # A 3 MB answer is one 3 MB line (facts); a line beyond this is no answer of a model any more.
 MAX_LINE = 64 * 1024 * 1024
+
+
+# --- what it is told
+
+
+def line(frame: JSON) -> bytes:
+    """A frame as a line for stdin."""
+    # ensure_ascii: a lone surrogate, NUL or U+2028 goes through as an escape and can never break a line.
+    return json.dumps(frame, ensure_ascii=True, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def user_frame(uuid: str, content: Sequence[Block], capability: Capability) -> bytes:
+    """One prompt as a line for stdin: the same words in blocks that this CLI passes to the model verbatim.
+
+    Without the field `client_composed` a prompt `/clear` wipes the session (facts). For a CLI that does not know it the
+    last text is cut in two where needed: the model reads the same characters, in two text blocks of one message. Ask
+    `unsafe_prompt` first: what cannot be cut goes out as it is.
+    """
+    blocks = list(content)
+    if not capability.client_composed and blocks and blocks[-1].get("type") == "text":
+        text = str(blocks[-1].get("text", ""))
+        cut = None if _is_plain(text) else _plain_tail(text)
+        if cut is not None:
+            blocks[-1:] = [{**blocks[-1], "text": text[:cut]}, {"type": "text", "text": text[cut:]}]
+    message = {"role": "user", "content": blocks}
+    return line({"type": "user", "uuid": uuid, "client_composed": True, "message": message})
+
+
+def control_request(request_id: str, subtype: str, **fields: Any) -> bytes:
+    """A request on the control channel: `initialize`, `interrupt`, `set_model` (field `model`)."""
+    return line({"type": "control_request", "request_id": request_id, "request": {"subtype": subtype, **fields}})
+
+
+def printable(text: str) -> str:
+    """A lone surrogate has no UTF-8 form; the CLI itself would show it to the model as U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+# --- what it prints
+
+STDERR_TAIL = 16 * 1024
+READ_SIZE = 256 * 1024
+INBOX = 256  # frames read ahead of the listener; then the pipe, and so the CLI, waits
+DRAIN_WAIT = 1.0  # seconds for the last bytes of a dead process; a stranger may hold its pipes open for ever
 
 
 class Unreadable(ValueError):
@@ -66,28 +111,121 @@ def parse(line: bytes) -> JSON | None:
     return frame if isinstance(frame, dict) else None
 
 
-def line(frame: JSON) -> bytes:
-    """A frame as a line for stdin."""
-    # ensure_ascii: a lone surrogate, NUL or U+2028 goes through as an escape and can never break a line.
-    return json.dumps(frame, ensure_ascii=True, separators=(",", ":")).encode("ascii") + b"\n"
+class End:
+    """In the inbox: nothing follows."""
 
 
-def user_frame(uuid: str, content: Sequence[Block]) -> bytes:
-    """One prompt as a line for stdin. Without `client_composed` a prompt `/clear` wipes the session (facts)."""
-    message = {"role": "user", "content": list(content)}
-    return line({"type": "user", "uuid": uuid, "client_composed": True, "message": message})
+Inbox = asyncio.Queue[JSON | End | None]  # None: a line that was no frame
 
 
-def control_request(request_id: str, subtype: str, **fields: Any) -> bytes:
-    """A request on the control channel: `initialize`, `interrupt`, `set_model` (field `model`)."""
-    return line({"type": "control_request", "request_id": request_id, "request": {"subtype": subtype, **fields}})
+class Output:
+    """Reads both streams of a process all the time, with or without a listener: it never waits for a reader that is not
+    there. What `inbox` holds is for the present turn; of stderr the end is kept.
 
+    `asked` gets each request of the CLI's, before the listener does; `broken` is called when what it prints is no
+    stream of frames any more (see `failure`), `ended` when its stdout is at its end.
+    """
 
-def control_response(frame: JSON) -> JSON | None:
-    """What a `control_response` answers to a request of ours: its `request_id`, `subtype` (`success` or `error`),
-    `response`."""
-    response = frame.get("response")
-    return response if isinstance(response, dict) else None
+    def __init__(
+        self,
+        stdout: asyncio.StreamReader,
+        stderr: asyncio.StreamReader,
+        *,
+        asked: Callable[[JSON], None],
+        broken: Callable[[], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self.started = asyncio.Event()  # it has said its first word, or never will
+        self.spoke = False  # it has said a word
+        self.ended = False
+        self.failure: str | None = None
+        self.inbox: Inbox | None = None  # of who listens now; without one its words are dropped
+        self._replies: dict[str, asyncio.Future[JSON | None]] = {}
+        self._asked = asked
+        self._broken = broken
+        self._tell_end = ended
+        self._tail = bytearray()
+        self.reading = asyncio.create_task(self._read_stdout(stdout))
+        self._reading_stderr = asyncio.create_task(self._read_stderr(stderr))
+
+    @property
+    def stderr(self) -> str:
+        """The last 16 KB of what it printed there."""
+        return self._tail.decode(errors="replace")
+
+    def reply(self, request_id: str) -> asyncio.Future[JSON | None]:
+        """Its answer to this control request of ours: `request_id`, `subtype` (`success` or `error`), `response`; None
+        where it ends before. To give up, cancel it."""
+        coming = self._replies[request_id] = asyncio.get_running_loop().create_future()
+        coming.add_done_callback(lambda _: self._replies.pop(request_id, None))
+        if self.ended:
+            coming.set_result(None)
+        return coming
+
+    def leave(self) -> Inbox | None:
+        """From now on its output is dropped; a blocked reader goes on."""
+        inbox, self.inbox = self.inbox, None
+        while inbox is not None and not inbox.empty():
+            inbox.get_nowait()
+        return inbox
+
+    async def last_words(self) -> None:
+        """Wait for the end of its stderr."""
+        await asyncio.wait([self._reading_stderr], timeout=DRAIN_WAIT)
+
+    async def drained(self) -> None:
+        """Wait for the end of both."""
+        await asyncio.wait([self.reading, self._reading_stderr], timeout=DRAIN_WAIT)
+
+    async def close(self) -> None:
+        for task in (self.reading, self._reading_stderr):
+            task.cancel()
+        await asyncio.wait([self.reading, self._reading_stderr])
+        self.started.set()
+
+    async def _read_stdout(self, stdout: asyncio.StreamReader) -> None:
+        splitter = LineSplitter()
+        try:
+            while chunk := await stdout.read(READ_SIZE):
+                self.spoke = True
+                self.started.set()
+                if self.failure is not None:
+                    continue  # drained only
+                try:
+                    for one in filter(bytes.strip, splitter.feed(chunk)):
+                        frame = parse(one)
+                        kind = None if frame is None else frame.get("type")
+                        if frame is not None and kind == "control_request":
+                            self._asked(frame)
+                        if frame is not None and kind == "control_response":
+                            replied = frame.get("response")
+                            named = replied.get("request_id") if isinstance(replied, dict) else None
+                            coming = self._replies.get(str(named))
+                            if coming is not None and not coming.done():
+                                coming.set_result(replied)
+                        if self.inbox is None:
+                            continue
+                        if self.inbox.full():
+                            await self.inbox.put(frame)
+                        else:
+                            self.inbox.put_nowait(frame)
+                except Unreadable as exc:
+                    self.failure = f"it printed {exc}"
+                    self._broken()
+        finally:
+            self.ended = True
+            self.started.set()
+            self._tell_end()
+            for waiting in list(self._replies.values()):
+                if not waiting.done():
+                    waiting.set_result(None)
+            if self.inbox is not None:
+                await self.inbox.put(End())
+
+    async def _read_stderr(self, stderr: asyncio.StreamReader) -> None:
+        while chunk := await stderr.read(READ_SIZE):
+            self._tail += chunk
+            del self._tail[:-STDERR_TAIL]
 
 
 # --- prompts for CLIs that interpret them ------------------------------------------------------------------
@@ -112,22 +250,6 @@ def _plain_tail(text: str) -> int | None:
         if not first.isspace() and first not in _NOT_FIRST and first.isprintable():
             return start if _is_plain(text[start:]) else None
     return None
-
-
-def deliverable(capability: Capability, content: Sequence[Block]) -> list[Block]:
-    """The same words in blocks that this CLI passes to the model verbatim.
-
-    For an older CLI the last text is cut in two where needed: the model reads the same characters, in two
-    text blocks of one message. Ask `unsafe_prompt` first: what cannot be cut comes back as it is.
-    """
-    blocks = list(content)
-    if capability.client_composed or not blocks or blocks[-1].get("type") != "text":
-        return blocks
-    text = str(blocks[-1].get("text", ""))
-    cut = None if _is_plain(text) else _plain_tail(text)
-    if cut is not None:
-        blocks[-1:] = [{**blocks[-1], "text": text[:cut]}, {"type": "text", "text": text[cut:]}]
-    return blocks
 
 
 def unsafe_prompt(capability: Capability, content: str | Sequence[Block]) -> str | None:

@@ -19,9 +19,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ....domain.client_tools import Answers, ToolOptions, cli_name
-from ....domain.models import JSON, PLAIN, Turn
+from ....domain.client_tools import ToolOptions, cli_name
+from ....domain.models import JSON, PLAIN
 from ....domain.parameters import Name, Parameters
+from ...base import Job
 from .process import NO_COMPACTION, ClaudeProcess
 
 MAX_TOKENS = "CLAUDE_CODE_MAX_OUTPUT_TOKENS"
@@ -151,28 +152,20 @@ def _choice(wants: ToolOptions, *, forced: bool) -> JSON:
     return {} if out == {"type": "auto"} else {"tool_choice": out}
 
 
-async def tell(
-    process: ClaudeProcess,
-    wants: ToolOptions,
-    parent: Turn | None,
-    answers: Answers,
-    effort: str | None,
-    *,
-    plain: bool,
-) -> tuple[Name, ...]:
+async def tell(process: ClaudeProcess, job: Job, *, plain: bool) -> tuple[Name, ...]:
     """Have the process run its next turn as the request wants it, and nothing left of an earlier one.
 
     What the CLI does not honour comes back. With `plain` it is told nothing. Raises ProcessDied where it did not take
     it. Not needed where nothing is asked of a process that was told nothing (`ClaudeProcess.told`).
     """
-    launch = process.launch
+    launch, wants = process.launch, job.wants
     if plain or launch.profile.tools or not launch.capability.takes_parameters:
         await process.tell({})
         asked: list[Name] = list(wants.parameters.as_json())  # type: ignore[arg-type] # the fields are the names
         if wants.choice.mode == "required" and wants.offers:
             asked.append("tool_choice")
         return tuple(name for name in asked if not (name == "thinking" and wants.parameters.thinking))
-    before = parent.options if parent is not None and answers.results else PLAIN
+    before = job.parent.options if job.parent is not None and job.answers.results else PLAIN
     carried = before.parameters.thinking is False or (before.tool_choice.mode == "required" and bool(before.tools))
     # Only these depend on the model: its id is asked of a process that has not told it yet.
     wanted = wants.parameters
@@ -181,7 +174,7 @@ async def tell(
     )  # fmt: skip
     small = wanted.max_tokens is not None and wanted.max_tokens <= LEAST_THINKING
     takes = Takes.of(await process.model()) if by_model or small else Takes()
-    env, body, unmet = told(wants, takes, effort=effort, carried=carried)
+    env, body, unmet = told(wants, takes, effort=job.effort, carried=carried)
     began = dict(launch.env)
     if body:
         env[EXTRA_BODY] = json.dumps(_object(began) | body)

@@ -1,6 +1,6 @@
 """One CLI process: started, talked to one turn at a time, always drained, and never left behind.
 
-- What it says is read all the time, with or without a listener (see `child.Output`).
+- What it says is read all the time, with or without a listener (see `frames.Output`).
 - A turn may stop at calls of the client's tools: then the process is `waiting`, and `go_on` brings the results.
 - A turn that its consumer leaves half-way spoils the process (`usable` is False): what it still says belongs to
   that turn, and must not become the answer to another.
@@ -12,7 +12,6 @@ Not its business: time limits of a turn (the caller has them), what a session ho
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -24,9 +23,11 @@ from ....domain.client_tools import Offers, ToolPolicy, refused
 from ....domain.models import JSON, Block
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
+from ...base import Called
 from . import capability, frames
-from .child import READ_SIZE, Child, End, Launch, Output, check_tools, printable
-from .events import Called, CliEvent, ProcessDied, Refused, Result
+from .child import Child, Launch, check_tools
+from .events import CliEvent, ProcessDied, Refused, Result
+from .frames import INBOX, READ_SIZE, End, Inbox, Output, printable
 from .guardian import Guardian
 from .tool_server import ToolServer, offer
 from .turn_reader import TurnReader, calls_in
@@ -58,7 +59,6 @@ class ClaudeProcess:
         self._settings = settings
         self._child = child
         self._spoiled = False
-        self._writer: asyncio.Task[None] | None = None
         self._requests = 0
         self._tools = ToolServer()
         self._reader: TurnReader | None = None  # of the turn that runs, or that waits for the client
@@ -67,7 +67,7 @@ class ClaudeProcess:
         self.told: Mapping[str, str] = {}  # what of its environment is not as it was started (`tell`)
         self._closing: asyncio.Task[None] | None = None
         self._unconfirmed: Callable[[], Awaitable[None]] | None = None
-        self._output = Output(child, asked=self._serve, broken=self.kill, ended=ended)
+        self._output = Output(child.stdout, child.stderr, asked=self._serve, broken=self.kill, ended=ended)
 
     @classmethod
     async def spawn(
@@ -94,7 +94,7 @@ class ClaudeProcess:
 
     @property
     def alive(self) -> bool:
-        return self._child.returncode is None and not self._output.ended
+        return self._child.process.returncode is None and not self._output.ended
 
     @property
     def started(self) -> asyncio.Event:
@@ -128,7 +128,7 @@ class ClaudeProcess:
 
     @property
     def returncode(self) -> int | None:
-        return self._child.returncode
+        return self._child.process.returncode
 
     @property
     def stderr(self) -> str:
@@ -151,48 +151,43 @@ class ClaudeProcess:
     # --- a turn -----------------------------------------------------------------------------------------
 
     async def turn(
-        self, frame_uuid: str, content: Sequence[Block], judge: ToolPolicy | None = None
+        self,
+        frame_uuid: str,
+        content: Sequence[Block],
+        judge: ToolPolicy | None = None,
+        results: Mapping[str, JSON] | None = None,
     ) -> AsyncGenerator[CliEvent, None]:
-        """Send one prompt; yield its events, the `Result` or `Called` last. Raises ProcessDied.
+        """Send one prompt, or bring the `results` (MCP's, by call) that it waits for; yield what follows, a `Result` or
+        `Called` last. Raises ProcessDied.
 
         Once the `Result` is out the process is free again. Unbounded in time: the caller limits it, and closes
         or kills the process when it gives up.
         """
-        if not self.usable:
-            raise await self._unfit("the process cannot take a turn")
-        line = frames.user_frame(frame_uuid, frames.deliverable(self.launch.capability, content))
-        self._output.listen()
-        self._reader = TurnReader(frame_uuid, judge)
-        async with contextlib.aclosing(self._exchange(self._reader, line, judge)) as events:
-            async for event in events:
-                yield event
-
-    async def go_on(self, results: Mapping[str, JSON], judge: ToolPolicy | None) -> AsyncGenerator[CliEvent, None]:
-        """Bring the results (MCP's) that it waits for, by call; yield what follows, as `turn` does."""
-        if not self.waiting or self._reader is None:
-            raise await self._unfit("the process waits for no results")
-        self._reader.go_on(judge)
-        brought = [self._tools.answer(call, result) for call, result in results.items()]
-        lines = b"".join(frames.line(frame) for frame in brought if frame is not None)
-        async with contextlib.aclosing(self._exchange(self._reader, lines, judge)) as events:
-            async for event in events:
-                yield event
-
-    async def _exchange(
-        self, reader: TurnReader, lines: bytes, judge: ToolPolicy | None
-    ) -> AsyncGenerator[CliEvent, None]:
+        if not results:
+            if not self.usable:
+                raise await self._unfit("the process cannot take a turn")
+            lines = frames.user_frame(frame_uuid, content, self.launch.capability)
+            reader = self._reader = TurnReader(frame_uuid, judge)
+            self._output.inbox = Inbox(INBOX)
+        else:
+            if not self.waiting or self._reader is None:
+                raise await self._unfit("the process waits for no results")
+            brought = [self._tools.answer(call, result) for call, result in results.items()]
+            lines = b"".join(frames.line(frame) for frame in brought if frame is not None)
+            reader = self._reader
+            reader.go_on(judge)
         inbox = self._output.inbox
         assert inbox is not None
         self.busy = True
-        # Beside the reading: a prompt larger than the pipe must not wait for output that waits for us.
-        self._writer = asyncio.create_task(self._write(lines))
+        self._write(lines)
         complete = False
         try:
             while not complete:
                 frame = await inbox.get()
                 if isinstance(frame, End):
                     raise await self._death()
-                self._check_init(frame)
+                if frame is not None and frame.get("subtype") == "init" and frame.get("type") == "system":
+                    self._check_init(frame)
                 if self._unconfirmed is not None and frame is not None:
                     await self._unconfirmed()
                     self._unconfirmed = None
@@ -202,9 +197,20 @@ class ClaudeProcess:
                     if isinstance(event, Refused):
                         reply = self._tools.answer(event.call, refused(event.why))
                         if reply is not None:
-                            await self._write(frames.line(reply))
+                            self._write(frames.line(reply))
                     if isinstance(event, Result):
-                        self._complete(event)
+                        said = f"{event.text} {event.detail.get('errors', '')}"
+                        if event.is_error and NO_CONVERSATION in said:  # no turn happened
+                            why, stderr = f'it said "{NO_CONVERSATION}"', self.stderr or said
+                            raise ProcessDied(why, returncode=self.returncode, stderr=stderr, no_conversation=True)
+                        if self._child.stdin.transport.get_write_buffer_size():
+                            self._spoiled = True  # it answered before it had read the prompt: the rest is on its way
+                        self.session_id = event.session_id or self.session_id
+                        if not self.launch.capability.warm:
+                            # Not before: 1.0.120 exits at the end of stdin without waiting for its own output, and
+                            # loses what the pipe has not taken (an answer of 1 MB was cut, rc 0).
+                            self._child.end_input()
+                        self._release()
                         complete = True
                     if isinstance(event, Called):
                         self.busy, complete = False, True
@@ -214,53 +220,35 @@ class ClaudeProcess:
                 self._spoiled = True
                 self._release()
 
-    def _complete(self, result: Result) -> None:
-        """The turn is over. Raises ProcessDied where the CLI did not know the session: no turn happened."""
-        said = f"{result.text} {result.detail.get('errors', '')}"
-        if result.is_error and NO_CONVERSATION in said:
-            stderr = self.stderr or said
-            why = f'it said "{NO_CONVERSATION}"'
-            raise ProcessDied(why, returncode=self.returncode, stderr=stderr, no_conversation=True)
-        if self._writer is None or not self._writer.done():
-            self._spoiled = True  # it answered before it had read the prompt: half a frame is still in the pipe
-        self.session_id = result.session_id or self.session_id
-        if not self.launch.capability.warm:
-            # Not before: 1.0.120 exits at the end of stdin without waiting for its own output, and loses what the
-            # pipe has not taken (an answer of 1 MB was cut, rc 0).
-            self._child.end_input()
-        self._release()
-
     def _release(self) -> None:
         self._output.leave()
-        if self._writer is not None:
-            self._writer.cancel()
         self._reader = None
         self.busy = False
         self.last_used = time.monotonic()
 
-    async def _serve(self, request: JSON) -> None:
+    def _serve(self, request: JSON) -> None:
         """Answer a request of the CLI's, where that can be done at once."""
         if (reply := self._tools.handle(request)) is not None:
-            await self._write(frames.line(reply))
+            self._write(frames.line(reply))
 
-    async def _write(self, lines: bytes) -> None:
-        """Write errors are ignored: the reader of stdout notices a dead CLI, and knows why it died."""
+    def _write(self, lines: bytes) -> None:
+        """What the pipe does not take at once follows by itself: nobody waits for it, while its output is read.
+
+        A dead CLI is noticed by the reader of stdout, which knows why it died.
+        """
         if not self._child.input_ended:
             self._child.stdin.write(lines)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            await self._child.stdin.drain()
 
-    def _check_init(self, frame: JSON | None) -> None:
+    def _check_init(self, frame: JSON) -> None:
         """Check the `init` frame at the start of a turn. A CLI that offers tools that are off is killed at once.
 
         Raises ClaudeUnavailable; ProcessDied where it is another version than we took it for, and was started wrongly.
         """
-        if frame is None or frame.get("type") != "system" or frame.get("subtype") != "init":
-            return
         self._model = str(frame["model"]) if frame.get("model") else None
         known = self.launch.capability
         version = str(frame.get("claude_code_version") or known.version)
-        capability.heard(known, version)
+        if version != known.version:
+            capability.heard(known, version)
         if self._checked == (offered := frame.get("tools")):
             return
         try:
@@ -277,7 +265,7 @@ class ClaudeProcess:
         """The error of a process that ended without a result."""
         await self._output.last_words()
         try:
-            await asyncio.wait_for(self._child.wait(), self._settings.stop_grace)
+            await asyncio.wait_for(self._child.process.wait(), self._settings.stop_grace)
         except TimeoutError:
             self.kill()  # it closed its stdout and lives on: nothing more can come
         code = self.returncode
@@ -303,15 +291,18 @@ class ClaudeProcess:
             self._child.signal(signal.SIGINT)
             return
         self._requests += 1
-        await self._write(frames.control_request(f"proxy-{self._requests}", "interrupt"))
+        self._write(frames.control_request(f"proxy-{self._requests}", "interrupt"))
 
     async def adapt(self, launch: Launch) -> bool:
-        """Serve this launch from now on: one of the same `signature`, perhaps with another system prompt.
+        """Serve this launch from now on: one that is equal to the present one, perhaps with another system prompt.
 
         The prompt is given to the running process (3 to 20 ms on 2.1.329, against 350 ms for a new process); the
         next request carries it. False when it did not take it: then the process cannot serve this launch.
         """
-        if launch.system_prompt != self.launch.system_prompt:
+        if launch.system_prompt != (present := self.launch.system_prompt):
+            said = all((prompt or "").strip() for prompt in (launch.system_prompt, present))
+            if not said or not launch.capability.takes_system_prompt:
+                return False
             fields = {"model": self._model, "system_prompt": launch.system_prompt, "only_if_model_is_current": True}
             if self._model is None or not await self._ask("set_model", **fields):
                 return False
@@ -399,7 +390,7 @@ class ClaudeProcess:
         coming = self._output.reply(request_id)
         try:
             async with asyncio.timeout(self._settings.spawn_timeout):
-                await self._write(frames.control_request(request_id, subtype, **fields))
+                self._write(frames.control_request(request_id, subtype, **fields))
                 replied = await coming
             self._spoiled = replied is None
             return replied
@@ -445,8 +436,5 @@ class ClaudeProcess:
         await self._output.drained()
         await self._child.close()
         await self._output.close()
-        if self._writer is not None:
-            self._writer.cancel()
-            await asyncio.wait([self._writer])
         if not self._child.gone:
             raise ClaudeUnavailable(f"Claude CLI process {self.pid} cannot be killed: look at the machine")

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from ....domain import limits
-from ..transcript.files import contents
+from ..transcript.entries import contents
 from .guardian import start_time
 
 # A loaded machine may stop a CLI in the middle of writing its entry. Seconds.

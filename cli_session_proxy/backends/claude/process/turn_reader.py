@@ -9,21 +9,8 @@ from dataclasses import dataclass, field
 from ....domain.client_tools import ToolPolicy
 from ....domain.limits import is_session_id
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
-from .events import (
-    Abandoned,
-    Activity,
-    ApiRetry,
-    AssistantMessage,
-    Called,
-    CliEvent,
-    Compacted,
-    Declined,
-    Refused,
-    Result,
-    SessionSeen,
-    ToolActivity,
-    Truncated,
-)
+from ...base import Abandoned, Activity, Called, Compacted, Retried, ToolActivity
+from .events import AssistantMessage, CliEvent, Declined, Refused, Result, SessionSeen, Truncated
 
 # What of an answer reaches a client; every other block belongs to the CLI's own tools.
 ANSWER_BLOCKS = frozenset({"text", "thinking", "redacted_thinking"})
@@ -143,7 +130,7 @@ class TurnReader:
                 subtype = str(frame.get("subtype"))
                 match subtype:
                     case "api_retry":
-                        return [ApiRetry(_without_ids(frame))]
+                        return [Retried(_without_ids(frame))]
                     case "compact_boundary":
                         return [Compacted(_without_ids(frame))]
                     case "init" | "conversation_reset":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections import OrderedDict
@@ -16,11 +17,11 @@ from ....domain.models import JSON, Block, Continuity, FileMark, Link, Message, 
 from ....domain.parameters import Name
 from ....stores.base import Store
 from .. import transcript
-from ..process.child import printable
 from ..process.events import WrongTranscript
+from ..process.frames import printable
 from ..process.process import ClaudeProcess
 from ..transcript import Entry, Head, Parsed, Reader, Scribe
-from ..transcript.files import contents
+from ..transcript.entries import contents
 from . import partials, paths, stopping
 from .exchanges import is_prompt
 from .reopening import SYNTHETIC_MODEL, closing
@@ -68,7 +69,7 @@ class LiveSession:
     `marks` are decisions about the path before it (`transcript.mending`). `prompt` is what is said, `head` what stands
     before the messages. `quiet`: the turn has no prompt of its own in the transcript. `fresh`: the process was started
     for this turn. `rewritten`: the session was written anew by such decisions. `spent` is the CLI's own total (USD)
-    before it. `unmet`: see `base.TranscriptExchange`.
+    before it. `unmet`: see `base.Execution`.
     """
 
     process: ClaudeProcess
@@ -137,10 +138,8 @@ class Captures:
             while True:
                 if copied:
                     taken = await asyncio.to_thread(self._take_copy, ready, path, said, known)
-                elif self._is_small(ready, path):
-                    taken = self._take(ready, path, said)
                 else:
-                    taken = await asyncio.to_thread(self._take, ready, path, said)
+                    taken = await self._take(ready, path, said)
                 if not taken.more or time.monotonic() >= give_up:
                     break
                 await asyncio.sleep(FLUSH_POLL)
@@ -152,43 +151,45 @@ class Captures:
             raise WrongTranscript("conversation")
         return replace(taken, records=_made(ready, turn, said))
 
-    def _is_small(self, ready: LiveSession, path: Path) -> bool:
-        """So little was added to a transcript that we follow that a thread would cost more than to read it."""
-        mark, reader = ready.session.mark, self._readers.get(ready.session.id)
-        if mark is None or reader is None or not reader.holds(mark):
-            return False
-        try:
-            return os.stat(path).st_size - mark.size <= SMALL
-        except OSError:
-            return False
-
-    def _take(self, ready: LiveSession, path: Path, said: TurnOutcome) -> CapturedRecords:
-        """What was appended to the session's own file."""
+    async def _take(self, ready: LiveSession, path: Path, said: TurnOutcome) -> CapturedRecords:
+        """What was appended to the session's own file; where another lies there, what the turn added to that."""
         session_id, mark = ready.session.id, ready.session.mark
-        reader = self._readers.pop(session_id, None)
+        reader: Reader | None = self._readers.pop(session_id, None)
+        is_little = False
         if mark is None:
-            reader = Reader(path, None)
-        elif reader is None or not reader.holds(mark):
+            reader = Reader(path)
+        elif reader is not None and reader.holds(mark):
+            with contextlib.suppress(OSError):
+                is_little = os.stat(path).st_size - mark.size <= SMALL
+        else:
             try:
-                reader = Reader.behind(path, mark)
+                reader = await asyncio.to_thread(Reader.behind, path, mark)
             except transcript.Changed:
-                return self._take_anew(ready, path, said)
-        before = reader.copy()
+                reader = None
+        taken = None
+        if reader is not None and is_little:
+            taken = self._take_behind(reader, ready, said)
+        elif reader is not None:
+            taken = await asyncio.to_thread(self._take_behind, reader, ready, said)
+        return await asyncio.to_thread(self._take_anew, ready, path, said) if taken is None else taken
+
+    def _take_behind(self, reader: Reader, ready: LiveSession, said: TurnOutcome) -> CapturedRecords | None:
+        """None where it is not the reader's file any more."""
         got = reader.appended()
         if got is None:
-            return self._take_anew(ready, path, said)
+            return None
         parsed, now = got
         records = sound(parsed.entries, ready, said)
         if not records or parsed.broken:
-            self.follow(session_id, before)  # to be read again, when more of it is there
+            self.follow(ready.session.id, reader)  # to be read again, when more of it is there
             more = parsed.broken > 0 or not is_whole(parsed.path, ready, said)
             return CapturedRecords(records, None, "unlinked", more)
-        self.follow(session_id, reader)
-        return CapturedRecords(records, now, "transcript")
+        self.follow(ready.session.id, now)
+        return CapturedRecords(records, now.mark, "transcript")
 
     def _take_anew(self, ready: LiveSession, path: Path, said: TurnOutcome) -> CapturedRecords:
         """What the turn added to a file that is not the one that it began with."""
-        got = Reader(path, None).appended()
+        got = Reader(path).appended()
         if got is None:
             # At calls there is no result yet that the CLI flushes its transcript before.
             return CapturedRecords([], None, "frames", more=bool(said.calls))
@@ -201,18 +202,17 @@ class Captures:
         It is taken as the session's file only where it is a copy of the path. CLI 1.0.120 gives new names to records
         that it cuts, and to all that follow.
         """
-        reader = Reader(path, None)
-        got = reader.appended()
+        got = Reader(path).appended()
         if got is None:
             return CapturedRecords([], None, "frames", more=bool(said.calls))
-        parsed, mark = got
+        parsed, reader = got
         own = behind_copy(known, parsed, ready.leaf)
         records = sound(own, ready, said)
         if not records or parsed.broken:
             more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], ready, said)
             return CapturedRecords(records, None, "unlinked", more)
         self.follow(said.session_id, reader)
-        return CapturedRecords(records, mark, "copy")
+        return CapturedRecords(records, reader.mark, "copy")
 
     async def _path(self, ready: LiveSession) -> list[Record]:
         """The records before the turn's own frame."""
@@ -395,11 +395,10 @@ def is_whole(path: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> bo
 def is_damaged(path: Sequence[Entry], said: Sequence[JSON]) -> bool:
     """Is a text of these blocks not there, and one of its length that is not theirs? What is written over in place has
     the length of what was there; what a CLI changes itself (it cuts, trims, adds notes) has another one."""
-    expected = set(map(printable, _texts(said)))
-    written: list[JSON] = []
-    for entry in path:
-        written += entry.content
-    found = _texts(written)
+    expected, found = _texts(said), _texts([block for entry in path for block in entry.content])
+    if expected <= found:
+        return False
+    expected = set(map(printable, expected))
     missing = set(map(len, expected - found))
     return not missing.isdisjoint(map(len, found - expected))
 

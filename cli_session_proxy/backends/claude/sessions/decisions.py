@@ -15,20 +15,19 @@ from typing import Literal
 
 from ....domain import system_prompts
 from ....domain.client_tools import PREFIX, Offers
-from ....domain.models import JSON, Block, Record, Session, Tool, Turn
+from ....domain.models import JSON, Block, Record, Tool, Turn
 from ....domain.notes import Code, Note
 from ....domain.sizes import size_of
 from ....domain.windows import left_out
 from ....errors import ConfigError, ContextTooLong, ProxyError, RequestTooLarge
 from ....settings import Profile, Settings, SystemPromptChanges
 from ....stores.base import Store
-from ...base import Remedy
+from ...base import Job, Remedy
 from .. import transcript
 from ..process import failures
 from ..transcript import Head, LeftOut
 from . import paths
 from .capture import LiveSession
-from .plan import Plan
 from .reopening import SYNTHETIC_MODEL
 from .repair import TurnContext
 
@@ -102,52 +101,49 @@ class Decisions:
         self,
         now: TurnContext,
         own: Turn | None,
-        session: Session | None,
-        plan: Plan,
         opened: Opening,
         summarise: Summarise,
     ) -> Decided:
         """What of the path is not shown to the model from this turn on, beside what was decided before. `own` is the
         newest turn of the path that no other model answered."""
-        wanted = CODES.keys() & plan.remedies
-        parent = now.parent
+        job, parent = now.job, now.job.parent
+        wanted = CODES.keys() & job.remedies
         if parent is None:
             return Decided()
         if not now.capability.heals_thinking:
             last = own or parent
             profile = self._profile_of(last)
             model = None if profile is None else self._settings.model_for(last.model, profile)
-            upgraded = session is not None and session.cli_version != now.capability.version
+            upgraded = job.session is not None and job.session.cli_version != now.capability.version
             # From the fifth turn on, CLI 1.0.120 puts a reminder into each newest message and takes it away at the next
             # turn: what it thought behind it is void. Once that was refused, no more turns are spent on it.
             known = await self._store.records(parent.id)
-            changed = not opened.same or upgraded or (model, profile) != (plan.model, plan.profile)
+            changed = not opened.same or upgraded or (model, profile) != (job.model, job.profile)
             if changed or transcript.was_refused(known, "thinking"):
                 wanted.add("thinking")
         first = Decided()
-        if self._windows or plan.window is not None or (own is not None and own.options.window is not None):
-            first = await self._in_window(parent, own, now, plan)
-        if not wanted and "summary" not in plan.remedies and not first.marks:
+        if self._windows or job.window is not None or (own is not None and own.options.window is not None):
+            first = await self._in_window(parent, own, job)
+        if not wanted and "summary" not in job.remedies and not first.marks:
             return first
-        is_cut = not wanted and "summary" not in plan.remedies
+        is_cut = not wanted and "summary" not in job.remedies
         path = await paths.shown(self._store, parent.id, first.marks)
-        if "summary" in plan.remedies:
+        if "summary" in job.remedies:
             summed = await summarise(path)
             first = Decided((*first.marks, *summed.marks), (*first.notes, *summed.notes))
         path = await self._store.records(parent.id)
-        decided = await asyncio.to_thread(_left_out, path, wanted, first, refused="thinking" in plan.remedies)
+        decided = await asyncio.to_thread(_left_out, path, wanted, first, refused="thinking" in job.remedies)
         return replace(decided, why="window") if is_cut else decided
 
-    async def _in_window(self, parent: Turn, own: Turn | None, now: TurnContext, plan: Plan) -> Decided:
+    async def _in_window(self, parent: Turn, own: Turn | None, job: Job) -> Decided:
         """What is older than the turn's window is left out from here on; what a narrower one left out comes back."""
         profile = self._profile_of(own) if own is not None else None
         was = self._settings.window_for(own.model, profile, own.options.window) if own and profile else None
-        if plan.window is None and was is None:
+        if job.window is None and was is None:
             return Decided()
-        turn = await self._store.turn(now.turn_id)
-        turns = [*await self._store.path(parent.id), *([turn] if turn is not None else [])]
+        turns = [*await self._store.path(parent.id), job.turn]
         sizes = [size_of(one, before) for one, before in zip(turns, [None, *turns], strict=False)]
-        outside = left_out(plan.window, sizes)
+        outside = left_out(job.window, sizes)
         if outside and outside == len(turns) - 1:  # a session begins with a turn that is in the chain
             outside = max(at for at in range(outside) if sizes[at].opens)
         kept_from = None

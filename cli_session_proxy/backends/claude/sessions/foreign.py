@@ -15,7 +15,7 @@ from ....domain.limits import is_session_id, is_version
 from ....errors import InvalidRequest
 from .. import transcript
 from ..transcript import Entry
-from ..transcript.files import opened
+from ..transcript.entries import opened
 from .exchanges import began, is_compaction, is_prompt
 
 # (bytes done, bytes in all)

@@ -14,15 +14,15 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ....domain import client_tools
 from ....domain.client_tools import ToolOptions
-from ....domain.evidence import Evidence, RecordsFrom
+from ....domain.evidence import Evidence
 from ....domain.limits import is_session_id
 from ....domain.models import JSON, Agent, Link, Record, Session, Turn
 from ....domain.notes import Note
@@ -30,11 +30,11 @@ from ....domain.parameters import Name
 from ....errors import InvalidRequest, SessionBusy
 from ....sandbox import Sandboxes
 from ....settings import Profile, Settings
-from ....stores.base import AgentState, Facts, Store
+from ....stores.base import Facts, Store
+from ...base import Job, Kept
 from .. import transcript
 from ..process import capability as cli
 from ..process import confine, environment, failures, frames, parameters
-from ..process.capability import Capability
 from ..process.events import AssistantMessage, ProcessDied, Result, WrongTranscript
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
@@ -42,7 +42,6 @@ from ..transcript import Scribe
 from . import partials, paths, reopening, summaries
 from .capture import Captures, LiveSession, TurnOutcome
 from .decisions import Decided, Decisions, opening
-from .plan import Plan
 from .repair import Foreign, PreparedSession, Repairs, TurnContext
 
 # How often a process is started anew because it loaded something else than the transcript that was verified, and what
@@ -50,21 +49,7 @@ from .repair import Foreign, PreparedSession, Repairs, TurnContext
 LOADS = 3
 RETRY_AFTER = 1.0
 
-__all__ = ["Captured", "Foreign", "LiveSession", "Plan", "Sessions", "TurnOutcome"]
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """What a turn left: its records, its session as it is now, and the links that the CLI's ids call for.
-
-    `notes`: what the CLI was seen to leave out by itself.
-    """
-
-    records: tuple[Record, ...]
-    session: Session
-    links: tuple[Link, ...]
-    source: RecordsFrom
-    notes: tuple[Note, ...] = ()
+__all__ = ["Foreign", "LiveSession", "Sessions", "TurnOutcome"]
 
 
 class Sessions:
@@ -95,14 +80,14 @@ class Sessions:
             "sandbox_root": str(self._sandboxes.prefix.parent),
         }
 
-    async def ready(
-        self, standing: AgentState, plan: Plan, turn_id: str, frame_uuid: str, *, adopt: bool
-    ) -> LiveSession:
-        """A process that is about to continue the parent. Raises `Foreign` when `adopt` and somebody else wrote.
+    async def ready(self, job: Job, *, plain: bool) -> LiveSession:
+        """A process that is about to continue the parent. `plain`: the turn runs without its parameters, so that the
+        CLI may compact.
 
-        Raises `SessionBusy` where somebody changes the transcript whenever a process loads it.
+        Raises `Foreign` where the job says `adopt` and somebody else wrote, `SessionBusy` where somebody changes the
+        transcript whenever a process loads it.
         """
-        agent, parent, session = standing.agent, standing.parent, standing.session
+        agent, parent, session = job.agent, job.parent, job.session
         gone = False
         prepared = self._sandboxes.prepared(agent.dir)
         if prepared is None:
@@ -112,31 +97,44 @@ class Sessions:
         cwd, tmpdir = prepared
         env = self._env | {environment.TMPDIR: str(tmpdir)}
         capability = await cli.probe(cli.find(self._settings), env, cwd)
-        _refuse_what_it_cannot(capability, plan)
+        if job.wants.offers and not capability.takes_tools:
+            message = (
+                f"tools: Claude CLI {capability.version} cannot offer the client's own{cli.newer(cli.CLIENT_TOOLS)}"
+            )
+            raise InvalidRequest(message, param="tools")
+        if job.prompt or not job.answers.results:
+            unsafe = frames.unsafe_prompt(capability, job.prompt)
+        elif capability.takes_tools:
+            unsafe = None
+        else:
+            unsafe = f"Claude CLI {capability.version} takes no results of tools{cli.newer(cli.CLIENT_TOOLS)}"
+        if unsafe is not None:
+            raise InvalidRequest(unsafe, param="messages")
         wrapper: tuple[str, ...] = ()
-        if plan.profile.confined:
+        if job.profile.confined:
             place = confine.Place(cwd, tmpdir, self._config_dir)
-            wrapper = await confine.wrapper(self._settings, plan.profile, capability.path, place, env)
-        now = TurnContext(agent, parent, turn_id, cwd, capability, adopt, wrapper)
+            wrapper = await confine.wrapper(self._settings, job.profile, capability.path, place, env)
+        now = TurnContext(job, cwd, env, capability, plain, wrapper)
         # A history that came from elsewhere: this turn is the first one behind it, no session was ever written of it.
         is_new_here = session is None or session.mark is None
         brought = transcript.mended_at_import(await self._store.records(parent.id)) if parent and is_new_here else []
-        own = await paths.last_own(self._store, parent)
+        # The newest turn of the path that no other model answered.
+        own = parent if parent is None or parent.backend in paths.OWN else await paths.own_above(self._store, parent)
         before = await self.decisions.head_at(own)
         opened = opening(
-            before, plan.system, plan.wants.offers, self._settings.system_prompt_changes,
-            asks=bool(plan.prompt),
+            before, job.system, job.wants.offers, self._settings.system_prompt_changes,
+            asks=bool(job.prompt),
         )  # fmt: skip
-        decided = await self.decisions.before(now, own, session, plan, opened, partial(self._summary, now, plan, env))
-        prompt = plan.prompt if opened.reminder is None else (opened.reminder, *plan.prompt)
-        offered = replace(plan.wants, offers=opened.offers)
-        plan = replace(plan, system=opened.head.system, wants=offered, prompt=prompt)
+        decided = await self.decisions.before(now, own, opened, partial(self._summary, now))
+        prompt = job.prompt if opened.reminder is None else (opened.reminder, *job.prompt)
+        offered = replace(job.wants, offers=opened.offers)
+        now = replace(now, job=replace(job, system=opened.head.system, wants=offered, prompt=prompt))
         evidence = Evidence(sandbox=str(cwd) if gone else None, notes=(*brought, *opened.notes, *decided.notes))
         wrong: list[str] = []
         while len(wrong) < LOADS:
             last = len(wrong) == LOADS - 1
             try:
-                ready = await self._checked_out(now, plan, env, session, frame_uuid, decided, last=last)
+                ready = await self._checked_out(now, decided, last=last)
             except WrongTranscript as changed:
                 wrong.append(changed.how)
                 continue
@@ -144,51 +142,36 @@ class Sessions:
             if head != before and (before is not None or head.tools or head.told != head.system):
                 marks = (*marks, head.as_record())  # else the turn says it
             told = ready.evidence.plus(replace(evidence, reloaded=tuple(wrong)))
-            return replace(
-                ready,
-                evidence=told,
-                marks=marks,
-                prompt=plan.prompt,
-                head=head,
-                rewritten=bool(decided.marks),
-            )
+            rewritten = bool(decided.marks)
+            return replace(ready, evidence=told, marks=marks, prompt=prompt, head=head, rewritten=rewritten)
         raise SessionBusy(
             f"the session's transcript was changed {len(wrong)} times while the Claude CLI was loading it "
             f"({', '.join(wrong)}): stop what else writes to {self._config_dir}, and send this again",
             retry_after=RETRY_AFTER,
         )
 
-    async def _checked_out(
-        self,
-        now: TurnContext,
-        plan: Plan,
-        env: Mapping[str, str],
-        session: Session | None,
-        frame_uuid: str,
-        decided: Decided,
-        *,
-        last: bool,
-    ) -> LiveSession:
+    async def _checked_out(self, now: TurnContext, decided: Decided, *, last: bool) -> LiveSession:
         """A process in step with the path. Raises WrongTranscript where it loaded something else: it is gone then."""
+        job, parent = now.job, now.job.parent
         lead: list[Record] = []
         quiet = False
-        if now.parent is not None and any(block.get("type") == "tool_use" for block in now.parent.output):
-            waiting = None if decided.marks else await self._waiting(now, plan, env, now.parent, session)
+        if parent is not None and any(block.get("type") == "tool_use" for block in parent.output):
+            waiting = None if decided.marks else await self._waiting(now, parent)
             if waiting is not None:
                 return waiting
-            prepared, lead = await self._reopened(now, plan, now.parent, session, frame_uuid, decided.marks)
-            quiet = not plan.prompt
-        elif now.parent is None:
+            prepared, lead = await self._reopened(now, parent, decided.marks)
+            quiet = not job.prompt
+        elif parent is None:
             prepared = self._start(now)
-        elif session is None:
-            prepared = await self._repairs.branch(now, now.parent)
+        elif job.session is None:
+            prepared = await self._repairs.branch(now, parent)
         else:
-            prepared = await self._verify(now, now.parent, session)
-        if decided.marks and now.parent is not None and not client_tools.calls_of(now.parent.output):
+            prepared = await self._verify(now, parent, job.session)
+        if decided.marks and parent is not None and not client_tools.calls_of(parent.output):
             await self._end(prepared.session.id)
-            path = await paths.shown(self._store, now.parent.id, decided.marks)
+            path = await paths.shown(self._store, parent.id, decided.marks)
             prepared = await self._repairs.rewritten(now, prepared, path, decided.why)
-        launch = _launch(now, plan, env, prepared.session.id, resume=prepared.resume)
+        launch = _launch(now, prepared.session.id, resume=prepared.resume)
         try:
             process, warm = await self._pool.checkout(launch)
         except ProcessDied:
@@ -209,10 +192,8 @@ class Sessions:
             elif now.capability.keeps_session_id:
                 spent = await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
             unmet: tuple[Name, ...] = ()
-            if process.told or plan.answers.results or plan.wants != ToolOptions(plan.wants.offers):
-                unmet = await parameters.tell(
-                    process, plan.wants, now.parent, plan.answers, plan.effort, plain=plan.plain
-                )
+            if process.told or job.answers.results or job.wants != ToolOptions(job.wants.offers):
+                unmet = await parameters.tell(process, job, plain=now.plain)
         except BaseException:  # nobody else knows yet that the process is in use
             process.kill()
             await self._pool.checkin(process)
@@ -275,20 +256,19 @@ class Sessions:
 
     # calls of the client's tools
 
-    async def _waiting(
-        self, now: TurnContext, plan: Plan, env: Mapping[str, str], parent: Turn, session: Session | None
-    ) -> LiveSession | None:
+    async def _waiting(self, now: TurnContext, parent: Turn) -> LiveSession | None:
         """The process that made the calls and waits for just these results; None where there is none (any more)."""
-        brought = client_tools.brought(plan.answers)
+        job, session = now.job, now.job.session
+        brought = client_tools.brought(job.answers)
         if session is None or self._in_step.get(session.id) != parent.id or brought is None:
             return None
-        process = await self._pool.take_waiting(_launch(now, plan, env, session.id, resume=True))
+        process = await self._pool.take_waiting(_launch(now, session.id, resume=True))
         if process is None:
             return None
         leaf = session.mark.leaf if session.mark else None
         spent = self._totals.get(session.id, 0.0)
         try:
-            unmet = await parameters.tell(process, plan.wants, parent, plan.answers, plan.effort, plain=plan.plain)
+            unmet = await parameters.tell(process, job, plain=now.plain)
         except BaseException:
             process.kill()
             await self._pool.checkin(process)
@@ -299,33 +279,30 @@ class Sessions:
         )
 
     async def _reopened(
-        self,
-        now: TurnContext,
-        plan: Plan,
-        parent: Turn,
-        session: Session | None,
-        frame_uuid: str,
-        marks: Sequence[Record],
+        self, now: TurnContext, parent: Turn, marks: Sequence[Record]
     ) -> tuple[PreparedSession, list[Record]]:
         """The path with the results of its last calls, written for a CLI that goes on from there."""
-        session_id = session.id if session else str(uuid.uuid4())
+        job = now.job
+        session_id = job.session.id if job.session else str(uuid.uuid4())
         await self._end(session_id)
         known = await paths.shown(self._store, parent.id, marks)
         scribe = Scribe(session_id, now.cwd, now.capability.version, time.time())
-        uuid_of_closing = None if plan.prompt else frame_uuid
+        uuid_of_closing = None if job.prompt else job.frame_uuid
         closed = now.capability.takes_tools
-        lead = reopening.lead(known, parent, plan.answers, scribe, closed=closed, uuid=uuid_of_closing)
-        prepared = await self._repairs.written(now, session_id, [*known, *lead], session)
+        lead = reopening.lead(known, parent, job.answers, scribe, closed=closed, uuid=uuid_of_closing)
+        prepared = await self._repairs.written(now, session_id, [*known, *lead], job.session)
         return prepared, lead
 
-    async def _summary(self, now: TurnContext, plan: Plan, env: Mapping[str, str], path: Sequence[Record]) -> Decided:
+    async def _summary(self, now: TurnContext, path: Sequence[Record]) -> Decided:
         """Ask the model for one, in sessions that are removed again."""
-        assert now.parent is not None
+        job, parent = now.job, now.job.parent
+        assert parent is not None
 
         async def ask(said: str) -> str:
             session_id = str(uuid.uuid4())
-            asking = replace(plan, system=summaries.SYSTEM, effort=None, profile=Profile(), wants=ToolOptions())
-            launch = _launch(now, asking, {**env, **environment.NO_COMPACTION}, session_id, resume=False)
+            asking = replace(job, system=summaries.SYSTEM, effort=None, profile=Profile(), wants=ToolOptions())
+            alone = replace(now, job=asking, env={**now.env, **environment.NO_COMPACTION})
+            launch = _launch(alone, session_id, resume=False)
             process, _ = await self._pool.checkout(launch)
             answer: list[str] = []
             try:
@@ -335,7 +312,7 @@ class Sessions:
                             case AssistantMessage():
                                 answer += [str(block["text"]) for block in event.blocks if block.get("type") == "text"]
                             case Result() if event.is_error:
-                                raise failures.error_for(event, model=plan.model)
+                                raise failures.error_for(event, model=job.model)
                             case _:
                                 pass
             finally:
@@ -345,13 +322,13 @@ class Sessions:
                     await asyncio.to_thread(transcript.remove, transcript.in_folder(self._path(now.cwd), ended))
             return "\n\n".join(answer)
 
-        made = await summaries.summarised(path, ask, open_calls=bool(client_tools.calls_of(now.parent.output)))
+        made = await summaries.summarised(path, ask, open_calls=bool(client_tools.calls_of(parent.output)))
         if made is None:
             return Decided()
         at = transcript.timestamp(time.time())
         notes = [Note("summarised", made.exchanges)]
         notes += [Note("not_summarised", made.left_out)] if made.left_out else []
-        return Decided((transcript.summary(made.text, made.kept_from, plan.model, at),), tuple(notes))
+        return Decided((transcript.summary(made.text, made.kept_from, job.model, at),), tuple(notes))
 
     def _start(self, now: TurnContext, session_id: str | None = None) -> PreparedSession:
         session = now.session(session_id or str(uuid.uuid4()), self._path(now.cwd), None)
@@ -392,7 +369,7 @@ class Sessions:
 
     # --- after the turn
 
-    async def capture(self, ready: LiveSession, turn: Turn, said: TurnOutcome) -> Captured:
+    async def capture(self, ready: LiveSession, turn: Turn, said: TurnOutcome) -> Kept:
         """Take over what the turn added to the transcript. What cannot be read is made from the frames."""
         before, session_id = ready.session, said.session_id
         forked = session_id != before.id
@@ -421,7 +398,7 @@ class Sessions:
         notes = await self.decisions.seen(ready, taken.records)
         notes = (*notes, Note("cut_thinking_left_out", void)) if void else notes
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
-        if transcript.beside(path).is_dir():
+        if path.with_suffix("").is_dir():  # large tool results, sub-agents' own transcripts
             records += await asyncio.to_thread(transcript.gather, path, since)
         session = Session(
             session_id,
@@ -446,7 +423,7 @@ class Sessions:
                     self._totals.pop(gone, None)
         if ready.head is not None:
             self.decisions.remember(turn.id, ready.head)
-        return Captured(tuple(records), session, links, taken.source, notes)
+        return Kept(tuple(records), session, links, taken.source, notes)
 
     async def spoil(self, ready: LiveSession, answered: str | None, *, owned: bool) -> None:
         """A turn failed here: the process's memory holds what the path does not, and a new file is of no use.
@@ -510,32 +487,18 @@ class Sessions:
         return transcript.project_dir(self._config_dir, cwd)
 
 
-def _launch(now: TurnContext, plan: Plan, env: Mapping[str, str], session_id: str, *, resume: bool) -> Launch:
+def _launch(now: TurnContext, session_id: str, *, resume: bool) -> Launch:
+    job = now.job
     return Launch(
         capability=now.capability,
         cwd=now.cwd,
         session_id=session_id,
         resume=resume,
-        model=plan.model,
-        system_prompt=plan.system,
-        effort=plan.effort,
-        profile=plan.profile,
-        env=tuple(sorted(env.items())),
-        offers=plan.wants.offers,
+        model=job.model,
+        system_prompt=job.system,
+        effort=job.effort,
+        profile=job.profile,
+        env=tuple(sorted(now.env.items())),
+        offers=job.wants.offers,
         wrapper=now.wrapper,
     )
-
-
-def _refuse_what_it_cannot(capability: Capability, plan: Plan) -> None:
-    """Raises `InvalidRequest` where this CLI cannot be told what the turn says."""
-    if plan.wants.offers.tools and not capability.takes_tools:
-        message = f"tools: Claude CLI {capability.version} cannot offer the client's own{cli.newer(cli.CLIENT_TOOLS)}"
-        raise InvalidRequest(message, param="tools")
-    if plan.answers.results and not plan.prompt:
-        if not capability.takes_tools:
-            message = f"Claude CLI {capability.version} takes no results of tools{cli.newer(cli.CLIENT_TOOLS)}"
-            raise InvalidRequest(message, param="messages")
-        return
-    unsafe = frames.unsafe_prompt(capability, plan.prompt)
-    if unsafe is not None:
-        raise InvalidRequest(unsafe, param="messages")

@@ -9,8 +9,9 @@ from ....domain.models import Record, Turn
 from ....stores.base import Store
 from .. import transcript
 
-# Kept with the turns that this backend answers. Those that a client or a session brought have none.
-NAME = "claude"
+NAME = "claude"  # kept with the turns that this backend answers
+# A turn of one of these was answered by no other model: those that a client or a session brought have none.
+OWN = (None, NAME)
 
 
 async def shown(store: Store, turn_id: str | None, marks: Sequence[Record] = ()) -> Sequence[Record]:
@@ -21,8 +22,9 @@ async def shown(store: Store, turn_id: str | None, marks: Sequence[Record] = ())
     return await asyncio.to_thread(transcript.shown, records)
 
 
-async def last_own(store: Store, turn: Turn | None) -> Turn | None:
-    """The newest turn of the path that no other model answered; None where there is none."""
-    while turn is not None and turn.backend not in (None, NAME):
-        turn = await store.turn(turn.parent_id) if turn.parent_id is not None else None
-    return turn
+async def own_above(store: Store, turn: Turn) -> Turn | None:
+    """The newest turn above this one that no other model answered; None where there is none."""
+    above: Turn | None = turn
+    while above is not None and (above is turn or above.backend not in OWN):
+        above = await store.turn(above.parent_id) if above.parent_id is not None else None
+    return above

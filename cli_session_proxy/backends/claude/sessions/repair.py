@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -21,6 +21,7 @@ from ....domain.models import JSON, Agent, Continuity, FileMark, Link, LinkReaso
 from ....errors import SandboxError, SessionBusy
 from ....settings import Settings
 from ....stores.base import Store
+from ...base import Job
 from .. import transcript
 from ..process import running
 from ..process.capability import Capability
@@ -61,14 +62,16 @@ class PreparedSession:
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """What every step of making a session ready needs to know of the turn."""
+    """What every step of making a session ready needs to know of the turn: what it wants, and what it runs in.
 
-    agent: Agent
-    parent: Turn | None
-    turn_id: str
+    `plain`: it runs without its parameters, so that the CLI may compact.
+    """
+
+    job: Job
     cwd: Path
+    env: Mapping[str, str]
     capability: Capability
-    adopt: bool
+    plain: bool
     wrapper: tuple[str, ...] = ()
 
     def session(
@@ -77,8 +80,8 @@ class TurnContext:
         folder = project if isinstance(project, Path) else Path(project).parent
         return Session(
             id=session_id,
-            agent_key=self.agent.key,
-            tip_turn_id=self.parent.id if self.parent else None,
+            agent_key=self.job.agent.key,
+            tip_turn_id=self.job.parent.id if self.job.parent else None,
             transcript=str(transcript.in_folder(folder, session_id)),
             cli_version=self.capability.version,
             created_at=was.created_at if was else time.time(),
@@ -86,7 +89,7 @@ class TurnContext:
         )
 
     def link(self, source: str | None, target: str, reason: LinkReason, detail: JSON) -> Link:
-        return Link(source, target, self.turn_id, reason, detail, time.time())
+        return Link(source, target, self.job.turn.id, reason, detail, time.time())
 
 
 class Repairs:
@@ -143,19 +146,19 @@ class Repairs:
         """A session of just these records: the path with the results of its last calls."""
         path = transcript.path_of(self._config_dir, now.cwd, session_id)
         done = Repair("open_calls", records=len(records))
-        if was is not None and now.parent is not None:
-            verdict = await self.check(path, was, now.parent)
-            if await self._tails.lacks_other_models(now.agent, now.parent, was, verdict):
+        if was is not None and now.job.parent is not None:
+            verdict = await self.check(path, was, now.job.parent)
+            if await self._tails.lacks_other_models(now.job.agent, now.job.parent, was, verdict):
                 mark = await self._write_records(now, records, path)
                 session = now.session(session_id, path.parent, mark, was)
                 written = Evidence(written=Repair("other_model", records=len(records)))
                 return PreparedSession(session, True, "resumed", (), written)
-            behind = await self._tails.behind(now.agent, verdict)
+            behind = await self._tails.behind(now.job.agent, verdict)
             if behind in ("theirs", "theirs_behind_ours"):  # somebody went on there meanwhile: it is not overwritten
                 done = replace(done, kept=await self._keep_aside(path))
         mark = await self._write_records(now, records, path)
         session = now.session(session_id, path.parent, mark, was)
-        source = was.id if was else now.parent.session_id if now.parent else None
+        source = was.id if was else now.job.parent.session_id if now.job.parent else None
         link = now.link(source, session_id, "rebuilt" if was else "branched", done.as_json())
         return PreparedSession(session, True, "rebuilt" if was else "branched", (link,), Evidence(written=done))
 
@@ -175,8 +178,8 @@ class Repairs:
             verdict = await self.check(path, session, parent)
         if verdict.found == "tail":
             verdict = await self._settled(now, parent, session, path, verdict)
-            theirs = await self._tails.theirs(now.agent, parent, verdict)
-            if theirs and not now.adopt:
+            theirs = await self._tails.theirs(now.job.agent, parent, verdict)
+            if theirs and not now.job.adopt:
                 return await self.branch(now, parent)
             if theirs:
                 raise Foreign(session, theirs, verdict.note)
@@ -202,10 +205,10 @@ class Repairs:
             *_, last = exchanges(verdict.tail) if verdict.tail else (None,)
             if verdict.found != "tail" or last is None or (last.complete and not verdict.cut):
                 return verdict
-            asked = any(map(is_prompt, last.entries)) and not await self._tails.is_ours(now.agent, last.entries)
+            asked = any(map(is_prompt, last.entries)) and not await self._tails.is_ours(now.job.agent, last.entries)
             if not asked or not await self._is_held(session, path):
                 return verdict
-            if time.monotonic() >= give_up or not now.adopt:
+            if time.monotonic() >= give_up or not now.job.adopt:
                 raise SessionBusy(
                     f"somebody else is in the middle of a turn of session {session.id}; send this again after it",
                     retry_after=BUSY_WAIT,
@@ -248,11 +251,11 @@ class Repairs:
         self, now: TurnContext, parent: Turn, session: Session, path: Path, verdict: Verdict
     ) -> PreparedSession:
         """Write the path again under the same id. What the chain does not know is kept aside."""
-        if await self._tails.lacks_other_models(now.agent, parent, session, verdict):
+        if await self._tails.lacks_other_models(now.job.agent, parent, session, verdict):
             mark, count = await self._write(now, parent, path)
             resumed = now.session(session.id, session.transcript, mark, session)
             return PreparedSession(resumed, True, "resumed", (), Evidence(written=Repair("other_model", records=count)))
-        behind = await self._tails.behind(now.agent, verdict)
+        behind = await self._tails.behind(now.job.agent, verdict)
         done = Repair("rewritten", found=verdict.found, note=verdict.note, behind=behind)
         if verdict.found == "missing":
             copies = await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path)

@@ -13,7 +13,7 @@ from ....stores.base import Store
 from ...base import Settled
 from .. import transcript
 from ..transcript import Entry, Parsed
-from ..transcript.files import contents
+from ..transcript.entries import contents
 from . import paths
 from .capture import is_damaged
 from .exchanges import TranscriptExchange, invented

@@ -62,9 +62,9 @@ class Tails:
         Its file ends where the chain was then, or with an attempt of ours that another model took over. Or there is
         none yet, as the CLI has never answered in this session.
         """
-        own = await paths.last_own(self._store, parent)
-        if own is not None and own.id == parent.id:
+        if parent.backend in paths.OWN:
             return False
+        own = await paths.own_above(self._store, parent)
         if verdict.found == "missing":
             return own is None or own.session_id != session.id
         states = [pair.state for pair in verdict.pairs]

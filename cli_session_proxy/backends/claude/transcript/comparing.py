@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from ....domain.models import FileMark, Record
-from .entries import Entry, Parsed, copied_up_to, parse, parse_records, unbroken
-from .files import mark_of, opened
+from .entries import Entry, Parsed, copied_up_to, mark_of, opened, parse, parse_records, unbroken
 
 Found = Literal["equal", "tail", "missing", "unreadable", "different"]
 State = Literal["equal", "changed", "lost"]

@@ -1,27 +1,33 @@
-"""What a transcript says: its lines as data, whether they hang together, and what was added since the last look."""
+"""What a transcript says: its lines as data, and whether they hang together; how its file is opened and marked, and
+what was added since.
+"""
 
 from __future__ import annotations
 
-import copy
+import errno
 import hashlib
 import json
 import mmap
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from ....domain import limits
 from ....domain.models import Block, FileMark, Record
-from .files import is_touched_by_cli, is_untouched, mark_of, opened
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
 
 
 @dataclass(slots=True)
 class Entry:
     """One line, parsed as far as the chain needs it. `data` is the whole object. Never changed after it is made.
 
-    `on_path`: part of the conversation, and not of a sub-agent's. A record of a sub-agent has a `uuid`, too.
+    `on_path`: part of the conversation, and not of a sub-agent's. A record of a sub-agent has a `uuid`, too. `content`:
+    the message's blocks; the CLI writes a lone text as a string and rewrites it as a list.
     """
 
     line: str
@@ -30,6 +36,7 @@ class Entry:
     parent: str | None = field(init=False, compare=False)
     kind: str = field(init=False, compare=False)
     on_path: bool = field(init=False, compare=False)
+    content: list[Block] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         data = self.data
@@ -38,15 +45,10 @@ class Entry:
         self.parent = data.get("parentUuid")
         self.kind = str(data.get("type", ""))
         self.on_path = self.uuid is not None and not data.get("isSidechain")
-
-    @property
-    def content(self) -> list[Block]:
-        """The message's blocks; the CLI writes a lone text as a string and rewrites it as a list."""
-        message = self.data.get("message")
-        content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, str):
-            return [{"type": "text", "text": content}]
-        return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+        message = data.get("message")
+        said = message.get("content") if isinstance(message, dict) else None
+        blocks = [{"type": "text", "text": said}] if isinstance(said, str) else said if isinstance(said, list) else ()
+        self.content = [block for block in blocks if isinstance(block, dict)]
 
     def says(self) -> tuple[Any, ...]:
         """What must be equal for two records to be the same to the model, also in a copy of the file."""
@@ -164,6 +166,94 @@ def copied_up_to(known: Sequence[Entry], copy: Sequence[Entry]) -> int | None:
     return len(copy) if at == len(wanted) else None
 
 
+# --- How a file in the CLI's directories is opened and marked
+
+# Others write there, and may put anything in a file's place. Opening a pipe waits for a writer, reading a device never
+# ends, and a sparse file has any size: of such a thing nothing is read. What is refused is an OSError with words, as
+# for a file that cannot be read for other reasons.
+#
+# The mark of a transcript is what the file looked like when its content was known, taken and compared. A stat proves
+# that nothing was written since only as far as the file system's clock goes: two writes within one tick look like one.
+# So it is never proof of content by itself: before a file is loaded, its hash is compared as well.
+
+# Bytes. A transcript of 20,000 turns has about 60 MB; one is read into memory as a whole.
+MAX_BYTES = 512 * 1024 * 1024
+
+# CLI 2.1.330 sets the times of a transcript that it resumes to now (so that no clean-up takes it), in whole ms. What is
+# left of that after a conversion from a float; the file system's own clock, whose tick may be behind that (5 ms were
+# seen); and how long a loaded machine may take over it. Nanoseconds.
+_MS = 1_000_000
+_ROUNDING = 1_000
+_TICK = 20_000_000
+_SLACK = 2_000_000_000
+
+
+def opened(path: Path, *, most: int = MAX_BYTES, follow: bool = True) -> BinaryIO:
+    """A regular file of at most `most` bytes, open to read. `follow`: also by a symbolic link. Raises OSError."""
+    _check(os.stat(path, follow_symlinks=follow), path, most)  # a device must not even be opened
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    fd = os.open(path, flags)
+    try:
+        _check(os.fstat(fd), path, most)  # it may have been replaced since
+        return os.fdopen(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def contents(path: Path, *, most: int = MAX_BYTES, follow: bool = True) -> bytes:
+    """The bytes of such a file. Raises OSError, also where it has grown too large meanwhile."""
+    with opened(path, most=most, follow=follow) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise _too_large(path, most)
+    return data
+
+
+def _check(found: os.stat_result, path: Path, most: int) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    if found.st_size > most:
+        raise _too_large(path, most)
+
+
+def _too_large(path: Path, most: int) -> OSError:
+    return OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
+
+
+def mark_of(seen: os.stat_result, size: int, sha256: str, leaf: str | None) -> FileMark:
+    """The mark of a file that holds exactly these bytes. Take the stat before the bytes are read."""
+    return FileMark(seen.st_dev, seen.st_ino, size, seen.st_mtime_ns, sha256, leaf, seen.st_ctime_ns)
+
+
+def is_untouched(now: FileMark, mark: FileMark) -> bool:
+    """The very file, and nothing was written to it since. Renaming it away and back changes its ctime, too."""
+    return (now.device, now.inode, now.size, now.mtime_ns, now.ctime_ns) == (
+        mark.device, mark.inode, mark.size, mark.mtime_ns, mark.ctime_ns,
+    )  # fmt: skip
+
+
+def is_touched_by_cli(now: FileMark, mark: FileMark) -> bool:
+    """The very file, with no new times but those that a CLI sets when it resumes."""
+    whole = (now.mtime_ns + _ROUNDING) % _MS <= 2 * _ROUNDING
+    at_once = -_TICK <= now.ctime_ns - now.mtime_ns <= _SLACK
+    same = (now.device, now.inode, now.size) == (mark.device, mark.inode, mark.size)
+    return same and whole and at_once and mark.mtime_ns < now.mtime_ns
+
+
+def is_unchanged(path: Path, mark: FileMark) -> bool:
+    """The same of what lies there now, without reading it. Enough for a process that does not load it."""
+    try:
+        seen = os.stat(path)
+    except OSError:
+        return False
+    return (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns) == (
+        mark.device, mark.inode, mark.size, mark.mtime_ns, mark.ctime_ns,
+    )  # fmt: skip
+
+
 # --- From turn to turn: what was added, without reading the rest again; and the whole of it once more
 
 # Bytes hashed at a time.
@@ -184,78 +274,68 @@ class Changed(Exception):
         self.how = how
 
 
+@dataclass(frozen=True, slots=True)
 class Reader:
-    """Follows one transcript from turn to turn, reading only what was appended.
+    """How far a transcript was read: its mark at that time, None before the first byte. Only what was appended is read
+    by the next one.
 
-    It keeps a running hash, so that a mark costs the new bytes only, however long the file is. The hash is of what
-    was read when it was appended: damage to those bytes since then is never part of it.
+    The hash runs on, so that a mark costs the new bytes only, however long the file is. It is of what was read when it
+    was appended: damage to those bytes since then is never part of it.
     """
 
-    def __init__(self, path: Path, leaf: str | None) -> None:
-        self.path = path
-        self.leaf = leaf
-        self._hash = hashlib.sha256()
-        self._size = 0
-        self._identity: tuple[int, int] | None = None
+    path: Path
+    mark: FileMark | None = None
+    _hash: Hash = field(default_factory=hashlib.sha256, repr=False, compare=False)
 
     @staticmethod
     def behind(path: Path, mark: FileMark) -> Reader:
         """One that has read what the mark describes. Raises `Changed` where the file does not begin with that."""
         try:
             with opened(path) as file:
-                return Reader._behind(file, path, mark)
+                there = os.fstat(file.fileno())
+                if (there.st_dev, there.st_ino) != (mark.device, mark.inode):
+                    raise Changed("another_file")
+                read, left = hashlib.sha256(), mark.size
+                while chunk := file.read(min(CHUNK, left)):
+                    read.update(chunk)
+                    left -= len(chunk)
         except OSError as exc:
             raise Changed("gone") from exc
-
-    @staticmethod
-    def _behind(file: BinaryIO, path: Path, mark: FileMark) -> Reader:
-        stat = os.fstat(file.fileno())
-        if (stat.st_dev, stat.st_ino) != (mark.device, mark.inode):
-            raise Changed("another_file")
-        reader = Reader(path, mark.leaf)
-        while chunk := file.read(min(CHUNK, mark.size - reader._size)):
-            reader._hash.update(chunk)
-            reader._size += len(chunk)
-        if reader._size != mark.size or reader._hash.hexdigest() != mark.sha256:
+        if left or read.hexdigest() != mark.sha256:
             raise Changed("content")
-        reader._identity = (mark.device, mark.inode)
-        return reader
-
-    def copy(self) -> Reader:
-        """One that stays where this one is now."""
-        other = copy.copy(self)
-        other._hash = self._hash.copy()
-        return other
+        return Reader(path, mark, read)
 
     def holds(self, mark: FileMark) -> bool:
-        return self._size == mark.size and self._identity == (mark.device, mark.inode)
+        """It has read just what this mark describes."""
+        mine = self.mark
+        return mine is not None and (mine.size, mine.device, mine.inode) == (mark.size, mark.device, mark.inode)
 
     def is_at_end(self) -> bool:
         """The file is as it was when it was last read, by size and identity."""
         try:
-            stat = os.stat(self.path)
+            there = os.stat(self.path)
         except OSError:
             return False
-        return self._size == stat.st_size and self._identity == (stat.st_dev, stat.st_ino)
+        mine = self.mark
+        return mine is not None and (mine.size, mine.device, mine.inode) == (there.st_size, there.st_dev, there.st_ino)
 
-    def appended(self) -> tuple[Parsed, FileMark] | None:
-        """What was added since the last call, and the file's new mark. None when it is not the same file."""
+    def appended(self) -> tuple[Parsed, Reader] | None:
+        """What was added behind this one, and a reader that has read it. None when it is not the same file."""
+        size, identity = (0, None) if self.mark is None else (self.mark.size, (self.mark.device, self.mark.inode))
         try:
             with opened(self.path) as file:
-                stat = os.fstat(file.fileno())
-                identity = (stat.st_dev, stat.st_ino)
-                if self._identity not in (None, identity) or stat.st_size < self._size:
+                there = os.fstat(file.fileno())
+                if identity not in (None, (there.st_dev, there.st_ino)) or there.st_size < size:
                     return None
-                file.seek(self._size)
+                file.seek(size)
                 data = file.read()
         except OSError:
             return None
-        self._identity = identity
-        self._hash.update(data)
-        self._size += len(data)
+        read = self._hash.copy()
+        read.update(data)
         parsed = parse(data)
-        self.leaf = parsed.leaf or self.leaf
-        return parsed, mark_of(stat, self._size, self._hash.hexdigest(), self.leaf)
+        leaf = parsed.leaf or (None if self.mark is None else self.mark.leaf)
+        return parsed, Reader(self.path, mark_of(there, size + len(data), read.hexdigest(), leaf), read)
 
 
 def reread(path: Path, mark: FileMark, *, lenient: bool = False) -> tuple[Reader, FileMark]:
@@ -265,11 +345,10 @@ def reread(path: Path, mark: FileMark, *, lenient: bool = False) -> tuple[Reader
     content is the same, but somebody had the file in hands meanwhile; unless `lenient`. The CLI's own notes may have
     followed, and it may have set the file's times.
     """
-    reader = Reader.behind(path, mark)
-    got = reader.appended()
-    if got is None:
+    got = Reader.behind(path, mark).appended()
+    if got is None or (now := got[1].mark) is None:
         raise Changed("another_file")
-    added, now = got
+    added, reader = got
     if added.path or added.broken:
         raise Changed("records")
     if not added.entries and not lenient and not is_untouched(now, mark) and not is_touched_by_cli(now, mark):

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ....domain.models import FileMark, Message, Record
-from .files import checked, is_file, mark_of, put_back
+from .entries import mark_of
+from .files import checked, is_file, put_back
 
 # The API wants a user message first; a history that opens with the assistant gets this one before it.
 OPENED_BY_ASSISTANT = "[The assistant opened the conversation.]"

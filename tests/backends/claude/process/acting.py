@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from cli_session_proxy.backends.claude.process import process_table
+from cli_session_proxy.backends.claude.process import pool as pools
 from cli_session_proxy.backends.claude.process.capability import Capability
 from cli_session_proxy.backends.claude.process.child import Launch
 from cli_session_proxy.errors import ClaudeUnavailable
@@ -196,7 +196,7 @@ class Stage:
     def set(self) -> Iterator[Stage]:
         clock = SimpleNamespace(monotonic=self.now)
         with (
-            mock.patch.object(process_table, "ClaudeProcess", SimpleNamespace(spawn=self.spawn)),
-            mock.patch.object(process_table, "time", clock),
+            mock.patch.object(pools, "ClaudeProcess", SimpleNamespace(spawn=self.spawn)),
+            mock.patch.object(pools, "time", clock),
         ):
             yield self

@@ -4,8 +4,9 @@ echo (default), noise, no-result, huge (an answer of FAKE_SIZE bytes in one line
 (ignores TERM and the end of stdin), flood (stderr first), crash, tools (offers Bash), orphan (leaves a child that
 holds its stdout), other-result (a result of another frame first), gate (answers when FAKE_GATE exists),
 silent (says nothing until it is interrupted), forget (No conversation found), unclaimed (refuses claim_session),
-death-signal (answers with its pid and the signal that it gets when its parent dies).
-It takes MCP servers and asks them nothing.
+death-signal (answers with its pid and the signal that it gets when its parent dies), hasty (answers the first byte of
+its input, and reads no more).
+It takes MCP servers and asks them nothing. Its turns say that it is version FAKE_VERSION, where that is set.
 Started with "--await-claim" it does not boot before FAKE_GATE exists, where that is set.
 """
 
@@ -42,7 +43,9 @@ def answer(frame: dict[str, object]) -> None:
         ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)  # PR_GET_PDEATHSIG
         said = f"{os.getpid()} {number.value}"
     tag = {"user_message_uuids": [frame["uuid"]]}
-    say(type="system", subtype="init", tools=["Bash"] if MODE == "tools" else [], **tag)
+    tools = ["Bash"] if MODE == "tools" else []
+    version = os.environ.get("FAKE_VERSION", "2.9.9")
+    say(type="system", subtype="init", model="fake", claude_code_version=version, tools=tools, **tag)
     if MODE == "noise":
         sys.stdout.write("\nwarning: an old notice\n\x00\xff\n[1,2]\n" + "[" * 100_000 + "\n")
     if MODE == "other-result":
@@ -80,6 +83,10 @@ def main() -> None:
         sys.exit(f"No conversation found with session ID: {SESSION}")
     if MODE == "orphan":
         subprocess.Popen(["sleep", "3600"])
+    if MODE == "hasty":
+        os.read(0, 1)
+        say(type="result", subtype="success", is_error=False, result="yes", num_turns=1)
+        forever()
     if MODE == "flood":
         for _ in range(64):
             sys.stderr.write("e" * 65535 + "\n")

@@ -130,12 +130,9 @@ async def test_who_asks_meanwhile_waits_for_the_same_answer_and_may_leave(tmp_pa
 async def test_what_a_process_says_of_itself_goes_before_what_was_asked(tmp_path: Path) -> None:
     binary = program(tmp_path / "claude")  # it says 2.9.9, and starts another one
     first = await probe(binary, ENV)
-    heard(first, "2.9.9")
-    assert await probe(binary, ENV) is first
     heard(first, "2.0.0")
     second = await probe(binary, ENV)
     assert (second.version, second.takes_tools) == ("2.0.0", False)
-    heard(second, "2.0.0")
     assert await probe(binary, ENV) is second
 
 
@@ -231,15 +228,15 @@ def test_tools_are_off_without_a_profile_and_exactly_its_own_with_one() -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"model": "opus"}, {"system_prompt": "S"}, {"effort": "low"}, {"cwd": Path("/other")}, {"session_id": "T"},
+        {"model": "opus"}, {"effort": "low"}, {"cwd": Path("/other")}, {"session_id": "T"},
         {"env": (("A", "1"),)}, {"profile": Profile(tools=("Read",))}, {"settings": {"a": 1}},
         {"profile": Profile(permission_mode="plan")}, {"append_system_prompt": "A"},
     ],
 )  # fmt: skip
 def test_a_warm_process_serves_only_an_equal_launch(changed: dict[str, object]) -> None:
     capability = able("--effort", "--tools", "--settings", "--system-prompt-file")
-    assert launch(capability).signature == launch(capability, resume=True).signature
-    assert launch(capability).signature != launch(capability, **changed).signature
+    assert launch(capability) == launch(capability, resume=True)
+    assert launch(capability) != launch(capability, **changed)
 
 
 def test_a_secret_or_a_prompt_is_never_in_its_repr() -> None:

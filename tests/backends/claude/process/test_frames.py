@@ -10,26 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli_session_proxy.backends.base import Abandoned, Activity, Called, Compacted, Retried, ToolActivity
 from cli_session_proxy.backends.claude.process.capability import Capability
-from cli_session_proxy.backends.claude.process.events import (
-    Abandoned,
-    Activity,
-    ApiRetry,
-    AssistantMessage,
-    Called,
-    CliEvent,
-    Compacted,
-    Result,
-    SessionSeen,
-    ToolActivity,
-)
+from cli_session_proxy.backends.claude.process.events import AssistantMessage, CliEvent, Result, SessionSeen
 from cli_session_proxy.backends.claude.process.failures import error_for
 from cli_session_proxy.backends.claude.process.frames import (
     FrameTooDeep,
     LineSplitter,
     LineTooLong,
     control_request,
-    deliverable,
     parse,
     unsafe_prompt,
     user_frame,
@@ -52,6 +41,11 @@ def read(name: str, uuid: str | None = FRAME) -> list[CliEvent]:
 
 def blocks(events: list[CliEvent]) -> list[CliEvent]:
     return [event for event in events if isinstance(event, BlockStart | BlockDelta | BlockStop)]
+
+
+def delivered(capability: Capability, content: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The blocks that this CLI is given."""
+    return list(json.loads(user_frame(FRAME, content, capability))["message"]["content"])
 
 
 def text(value: str) -> dict[str, Any]:
@@ -96,7 +90,7 @@ def test_a_frame_that_nests_too_deep_is_an_error_as_the_cli_may_wait_for_its_ans
 
 @given(st.text(alphabet=st.characters(codec=None), max_size=40))
 def test_any_text_survives_as_one_line(value: str) -> None:
-    line = user_frame(FRAME, [text(value)])
+    line = user_frame(FRAME, [text(value)], NEW)
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
     frame = json.loads(line)
@@ -118,14 +112,14 @@ def test_a_control_request_names_itself() -> None:
 
 @given(st.text(alphabet="/@ab \n!#é", max_size=12))
 def test_what_an_old_cli_gets_is_the_same_words_and_nothing_to_interpret(value: str) -> None:
-    made = deliverable(OLD, [text(value)])
+    made = delivered(OLD, [text(value)])
     assert "".join(block["text"] for block in made) == value
     if unsafe_prompt(OLD, value) is None:
         last = made[-1]["text"]
         assert not last.startswith("/")
         assert not any(word.startswith("@") and len(word) > 1 for word in last.split())
         assert all(block["text"] for block in made)
-    assert deliverable(NEW, [text(value)]) == [text(value)]
+    assert delivered(NEW, [text(value)]) == [text(value)]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +136,7 @@ def test_a_new_cli_takes_anything_that_says_something() -> None:
     assert unsafe_prompt(NEW, "\t\n") is not None
     image = {"type": "image", "source": {}}
     assert unsafe_prompt(NEW, [image]) is None
-    assert deliverable(OLD, [text("/clear"), image]) == [text("/clear"), image]
+    assert delivered(OLD, [text("/clear"), image]) == [text("/clear"), image]
 
 
 # --- turns
@@ -188,7 +182,7 @@ def test_block_events_are_made_where_nothing_is_streamed() -> None:
 def test_an_api_error_is_no_answer() -> None:
     events = read("error_500_2.1.329")
     assert not [event for event in events if isinstance(event, AssistantMessage | BlockStart)]
-    assert [event.detail["error_status"] for event in events if isinstance(event, ApiRetry)] == [500]
+    assert [event.detail["error_status"] for event in events if isinstance(event, Retried)] == [500]
     assert (result(events).is_error, result(events).api_error_status) == (True, 500)
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Iterator
 
 import pytest
 
-from cli_session_proxy.backends.claude.process import process_table
+from cli_session_proxy.backends.claude.process import memory
+from cli_session_proxy.backends.claude.process import pool as pools
+from cli_session_proxy.backends.claude.process.memory import FIRST_WEIGHT, Memory, weigh
 from cli_session_proxy.backends.claude.process.pool import Pool
-from cli_session_proxy.backends.claude.process.process_table import FIRST_WEIGHT, Memory, weigh
 from cli_session_proxy.errors import QueueFull
 from cli_session_proxy.settings import Settings
 
@@ -47,8 +48,8 @@ def each(monkeypatch: pytest.MonkeyPatch) -> Weigh:
         nonlocal weight
         weight = bytes_
 
-    monkeypatch.setattr(process_table, "weigh", weighed)
-    monkeypatch.setattr(process_table, "WEIGH_EVERY", 0.02)
+    monkeypatch.setattr(memory, "weigh", weighed)
+    monkeypatch.setattr(pools, "WEIGH_EVERY", 0.02)
     return to
 
 

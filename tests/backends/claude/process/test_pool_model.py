@@ -13,10 +13,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cli_session_proxy.backends.claude.process import process_table
+from cli_session_proxy.backends.claude.process import memory
+from cli_session_proxy.backends.claude.process.memory import FIRST_WEIGHT
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
-from cli_session_proxy.backends.claude.process.process_table import FIRST_WEIGHT
 from cli_session_proxy.errors import ClaudeUnavailable, QueueFull
 from cli_session_proxy.settings import Settings
 
@@ -53,7 +53,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.weight = FIRST_WEIGHT
         self.patches = ExitStack()
         self.patches.enter_context(self.stage.set())
-        self.patches.enter_context(mock.patch.object(process_table, "weigh", self.weigh))
+        self.patches.enter_context(mock.patch.object(memory, "weigh", self.weigh))
         self.patches.enter_context(mock.patch("asyncio.to_thread", _at_once))
 
     def weigh(self, pids: Collection[int]) -> dict[int, int]:

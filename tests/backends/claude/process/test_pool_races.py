@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from cli_session_proxy.backends.claude.process import process_table
+from cli_session_proxy.backends.claude.process import memory
 from cli_session_proxy.backends.claude.process.child import Launch
-from cli_session_proxy.backends.claude.process.pool import Pool
+from cli_session_proxy.backends.claude.process.memory import FIRST_WEIGHT
+from cli_session_proxy.backends.claude.process.pool import CALM, Pool
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
-from cli_session_proxy.backends.claude.process.process_table import CALM, FIRST_WEIGHT
 from cli_session_proxy.errors import ClaudeUnavailable, QueueFull
 from cli_session_proxy.settings import Settings
 
@@ -114,7 +114,7 @@ async def test_processes_that_weigh_less_than_thought_let_the_next_one_start(
         loop.call_soon_threadsafe(weighed.set)
         return dict.fromkeys(pids, FIRST_WEIGHT // 4)
 
-    monkeypatch.setattr(process_table, "weigh", weigh)
+    monkeypatch.setattr(memory, "weigh", weigh)
     async with pooled(stage, max_memory=FIRST_WEIGHT) as pool:
         first, _ = await pool.checkout(launch())
         waiting = asyncio.create_task(taken(pool))

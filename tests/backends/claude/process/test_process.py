@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from cli_session_proxy.backends.base import Activity
 from cli_session_proxy.backends.claude.process import child
+from cli_session_proxy.backends.claude.process.capability import probe
 from cli_session_proxy.backends.claude.process.child import write_prompt
-from cli_session_proxy.backends.claude.process.events import Activity, ProcessDied, Result
+from cli_session_proxy.backends.claude.process.events import ProcessDied, Result
 from cli_session_proxy.backends.claude.process.guardian import Guardian
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.domain.client_tools import Offers
@@ -184,6 +186,13 @@ async def test_a_turn_left_half_way_spoils_the_process(fake: Fake, start: Start,
         await ask(process, "second")
 
 
+async def test_one_that_answers_before_it_has_read_the_prompt_is_not_used_again(fake: Fake, start: Start) -> None:
+    process = await start(await fake("hasty"))
+    assert result(await ask(process, "p" * 2_000_000)).text == "yes"
+    assert process.alive
+    assert not process.usable
+
+
 async def test_one_that_was_left_while_it_was_offered_tools_is_not_used_again(fake: Fake, start: Start) -> None:
     process = await start(await fake())
     offers = Offers.of((Tool("weather"),))
@@ -193,6 +202,35 @@ async def test_one_that_was_left_while_it_was_offered_tools_is_not_used_again(fa
     await asyncio.wait([offering])
     assert offering.cancelled()
     assert not process.usable
+
+
+async def test_what_it_knows_is_asked_again_only_when_it_is_another_version(fake: Fake, start: Start) -> None:
+    async def known(version: str) -> bool:
+        """Whether a turn of a CLI that says that it is this one leaves what was known of it."""
+        launch = await fake(env={"FAKE_VERSION": version})
+        await ask(await start(launch))
+        return await probe(launch.capability.path, dict(launch.env)) is launch.capability
+
+    assert await known("2.9.9")
+    assert not await known("2.9.8")
+
+
+async def test_another_system_prompt_is_given_to_a_running_process_only_where_that_works(
+    fake: Fake, start: Start
+) -> None:
+    old = await fake(system_prompt="One.")
+    able = replace(old.capability, flags=old.capability.flags | {"--system-prompt-snapshot"})
+    for began, prompt, taken in (
+        (replace(old, capability=able), "Two.", True),
+        (old, "One.", True),
+        (old, "Two.", False),
+        (replace(old, capability=able), None, False),
+        (replace(old, capability=able, system_prompt=" "), "Two.", False),
+    ):
+        process = await start(began)
+        await ask(process)  # it has said which model it asks
+        assert await process.adapt(replace(began, system_prompt=prompt)) is taken
+        assert process.usable
 
 
 async def test_an_interrupt_ends_the_turn_with_its_result(fake: Fake, start: Start) -> None:

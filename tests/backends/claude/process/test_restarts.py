@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cli_session_proxy.backends.claude.backend import KNOWN, LIMIT, LONGEST_WAIT, Restarts
 from cli_session_proxy.backends.claude.process.events import ProcessDied
-from cli_session_proxy.backends.claude.process.pool import KNOWN, LIMIT, LONGEST_WAIT, Restarts
 from cli_session_proxy.errors import ClaudeUnavailable, UpstreamError
 
 from ....conftest import MakeSettings

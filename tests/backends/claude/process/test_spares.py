@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.backends.claude.process import pool as pool_module
-from cli_session_proxy.backends.claude.process import process_table
+from cli_session_proxy.backends.claude.process import pool as pools
 from cli_session_proxy.backends.claude.process.child import Launch
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.settings import Profile, Settings
@@ -164,7 +164,7 @@ async def test_none_is_started_where_there_is_no_room(settings: Settings, new: N
 async def test_of_many_idle_ones_the_longest_unused_gives_its_place(
     settings: Settings, new: New, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_table, "STALE", 0.5)
+    monkeypatch.setattr(pools, "STALE", 0.5)
     async with pooled(settings, tmp_path, max_processes=4) as pool:
         processes = [(await pool.checkout(await new(resume=True)))[0] for _ in range(3)]
         processes.append((await pool.checkout(await new()))[0])

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli_session_proxy.backends.claude.process.events import Called
+from cli_session_proxy.backends.base import Called
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.domain.client_tools import Offers, ToolPolicy

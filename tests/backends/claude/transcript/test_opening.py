@@ -12,7 +12,7 @@ import pytest
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.process.running import holder
 from cli_session_proxy.backends.claude.sessions.foreign import survey
-from cli_session_proxy.backends.claude.transcript.files import contents, opened
+from cli_session_proxy.backends.claude.transcript.entries import contents, opened
 from cli_session_proxy.domain.models import FileMark
 from cli_session_proxy.errors import InvalidRequest
 

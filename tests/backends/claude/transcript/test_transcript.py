@@ -212,13 +212,13 @@ def test_a_reader_reads_only_what_was_added_and_marks_the_whole_file(tmp_path: P
         file.writelines(f"{record.line}\n" for record in records[2:])
     got = reader.appended()
     assert got is not None
-    parsed, now = got
+    parsed, now = got[0], got[1].mark
     assert [entry.uuid for entry in parsed.entries] == [record.uuid for record in records[2:]]
     whole = transcript.check(path, now, None)
     assert whole is not None
     assert whole.found == "equal"
     path.write_text("short", encoding="utf-8")
-    assert reader.appended() is None
+    assert got[1].appended() is None
 
 
 def test_damage_to_what_was_read_is_no_part_of_a_readers_mark(tmp_path: Path) -> None:
@@ -230,8 +230,9 @@ def test_damage_to_what_was_read_is_no_part_of_a_readers_mark(tmp_path: Path) ->
     _append(path, "".join(f"{record.line}\n" for record in records[4:]))
     got = reader.appended()
     assert got is not None
-    assert transcript.is_unchanged(path, got[1])
-    assert transcript.check(path, got[1], None) is None  # the hash does not agree
+    assert (now := got[1].mark) is not None
+    assert transcript.is_unchanged(path, now)
+    assert transcript.check(path, now, None) is None  # the hash does not agree
     with pytest.raises(transcript.Changed):
         Reader.behind(path, mark)
 

@@ -1,0 +1,69 @@
+"""How much memory the CLIs take, against a budget.
+
+On Linux by proportional set sizes, so that what they share counts once; elsewhere by what each has for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+
+import psutil
+
+# One more CLI beside others, while none was weighed: 10 idle ones were 1,156 MB, one alone 186 MB (2.1.329).
+FIRST_WEIGHT = 200 * 1024 * 1024
+
+
+class Memory:
+    """The weights last measured. One that was not weighed yet counts as the mean of the others."""
+
+    def __init__(self, budget: int | None) -> None:
+        self.budget = budget
+        self._weights: dict[int, int] = {}
+        self._expected = FIRST_WEIGHT
+
+    async def weigh(self, pids: Collection[int]) -> None:
+        """Measure these processes with all that they started, and forget the others. Costs 4 to 5 ms of a core each."""
+        self._weights = await asyncio.to_thread(weigh, pids)
+        if self._weights:
+            self._expected = sum(self._weights.values()) // len(self._weights)
+
+    def of(self, pids: Iterable[int]) -> int:
+        """Bytes, as far as measured."""
+        return sum(self._weights.get(pid, self._expected) for pid in pids)
+
+    def measured(self, pid: int) -> int:
+        """Bytes of one; 0 where it was not weighed yet."""
+        return self._weights.get(pid, 0)
+
+    def over(self, pids: Collection[int]) -> bool:
+        return self.budget is not None and self.of(pids) > self.budget
+
+    def room(self, pids: Collection[int], starting: int) -> bool:
+        """Is there room for one more beside these and those being started? For the first there always is."""
+        if self.budget is None or not (pids or starting):
+            return True
+        return self.of(pids) + (starting + 1) * self._expected <= self.budget
+
+
+def weigh(pids: Collection[int]) -> dict[int, int]:
+    """Bytes of each process with all its descendants; a process that is gone is left out."""
+    children: dict[int, list[psutil.Process]] = defaultdict(list)
+    living = {}
+    for process in psutil.process_iter(["ppid"]):
+        living[process.pid] = process
+        children[process.info["ppid"]].append(process)
+    found = {}
+    for pid in pids:
+        family, sizes = [living[pid]] if pid in living else [], []
+        while family:
+            one = family.pop()
+            family += children.pop(one.pid, ())  # once: a pid that was given anew meanwhile could close a circle
+            with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+                info = one.memory_full_info()
+                sizes.append(getattr(info, "pss", info.uss))
+        if sizes:
+            found[pid] = sum(sizes)
+    return found
