@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import (
     CTE,
     Connection,
+    Integer,
     Select,
     Text,
     and_,
@@ -35,7 +36,7 @@ from .tables import (
     sessions,
     turns,
 )
-from .way import ENDING, OPEN, TooLarge
+from .way import ENDING, TooLarge, unfinished
 
 # What a page of a stream holds in memory: an input may carry images of many MB.
 PAGE = 100
@@ -88,8 +89,7 @@ _SESSION_AT = Prepared(
 )
 _WAITING = Prepared(
     _TURN.where(
-        turns.c.status.in_(OPEN),
-        turns.c.agent_key == bindparam("of_agent"),
+        unfinished(turns, bindparam("of_agent", type_=Integer)),
         or_(bindparam("but", type_=Text).is_(None), turns.c.instance.is_distinct_from(bindparam("but", type_=Text))),
     ).order_by(turns.c.seq)
 )

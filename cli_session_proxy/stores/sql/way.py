@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    FromClause,
     Row,
     Text,
     and_,
@@ -38,6 +39,8 @@ from .rows import Cutter
 from .tables import agents, frames, idempotency_keys, leases, links, records, sessions, turns
 
 _LINE = itemgetter("line")
+
+UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
 
 # Several rows in one statement, which is one snapshot and one way to a server and back: the columns of a turn, then
 # those of its agent, then those of the session that ends at it.
@@ -67,13 +70,19 @@ ENDING = (
     .order_by(sessions.c.created_at.desc(), sessions.c.n.desc())
     .limit(1)
 )
-# The statuses stand in the text: a plan for any two of them would not know that these are rare.
-OPEN: list[ColumnElement[str]] = [literal_column("'queued'"), literal_column("'running'")]
+
+
+def unfinished(of: FromClause, agent_key: ColumnElement[int]) -> ColumnElement[bool]:
+    """The turns of an agent that wait or run, found among those of all agents: they are few, an agent's turns may be
+    very many. So no index of the agent may be used, and the statuses stand in the text: a plan for any two of them
+    would not know that these are rare."""
+    rare: list[ColumnElement[str]] = [literal_column(f"'{status}'") for status in sorted(UNFINISHED)]
+    return and_(of.c.status.in_(rare), of.c.agent_key + literal_column("0") == agent_key)
+
+
 _other = turns.alias("other")
 _others = exists().where(
-    _other.c.status.in_(OPEN),
-    _other.c.agent_key == agents.c.key,
-    _other.c.instance.is_distinct_from(bindparam("but", type_=Text)),
+    unfinished(_other, agents.c.key), _other.c.instance.is_distinct_from(bindparam("but", type_=Text))
 )
 
 
@@ -111,7 +120,6 @@ COUNT = Prepared(THIS_AGENT.values(**_GROWN))
 ACTIVE = Prepared(THIS_AGENT.values(last_at=_LAST_AT, **_GROWN))
 _NEW_HEAD = Prepared(THIS_AGENT.values(last_at=_LAST_AT, **_GROWN))
 
-UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
 # What an agent's `failures` counts.
 LOST: frozenset[Status] = frozenset({"failed", "refused"})
 # Read to be changed: PostgreSQL locks the row, SQLite has locked the file.
