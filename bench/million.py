@@ -5,7 +5,7 @@
 On a server of its own, started for this run. The rows are made by SQL, 100 turns an agent, each a copy of one that the
 store has written itself. Medians in ms of 50 active agents, each beside that of the fewest turns:
 
-    warm turn       all that the store does in one: arrival, accept, standing, begin, commit, delivery
+    warm turn       all that the store does in one: arrival, accept with standing, begin, commit, delivery
     match           what a history of 20 exchanges continues
     opening         the same of one exchange, with which every agent began
     list of agents  the page's first look at the agents
@@ -30,7 +30,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Table, select
 
-from cli_session_proxy.domain.models import Agent, Link, Record
+from cli_session_proxy.domain.models import Agent, Link, Placed, Record
 from cli_session_proxy.domain.searching import Search
 from cli_session_proxy.stores.base import Lease, Proxy
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
@@ -136,13 +136,14 @@ class Cases:
         self._number += 1
         name = f"turn_{self._stored}_{self._number}"
         assert (await self._store.arrival("local", name, agent.agent_id)).agent is not None
-        state = await self._store.standing(agent.key, None, at_head=True)
+        new = a_turn(agent, name, None, time.time(), fingerprint=name, placed=Placed("head"), instance=HOLDER.id)
+        accepted = await self._store.accept_next(new)
+        turn, state = accepted.turn, accepted.state
         assert state is not None
         assert state.parent is not None
         assert state.session is not None
         lease = Lease(agent.key, HOLDER.id, self._epoch)
-        turn = await self._store.accept(a_turn(agent, name, state.parent.id, time.time(), fingerprint=name))
-        await self._store.begin(a_begin(turn, state.session.id, lease=lease))
+        await self._store.begin(a_begin(turn, state.session.id, lease=lease, parent_id=state.parent.id))
         await self._store.commit(a_commit(turn, agent, state.session.id, lease=lease, finished_at=time.time()))
         await self._store.set_delivery(turn.id, "delivered", soon=True)
 

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from .. import errors, logs
@@ -51,7 +52,7 @@ from ..errors import (
 from ..sandbox import Sandboxes
 from ..settings import NO_PROFILE, Settings
 from ..stores.auto import registry_for, store_for
-from ..stores.base import KeyTaken, Lease, MirrorKey, Store
+from ..stores.base import Accepted, KeyTaken, Lease, MirrorKey, Store
 from ..stores.registry import Registry
 from ..tasks import Tasks, limited, uninterrupted
 from .committing import Committed, Wanted, commit, history
@@ -59,7 +60,7 @@ from .executor import Checks, Ends, Executor, Observer, adopt, not_run
 from .lanes import Lanes, Place, Slots
 from .live import Answer, Deliveries, LiveTurn, Progress, cancelled, kept, leave, replay
 from .mirroring import Mirrors
-from .ownership import Instances, Ownership
+from .ownership import Instances, Ownership, Unused
 from .passing import Elsewhere, Passing
 from .placement import HOUR, Placement
 from .readiness import Readiness, State
@@ -78,6 +79,13 @@ HasLeft = Callable[[], Awaitable[bool]]
 KILL_AFTER = 2.0
 # Seconds in which a turn at another proxy ends that was told to, beyond the time in which that one is known to respond.
 END_ELSEWHERE = 10.0
+
+
+class Known(NamedTuple):
+    """What was read when a turn was accepted. It is true when the turn begins if its lease was `unused` until then."""
+
+    accepted: Accepted
+    unused: Unused | None
 
 
 class Engine:
@@ -313,7 +321,8 @@ class Engine:
                         raise Interrupted(
                             "the client left before its request was accepted: nothing was run", retry_after=0.0
                         )
-                    turn = await self.store.accept(found.new)
+                    unused = self._ownership.unused(found.agent.key)
+                    accepted = await self.store.accept_next(found.new)
                 except KeyTaken:  # by the same request, which came in twice at once: it is that turn
                     self._lanes.give_up(place)
                     continue
@@ -325,16 +334,18 @@ class Engine:
                 except BaseException:
                     self._lanes.give_up(place)
                     raise
-                return self._launch(turn, found.agent, place, request.timeout)
+                return self._launch(accepted.turn, found.agent, place, request.timeout, Known(accepted, unused))
 
     async def _send_on(self, profile: str | None, passing: Passing, agent: Agent) -> None:
         await passing.to_agent(agent, profile, held=self._ownership.has(agent.key))
 
-    def _launch(self, turn: Turn, agent: Agent, place: Place, timeout: float | None) -> Answer:
+    def _launch(
+        self, turn: Turn, agent: Agent, place: Place, timeout: float | None, known: Known | None = None
+    ) -> Answer:
         live = self._deliveries.live(turn, agent.agent_id)
         self._live[turn.id] = live
         answer = live.attach(timeout=timeout)
-        live.task = self._tasks.own(self._run(live, agent, place))
+        live.task = self._tasks.own(self._run(live, agent, place, known))
         return answer
 
     # --- the same request once more
@@ -519,13 +530,13 @@ class Engine:
 
     # --- the lane's turn
 
-    async def _run(self, live: LiveTurn, agent: Agent, place: Place) -> None:
+    async def _run(self, live: LiveTurn, agent: Agent, place: Place, known: Known | None = None) -> None:
         live.begun = True
         try:
             if live.cancelled_by is not None:
                 raise asyncio.CancelledError
             async with self._lanes.turn(place):
-                await self._in_turn(live, agent)
+                await self._in_turn(live, agent, known)
         except asyncio.CancelledError:
             await self._fail(live, cancelled(live.cancelled_by or "stopping"))
         except ProxyError as exc:
@@ -569,7 +580,7 @@ class Engine:
             return False
         return True
 
-    async def _in_turn(self, live: LiveTurn, agent: Agent) -> None:
+    async def _in_turn(self, live: LiveTurn, agent: Agent, known: Known | None) -> None:
         deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout
         at_head = live.turn.placed.at_head
         async with AsyncExitStack() as held:
@@ -578,11 +589,16 @@ class Engine:
                     if self._ends.waiting:
                         await self._ends.store_all()
                     live.does("lease")
-                    live.lease = await held.enter_async_context(self._ownership.hold(agent, live.turn))
+                    first = None if known is None or known.accepted.others else known.unused
+                    live.lease = await held.enter_async_context(self._ownership.hold(agent, live.turn, first=first))
                     live.does("slot", {"slots": self._slots.limit})
+                    waited = self._slots.running >= self._slots.limit
                     await held.enter_async_context(self._slots.slot())
-                    # Read now: other proxies may have moved the head until a moment ago.
-                    now = await self.store.standing(agent.key, live.turn.parent_id, at_head=at_head)
+                    now = None
+                    if known is not None and not waited and self._ownership.since(known.unused):
+                        now = known.accepted.state
+                    if now is None:  # other proxies may have moved the head until a moment ago
+                        now = await self.store.standing(agent.key, live.turn.parent_id, at_head=at_head)
                 except StoreUnavailable as exc:
                     raise not_run(exc) from exc
             if now is None:

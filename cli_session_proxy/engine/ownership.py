@@ -261,9 +261,23 @@ class Ownership:
         if asyncio.get_running_loop().time() - self._renewed >= HEARTBEAT * self.proxy.lease:
             await self._renew()
 
+    def unused(self, agent_key: int) -> Unused | None:
+        """The agent's lease while nobody here writes under it: what is read of the agent from now on stays true until
+        then (`since`)."""
+        held = self._held.get(agent_key)
+        return None if held is None or self._users[agent_key] else Unused(held.lease, held.uses)
+
+    def since(self, unused: Unused | None) -> bool:
+        """Nobody wrote the agent since then but who holds it now."""
+        held = None if unused is None else self._held.get(unused.lease.agent_key)
+        return held is not None and unused == Unused(held.lease, held.uses - 1)
+
     @asynccontextmanager
-    async def hold(self, agent: Agent, turn: Turn | None = None) -> AsyncIterator[Lease]:
-        """Write this agent, in the turn's place in the order of acceptance (None: it has none).
+    async def hold(
+        self, agent: Agent, turn: Turn | None = None, *, first: Unused | None = None
+    ) -> AsyncIterator[Lease]:
+        """Write this agent, in the turn's place in the order of acceptance (None: it has none). `first`: when the turn
+        was accepted no other proxy had an unfinished one.
 
         Another holder is asked to hand over, and waited for. One that has ended is replaced at once, one that does not
         respond when its lease has expired. Unbounded in time: the caller has the turn's limit around it.
@@ -272,9 +286,8 @@ class Ownership:
             if agent.key in self._asked:
                 await self._give_way(agent.key)
             wait = FIRST_WAIT
-            while (lease := await self._acquired(agent)) is None or (
-                (self._instances.spans_hosts or self._instances.others())
-                and await self._comes_later(agent, lease, turn)
+            while (lease := await self._acquired(agent)) is None or not (
+                self.since(first) or await self._is_first(agent, lease, turn)
             ):
                 if lease is not None:
                     await self._release(agent.key)
@@ -342,6 +355,7 @@ class Ownership:
         if not held.settled:
             await self._settle(agent, held.lease)
             held.settled = True
+        held.uses += 1
         return held.lease
 
     def _slept(self) -> bool:
@@ -353,22 +367,24 @@ class Ownership:
         self._ran = now
         return now - self._awake < self.proxy.lease
 
-    async def _comes_later(self, agent: Agent, lease: Lease, turn: Turn | None) -> bool:
-        """Is a turn of another proxy first?
+    async def _is_first(self, agent: Agent, lease: Lease, turn: Turn | None) -> bool:
+        """No turn of another proxy comes before this one.
 
         A turn that is tried again keeps its old number but is last in its lane, so it does not count; neither does one
         of a proxy that does not respond. A turn that runs elsewhere without the lease has lost it.
         """
+        if not (self._instances.spans_hosts or self._instances.others()):
+            return True
         for other in await self._store.waiting(agent.key, but=self._instances.id):
             if other.instance is None:
                 continue
             if other.status == "running" or await self._instances.is_gone(other.instance):
                 await self._settle(agent, lease)
-                return await self._comes_later(agent, lease, turn)
-            first = turn is not None and other.seq < turn.seq and not other.attempts
-            if first and await self._store.responds(other.instance):
-                return True
-        return False
+                return await self._is_first(agent, lease, turn)
+            before = turn is not None and other.seq < turn.seq and not other.attempts
+            if before and await self._store.responds(other.instance):
+                return False
+        return True
 
     async def _release_unused(self, agent_key: int) -> None:
         if self._users[agent_key]:  # the turn that uses it is asked when it ends
@@ -383,7 +399,7 @@ class Ownership:
         """Hand the lease over before the next turn here, where others have asked for it as long as a lease lasts: while
         turns follow each other without a pause, `hand_over` never finds it unused.
 
-        Another proxy's turn needs none of this: it comes in the order of acceptance (`_comes_later`).
+        Another proxy's turn needs none of this: it comes in the order of acceptance (`_is_first`).
         """
         clock = asyncio.get_running_loop().time
         if clock() - self._asked[agent_key] < self.proxy.lease or agent_key not in self._held:
@@ -459,3 +475,12 @@ class _Holding:
     lease: Lease
     agent: Agent
     settled: bool
+    uses: int = 0  # how often it was written under
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """A lease that nobody writes under, after so many uses."""
+
+    lease: Lease
+    uses: int

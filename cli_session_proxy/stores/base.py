@@ -317,6 +317,19 @@ class AgentState:
 
 
 @dataclass(frozen=True, slots=True)
+class Accepted:
+    """A turn that was just accepted, and how its agent stood by then.
+
+    `state`: as `Turns.standing` tells it; None where it has to be read by itself. `others`: turns of the agent that
+    other proxies accepted before this one may be unfinished.
+    """
+
+    turn: Turn
+    state: AgentState | None = None
+    others: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class TurnOutline:
     """Of a turn what a drawing of the whole chain needs; the images of its input are cut out."""
 
@@ -481,6 +494,9 @@ class Turns(Protocol):
         It survives the end of this process at once; a power cut too where it is `promised`, else a moment later, and
         at the latest when it begins.
         """
+
+    async def accept_next(self, new: NewTurn) -> Accepted:
+        """`accept`, for a turn that may be the next one of its agent: it tells the state in which that would begin."""
 
     async def begin(self, begun: TurnStart) -> None:
         """Journal: status `running`. Called before the frame is sent; again for each new attempt.

@@ -16,8 +16,9 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.ownership import Instances
 from cli_session_proxy.errors import ClaudeUnavailable, LeaseLost, StoreUnavailable, UpstreamError
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import Granted, Held, HeldLease, Lease, Proxy
+from cli_session_proxy.stores.base import Accepted, Granted, Held, HeldLease, Lease, NewTurn, Proxy
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
+from cli_session_proxy.testing.store_samples import imported_turns
 
 from ..talking import ask, request
 from ..until import until
@@ -333,3 +334,38 @@ async def test_an_answer_that_the_new_holder_found_whole_is_what_the_paused_prox
     finally:
         store.goes_on.set()
         await first.stop()
+
+
+class ToldMeanwhile(SqliteStore):
+    """Somebody writes the agent, under the same lease, between a turn's acceptance and its beginning."""
+
+    engine: Engine | None = None
+
+    async def accept_next(self, new: NewTurn) -> Accepted:
+        accepted = await super().accept_next(new)
+        if self.engine is not None:
+            agent = await self.agent_by_key(new.agent_key)
+            assert agent is not None
+            async with self.engine._ownership.hold(agent):
+                brought = imported_turns(agent, 1)
+                await self.import_turns(brought, brought[-1].id)
+        return accepted
+
+
+async def test_a_turn_goes_on_from_what_was_written_between_its_acceptance_and_its_beginning(
+    settings: Settings,
+) -> None:
+    store = ToldMeanwhile(settings.var / FILE)
+    engine = Engine(settings, store, MemoryBackend())
+    await engine.start()
+    try:
+        await ask(engine, "one")
+        await ask(engine, "two")
+        one, two = await turns(engine)
+        assert two.parent_id == one.id
+        store.engine = engine
+        await ask(engine, "three")
+        three, brought = (await turns(engine))[2:]
+        assert (brought.origin, three.parent_id) == ("imported", brought.id)
+    finally:
+        await engine.stop()

@@ -33,9 +33,9 @@ class FailingStore(SqliteStore):
         if name in self.broken:
             raise StoreUnavailable("database or disk is full: free space on its disk")
 
-    async def accept(self, *args: Any) -> Any:
+    async def accept_next(self, *args: Any) -> Any:
         self._refuse("accept")
-        return await super().accept(*args)
+        return await super().accept_next(*args)
 
     async def begin(self, *args: Any) -> None:
         self._refuse("begin")

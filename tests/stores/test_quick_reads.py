@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, Row
 
-from cli_session_proxy.domain.models import Block, Turn
+from cli_session_proxy.domain.models import Agent, Block, Placed, Turn
 from cli_session_proxy.stores.sql import rows
+from cli_session_proxy.stores.sql.database import Urgency
 from cli_session_proxy.stores.sql.store import LARGE
+from cli_session_proxy.stores.sqlite.database import driver_of
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy.testing.store_samples import IMAGE, a_turn, an_agent, complete, opened
+from cli_session_proxy.testing.store_samples import IMAGE, a_turn, an_agent, complete, imported_turns, opened
 
 PICTURE: Block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": IMAGE}}
 
@@ -55,3 +58,30 @@ async def test_a_large_turn_is_read_beside_the_loop(
     arrived = await store.arrival("local", "", "a")  # the fingerprint of "t1"
     assert arrived.latest == done
     assert seen == [on_the_loop] * 2
+
+
+async def test_what_accepting_a_turn_takes_does_not_grow_with_its_agents_turns(store: SqliteStore) -> None:
+    agent, other = await an_agent(store), await an_agent(store, "other")
+    steps = 0
+
+    def step() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    def count(conn: Connection) -> None:
+        driver_of(conn).set_progress_handler(step, 1)
+
+    async def taken(id: str, of: Agent) -> int:
+        """What SQLite's own machine does for it."""
+        before = steps
+        accepted = await store.accept_next(a_turn(of, id, placed=Placed("head"), instance="here"))
+        assert (accepted.state is not None, accepted.others) == (True, False)
+        took = steps - before
+        await store.fail(id, "failed", {"code": "x"}, (), {}, 1.0)
+        return took
+
+    await store.import_turns(imported_turns(agent, 300), "i299")
+    await store.import_turns([replace(turn, id=f"x{turn.id}", parent_id=None) for turn in imported_turns(other, 2)])
+    await store.database.write(count, Urgency.JOURNAL, quick=True)
+    assert await taken("t1", agent) < await taken("t2", other) + 100

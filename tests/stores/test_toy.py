@@ -14,6 +14,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import LeaseLost
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import (
+    Accepted,
     AgentState,
     Commit,
     Granted,
@@ -71,8 +72,8 @@ class DictStore:
         parent = self.kept.get((agent.head if at_head else parent_id) or "")
         return AgentState(agent, parent, self.sessions.get(parent.session_id or "") if parent else None)
 
-    async def accept(self, new: NewTurn) -> Turn:
-        return self._keep(Turn(seq=1 + len(self.kept), status="queued", **_shared(new)))
+    async def accept_next(self, new: NewTurn) -> Accepted:
+        return Accepted(self._keep(Turn(seq=1 + len(self.kept), status="queued", **_shared(new))))
 
     async def begin(self, begun: TurnStart) -> None:
         self._check(begun.lease)

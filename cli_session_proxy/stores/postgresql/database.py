@@ -286,15 +286,13 @@ class PostgresqlDatabase(Life, Database):
                     f"the store {self.name} was busy for more than {self.busy_timeout:g} s: try again", retry_after=1.0
                 )
             driver: Session | None = None
-            committing = False
             try:
                 with self._transaction(begin) as (conn, driver):
                     result = work(conn)
-                    committing = True
                     driver.commit()
                     return result
             except ERRORS as exc:
-                in_doubt = is_lost(exc) and committing and driver is not None and not driver.refused
+                in_doubt = is_lost(exc) and driver is not None and driver.committing is not None and not driver.refused
                 rolled_back = (is_lost(exc) and not in_doubt) or code_of(exc) in ROLLED_BACK
                 once_more = patient if driver is None else again and rolled_back
                 if not once_more or time.monotonic() > deadline:
@@ -319,6 +317,7 @@ class PostgresqlDatabase(Life, Database):
                 break
             conn.invalidate()
             conn.close()
+        driver.committing = None
         try:
             for statement in begin:
                 driver.execute(statement)

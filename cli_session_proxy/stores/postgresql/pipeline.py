@@ -99,11 +99,13 @@ class Session(psycopg.Connection[Any]):
     """A connection on which `execute` only notes a statement. Any other way to run one sends what was noted before it.
 
     `prepares`: the same session of the server answers each time. Behind a pooler it does not, and nothing is prepared.
-    `refused`: the server itself has ended the session instead of what was sent last, before it came to the commit.
+    `committing`: the commit of this transaction is sent, or goes out next. `refused`: the server itself has ended the
+    session instead of what was sent last, before it came to the commit.
     """
 
     prepares = False
     refused = False
+    committing: Sent | None = None
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -126,11 +128,16 @@ class Session(psycopg.Connection[Any]):
         made: psycopg.Cursor[Any] = super().cursor(*given, **named)
         return made
 
+    def commit_next(self) -> None:
+        self.committing = self.execute("COMMIT")
+
     def commit(self) -> None:
-        done = self.execute("COMMIT")
+        if self.committing is None:
+            self.commit_next()
         self.flush()
         # The server answers a COMMIT behind a statement that failed with a ROLLBACK, which is no error to it.
-        if done.result is None or done.result.command_status != b"COMMIT":
+        done = None if self.committing is None else self.committing.result
+        if done is None or done.command_status != b"COMMIT":
             raise psycopg.InternalError("the transaction was rolled back")
 
     def rollback(self) -> None:

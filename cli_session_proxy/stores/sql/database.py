@@ -151,7 +151,8 @@ Values = Mapping[str, Any]
 
 class Cursor(Protocol):
     """Of a driver's cursor what is used here (PEP 249). A driver that has only noted the statement runs it, with all
-    that it has noted, as soon as a result is asked for: run first what does not depend on each other, then ask."""
+    that it has noted, as soon as a result is asked for: run first what does not depend on each other, then ask. Of a
+    row that is selected ask before anything is raised: until then SQLite keeps what it has locked."""
 
     @property
     def rowcount(self) -> int: ...
@@ -168,6 +169,10 @@ class Driver(Protocol):
     def execute(self, sql: str, values: Values, /) -> Cursor: ...
 
     def executemany(self, sql: str, rows: Sequence[Values], /) -> object: ...
+
+    def commit_next(self) -> None:
+        """Nothing is written behind what was run so far: the commit may go out with it, before a result is asked for.
+        What is raised from here on undoes nothing."""
 
 
 class Prepared:
@@ -217,12 +222,6 @@ class Prepared:
             made = self._made[key] = _Made(str(compiled), constants)
         driver: Any = conn.connection.dbapi_connection
         return made, driver
-
-
-def firsts(conn: Connection, *asked: tuple[Prepared, Values]) -> list[Any | None]:
-    """The first row of each of these statements, which go to a server together."""
-    ran = [(one, one.run(conn, values)) for one, values in asked]
-    return [one.first(cursor) for one, cursor in ran]
 
 
 class _Made(NamedTuple):

@@ -17,7 +17,6 @@ from sqlalchemy import (
     Connection,
     Double,
     Integer,
-    Row,
     Text,
     bindparam,
     cast,
@@ -28,10 +27,9 @@ from sqlalchemy import (
 )
 
 from ...domain.models import CancelledBy
-from ...errors import LeaseLost
 from ..base import Asked, Facts, Granted, Held, HeldLease, Home, Lease, Proxy, Whereabouts
 from . import rows
-from .database import InsertNew, Prepared, Values
+from .database import InsertNew, Prepared
 from .tables import FACTS, cancels, followers, leases, meta, proxies
 
 # A heartbeat with this share of the lease left needs no renewal at a grant: a proxy that waits asks very often.
@@ -44,7 +42,7 @@ _JOIN = Prepared(InsertNew(proxies).values(until=_NOW + bindparam("lease")))
 _EPOCH = Prepared(select(cast(_NOW * 1000, BigInteger).label("now")))
 _LEFT = Prepared(select((proxies.c.until - _NOW).label("seconds")).where(_THIS_PROXY))
 # Locked until the end of the transaction: nobody is granted a lease while a write under it is on its way.
-_LEASE = Prepared(
+LEASE = Prepared(
     select(leases.c.epoch, leases.c.holder, leases.c.wanted)
     .where(leases.c.agent_key == bindparam("of_agent"))
     .with_for_update(key_share=True)
@@ -108,12 +106,12 @@ def acquire(
 ) -> Granted | Held:
     """`ring` tells a holder that it is asked for something."""
     beat(conn, proxy, at_least=FRESH)
-    row = _LEASE.one(conn, {"of_agent": agent_key})
+    row = LEASE.one(conn, {"of_agent": agent_key})
     if row is None:
         first = Lease(agent_key, proxy.id, _epoch(conn, 0))
         if _FIRST_GRANT.run(conn, {"agent_key": agent_key, "epoch": first.epoch, "holder": proxy.id}).rowcount:
             return Granted(first, None)
-        row = _LEASE.one(conn, {"of_agent": agent_key})  # another proxy was faster
+        row = LEASE.one(conn, {"of_agent": agent_key})  # another proxy was faster
         assert row is not None
     if row.holder == proxy.id:
         return Granted(Lease(agent_key, proxy.id, row.epoch), None)
@@ -171,11 +169,6 @@ def proxy(conn: Connection, proxy_id: str) -> Proxy | None:
     return None if row is None else Proxy(proxy_id, row.host, row.left, row.address)
 
 
-def move(conn: Connection, agent_key: int, home: Home) -> None:
-    """The agent's files are there from now on."""
-    _CHANGE.run(conn, {"of_agent": agent_key, "home": rows.dumps({"host": home.host, "address": home.address})})
-
-
 def holders(conn: Connection, agent_keys: Collection[int]) -> dict[int, Any]:
     """The proxies that hold these agents and respond: rows with `host` and `address`."""
     query = (
@@ -212,21 +205,6 @@ def resign(conn: Connection, proxy_id: str) -> None:
     conn.execute(followers.delete().where(followers.c.proxy == proxy_id))
     conn.execute(cancels.delete().where(cancels.c.proxy == proxy_id))
     conn.execute(proxies.delete().where(proxies.c.id == proxy_id))
-
-
-def held(lease: Lease) -> tuple[Prepared, Values]:
-    """Inside the transaction of a write, to be asked first: who may write the agent now. `check` decides."""
-    return _LEASE, {"of_agent": lease.agent_key}
-
-
-def check(lease: Lease, row: Row[Any] | None) -> None:
-    """The write is refused unless the writer holds this lease still."""
-    if row is None or row.epoch != lease.epoch or row.holder != lease.holder:
-        raise LeaseLost(
-            "another proxy has taken this agent over, and nothing of this turn was kept here: send it again",
-            retry_after=1.0,
-            detail={"epoch": lease.epoch, "now": None if row is None else row.epoch},
-        )
 
 
 # --- clients at other proxies that wait for a turn's answer ---

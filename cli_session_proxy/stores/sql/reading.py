@@ -7,22 +7,20 @@ from typing import Any
 
 from sqlalchemy import (
     CTE,
-    ColumnElement,
     Connection,
-    Row,
+    Integer,
     Select,
     Text,
     and_,
     bindparam,
     case,
     func,
-    literal_column,
     or_,
     select,
 )
 
 from ...domain.models import ANSWERED, FINISHED, REPAIR_REASONS, Agent, Chain, ChainSummary, Link, Record, Session, Turn
-from ..base import AgentState, RequestMatch, Tree, TurnFacts, TurnOutline, TurnPage
+from ..base import Tree, TurnFacts, TurnOutline, TurnPage
 from . import leases, rows
 from .database import Prepared
 from .rows import chunks
@@ -38,6 +36,7 @@ from .tables import (
     sessions,
     turns,
 )
+from .way import ENDING, TooLarge, unfinished
 
 # What a page of a stream holds in memory: an input may carry images of many MB.
 PAGE = 100
@@ -83,64 +82,17 @@ _SUMMARY: Select[Any] = (
     .limit(PAGE)
 )
 _TURN_BY_ID = Prepared(_TURN.where(turns.c.id == bindparam("turn_id")))
-_ending = (
-    select(sessions.c.n)
-    .where(sessions.c.agent_key == bindparam("of_agent"))
-    .order_by(sessions.c.created_at.desc(), sessions.c.n.desc())
-    .limit(1)
-)
 _SESSION_AT = Prepared(
     select(*rows.SESSION).where(
-        sessions.c.n == _ending.where(sessions.c.tip_turn_id == bindparam("turn_id")).scalar_subquery()
+        sessions.c.n == ENDING.where(sessions.c.tip_turn_id == bindparam("turn_id")).scalar_subquery()
     )
 )
-# Several rows in one statement, which is one snapshot and one way to a server and back: the columns of a turn, then
-# those of its agent, then those of the session that ends at it.
-_JOINED_AGENT = tuple(column.label(f"agents_{column.name}") for column in rows.AGENT)
-_AGENT_AT, _SESSION_FROM = len(rows.TURN), len(rows.TURN) + len(rows.AGENT)
-_same = agents.alias("same")
-_latest_like_it = (
-    select(turns.c.seq)
-    .join(_same, _same.c.key == turns.c.agent_key)
-    .where(_same.c.owner == bindparam("of_owner"), turns.c.fingerprint == bindparam("same"))
-    .order_by(turns.c.seq.desc())
-    .limit(1)
-    .correlate(None)
-    .scalar_subquery()
-)
-_request = select(literal_column("1").label("one")).subquery("request")
-_ARRIVAL = Prepared(
-    select(*rows.TURN, *_JOINED_AGENT).select_from(
-        _request.outerjoin(turns, turns.c.seq == _latest_like_it).outerjoin(
-            agents, and_(agents.c.owner == bindparam("of_owner"), agents.c.agent_id == bindparam("named"))
-        )
-    )
-)
-
-
-def _standing(parent: ColumnElement[Any]) -> Prepared:
-    there = sessions.alias("there")
-    ending = _ending.where(sessions.c.tip_turn_id == turns.c.id).correlate(turns).scalar_subquery()
-    session = (there.c[column.name].label(f"sessions_{column.name}") for column in rows.SESSION)
-    joined = agents.outerjoin(turns, turns.c.id == parent).outerjoin(there, there.c.n == ending)
-    query = select(*rows.TURN, *_JOINED_AGENT, *session).select_from(joined)
-    return Prepared(query.where(agents.c.key == bindparam("of_agent")))
-
-
-_AT_HEAD = _standing(agents.c.head)
-_AT_TURN = _standing(bindparam("turn_id", type_=Text))
-# The statuses stand in the text: a plan for any two of them would not know that these are rare.
 _WAITING = Prepared(
     _TURN.where(
-        turns.c.status.in_([literal_column("'queued'"), literal_column("'running'")]),
-        turns.c.agent_key == bindparam("of_agent"),
+        unfinished(turns, bindparam("of_agent", type_=Integer)),
         or_(bindparam("but", type_=Text).is_(None), turns.c.instance.is_distinct_from(bindparam("but", type_=Text))),
     ).order_by(turns.c.seq)
 )
-
-
-class TooLarge(Exception):
-    """What was to be read is more than the event loop should be kept for (raised with a `limit`, in bytes)."""
 
 
 def probed(conn: Connection) -> str | None:
@@ -159,28 +111,6 @@ def agent(conn: Connection, owner: str, agent_id: str) -> Agent | None:
 def agent_by_key(conn: Connection, key: int) -> Agent | None:
     row = _AGENT_BY_KEY.one(conn, {"of_agent": key})
     return None if row is None else rows.agent(row)
-
-
-def arrival(
-    conn: Connection, owner: str, fingerprint: str, agent_id: str | None, *, limit: int | None = None
-) -> RequestMatch:
-    row = _ARRIVAL.one(conn, {"of_owner": owner, "named": agent_id, "same": fingerprint})
-    assert row is not None
-    named = None if row.agents_key is None else rows.agent(row[_AGENT_AT:])
-    return RequestMatch(_loaded(conn, row, limit), named)
-
-
-def standing(
-    conn: Connection, agent_key: int, parent_id: str | None, *, at_head: bool, limit: int | None = None
-) -> AgentState | None:
-    if at_head:
-        row = _AT_HEAD.one(conn, {"of_agent": agent_key})
-    else:
-        row = _AT_TURN.one(conn, {"of_agent": agent_key, "turn_id": parent_id})
-    if row is None:
-        return None
-    session = None if row.sessions_id is None else rows.session(row[_SESSION_FROM:])
-    return AgentState(rows.agent(row[_AGENT_AT:]), _loaded(conn, row, limit), session)
 
 
 def named_by(conn: Connection, key: int) -> list[str]:
@@ -242,18 +172,9 @@ def _first(conn: Connection, query: Select[Any]) -> Turn | None:
     return found[0] if found else None
 
 
-def turn(conn: Connection, turn_id: str, *, limit: int | None = None) -> Turn | None:
-    return _loaded(conn, _TURN_BY_ID.one(conn, {"turn_id": turn_id}), limit)
-
-
-def _loaded(conn: Connection, row: Row[Any] | None, limit: int | None) -> Turn | None:
-    """The row begins with the columns of `turns`, which are empty where it joins none."""
-    if row is None or row.id is None:
-        return None
-    if limit is not None and (row.bytes > limit or row.images is not None):
-        raise TooLarge
-    (found,) = rows.loaded_turns(conn, [row])
-    return found
+def turn(conn: Connection, turn_id: str) -> Turn | None:
+    found = rows.loaded_turns(conn, _TURN_BY_ID.all(conn, {"turn_id": turn_id}))
+    return found[0] if found else None
 
 
 def turn_by_key(conn: Connection, owner: str, key: str, now: float) -> Turn | None:

@@ -76,10 +76,6 @@ def loads(text: str) -> Any:
     return _decoder.raw_decode(text)[0]
 
 
-def _loaded(text: str | None) -> Any:
-    return None if text is None else loads(text)
-
-
 def size(*values: str | bytes | None) -> int:
     """Bytes that these texts take in the file."""
     total = 0
@@ -129,7 +125,8 @@ def turn_values(cutter: Cutter, turn: Turn) -> Values:
 def answer_values(cutter: Cutter, turn: Turn, stored: Row[Any]) -> Values:
     """The columns that the end of a turn changes; what was asked (input, system) is left as it is stored."""
     texts, places = content(cutter, output=turn.output, tools=turn.tools)
-    places = {**(_loaded(stored.images) or {}), **places}
+    if stored.images is not None:
+        places = {**loads(stored.images), **places}
     texts |= {
         "stop_sequence": _optional(turn.stop_sequence),
         "fallback": _optional(turn.fallback and turn.fallback.as_json()),
@@ -210,9 +207,8 @@ def agent(columns: Sequence[Any]) -> Agent:
 
 
 def session_values(session: Session) -> Values:
+    """What of it may change."""
     return {
-        "id": session.id,
-        "agent_key": session.agent_key,
         "tip_turn_id": session.tip_turn_id,
         "transcript": session.transcript,
         "cli_version": session.cli_version,
@@ -258,7 +254,7 @@ def record_values(cutter: Cutter, turn_id: str, n: int, record: Record) -> Value
 
 
 def loaded_records(conn: Connection, rows: Sequence[Row[Any]]) -> list[Record]:
-    places = [_loaded(row.images) or () for row in rows]
+    places = [() if row.images is None else loads(row.images) for row in rows]
     known = load_images(conn, (sha for part in places for _, sha in part))
     return [
         Record(restore(row.line.decode("utf-8", "surrogatepass"), part, known), row.uuid, bool(row.synthetic))

@@ -1,7 +1,7 @@
 """The store on SQL: every method one transaction, handed to a `Database` as a plain function.
 
-`writing`, `reading`, `leases`, `conversing` and `importing` hold what the transactions do, `tables` the schema, `rows`
-the forms, `migrations` the way from older schemas. None of them knows which database it is.
+`way`, `writing`, `reading`, `leases`, `conversing` and `importing` hold what the transactions do, `tables` the schema,
+`rows` the forms, `migrations` the way from older schemas. None of them knows which database it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -36,6 +35,7 @@ from ...domain.models import (
 from ...errors import LeaseLost, NotFound, StoreUnavailable
 from ...tasks import uninterrupted
 from ..base import (
+    Accepted,
     AgentState,
     Asked,
     ChainPart,
@@ -62,7 +62,7 @@ from ..base import (
     TurnStart,
     Whereabouts,
 )
-from . import conversing, importing, leases, migrations, mirroring, reading, writing
+from . import conversing, importing, leases, migrations, mirroring, reading, way, writing
 from .database import Database, Urgency, Work
 from .migrations import MIGRATIONS, Migration
 
@@ -166,26 +166,28 @@ class SqlStore(Store):
     # a turn's way
 
     async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> RequestMatch:
-        return await self._quickly(partial(reading.arrival, owner=owner, fingerprint=fingerprint, agent_id=agent_id))
+        return await self._quickly(partial(way.arrival, owner=owner, fingerprint=fingerprint, agent_id=agent_id))
 
     async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> AgentState | None:
-        return await self._quickly(partial(reading.standing, agent_key=agent_key, parent_id=parent_id, at_head=at_head))
+        return await self._quickly(partial(way.standing, agent_key=agent_key, parent_id=parent_id, at_head=at_head))
 
     async def _quickly(self, read: Callable[..., T]) -> T:
         """A quick read, unless what is found is large: it then goes the way of all other reads."""
         try:
             return await self._db.read(partial(read, limit=LARGE), quick=True)
-        except reading.TooLarge:
+        except way.TooLarge:
             return await self._db.read(read)
 
     # turns
 
     async def accept(self, new: NewTurn) -> Turn:
+        return (await self.accept_next(new)).turn
+
+    async def accept_next(self, new: NewTurn) -> Accepted:
         # `begin` finds out where it was lost, before anything is said to a model.
         urgency = Urgency.DURABLE if new.promised else Urgency.AHEAD
         quick = not new.promised and _is_small(new)
-        turn, inserted = await self._db.write(partial(writing.accept, new=new), urgency, quick=quick)
-        return replace(turn, seq=inserted.lastrowid or 0)
+        return await self._db.write(partial(way.accept, new=new, limit=LARGE), urgency, quick=quick)
 
     async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
         await self._db.write(lambda conn: writing.import_turns(conn, turns, head))
@@ -244,10 +246,10 @@ class SqlStore(Store):
             raise
 
     async def begin(self, begun: TurnStart) -> None:
-        await self._under_lease(partial(writing.begin, begun=begun), Urgency.JOURNAL, quick=True)
+        await self._under_lease(partial(way.begin, begun=begun), Urgency.JOURNAL, quick=True)
 
     async def commit(self, commit: Commit) -> Turn:
-        return await self._under_lease(partial(writing.commit, done=commit))
+        return await self._under_lease(partial(way.commit, done=commit))
 
     async def fail(
         self,

@@ -469,7 +469,7 @@ def url_of(url_or_path: str | Path) -> URL:
 def engine(url: URL, kind: Kind, busy_timeout: float, clock: Callable[[], float]) -> Engine:
     # named: `Prepared` gives the driver its values by name;
     # hide_parameters: a traceback in a log must not show a prompt; NullPool: we hold on to the connections ourselves
-    arguments = {"timeout": busy_timeout, "check_same_thread": False}
+    arguments = {"timeout": busy_timeout, "check_same_thread": False, "factory": File}
     made = create_engine(url, hide_parameters=True, connect_args=arguments, poolclass=NullPool, paramstyle="named")
 
     def connected(dbapi: sqlite3.Connection, _record: object) -> None:
@@ -483,6 +483,11 @@ def engine(url: URL, kind: Kind, busy_timeout: float, clock: Callable[[], float]
     return made
 
 
+class File(sqlite3.Connection):
+    def commit_next(self) -> None:
+        """Of `sql.database.Driver`: every statement has run, and nothing is gained."""
+
+
 @contextmanager
 def transaction(conn: Connection, kind: Kind) -> Iterator[sqlite3.Connection]:
     """All of it or nothing.
@@ -490,7 +495,7 @@ def transaction(conn: Connection, kind: Kind) -> Iterator[sqlite3.Connection]:
     Not SQLAlchemy's own, of which a turn has six: it takes ten times as long, and leaves a commit that SQLite refuses
     open, with the write lock.
     """
-    dbapi = driver_of(conn)
+    dbapi: sqlite3.Connection = conn.connection.dbapi_connection  # type: ignore[assignment]
     dbapi.execute(kind.begin)
     try:
         yield dbapi

@@ -289,3 +289,21 @@ async def a_turn_does_not_begin_without_an_answer_that_was_claimed_meanwhile(fac
         assert await store.claim("t1", "b")
         assert isinstance(await raised(store.begin(a_begin(turn, left_off=("t1",)))), PathChanged)
         assert (await turn_of(store, "t2")).status == "queued"
+
+
+async def a_begin_that_is_refused_leaves_nothing(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent, other = await an_agent(store), await an_agent(store, "b")
+        turn = await store.accept(a_turn(agent, "t1"))
+        home = Home("host", "http://there")
+        stale = replace(a_lease(agent.key), epoch=a_lease(agent.key).epoch - 1)
+        assert isinstance(await raised(store.begin(a_begin(turn, lease=stale, home=home))), LeaseLost)
+        assert isinstance(await raised(store.begin(a_begin(turn, lease=a_lease(other.key), home=home))), ValueError)
+        assert await store.turn("t1") == turn
+        assert (await store.whereabouts(agent.key)).home is None
+        await complete(store, agent, "t2")
+        done = await turn_of(store, "t2")
+        assert await raised(store.begin(a_begin(done, frame_uuid="again", home=home))) is not None
+        assert await store.turn("t2") == done
+        assert (await store.whereabouts(agent.key)).home is None
+        assert await store.own_frames(agent.key, ["frame-t1", "frame-t2", "again"]) == {"frame-t2"}

@@ -263,3 +263,21 @@ async def a_turn_that_continues_a_named_one_stands_there_with_the_newest_session
             assert (now.agent.head, now.parent) == ("t2", found)
             assert (now.session.id if now.session else None) == session
         assert await store.standing(agent.key + 99, None, at_head=True) is None
+
+
+async def a_turn_that_is_accepted_is_told_how_its_agent_stands(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        first = await store.accept_next(a_turn(agent, "t1", placed=Placed("head"), instance="here"))
+        assert (first.state, first.others) == (AgentState(agent, None, None), False)
+        await store.begin(a_begin(first.turn))
+        done = await store.commit(a_commit(first.turn, agent))
+        for name, placed, instance in (("t2", Placed("head"), "here"), ("t3", Placed("id"), "there")):
+            accepted = await store.accept_next(a_turn(agent, name, "t1", placed=placed, instance=instance))
+            assert accepted.turn == await store.turn(name)
+            assert accepted.state == await store.standing(agent.key, "t1", at_head=True)
+            assert accepted.state == AgentState(replace(agent, head="t1"), done, a_session(agent, "s1", "t1"))
+            assert accepted.others is (name == "t3")
+        lost = await store.accept_next(a_turn(agent, "t4", placed=Placed("id"), instance="there"))
+        assert lost.state == AgentState(replace(agent, head="t1"), None, None)
+        assert lost.others

@@ -1,0 +1,411 @@
+"""A turn's way through the store, in its order: arrival, accept, standing, begin, commit.
+
+Each is the body of one transaction. A server is gone to and back where a result is asked for, so the statements that do
+not depend on each other run first, and what they say is asked for together, with the commit where nothing is written
+behind it (`Driver.commit_next`). What `begin` writes it writes only where it may: a refusal finds nothing to undo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Row,
+    Text,
+    and_,
+    bindparam,
+    case,
+    exists,
+    func,
+    literal_column,
+    or_,
+    select,
+    update,
+)
+
+from ...domain.models import ANSWERED, REPAIR_REASONS, Link, Record, Session, Status, Turn
+from ...errors import LeaseLost, NotFound, StoreUnavailable
+from ..base import Accepted, AgentState, Commit, KeyTaken, Lease, NewTurn, PathChanged, RequestMatch, TurnStart
+from . import conversing, rows
+from .database import Cursor, Driver, InsertNew, Prepared, Values
+from .leases import LEASE
+from .rows import Cutter
+from .tables import agents, frames, idempotency_keys, leases, links, records, sessions, turns
+
+_LINE = itemgetter("line")
+
+UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
+
+# Several rows in one statement, which is one snapshot and one way to a server and back: the columns of a turn, then
+# those of its agent, then those of the session that ends at it.
+_JOINED_AGENT = tuple(column.label(f"agents_{column.name}") for column in rows.AGENT)
+_AGENT_AT, _SESSION_FROM = len(rows.TURN), len(rows.TURN) + len(rows.AGENT)
+_same = agents.alias("same")
+_latest_like_it = (
+    select(turns.c.seq)
+    .join(_same, _same.c.key == turns.c.agent_key)
+    .where(_same.c.owner == bindparam("of_owner"), turns.c.fingerprint == bindparam("same"))
+    .order_by(turns.c.seq.desc())
+    .limit(1)
+    .correlate(None)
+    .scalar_subquery()
+)
+_request = select(literal_column("1").label("one")).subquery("request")
+_ARRIVAL = Prepared(
+    select(*rows.TURN, *_JOINED_AGENT).select_from(
+        _request.outerjoin(turns, turns.c.seq == _latest_like_it).outerjoin(
+            agents, and_(agents.c.owner == bindparam("of_owner"), agents.c.agent_id == bindparam("named"))
+        )
+    )
+)
+ENDING = (
+    select(sessions.c.n)
+    .where(sessions.c.agent_key == bindparam("of_agent"))
+    .order_by(sessions.c.created_at.desc(), sessions.c.n.desc())
+    .limit(1)
+)
+
+
+def unfinished(of: FromClause, agent_key: ColumnElement[int]) -> ColumnElement[bool]:
+    """The turns of an agent that wait or run, found among those of all agents: they are few, an agent's turns may be
+    very many. So no index of the agent may be used, and the statuses stand in the text: a plan for any two of them
+    would not know that these are rare."""
+    rare: list[ColumnElement[str]] = [literal_column(f"'{status}'") for status in sorted(UNFINISHED)]
+    return and_(of.c.status.in_(rare), of.c.agent_key + literal_column("0") == agent_key)
+
+
+_other = turns.alias("other")
+_others = exists().where(
+    unfinished(_other, agents.c.key), _other.c.instance.is_distinct_from(bindparam("but", type_=Text))
+)
+
+
+def _standing(parent: ColumnElement[Any]) -> Prepared:
+    there = sessions.alias("there")
+    ending = ENDING.where(sessions.c.tip_turn_id == turns.c.id).correlate(turns).scalar_subquery()
+    session = (there.c[column.name].label(f"sessions_{column.name}") for column in rows.SESSION)
+    joined = agents.outerjoin(turns, turns.c.id == parent).outerjoin(there, there.c.n == ending)
+    query = select(*rows.TURN, *_JOINED_AGENT, *session, _others.label("others")).select_from(joined)
+    return Prepared(query.where(agents.c.key == bindparam("of_agent")))
+
+
+_AT_HEAD = _standing(agents.c.head)
+_AT_TURN = _standing(bindparam("turn_id", type_=Text))
+
+_INSERT_TURN = Prepared(turns.insert())
+_INSERT_RECORD = Prepared(records.insert())
+_INSERT_LINK = Prepared(links.insert())
+_INSERT_SESSION = Prepared(InsertNew(sessions))
+_TAKE_KEY = Prepared(InsertNew(idempotency_keys))
+_THIS_TURN = turns.update().where(turns.c.id == bindparam("turn_id"))
+UPDATE_TURN = Prepared(_THIS_TURN)
+SET_DELIVERY = Prepared(_THIS_TURN.where(turns.c.delivery != "delivered"))
+UPDATE_SESSION = Prepared(
+    sessions.update().where(sessions.c.id == bindparam("session_id"), sessions.c.agent_key == bindparam("of_agent"))
+)
+THIS_AGENT = agents.update().where(agents.c.key == bindparam("of_agent"))
+# Something of a later time may have been written meanwhile. The row is locked all the same: turns of an agent get
+# their `seq` in the order in which they are committed.
+_LAST_AT = case((agents.c.last_at < bindparam("now"), bindparam("now")), else_=agents.c.last_at)
+# Its totals grow in the statement that locks it anyway. `more_…`: by so much.
+_GROWN = {name: agents.c[name] + bindparam(f"more_{name}") for name in rows.TOTALS}
+_NOTHING_MORE = {f"more_{name}": 0 for name in rows.TOTALS}
+COUNT = Prepared(THIS_AGENT.values(**_GROWN))
+ACTIVE = Prepared(THIS_AGENT.values(last_at=_LAST_AT, **_GROWN))
+_NEW_HEAD = Prepared(THIS_AGENT.values(last_at=_LAST_AT, **_GROWN))
+
+# What an agent's `failures` counts.
+LOST: frozenset[Status] = frozenset({"failed", "refused"})
+# Read to be changed: PostgreSQL locks the row, SQLite has locked the file.
+WHOLE = Prepared(select(*rows.TURN).where(turns.c.id == bindparam("turn_id")).with_for_update(key_share=True))
+STATE = Prepared(
+    select(turns.c.agent_key, turns.c.status, turns.c.placed, turns.c.instance, turns.c.delivery)
+    .where(turns.c.id == bindparam("turn_id"))
+    .with_for_update(key_share=True)
+)
+# Only under the lease, whose row is locked by then. The attempt is put behind the others, as compact JSON.
+_none_before = turns.c.attempts == "[]"
+_so_far = func.substr(turns.c.attempts, 1, func.length(turns.c.attempts) - 1, type_=Text)
+_BEGIN = Prepared(
+    _THIS_TURN.where(
+        or_(*(turns.c.status == status for status in sorted(UNFINISHED))),
+        exists().where(
+            leases.c.agent_key == turns.c.agent_key,
+            leases.c.epoch == bindparam("at_epoch"),
+            leases.c.holder == bindparam("of_holder"),
+        ),
+    ).values(attempts=case((_none_before, "["), else_=_so_far + ",") + bindparam("attempt", type_=Text) + "]")
+)
+# What follows, where it has begun so. Every frame that was sent, of every attempt, is known as ours.
+_has_begun = turns.c.id == bindparam("turn_id"), turns.c.frame_uuid == bindparam("sent")
+_NOTE_FRAME = Prepared(
+    InsertNew(frames).from_select(
+        ["agent_key", "uuid"], select(turns.c.agent_key, turns.c.frame_uuid).where(*_has_begun)
+    )
+)
+# The agent's files are at another home from now on.
+_MOVE_FILES = Prepared(leases.update().where(leases.c.agent_key == bindparam("of_agent"), exists().where(*_has_begun)))
+
+
+class TooLarge(Exception):
+    """What was to be read is more than the event loop should be kept for (raised with a `limit`, in bytes)."""
+
+
+# --- what is known before it begins
+
+
+def arrival(
+    conn: Connection, owner: str, fingerprint: str, agent_id: str | None, *, limit: int | None = None
+) -> RequestMatch:
+    row = _ARRIVAL.one(conn, {"of_owner": owner, "named": agent_id, "same": fingerprint})
+    assert row is not None
+    named = None if row.agents_key is None else rows.agent(row[_AGENT_AT:])
+    return RequestMatch(_joined_turn(conn, row, limit), named)
+
+
+def standing(
+    conn: Connection, agent_key: int, parent_id: str | None, *, at_head: bool, limit: int | None = None
+) -> AgentState | None:
+    where = {"of_agent": agent_key, "but": None}
+    row = _AT_HEAD.one(conn, where) if at_head else _AT_TURN.one(conn, where | {"turn_id": parent_id})
+    return None if row is None else _state(conn, row, limit)
+
+
+def _state(conn: Connection, row: Row[Any], limit: int | None) -> AgentState:
+    session = None if row.sessions_id is None else rows.session(row[_SESSION_FROM:])
+    return AgentState(rows.agent(row[_AGENT_AT:]), _joined_turn(conn, row, limit), session)
+
+
+def _joined_turn(conn: Connection, row: Row[Any], limit: int | None) -> Turn | None:
+    """The row begins with the columns of `turns`, which are empty where it joins none."""
+    if row.id is None:
+        return None
+    if limit is not None and (row.bytes > limit or row.images is not None):
+        raise TooLarge
+    (found,) = rows.loaded_turns(conn, [row])
+    return found
+
+
+# --- accept
+
+
+def accept(conn: Connection, new: NewTurn, limit: int) -> Accepted:
+    """`limit`: a state that is larger (bytes) is left to be read by itself."""
+    turn = Turn(
+        new.id, 0, new.agent_key, new.parent_id, "queued", new.model, tuple(new.input), new.created_at, new.system,
+        new.effort, new.profile, placed=new.placed, options=new.options, origin=new.origin, fingerprint=new.fingerprint,
+        instance=new.instance, call=new.call,
+    )  # fmt: skip
+    inserted = insert(conn, turn, ())
+    if new.idempotency_key is not None:
+        _take_key(conn, new)
+    if new.takes:
+        conversing.take(conn, new.agent_key, new.takes, new.id)
+    where: Values = {"of_agent": new.agent_key, "but": new.instance}
+    if new.placed.at_head:
+        asked, ran = _AT_HEAD, _AT_HEAD.run(conn, where)
+    else:
+        asked, ran = _AT_TURN, _AT_TURN.run(conn, {**where, "turn_id": new.parent_id})
+    commit_next(conn)
+    turn = replace(turn, seq=inserted.lastrowid or 0)
+    row = asked.first(ran)
+    try:
+        return Accepted(turn, None if row is None else _state(conn, row, limit), row is None or bool(row.others))
+    except TooLarge:
+        return Accepted(turn)
+
+
+def insert(conn: Connection, turn: Turn, lines: Iterable[Record]) -> Cursor:
+    """Store a whole turn with its records; the agent is active from now. Its seq is the cursor's `lastrowid`."""
+    cutter = Cutter()
+    values = rows.turn_values(cutter, turn)
+    records = [rows.record_values(cutter, turn.id, n, record) for n, record in enumerate(lines)]
+    values["bytes"] += sum(map(len, map(_LINE, records)))
+    more = grown(
+        turn.agent_key, turns=1, side=int(turn.placed.side), failures=int(turn.status in LOST),
+        cost_usd=turn.cost_usd or 0.0, bytes=values["bytes"],
+    )  # fmt: skip
+    ACTIVE.run(conn, more | {"now": turn.created_at})
+    inserted = _INSERT_TURN.run(conn, values)
+    _INSERT_RECORD.run_each(conn, records)
+    if cutter.images:
+        COUNT.run(conn, grown(turn.agent_key, bytes=rows.save_images(conn, turn.agent_key, cutter.images)))
+    return inserted
+
+
+def _take_key(conn: Connection, new: NewTurn) -> None:
+    """The key belongs to this turn from now on; expired keys of everybody are dropped on the way."""
+    key = idempotency_keys.c
+    conn.execute(idempotency_keys.delete().where(key.until <= new.created_at))
+    if new.replaces is not None:
+        conn.execute(idempotency_keys.delete().where(key.turn_id == new.replaces))
+    owner = conn.scalar(select(agents.c.owner).where(agents.c.key == new.agent_key))
+    taking = {"owner": owner, "key": new.idempotency_key, "turn_id": new.id, "until": new.idempotency_until}
+    if not _TAKE_KEY.run(conn, taking).rowcount:
+        raise KeyTaken(
+            conn.execute(select(key.turn_id).where(key.owner == owner, key.key == new.idempotency_key)).scalar_one()
+        )
+
+
+# --- begin
+
+
+def begin(conn: Connection, begun: TurnStart) -> None:
+    lease = begun.lease
+    if begun.left_off:
+        hold(conn, lease)
+    for turn_id in begun.left_off:
+        before = STATE.one(conn, {"turn_id": turn_id})
+        if before is not None and before.delivery != "undelivered":
+            raise PathChanged(turn_id)
+    holder = LEASE.run(conn, {"of_agent": lease.agent_key})
+    state = STATE.run(conn, {"turn_id": begun.turn_id})
+    values = {
+        "turn_id": begun.turn_id,
+        "at_epoch": lease.epoch,
+        "of_holder": lease.holder,
+        "status": "running",
+        "parent_id": begun.parent_id,
+        "session_id": begun.session_id,
+        "frame_uuid": begun.frame_uuid,
+        "continuity": begun.continuity,
+        "evidence": rows.dumps(begun.evidence.as_json()),
+        "started_at": begun.started_at,
+        "attempt": rows.dumps(begun.attempt),
+    }
+    if begun.system is not None:
+        values["system"] = rows.dumps(begun.system)
+    if begun.instance is not None:
+        values["instance"] = begun.instance
+    begins = _BEGIN.run(conn, values)
+    this = {"turn_id": begun.turn_id, "sent": begun.frame_uuid}
+    _NOTE_FRAME.run(conn, this)
+    if begun.home is not None:
+        home = rows.dumps({"host": begun.home.host, "address": begun.home.address})
+        _MOVE_FILES.run(conn, {**this, "of_agent": lease.agent_key, "home": home})
+    commit_next(conn)
+    held, row = LEASE.first(holder), STATE.first(state)
+    check(lease, held)
+    if row is None:  # not its agent's deletion: that takes the lease along
+        raise StoreUnavailable("the server of the store stopped before it had kept this turn", retry_after=1.0)
+    allowed(begun.turn_id, UNFINISHED, row)
+    if not begins.rowcount:
+        raise ValueError(f"begin of {begun.turn_id} under a lease of agent {lease.agent_key}")
+
+
+# --- commit
+
+
+def commit(conn: Connection, done: Commit) -> Turn:
+    refused, session = done.status == "refused", done.session
+    if done.status not in ANSWERED or refused is (session is not None) or (refused and done.move_head):
+        raise ValueError(f"commit of {done.turn_id} as {done.status}")
+    known = None
+    if session is not None:
+        this = {"session_id": session.id, "of_agent": session.agent_key}
+        known = UPDATE_SESSION.run(conn, this | rows.session_values(session))
+    holder = LEASE.run(conn, {"of_agent": done.lease.agent_key})
+    whole = WHOLE.run(conn, {"turn_id": done.turn_id})
+    held, stored = LEASE.first(holder), WHOLE.first(whole)
+    check(done.lease, held)
+    row = allowed(done.turn_id, UNFINISHED, stored)
+    if session is not None and session.agent_key != row.agent_key:
+        raise ValueError(f"commit of {done.turn_id} with a session of agent {session.agent_key}")
+    (turn,) = rows.loaded_turns(conn, [row])
+    turn = replace(
+        turn, status=done.status, output=tuple(done.output), stop_reason=done.stop_reason, usage=done.usage,
+        cost_usd=done.cost_usd, tools=tuple(done.tools), timings=done.timings, attempts=tuple(done.attempts),
+        session_id=row.session_id if session is None else session.id, path_hash=done.path_hash,
+        depth=done.depth, delivery=done.delivery,
+        finished_at=done.finished_at, evidence=done.evidence, stop_sequence=done.stop_sequence, backend=done.backend,
+        answered_by=done.answered_by, fallback=done.fallback,
+    )  # fmt: skip
+    cutter = Cutter()
+    values = rows.answer_values(cutter, turn, row)
+    records = [rows.record_values(cutter, turn.id, n, record) for n, record in enumerate(done.records)]
+    values["bytes"] += sum(map(len, map(_LINE, records)))
+    _INSERT_RECORD.run_each(conn, records)
+    UPDATE_TURN.run(conn, {"turn_id": turn.id, **values})
+    added = values["bytes"] - row.bytes
+    if cutter.images:
+        added += rows.save_images(conn, turn.agent_key, cutter.images)
+    if session is None or known is None:
+        spoil_session(conn, turn.session_id)
+    elif not known.rowcount:
+        open_session(conn, session)
+    if done.links:
+        save_links(conn, turn.agent_key, done.links)
+    cost = (turn.cost_usd or 0.0) - (row.cost_usd or 0.0)
+    more = grown(turn.agent_key, failures=int(refused), cost_usd=cost, bytes=added) | {"now": done.finished_at}
+    if done.move_head:
+        _NEW_HEAD.run(conn, more | {"head": turn.id})
+    else:
+        ACTIVE.run(conn, more)
+    return turn
+
+
+# --- pieces that other writes need, too
+
+
+def commit_next(conn: Connection) -> None:
+    driver: Driver | Any = conn.connection.dbapi_connection
+    driver.commit_next()
+
+
+def hold(conn: Connection, lease: Lease) -> None:
+    check(lease, LEASE.one(conn, {"of_agent": lease.agent_key}))
+
+
+def check(lease: Lease, row: Row[Any] | None) -> None:
+    """The write is refused unless the writer holds this lease still. `row`: of `LEASE`, asked for in the transaction of
+    the write."""
+    if row is None or row.epoch != lease.epoch or row.holder != lease.holder:
+        raise LeaseLost(
+            "another proxy has taken this agent over, and nothing of this turn was kept here: send it again",
+            retry_after=1.0,
+            detail={"epoch": lease.epoch, "now": None if row is None else row.epoch},
+        )
+
+
+def allowed(turn_id: str, wanted: frozenset[Status] | None, row: Row[Any] | None) -> Row[Any]:
+    """The turn's row, in one of these statuses: an acknowledged turn is never written over."""
+    if row is None:
+        raise NotFound(f"no turn {turn_id} in the store: its agent may have been deleted")
+    if wanted is not None and row.status not in wanted:
+        raise StoreUnavailable(
+            f"turn {turn_id} is {row.status}, not {' or '.join(sorted(wanted))}: another proxy on this store has ended "
+            "or taken it; send the request again",
+            detail={"turn_id": turn_id, "status": row.status},
+        )
+    return row
+
+
+def grown(agent_key: int, **more: float) -> dict[str, float]:
+    """Values of `COUNT`, `ACTIVE` and `_NEW_HEAD`: the agent has so much more."""
+    return {"of_agent": agent_key, **_NOTHING_MORE, **{f"more_{name}": number for name, number in more.items()}}
+
+
+def open_session(conn: Connection, session: Session) -> None:
+    new = {"id": session.id, "agent_key": session.agent_key, **rows.session_values(session)}
+    if not _INSERT_SESSION.run(conn, new).rowcount:
+        raise StoreUnavailable(f"session {session.id} belongs to another agent for ever: start a new one")
+    COUNT.run(conn, grown(session.agent_key, sessions=1))
+
+
+def spoil_session(conn: Connection, session_id: str | None) -> None:
+    """Its transcript may hold what is on no path: it is verified before its next use."""
+    if session_id is not None:
+        conn.execute(update(sessions).where(sessions.c.id == session_id).values(mark=None))
+
+
+def save_links(conn: Connection, agent_key: int, new: Sequence[Link]) -> None:
+    _INSERT_LINK.run_each(conn, [rows.link_values(agent_key, link) for link in new])
+    repairs = sum(link.reason in REPAIR_REASONS for link in new)
+    if repairs:
+        COUNT.run(conn, grown(agent_key, repairs=repairs))
