@@ -14,6 +14,7 @@ from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 
 from ..export.told import every_repair
 from ..fakes import SESSION, turn
+from ..matrix import rest_in_full
 from .conftest import World, an_agent, barriers, imported, page_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -133,7 +134,7 @@ async def test_a_small_screen_shows_one_view_with_a_way_back(world: World) -> No
         assert await too_wide(page) == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", rest_in_full("light", "dark"))
 async def test_no_view_has_a_barrier(world: World, axe: str, scheme: str) -> None:
     repaired = await turn_of(world, "mended")
     for width in WIDTHS:
