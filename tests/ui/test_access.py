@@ -17,13 +17,13 @@ from ..fakes import SESSION, turn
 from ..matrix import rest_in_full
 from .conftest import World, an_agent, barriers, imported, page_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LONG_NAME = "an-agent-with-a-very-long-name-" * 6
 WIDTHS = (1440, 1024, 390)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", autouse=True)
 async def _filled(world: World) -> None:
     await imported(world.engine, await an_agent(world.engine, "alpha"), [("alpha asks", "alpha hears")])
     beta = [("beta 1", "yes"), ("w" * 3000, "no `code` " * 300), ("beta 3", "maybe")]

@@ -9,12 +9,12 @@ from playwright.async_api import expect
 from ..matrix import rest_in_full
 from .conftest import World, an_agent, barriers, imported, page_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SECRET = "sk-ant-api03-abcdefghijklmnop"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", autouse=True)
 async def _filled(world: World) -> None:
     for number in range(25):
         agent = await an_agent(world.engine, f"agent-{number}")
