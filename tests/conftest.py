@@ -132,6 +132,8 @@ def claude_env(upstream: Upstream, tmp_path: Path) -> dict[str, str]:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
         "CLAUDE_CODE_MAX_RETRIES": "0",
+        # Its runtime's first compiler: a CLI lives for a few turns here, and never gets back what compiling costs it.
+        "BUN_JSC_useBaselineJIT": "0",
     }
 
 
