@@ -29,8 +29,8 @@ PATTERN = "^(a+)+$"
 SLOW = {"type": "string", "pattern": PATTERN}
 # Words of what the proxy asks of the model, by which the scripted one knows what to answer.
 BOMB, OBJECT = "#/$defs/a1", "one JSON object"
-# Agents that meet one thing at once: more than the threads that a Python program has by default on few cores.
-MANY = 12
+# Agents that meet one thing at once: more than the threads that a Python program has by default.
+MANY = min(32, (os.cpu_count() or 1) + 4) + 1
 SILENT_CONNECTIONS = 20
 
 

@@ -19,6 +19,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from .clis import old_cli_in_full
 from .conftest import MakeSettings
+from .matrix import rest_in_full
 from .serving import serving
 from .talking import heard, running
 
@@ -72,12 +73,13 @@ async def test_ten_turns_by_header_are_remembered_and_the_dump_shows_the_session
         assert [link["reason"] for link in shown["links"]] == ["started", *["forked_by_cli"] * 9]
 
 
-async def test_twenty_agents_at_once_hear_only_themselves_and_six_at_once_stay_in_order(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+@pytest.mark.parametrize("agents", rest_in_full(10, 20))
+async def test_agents_at_once_hear_only_themselves_and_six_requests_at_once_stay_in_order(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, agents: int
 ) -> None:
     async with door(make_settings(claude_bin=claude_2, max_processes=8)) as client:
         await asyncio.gather(
-            *(say(client, f"agent-{who}- is here", f"agent/{who}".replace("/", "%2F")) for who in range(20))
+            *(say(client, f"agent-{who}- is here", f"agent/{who}".replace("/", "%2F")) for who in range(agents))
         )
         for seen in upstream.requests:
             assert len(seen.user_texts()) == 1

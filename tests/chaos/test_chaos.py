@@ -19,14 +19,17 @@ from . import cluster
 from .history import History, Shape, made, read
 from .runner import run
 
-# Steps of a history that is run at each `make test`, or at `make full`.
+# Steps of a history that is run at `make full`.
 SHORT = 16
 
 HISTORIES = [
     pytest.param(11, Shape(1, length=SHORT, pauses=False), id="one proxy", marks=pytest.mark.full),
     pytest.param(12, Shape(1, tools=True, length=SHORT, pauses=False), id="one proxy, tools", marks=pytest.mark.full),
     pytest.param(13, Shape(3, length=SHORT), id="three proxies", marks=pytest.mark.full),
-    pytest.param(14, Shape(3, tools=True, length=SHORT, pauses=False), id="three proxies, tools"),
+    pytest.param(14, Shape(3, tools=True, length=10, pauses=False), id="three proxies, tools"),
+    pytest.param(
+        14, Shape(3, tools=True, length=SHORT, pauses=False), id="three proxies, tools, longer", marks=pytest.mark.full
+    ),
     pytest.param(
         15, Shape(2, tools=True, length=SHORT, pauses=False, wrapper=True), id="behind a script", marks=pytest.mark.full
     ),

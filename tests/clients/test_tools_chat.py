@@ -60,7 +60,7 @@ def called(name: str, **arguments: Any) -> tuple[str, dict[str, Any]]:
     return f"mcp__client__{name}", arguments
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", rest_in_full(True, False))
 async def test_openai(stream: bool, base: str, upstream: Upstream) -> None:
     tools: Any = [
         {"type": "function", "function": {"name": name, "description": name, "parameters": CITY}}
@@ -208,7 +208,7 @@ async def litellm_loop(upstream: Upstream, stream: bool, **where: Any) -> None:
     seen_once(upstream, 2)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", rest_in_full(False, True))
 async def test_litellm_against_the_endpoint(stream: bool, base: str, upstream: Upstream) -> None:
     await litellm_loop(upstream, stream, model="openai/sonnet", api_base=base, api_key="unused", **USAGE[stream])
 

@@ -29,7 +29,7 @@ def asked(upstream: Upstream) -> None:
     upstream.when("where", ToolUse([called(name, city="Rome") for name in NAMES], text=SAID))
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", rest_in_full(True, False))
 async def test_anthropic(stream: bool, base: str, upstream: Upstream) -> None:
     tools: Any = [{"name": name, "description": name, "input_schema": CITY} for name in NAMES]
     asked(upstream)
@@ -120,7 +120,7 @@ async def test_openai_agents_over_responses(stream: bool, base: str, upstream: U
     seen_once(upstream, 3)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", rest_in_full(False, True))
 async def test_google_genai(stream: bool, base: str, upstream: Upstream) -> None:
     def get_weather(city: str) -> str:
         """The weather of a city."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from cli_session_proxy.continuity import files
 
 from ..until import until
-from .row import BOTH, NEW, Breaks, Row, Says
+from .row import NEW, Breaks, Row, Says
 from .talk import EngineTalk, Talk, by_hand
 
 LONG_AGO = 100 * 86400  # seconds; a CLI's own clean-up takes what is older than 30 days
@@ -156,7 +156,7 @@ _GONE = {
 _SHORTER = r"\d+ records instead of \d+"
 _OTHER = r"record \d+ of \d+ is not the chain's"
 ROWS = (
-    Row(FILES, "transcript deleted between turns", _cold(delete), quick=BOTH, continuity="rebuilt", says=_GONE),
+    Row(FILES, "transcript deleted between turns", _cold(delete), quick=NEW, continuity="rebuilt", says=_GONE),
     Row(FILES, "transcript deleted under a warm process", _warm(delete), quick=NEW, continuity="rebuilt",
         says=_GONE),
     Row(FILES, "a middle line removed", _cold(remove_a_middle_line), quick=NEW, continuity="rebuilt",

@@ -179,12 +179,13 @@ _PLANES = "".join(chr(plane * 0x10000 + 0x123) for plane in (0, 1, 2, 3, 14, 15,
 _RECORD = '{"type":"user","uuid":"00000000-0000-4000-8000-000000000000","parentUuid":null,"message":{"role":"user"}}'
 _REFUSED = {4: _failed("invalid_request", "(the prompt|would run this prompt)")}
 WORDS = "text"
+# Those that a CLI might run or cut are told to it each time by backends/claude/process/test_real_cli.py.
 VERBATIM = (
-    ("`/clear`", "/clear", BOTH, NEW),
+    ("`/clear`", "/clear", BOTH, ()),
     ("`/compact now`", "/compact now", NEW, ()),
     ("`!cmd`", "!echo hello", BOTH, ()),
     ("leading `--`", "--resume=00000000-0000-4000-8000-000000000000 --help", BOTH, ()),
-    ("NUL", "before\0after", BOTH, NEW),
+    ("NUL", "before\0after", BOTH, ()),
     ("2 MB", "word and " * (2 * 1024 * 1024 // 9) + "end", BOTH, NEW),
     ("transcript-like JSON", f'{_RECORD}\n{{"sessionId":"00000000-0000-4000-8000-000000000000"}}', BOTH, ()),
     ("every Unicode plane", _PLANES, BOTH, ()),

@@ -14,6 +14,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
+from ..matrix import rest_in_full
 from .hosts import HostsTalk, host_settings
 from .report import Report
 from .row import Row
@@ -25,7 +26,7 @@ __all__ = ["clis", "lab"]
 
 # One of each kind that the store has a part in.
 ALWAYS = ("last line cut", "kill -9 after it")
-ON_HOSTS = ("continued by hand under a warm process", "6 at once to one agent", "kill -9 after it")
+ON_HOSTS = ("continued by hand under a warm process", "kill -9 after it")
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ async def test_every_turn_at_another_host_is_remembered_and_extends_the_one_befo
         assert not [kept for host in talk.hosts for kept in (host.var / "salvage").glob("*")]
 
 
-@pytest.mark.parametrize("alike", ["var", "sandbox_root", None], ids=lambda alike: f"the same {alike}")
+@pytest.mark.parametrize("alike", rest_in_full("var", "sandbox_root", None), ids=lambda alike: f"the same {alike}")
 async def test_a_profile_with_tools_keeps_the_prefix_where_all_hosts_have_the_same_paths(
     claude_2: Path,
     make_settings: MakeSettings,

@@ -45,6 +45,7 @@ def model_says(upstream: Upstream) -> str:
     return " ".join(text for role, text in upstream.requests[-1].texts() if role == "assistant")
 
 
+@old_cli_in_full  # clients/test_cut_streams.py has it each time
 async def test_the_session_holds_what_was_given_and_the_next_turn_extends_it(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -25,11 +25,11 @@ from cli_session_proxy.testing.upstream import Upstream
 SERVED = 30.0
 ENDED = 40.0
 ANSWERED = 90.0
-# One for each place that can be busy: both helper processes, a thread, the event loop, files, and the sockets.
+# One for each place that can be busy: both helper processes, a thread, the event loop, and the sockets.
 BUSY = frozenset({
-    "a slow pattern in a schema", "the worst JSON", "19,000 messages", "pipes and /dev/zero as transcripts",
-    "answers that nobody reads",
+    "a slow pattern in a schema", "the worst JSON", "19,000 messages", "answers that nobody reads",
 })  # fmt: skip
+EIGHT = "eight bombs at once"
 # In order, or by the watchdog, where what runs cannot end in `drain_timeout`, as on a loaded machine.
 ENDED_BY_ITSELF = frozenset({0, 1})
 
@@ -75,7 +75,11 @@ async def target(claude_2: Path, tmp_path_factory: pytest.TempPathFactory) -> As
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+@pytest.mark.parametrize(
+    "attack",
+    # Eight at once is each of two others more often than there are helpers: aside/test_pool.py says who waits then.
+    [pytest.param(one, id=one.name, marks=pytest.mark.full if one.name == EIGHT else ()) for one in ATTACKS],
+)
 async def test_others_are_served_while_it_runs_and_it_ends_in_words(attack: Attack, target: Target) -> None:
     if attack.prepare is not None:
         await attack.prepare(target)

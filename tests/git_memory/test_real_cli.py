@@ -93,6 +93,7 @@ async def test_opus_is_told_what_haiku_and_sonnet_tried_and_why_they_failed(
         assert told(upstream.requests[-1]) == EVERYTHING
 
 
+@pytest.mark.full  # what it reads of a squash merge: test_reading.py
 async def test_the_same_from_the_repository_alone_over_a_squash_merge(
     settings: Settings, upstream: Upstream, repo: Repo, tmp_path: Path
 ) -> None:

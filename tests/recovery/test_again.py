@@ -16,6 +16,7 @@ from cli_session_proxy.testing.script import Fail, Gate
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..matrix import rest_in_full
 from ..talking import ask, heard, request, running
 from .test_kill import turns_of
 from .test_several_proxies import reached
@@ -151,7 +152,7 @@ async def test_an_undelivered_answer_is_claimed_by_the_same_request_even_after_a
     assert heard(upstream) == ["one", "two", "one"]
 
 
-@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("key", rest_in_full(None, "k"))
 async def test_another_request_leaves_an_undelivered_answer_off_and_then_the_same_words_are_new(
     key: str | None, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

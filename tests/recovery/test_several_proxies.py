@@ -10,6 +10,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..talking import ask, heard, request, running
 from ..until import until
@@ -27,6 +28,7 @@ async def is_undelivered(engine: Engine, turn_id: str) -> bool:
     return turn is not None and turn.delivery == "undelivered"
 
 
+@old_cli_in_full
 async def test_two_proxies_take_turns_and_neither_trusts_its_old_process(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

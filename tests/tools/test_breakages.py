@@ -21,6 +21,7 @@ from cli_session_proxy.testing.script import ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..matrix import rest_in_full
 from ..recovery.others import other_proxy
 from ..talking import ask, claude, heard, running, text
 from .test_loops import TOOLS, both, called, calls, result, results, tool_blocks
@@ -99,8 +100,9 @@ async def in_order_and_once(talk: Talk, upstream: Upstream, made: list[dict[str,
     [
         *((breaks, "while it waits") for breaks in (kill, delete, remove_a_call, restart, restart_and_delete)),
         # What is broken once the results are there is one path like any other: a row of the matrix breaks it.
-        *(pytest.param(breaks, "afterwards", marks=pytest.mark.full) for breaks in (kill, delete, restart)),
-        *((breaks, "afterwards") for breaks in (remove_a_call, restart_and_delete)),
+        *rest_in_full(
+            *((breaks, "afterwards") for breaks in (remove_a_call, restart_and_delete, kill, delete, restart))
+        ),
     ],
 )
 async def test_a_chain_with_calls_survives(

@@ -102,7 +102,8 @@ async def test_a_call_is_given_out_whole(claude_2: Path, make_settings: MakeSett
     assert "rather long name" in json.loads(arguments)["city"]
 
 
-@pytest.mark.parametrize("how", ["killed", "restarted", "retired"])
+# Killed and restarted while calls wait: `test_breakages.py` has both each time.
+@pytest.mark.parametrize("how", rest_in_full("retired", "killed", "restarted"))
 async def test_the_results_reach_the_model_once_when_the_process_is_gone(
     how: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
@@ -201,7 +202,7 @@ async def test_a_large_result_an_image_and_an_error_arrive_whole(
     assert "it broke" in str(blocks[2]["content"])
 
 
-@pytest.mark.parametrize("side", [1, 3000])
+@pytest.mark.parametrize("side", rest_in_full(3000, 1))
 async def test_an_image_in_a_result_brings_no_path_of_this_machine(
     side: int, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
@@ -326,7 +327,7 @@ async def test_an_old_cli_refuses_tools_clearly(claude_1: Path, make_settings: M
 @pytest.mark.parametrize(
     ("said", "claude"),
     [
-        *((said, "claude_2") for said in ("one STOP two", "one ST", "STOP")),
+        *rest_in_full(("one STOP two", "claude_2"), ("STOP", "claude_2"), ("one ST", "claude_2"), quick=2),
         # Whatever came before it is cut alike; an answer that is empty then is another matter on the old CLI.
         *rest_in_full(("STOP", "claude_1"), ("one STOP two", "claude_1"), ("one ST", "claude_1")),
     ],

@@ -17,6 +17,7 @@ from cli_session_proxy.domain.models import Agent, Message, Record
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ImportedTurn
+from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import ROOT, required
 from ..serving import serving
@@ -50,31 +51,33 @@ async def _launched(chromium: Path, home: Path) -> AsyncIterator[Browser]:
             await browser.close()
 
 
-@pytest.fixture
-async def browser(chromium: Path, tmp_path: Path) -> AsyncIterator[Browser]:
-    async with _launched(chromium, tmp_path) as browser:
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser(chromium: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Browser]:
+    """One for all tests of the page, which are on its loop: each has a context of its own in it (`page_of`)."""
+    async with _launched(chromium, tmp_path_factory.mktemp("browser")) as browser:
         yield browser
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def upstream() -> AsyncIterator[Upstream]:
+    async with Upstream() as server:
+        yield server
 
 
 @dataclass(frozen=True)
 class World:
-    """A server whose store the tests of one module fill and share, and one browser on it."""
+    """A server whose store the tests of one module fill and share, and the browser."""
 
     engine: Engine
     url: str
     browser: Browser
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(chromium: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    """Tests that use it are marked `asyncio(loop_scope="module")`, and take agents of their own names."""
-    folder = tmp_path_factory.mktemp("world")
-    settings = store_only(folder)
-    async with (
-        _launched(chromium, folder) as browser,
-        running(settings) as engine,
-        serving(engine, settings) as url,
-    ):
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def world(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    """Tests that use it take agents of their own names."""
+    settings = store_only(tmp_path_factory.mktemp("world"))
+    async with running(settings) as engine, serving(engine, settings) as url:
         yield World(engine, url, browser)
 
 

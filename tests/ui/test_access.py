@@ -14,15 +14,16 @@ from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 
 from ..export.told import every_repair
 from ..fakes import SESSION, turn
+from ..matrix import rest_in_full
 from .conftest import World, an_agent, barriers, imported, page_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LONG_NAME = "an-agent-with-a-very-long-name-" * 6
 WIDTHS = (1440, 1024, 390)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", autouse=True)
 async def _filled(world: World) -> None:
     await imported(world.engine, await an_agent(world.engine, "alpha"), [("alpha asks", "alpha hears")])
     beta = [("beta 1", "yes"), ("w" * 3000, "no `code` " * 300), ("beta 3", "maybe")]
@@ -133,7 +134,7 @@ async def test_a_small_screen_shows_one_view_with_a_way_back(world: World) -> No
         assert await too_wide(page) == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", rest_in_full("light", "dark"))
 async def test_no_view_has_a_barrier(world: World, axe: str, scheme: str) -> None:
     repaired = await turn_of(world, "mended")
     for width in WIDTHS:

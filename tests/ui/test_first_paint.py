@@ -22,6 +22,7 @@ UNTIL_PAINTED = """() => {
 }"""
 
 
+@pytest.mark.asyncio(loop_scope="session")
 async def test_a_cold_link_has_asked_for_its_turn_and_those_around_it_when_the_page_is_painted(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -46,6 +47,7 @@ async def test_a_cold_link_has_asked_for_its_turn_and_those_around_it_when_the_p
                 assert sorted(files) == ["/ui/main.js", "/ui/style.css"]
 
 
+@pytest.mark.asyncio(loop_scope="session")
 async def test_what_was_asked_ahead_is_taken_once(browser: Browser, tmp_path: Path) -> None:
     settings = store_only(tmp_path)
     async with running(settings) as engine, serving(engine, settings) as url:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from playwright.async_api import Browser, Locator, expect
 
 from cli_session_proxy.testing.upstream import Upstream
@@ -13,6 +14,8 @@ from ..conftest import MakeSettings
 from ..serving import serving
 from ..talking import ask, running
 from .conftest import an_agent, imported, page_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 # From the page's address alone.
 MOST_CLICKS = 4

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from playwright.async_api import Browser, expect
 
 from cli_session_proxy.backends.base import Retried
@@ -15,6 +16,8 @@ from ..scripted import RETRY, Scripted, delta
 from ..serving import serving
 from ..talking import request
 from .conftest import barriers, page_of, store_only
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HOSTILE = "<img src=x onerror=alert(1)> teal"
 

@@ -19,10 +19,10 @@ from ..serving import serving
 from ..talking import running
 from .conftest import World, an_agent, barriers, imported, page_of, store_only
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", autouse=True)
 async def _filled(world: World) -> None:
     now = time.time()
     for n in range(3):

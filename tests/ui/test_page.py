@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 from playwright.async_api import Browser, Page, Route, expect
 from pydantic import SecretStr
 
@@ -18,6 +19,8 @@ from ..conftest import MakeSettings
 from ..serving import serving
 from ..talking import ask, running
 from .conftest import an_agent, imported, page_of, store_only
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HOSTILE = (
     "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"

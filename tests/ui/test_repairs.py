@@ -6,6 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 
+import pytest
 from playwright.async_api import Browser, Page, expect
 
 from cli_session_proxy.domain.models import Message, Record, Session
@@ -23,6 +24,8 @@ from ..fakes import SESSION, turn
 from ..serving import serving
 from ..talking import running
 from .conftest import page_of, store_only
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def stored(engine: Engine, parts: list[ChainPart], head: str) -> None:

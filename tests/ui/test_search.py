@@ -6,14 +6,15 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import expect
 
+from ..matrix import rest_in_full
 from .conftest import World, an_agent, barriers, imported, page_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SECRET = "sk-ant-api03-abcdefghijklmnop"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", autouse=True)
 async def _filled(world: World) -> None:
     for number in range(25):
         agent = await an_agent(world.engine, f"agent-{number}")
@@ -93,7 +94,7 @@ async def test_a_search_that_is_refused_says_why(world: World) -> None:
         await expect(page.locator("#fault")).to_contain_text("since must be 30m, 12h, 7d, or a date")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", rest_in_full("dark", "light"))
 async def test_the_search_has_no_barrier(world: World, axe: str, scheme: str) -> None:
     for width in (1440, 1024, 390):
         async with page_of(world.browser, world.url, scheme=scheme, width=width, at="#/?q=zebra") as page:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from playwright.async_api import Browser, Page, expect
 
 from cli_session_proxy.domain.models import Message, Tool, Turn
@@ -15,6 +16,8 @@ from ..conftest import MakeSettings
 from ..serving import serving
 from ..talking import ask, running
 from .conftest import an_agent, imported, page_of, store_only
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 WEATHER = Tool("get_weather", "The weather of a city", {"type": "object", "properties": {"city": {"type": "string"}}})
 SECRET = "sk-ant-api03-abcdef123456"

@@ -18,7 +18,7 @@ from ..media import image, picture
 from ..scripted import RETRY
 from .conftest import World, an_agent, barriers, imported, page_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 WRITTEN = """# Plan
 

@@ -108,6 +108,7 @@ async def test_a_large_body_that_takes_too_much_is_refused_and_the_next_one_is_r
     assert (await sent(client, MIB))[3] == "r"
 
 
+@pytest.mark.full  # through the whole door each time: freezing/test_attacks.py
 async def test_the_worst_json_of_the_largest_body_is_refused(client: httpx.AsyncClient) -> None:
     """Twenty million lists would take more memory than the machine may have."""
     content = b'{"text":"","x":[' + b"[]," * (20 * MIB) + b"[]]}"

@@ -180,7 +180,7 @@ WIRES: dict[str, tuple[str, JSON, JSON, list[str], Callable[[JSON], list[Any]], 
 
 
 # What each wire reads of a body is looked at above; here, that it arrives: on a wire of each maker in every run.
-QUICK = frozenset({"chat", "messages", "generate", "ollama"})
+QUICK = frozenset({"chat", "messages"})
 
 
 @pytest.mark.parametrize(

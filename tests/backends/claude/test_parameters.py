@@ -22,6 +22,7 @@ from cli_session_proxy.settings import Profile
 from cli_session_proxy.testing.script import Fail, Gate, Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
+from ...clis import old_cli_in_full
 from ...conftest import MakeSettings
 from ...talking import ask, claude, running, text
 
@@ -86,6 +87,7 @@ async def test_the_same_parameters_again_cost_no_control_request(
     assert counts == [["apply_flag_settings"], [], ["apply_flag_settings"], []]
 
 
+@old_cli_in_full  # the next but two is what the old one does
 async def test_the_answer_ends_at_max_tokens_with_its_text_and_count_and_the_model_sees_nothing_else_of_it(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

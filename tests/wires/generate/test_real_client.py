@@ -18,6 +18,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
 from ...every_wire import chains, five_turns, google_client, proxied, the_one_chain
+from ...matrix import rest_in_full
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -30,7 +31,7 @@ async def proxy(make_settings: MakeSettings, claude_2: Path) -> AsyncIterator[tu
         yield engine, client
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", rest_in_full(True, False))
 async def test_a_chat_of_five_turns_is_one_chain(
     proxy: tuple[Engine, AsyncClient], upstream: Upstream, stream: bool
 ) -> None:

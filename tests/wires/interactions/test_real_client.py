@@ -20,6 +20,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
 from ...every_wire import five_turns, google_client, proxied, the_one_chain
+from ...matrix import rest_in_full
 
 EVENT: TypeAdapter[Any] = TypeAdapter(InteractionSSEEvent)
 # Any: the client's own types cannot tell whether `create` was asked to stream.
@@ -38,7 +39,7 @@ async def proxy(settings: Settings) -> AsyncIterator[Proxy]:
         yield engine, client
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", rest_in_full(True, False))
 async def test_five_turns_by_id_are_one_chain(proxy: Proxy, upstream: Upstream, stream: bool) -> None:
     engine, client = proxy
     last: dict[str, Any] = {}

@@ -19,6 +19,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
 from ...every_wire import chains, five_turns, proxied, the_one_chain
+from ...matrix import rest_in_full
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -36,7 +37,7 @@ async def client_of(root: str) -> AsyncIterator[anthropic.AsyncAnthropic]:
         yield client
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", rest_in_full(True, False))
 async def test_five_turns_with_the_whole_history_are_one_chain(
     proxy: tuple[Engine, anthropic.AsyncAnthropic], upstream: Upstream, stream: bool
 ) -> None:

@@ -18,6 +18,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
 from ...every_wire import chains, five_turns, ollama_client, proxied, the_one_chain
+from ...matrix import rest_in_full
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -47,7 +48,7 @@ async def said(client: ollama.AsyncClient, stream: bool, messages: list[Any], **
     return ollama.Message(role="assistant", content=text, tool_calls=calls or None)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", rest_in_full(True, False))
 async def test_a_chat_of_five_turns_is_one_chain(
     proxy: tuple[Engine, ollama.AsyncClient, str], upstream: Upstream, stream: bool
 ) -> None:
@@ -64,7 +65,7 @@ async def test_a_chat_of_five_turns_is_one_chain(
     assert [turn.origin for turn in turns] == ["ollama"] * 5
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", rest_in_full(False, True))
 async def test_a_named_agent_sends_only_what_is_new(
     proxy: tuple[Engine, ollama.AsyncClient, str], upstream: Upstream, stream: bool
 ) -> None:
@@ -80,7 +81,7 @@ async def test_a_named_agent_sends_only_what_is_new(
     assert row.agent.agent_id == "ada/b"
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", rest_in_full(True, False))
 async def test_prompts_are_remembered_by_their_context(
     proxy: tuple[Engine, ollama.AsyncClient, str], upstream: Upstream, stream: bool
 ) -> None:
@@ -106,8 +107,9 @@ async def test_prompts_are_remembered_by_their_context(
     assert refused.value.status_code == 400
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(
+    ("stream", "named"), rest_in_full((True, True), (False, False), (True, False), (False, True), quick=2)
+)
 async def test_tools_are_called_and_their_results_go_on_in_the_same_turn(
     proxy: tuple[Engine, ollama.AsyncClient, str], upstream: Upstream, stream: bool, named: bool
 ) -> None:

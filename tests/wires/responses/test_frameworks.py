@@ -62,7 +62,7 @@ async def test_openai_agents(door: Door, upstream: Upstream, way: str, streamed:
     assert upstream.requests[-1].prefix_kept(upstream.requests[-2]) == 1.0
 
 
-@pytest.mark.parametrize("deltas", [True, False])
+@pytest.mark.parametrize("deltas", rest_in_full(True, False))
 async def test_langchain_openai(door: Door, upstream: Upstream, deltas: bool) -> None:
     model = ChatOpenAI(
         model="sonnet", base_url=door.url, api_key=SecretStr(ANY_KEY), use_responses_api=True,
@@ -84,7 +84,7 @@ async def test_langchain_openai(door: Door, upstream: Upstream, deltas: bool) ->
     assert sent == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("auto", [True, False])
+@pytest.mark.parametrize("auto", rest_in_full(True, False))
 async def test_pydantic_ai(door: Door, upstream: Upstream, auto: bool) -> None:
     model = OpenAIResponsesModel("sonnet", provider=OpenAIProvider(openai_client=door.openai))
     settings = OpenAIResponsesModelSettings(openai_previous_response_id="auto") if auto else None

@@ -13,11 +13,12 @@ from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
 
 from ....conftest import MakeSettings
+from ....matrix import rest_in_full
 from ....talking import ask, running
 from ....until import until
 from .helpers import is_gone
 
-AGENTS, TURNS, PROCESSES = 24, 3, 4
+TURNS = 2
 
 
 class Alive:
@@ -62,12 +63,14 @@ async def test_beyond_the_queue_limit_a_request_is_refused_and_not_kept(
     assert [seen.prompt for seen in upstream.requests] == ["one", "two"]
 
 
+@pytest.mark.parametrize(("agents", "processes"), rest_in_full((12, 2), (24, 4)))
 async def test_every_agent_is_answered_and_remembered_on_a_sixth_of_the_processes(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch,
+    agents: int, processes: int,
+) -> None:  # fmt: skip
     alive = Alive(monkeypatch)
-    said = {f"agent-{n}": [f"agent {n}, turn {turn}" for turn in range(TURNS)] for n in range(AGENTS)}
-    async with running(make_settings(claude_bin=claude_2, max_processes=PROCESSES, spares=1)) as engine:
+    said = {f"agent-{n}": [f"agent {n}, turn {turn}" for turn in range(TURNS)] for n in range(agents)}
+    async with running(make_settings(claude_bin=claude_2, max_processes=processes, spares=1)) as engine:
 
         async def talk(agent: str) -> None:
             for one in said[agent]:
@@ -77,9 +80,9 @@ async def test_every_agent_is_answered_and_remembered_on_a_sixth_of_the_processe
         async with asyncio.TaskGroup() as group:
             for agent in said:
                 group.create_task(talk(agent))
-        assert len(alive.now) <= PROCESSES
-    assert alive.most == PROCESSES
+        assert len(alive.now) <= processes
+    assert alive.most == processes
     assert all(is_gone(pid) for pid in alive.ever)
     last = {seen.prompt: seen.user_texts() for seen in upstream.requests}
     assert {agent: last[texts[-1]] for agent, texts in said.items()} == said
-    assert len(upstream.requests) == AGENTS * TURNS
+    assert len(upstream.requests) == agents * TURNS
