@@ -39,7 +39,7 @@ async def test_a_turn_ends_with_its_own_time(claude_2: Path, make_settings: Make
     upstream.when("slow", Gate())
     async with running(make_settings(claude_bin=claude_2)) as engine:
         patient, engine.settings.turn_timeout = engine.settings.turn_timeout, 2.0
-        with pytest.raises(TurnTimeout, match="longer than 2 s"):
+        with pytest.raises(TurnTimeout, match="the turn took longer than"):
             await ask(engine, "slow")
         engine.settings.turn_timeout = patient  # the next one has the time that a busy machine takes
         await ask(engine, "one")
