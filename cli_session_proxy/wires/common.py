@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeVar, cast
@@ -61,6 +61,9 @@ NUMBERS: Mapping[Name, tuple[float, float | None, bool]] = {
 
 # Why an answer is not whole.
 INCOMPLETE = ("max_tokens", "model_context_window_exceeded", "refusal")
+
+
+# --- who asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,9 @@ def decoded_agent_id(raw: bytes) -> str:
 
 def encoded_agent_id(agent_id: str) -> str:
     return quote(agent_id, safe="")
+
+
+# --- the body and its fields
 
 
 def read_bytes(raw: bytes, about: Naming, read: Callable[[JSON, Naming], T]) -> T:
@@ -240,7 +246,9 @@ def wrong_type(param: str, wanted: str) -> InvalidRequest:
     return InvalidRequest(f"{param} must be {wanted}", param=param)
 
 
-def optional(body: Mapping[str, Any], name: str, kind: type[T], wanted: str, *, where: str = "") -> T | None:
+def optional(
+    body: Mapping[str, Any], name: str, kind: type[T] | tuple[type[T], ...], wanted: str, *, where: str = ""
+) -> T | None:
     """The field's value, None where it is absent or null, `InvalidRequest` for another type.
 
     A boolean is no number, though Python thinks so.
@@ -251,6 +259,10 @@ def optional(body: Mapping[str, Any], name: str, kind: type[T], wanted: str, *, 
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise wrong_type(f"{where}{name}", wanted)
     return value
+
+
+# What JSON has as a number.
+NUMBER: tuple[type[int], type[float]] = (int, float)
 
 
 def required(body: Mapping[str, Any], name: str, kind: type[T], wanted: str, *, where: str = "") -> T:
@@ -292,6 +304,16 @@ def read_parameters(
 
 
 # --- the conversation of a body, in the blocks of the Messages API
+
+
+def by_role(messages: Sequence[object]) -> Iterator[tuple[str, str, Part]]:
+    """Each message of a body with its place and its role. Raises `InvalidRequest`."""
+    limits.at_most(messages, limits.MESSAGES, "messages")
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise wrong_type(where, "an object")
+        yield where, required(message, "role", str, "a string", where=f"{where}."), message
 
 
 def typed_blocks(parts: Iterable[object], where: str, kinds: Mapping[str, Reader]) -> list[Block]:

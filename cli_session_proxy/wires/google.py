@@ -25,7 +25,7 @@ def checked_model(name: str) -> str:
 
 
 def either(
-    body: Part, name: str, kind: type[T] | None = None, wanted: str = "", *, where: str = ""
+    body: Part, name: str, kind: type[T] | tuple[type[T], ...] | None = None, wanted: str = "", *, where: str = ""
 ) -> Any:  # typed where a kind is given; the union of both would need a cast at each call
     """The field under its camelCase or snake_case name, checked as `common.optional` does where a `kind` is given."""
     value = body.get(name)

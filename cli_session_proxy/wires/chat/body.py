@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...domain import limits
 from ...domain.lineage import TextJoin, answer_text
 from ...domain.models import (
     JSON,
@@ -37,6 +36,7 @@ from ...errors import InvalidRequest, ProxyError
 from ..base import EventStream
 from ..blocks import BY_DATA, image_block, named_file
 from ..common import (
+    NUMBER,
     SSE_DONE,
     Fields,
     Instructions,
@@ -44,6 +44,7 @@ from ..common import (
     Naming,
     Part,
     arguments,
+    by_role,
     checked_arguments,
     checked_conversation,
     fingerprint,
@@ -162,9 +163,7 @@ def _check(body: Mapping[str, Any]) -> None:
     if body.get("audio") is not None:
         raise InvalidRequest("audio: the Claude CLI speaks in text only; leave it out", param="audio")
     for name in _NUMBERS:
-        value = body.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise wrong_type(name, "a number")
+        optional(body, name, NUMBER, "a number")
     for name in ("metadata", "logit_bias"):
         optional(body, name, dict, "an object")
     for name in ("user", "service_tier", "verbosity"):
@@ -182,14 +181,9 @@ def read_messages(messages: object) -> tuple[str | None, tuple[Message, ...]]:
     """
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list with at least one message", param="messages")
-    limits.at_most(messages, limits.MESSAGES, "messages")
     instructions = Instructions()
     conversation: list[tuple[str, Message]] = []
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, dict):
-            raise wrong_type(where, "an object")
-        role = required(message, "role", str, "a string", where=f"{where}.")
+    for where, role, message in by_role(messages):
         if role in ("system", "developer"):
             said = "".join(block["text"] for block in read_content(message, where, {"text": read_text}, "parts"))
             instructions.place(said, where, conversation)

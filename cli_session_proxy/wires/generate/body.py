@@ -16,7 +16,17 @@ from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
 from ..base import EventStream
 from ..blocks import effort_of_budget, estimated_tokens
-from ..common import Fields, Names, Naming, fingerprint, read_parameters, refusal_words, sse, stop_texts, wrong_type
+from ..common import (
+    NUMBER,
+    Fields,
+    Names,
+    Naming,
+    fingerprint,
+    read_parameters,
+    refusal_words,
+    sse,
+    stop_texts,
+)
 from ..google import checked_model, either, json_schema, lowered
 from . import content as generate_content
 from .errors import google_error
@@ -59,9 +69,7 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
     body = fields = Fields(body)
     config = Fields(either(body, _CONFIG, dict, "an object") or {})
     for name in _NUMBERS:
-        value = either(config, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise wrong_type(f"{_CONFIG}.{name}", "a number")
+        either(config, name, NUMBER, "a number", where=f"{_CONFIG}.")
     _refuse_what_would_lie(body, config)
     agent_id = naming.agent_id(body)
     system, messages = generate_content.read(body)

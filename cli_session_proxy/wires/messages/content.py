@@ -5,7 +5,6 @@ Blocks are kept as the chain keeps them: without `cache_control`, `citations` an
 
 from __future__ import annotations
 
-from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
 from ..blocks import BY_DATA, base64_file, base64_image, document, is_web_address
@@ -13,6 +12,7 @@ from ..common import (
     Instructions,
     Part,
     Reader,
+    by_role,
     checked_conversation,
     optional,
     read_content,
@@ -38,13 +38,8 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list with at least one message", param="messages")
-    limits.at_most(messages, limits.MESSAGES, "messages")
     conversation: list[tuple[str, Message]] = []
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, dict):
-            raise wrong_type(where, "an object")
-        role = required(message, "role", str, "a string", where=f"{where}.")
+    for where, role, message in by_role(messages):
         if role == "system":
             text = "".join(block["text"] for block in read_content(message, where, {"text": read_text}, "blocks"))
             instructions.place(text, where, conversation)

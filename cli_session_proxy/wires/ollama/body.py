@@ -32,6 +32,7 @@ from ...domain.models import (
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
 from ..common import (
+    NUMBER,
     Fields,
     Names,
     Naming,
@@ -211,11 +212,10 @@ def _format(wanted: object) -> JSON | None:
 
 
 def _ignored_options(options: Fields) -> list[str]:
-    for names, kinds, wanted in ((_NUMBERS, (int, float), "a number"), (_FLAGS, (bool,), "true or false")):
-        for name in names:
-            value = options.get(name)
-            if value is not None and (not isinstance(value, kinds) or isinstance(value, bool) != (bool in kinds)):
-                raise wrong_type(f"options.{name}", wanted)
+    for name in _NUMBERS:
+        optional(options, name, NUMBER, "a number", where="options.")
+    for name in _FLAGS:
+        optional(options, name, bool, "true or false", where="options.")
     return [f"options.{name}" for name in (*_NUMBERS, *_FLAGS) if options.get(name) is not None]
 
 

@@ -11,11 +11,10 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
 from ..blocks import OpenCalls, base64_image
-from ..common import Instructions, checked_conversation, optional, required, wrong_type
+from ..common import Instructions, by_role, checked_conversation, optional, required, wrong_type
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -32,15 +31,10 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
     """(system, conversation); no conversation at all where the list is empty. Raises `InvalidRequest`."""
     if not isinstance(messages, list):
         raise wrong_type("messages", "a list of messages")
-    limits.at_most(messages, limits.MESSAGES, "messages")
     instructions = Instructions()
     conversation: list[tuple[str, Message]] = []
     calls = OpenCalls()
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, dict):
-            raise wrong_type(where, "an object")
-        role = required(message, "role", str, "a string", where=f"{where}.")
+    for where, role, message in by_role(messages):
         text = optional(message, "content", str, "a string", where=f"{where}.") or ""
         images = optional(message, "images", list, "a list", where=f"{where}.") or []
         if images and role not in ("user", "tool"):

@@ -18,7 +18,18 @@ from ...domain.parameters import Parameters
 from ...domain.structured import read_format
 from ...errors import InvalidRequest
 from .. import common
-from ..common import Fields, Names, Naming, fingerprint, model_name, optional, read_parameters, required, wrong_type
+from ..common import (
+    NUMBER,
+    Fields,
+    Names,
+    Naming,
+    fingerprint,
+    model_name,
+    optional,
+    read_parameters,
+    required,
+    wrong_type,
+)
 from ..openai import EFFORTS, read_choice
 from . import items as responses_items
 from . import tools as responses_tools
@@ -165,9 +176,7 @@ def _call(body: JSON, format: JSON, system: tuple[str, ...], conversation: str |
 
 def _check_types(body: Mapping[str, Any]) -> None:
     for name in _NUMBERS:
-        value = body.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise wrong_type(name, "a number")
+        optional(body, name, NUMBER, "a number")
     for name in _TEXTS:
         optional(body, name, str, "a string")
     for name in _FLAGS:
