@@ -16,8 +16,9 @@ Not its business: the chain, clients and their delivery, time limits.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from ..domain.client_tools import Answers, Check, ToolOptions
@@ -360,6 +361,21 @@ class Process(NamedTuple):
     session_id: str | None
     since: float
     memory: int
+
+
+class ProcessHooks(NamedTuple):
+    """What is told of the backend's processes. None of these may fail.
+
+    `on_spawn`: the pid, start time and directory of each before it gets a prompt, and again when it gets another
+    directory. `on_exit`: the pid when it is gone. `on_first_output`: how many seconds one took to its first word.
+    """
+
+    on_spawn: Callable[[int, str | None, Path], None] = lambda _pid, _start, _cwd: None
+    on_exit: Callable[[int], None] = lambda _pid: None
+    on_first_output: Callable[[float], None] = lambda _seconds: None
+
+
+NO_HOOKS = ProcessHooks()
 
 
 class Backend(Protocol):

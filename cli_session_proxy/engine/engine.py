@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 from .. import errors, logs
 from ..aside.pool import Aside
 from ..backends.auto import backend_for
-from ..backends.base import Backend, Counts
+from ..backends.base import Backend, Counts, ProcessHooks
 from ..domain.lineage import answer_text
 from ..domain.models import (
     ANSWERED,
@@ -110,9 +110,7 @@ class Engine:
             settings,
             self.store,
             self._sandboxes,
-            on_spawn=self._instances.on_spawn,
-            on_exit=self._instances.on_exit,
-            on_first_output=self._spawned,
+            ProcessHooks(self._instances.on_spawn, self._instances.on_exit, self._spawned),
         )
         self._placement = Placement(
             self.store,

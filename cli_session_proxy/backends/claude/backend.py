@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 
 from ... import logs
 from ...domain.client_tools import ToolPolicy, as_cli
@@ -38,7 +37,7 @@ log = logs.get(__name__)
 
 
 class ClaudeBackend:
-    """See `base.Backend`. `on_spawn` and `on_exit` note the processes, so that others can end them after a crash."""
+    """See `base.Backend`. The hooks note the processes, so that others can end them after a crash."""
 
     name = paths.NAME
 
@@ -47,16 +46,11 @@ class ClaudeBackend:
         settings: Settings,
         store: Store,
         sandboxes: Sandboxes,
-        *,
-        on_spawn: Callable[[int, str | None, Path], None] = lambda _pid, _start, _cwd: None,
-        on_exit: Callable[[int], None] = lambda _pid: None,
-        on_first_output: Callable[[float], None] = lambda _seconds: None,
+        hooks: base.ProcessHooks = base.NO_HOOKS,
     ) -> None:
         self._settings = settings
         self._store = store
-        self.pool = Pool(
-            settings, ahead=sandboxes.ahead, on_spawn=on_spawn, on_exit=on_exit, on_first_output=on_first_output
-        )
+        self.pool = Pool(settings, hooks, ahead=sandboxes.ahead)
         self.sessions = Sessions(settings, store, self.pool, sandboxes)
         self._restarts = Restarts()
         self._full: set[str] = set()  # turns whose path fills the context: the CLI has to compact, without parameters

@@ -20,7 +20,7 @@ from .... import logs
 from ....errors import ClaudeUnavailable, ProxyError, QueueFull, SessionBusy
 from ....settings import Settings
 from ....tasks import Average, Tasks
-from ...base import Counts, Process
+from ...base import NO_HOOKS, Counts, Process, ProcessHooks
 from .events import ProcessDied
 from .guardian import Guardian
 from .memory import Memory
@@ -47,30 +47,23 @@ REMEMBERED = 1024
 # many seconds that turn only waits for the provider.
 FIRST_TURN = 1.0
 
-OnSpawn = Callable[[int, str | None, Path], None]  # pid, start time, working directory
-
 
 class Pool:
     """The processes of one proxy. Use it on one event loop; `close` ends them all.
 
-    `ahead` names the directory and TMPDIR of spares; without it there are none. `on_spawn` is told the pid, start time
-    and working directory of each process before it gets a prompt, and again when a spare gets another directory;
-    `on_exit` the pid when it is gone, `on_first_output` how many seconds it took to its first word. These three must
-    not fail.
+    `ahead` names the directory and TMPDIR of spares; without it there are none.
     """
 
     def __init__(
         self,
         settings: Settings,
+        hooks: ProcessHooks = NO_HOOKS,
         *,
         ahead: Callable[[], tuple[Path, Path]] | None = None,
-        on_spawn: OnSpawn = lambda _pid, _start, _cwd: None,
-        on_exit: Callable[[int], None] = lambda _pid: None,
-        on_first_output: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         self._spares = settings.spares
         self._ahead = ahead
-        self.table = ProcessTable(settings, on_spawn, on_exit, on_first_output)
+        self.table = ProcessTable(settings, hooks)
         self._newest: tuple[Launch, ClaudeProcess] | None = None  # what the last new session asked for, and its process
         self._refused: str | None = None  # the kind of spare that refused its claim
         # One step at a time for each session. A lock is there as long as somebody holds it or waits for it.
@@ -231,13 +224,7 @@ class ProcessTable:
     - Only `max_spawns` start at once. Every wait is bounded by `spawn_timeout`; then it is `QueueFull`.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        on_spawn: OnSpawn,
-        on_exit: Callable[[int], None],
-        on_first_output: Callable[[float], None],
-    ) -> None:
+    def __init__(self, settings: Settings, hooks: ProcessHooks) -> None:
         self.processes: dict[str, ClaudeProcess] = {}
         # Idle ones that no session has claimed yet, with their start-up.
         self.spares: dict[ClaudeProcess, asyncio.Task[bool | None]] = {}
@@ -245,9 +232,7 @@ class ProcessTable:
         self.closed = False
         self._settings = settings
         self._guardian = Guardian()
-        self._on_spawn = on_spawn
-        self._on_exit = on_exit
-        self._on_first_output = on_first_output
+        self._hooks = hooks
         self.in_use: dict[ClaudeProcess, float] = {}  # processes in use, since when
         self._ending: set[ClaudeProcess] = set()
         self.reserved = 0  # places of processes that are being spawned
@@ -286,7 +271,7 @@ class ProcessTable:
 
     def note(self, process: ClaudeProcess) -> None:
         """Report a process and its directory; again when a session has claimed a spare."""
-        self._on_spawn(process.pid, process.start_time, process.cwd)
+        self._hooks.on_spawn(process.pid, process.start_time, process.cwd)
 
     def keep_ahead(self, process: ClaudeProcess) -> None:
         """Keep a process that was taken as a spare: it starts up now."""
@@ -469,7 +454,7 @@ class ProcessTable:
             async with asyncio.timeout(START_TIME):
                 await process.started.wait()
             if process.alive:
-                self._on_first_output(time.monotonic() - began)
+                self._hooks.on_first_output(time.monotonic() - began)
         except TimeoutError:
             return  # no prompt yet, or stuck: it does not cost a core any more
         finally:
@@ -508,7 +493,7 @@ class ProcessTable:
             self._ending.discard(process)
             self.let_go(process)
             if process.returncode is not None:
-                self._on_exit(process.pid)
+                self._hooks.on_exit(process.pid)
                 if died:
                     self.ended[process.launch.session_id] = process.returncode
                     while len(self.ended) > REMEMBERED:

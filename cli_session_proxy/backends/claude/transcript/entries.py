@@ -328,7 +328,7 @@ class Reader:
                 if identity not in (None, (there.st_dev, there.st_ino)) or there.st_size < size:
                     return None
                 file.seek(size)
-                data = file.read()
+                data = file.read(there.st_size - size)  # no more than the mark's stat knows of
         except OSError:
             return None
         read = self._hash.copy()

@@ -13,6 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from cli_session_proxy.backends.base import ProcessHooks
 from cli_session_proxy.backends.claude.process import memory
 from cli_session_proxy.backends.claude.process.memory import FIRST_WEIGHT
 from cli_session_proxy.backends.claude.process.pool import Pool
@@ -81,7 +82,9 @@ class PoolMachine(RuleBasedStateMachine):
             max_memory=None if memory is None else memory * FIRST_WEIGHT,
         )
         self.pool = Pool(
-            self.settings, ahead=lambda: (Path("/nowhere"), Path("/nowhere")), on_exit=self.stage.on_exit.append
+            self.settings,
+            ProcessHooks(on_exit=self.stage.on_exit.append),
+            ahead=lambda: (Path("/nowhere"), Path("/nowhere")),
         )
         self.table = self.pool.table
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from cli_session_proxy.backends.base import ProcessHooks
 from cli_session_proxy.backends.claude.process import memory
 from cli_session_proxy.backends.claude.process.child import Launch
 from cli_session_proxy.backends.claude.process.memory import FIRST_WEIGHT
@@ -32,7 +33,9 @@ def stage() -> Iterator[Stage]:
 @asynccontextmanager
 async def pooled(stage: Stage, **changes: Any) -> AsyncIterator[Pool]:
     settings = Settings(**{"max_processes": 4, "max_spawns": 4, "max_memory": None, "spares": 0, **changes})
-    pool = Pool(settings, ahead=lambda: (Path("/nowhere"), Path("/nowhere")), on_exit=stage.on_exit.append)
+    pool = Pool(
+        settings, ProcessHooks(on_exit=stage.on_exit.append), ahead=lambda: (Path("/nowhere"), Path("/nowhere"))
+    )
     try:
         yield pool
     finally:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cli_session_proxy.backends.base import ProcessHooks
 from cli_session_proxy.backends.claude.process import pool as pool_module
 from cli_session_proxy.backends.claude.process import pool as pools
 from cli_session_proxy.backends.claude.process.child import Launch
@@ -48,7 +49,7 @@ async def pooled(
             folder.mkdir(exist_ok=True)
         return folders
 
-    pool = Pool(settings.model_copy(update={"spares": 1, **changes}), ahead=ahead, on_spawn=on_spawn)
+    pool = Pool(settings.model_copy(update={"spares": 1, **changes}), ProcessHooks(on_spawn), ahead=ahead)
     try:
         yield pool
     finally:
