@@ -11,6 +11,7 @@ watchers, the reaper of processes. The noting stops at the acknowledgement (`END
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures.thread
 import contextvars
 import importlib
@@ -20,6 +21,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
@@ -71,6 +73,25 @@ class Threads(ThreadPoolExecutor):
         return super().submit(contextvars.copy_context().run, function, *given, **named)
 
 
+def follow_the_store() -> None:
+    """The same for the store's own threads: what they run, and how it is told."""
+    from cli_session_proxy.stores.sql import database  # noqa: PLC0415 - as below
+
+    run, told = database.Threads.run, database._told
+    contexts: dict[asyncio.Future[Any], contextvars.Context] = {}
+
+    def ran(threads: database.Threads, work: Callable[[], T]) -> asyncio.Future[T]:
+        context = contextvars.copy_context()
+        done = run(threads, partial(context.run, work))
+        contexts[done] = contextvars.copy_context()
+        return done
+
+    def was_told(done: asyncio.Future[Any], *outcome: Any) -> None:
+        contexts.pop(done).run(told, done, *outcome)
+
+    database.Threads.run, database._told = ran, was_told  # type: ignore[method-assign, assignment]
+
+
 def beside(start: Callable[..., T]) -> Callable[..., T]:
     """The same, in a context that is no turn's."""
 
@@ -84,6 +105,7 @@ def beside(start: Callable[..., T]) -> Callable[..., T]:
 
 def main() -> None:
     concurrent.futures.ThreadPoolExecutor = concurrent.futures.thread.ThreadPoolExecutor = Threads  # type: ignore[misc]
+    follow_the_store()
     for module, owner in SERVICES.items():
         served = getattr(importlib.import_module(module), owner)
         served.serve = beside(served.serve)

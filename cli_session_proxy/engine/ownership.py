@@ -265,7 +265,9 @@ class Ownership:
         """The agent's lease while nobody here writes under it: what is read of the agent from now on stays true until
         then (`since`)."""
         held = self._held.get(agent_key)
-        return None if held is None or self._users[agent_key] else Unused(held.lease, held.uses)
+        if held is None or not held.settled or self._users[agent_key]:
+            return None
+        return Unused(held.lease, held.uses)
 
     def since(self, unused: Unused | None) -> bool:
         """Nobody wrote the agent since then but who holds it now."""

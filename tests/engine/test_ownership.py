@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Collection, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +14,13 @@ from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.domain.models import Agent, Block, BlockDelta, BlockStart, Link, Message, Record, Session, Usage
 from cli_session_proxy.engine import ownership
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.engine.ownership import Instances
+from cli_session_proxy.engine.ownership import Instances, Ownership
 from cli_session_proxy.errors import ClaudeUnavailable, LeaseLost, StoreUnavailable, UpstreamError
+from cli_session_proxy.locks import RUN
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Accepted, Granted, Held, HeldLease, Lease, NewTurn, Proxy
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
-from cli_session_proxy.testing.store_samples import imported_turns
+from cli_session_proxy.testing.store_samples import imported_turns, opened
 
 from ..talking import ask, request
 from ..until import until
@@ -369,3 +371,35 @@ async def test_a_turn_goes_on_from_what_was_written_between_its_acceptance_and_i
         assert (brought.origin, three.parent_id) == ("imported", brought.id)
     finally:
         await engine.stop()
+
+
+async def test_a_lease_is_not_unused_while_something_of_its_former_holder_is_to_be_settled(tmp_path: Path) -> None:
+    settled: list[Lease] = []
+
+    async def settle(_agent: Agent, lease: Lease) -> None:
+        settled.append(lease)
+        if len(settled) == 1:
+            raise StoreUnavailable("database or disk is full: free space on its disk")
+
+    async def nothing(*_given: object) -> None: ...
+
+    async with opened(lambda: SqliteStore(tmp_path / FILE)) as store:
+        agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
+        assert isinstance(await store.acquire(agent.key, Proxy("gone", "here", -1.0)), Granted)
+        own = Ownership(
+            store, Instances(tmp_path), 60.0, settle=settle, catch_up=nothing, retire=nothing,
+            fenced=lambda _key: None, busy=lambda: False, end=lambda *_: None,
+        )  # fmt: skip
+        with pytest.raises(StoreUnavailable):
+            async with own.hold(agent):
+                pass
+        assert own.has(agent.key)
+        assert own.unused(agent.key) is None
+        (tmp_path / RUN).mkdir()
+        async with own.hold(agent):
+            assert own.unused(agent.key) is None
+        unused = own.unused(agent.key)
+        assert unused is not None
+        for first in (True, False):
+            async with own.hold(agent):
+                assert own.since(unused) is first

@@ -20,7 +20,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -31,7 +30,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
-from ..sql.database import Claim, Database, Life, Urgency, Work
+from ..sql.database import Claim, Database, Life, Threads, Urgency, Work
 from ..sql.migrations import moved
 from . import bell
 from .pipeline import Session
@@ -89,7 +88,7 @@ class PostgresqlDatabase(Life, Database):
         self._engine: Engine | None = None
         # The connections that nobody uses. The last one comes first: it has prepared what every turn runs.
         self._idle: deque[Connection] = deque()
-        self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
+        self._threads: tuple[Threads, Threads] | None = None
         self._later: set[asyncio.Future[Any]] = set()
 
     @property
@@ -105,10 +104,7 @@ class PostgresqlDatabase(Life, Database):
             return
         self._stopping.clear()
         self._engine = self._made()
-        self._threads = (
-            ThreadPoolExecutor(WRITERS, thread_name_prefix="store-write"),
-            ThreadPoolExecutor(READERS, thread_name_prefix="store-read"),
-        )
+        self._threads = Threads(WRITERS, "store-write"), Threads(READERS, "store-read")
         self._open = True
 
         try:
@@ -128,8 +124,8 @@ class PostgresqlDatabase(Life, Database):
         threads, self._threads = self._threads, None
         engine, self._engine = self._engine, None
         self._stopping.set()
-        for pool in threads or ():
-            await asyncio.to_thread(pool.shutdown, wait=True)
+        for several in threads or ():
+            await asyncio.to_thread(several.stop)
         while self._idle:
             await asyncio.to_thread(self._idle.pop().close)
         if engine is not None:
@@ -140,7 +136,7 @@ class PostgresqlDatabase(Life, Database):
         if not self._open or self._threads is None:
             raise _closed()
         begin = () if quick else READ
-        return await asyncio.get_running_loop().run_in_executor(self._threads[1], self._read, work, begin)
+        return await self._threads[1].run(partial(self._read, work, begin))
 
     async def write(
         self,
@@ -155,14 +151,13 @@ class PostgresqlDatabase(Life, Database):
         the beginning of every turn that they run."""
         if not self._open or self._threads is None:
             raise _closed()
-        loop = asyncio.get_running_loop()
         deadline = time.monotonic() + self.busy_timeout
         if urgency is not Urgency.LATER and self._later:
             await asyncio.wait(set(self._later))  # what was asked for earlier is done earlier
         patient = urgency is Urgency.DURABLE and not alone
         full = urgency in (Urgency.DURABLE, Urgency.JOURNAL)
-        run = partial(self._write, work, deadline, full=full, patient=patient, again=not alone)
-        done = loop.run_in_executor(self._threads[0], run)
+        again = not alone
+        done = self._threads[0].run(partial(self._write, work, deadline, full=full, patient=patient, again=again))
         if urgency is Urgency.LATER:
             self._later.add(done)
             done.add_done_callback(self._later.discard)
@@ -268,7 +263,8 @@ class PostgresqlDatabase(Life, Database):
                     return result
             except ERRORS as exc:
                 lost += 1
-                if driver is None or not is_lost(exc) or lost > 1:
+                # once for each connection that may have been idle: a server ends all of them, and not at one time
+                if driver is None or not is_lost(exc) or lost > WRITERS + READERS:
                     raise self._unavailable(exc) from exc
 
     def _write(self, work: Work[T], deadline: float, *, full: bool, patient: bool, again: bool) -> T:

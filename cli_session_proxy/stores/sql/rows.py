@@ -158,7 +158,7 @@ def loaded_turns(conn: Connection, rows: Sequence[Row[Any]]) -> list[Turn]:
         for at in _TUPLES:
             values[at] = tuple(values[at])
         options = values[_OPTIONS]
-        values[_INPUT] = _messages(values[_INPUT])
+        values[_INPUT] = tuple(map(Message.from_json, loads(values[_INPUT])))
         values[_PLACED] = _placed(values[_PLACED])
         values[_OPTIONS] = PLAIN if options == "{}" else TurnOptions.from_json(loads(options))
         values[_EVIDENCE] = _evidence(values[_EVIDENCE])
@@ -167,10 +167,6 @@ def loaded_turns(conn: Connection, rows: Sequence[Row[Any]]) -> list[Turn]:
             values[_FALLBACK] = Fallback.from_json(values[_FALLBACK])
         found.append(Turn(*values))
     return found
-
-
-def _messages(text: str) -> tuple[Message, ...]:
-    return tuple(map(Message.from_json, loads(text)))
 
 
 @lru_cache(COMMON)
@@ -190,7 +186,7 @@ def _common_evidence(text: str) -> Evidence:
 def turn_outline(row: Row[Any]) -> TurnOutline:
     """From a row of the columns of `OUTLINE`."""
     turn_id, seq, parent_id, status, session_id, asked, evidence, attempts = tuple(row)
-    known = _messages(asked), _evidence(evidence), tuple(loads(attempts))
+    known = tuple(map(Message.from_json, loads(asked))), _evidence(evidence), tuple(loads(attempts))
     return TurnOutline(turn_id, seq, parent_id, status, session_id, *known)
 
 

@@ -33,7 +33,7 @@ from ...domain.models import ANSWERED, REPAIR_REASONS, Link, Record, Session, St
 from ...errors import LeaseLost, NotFound, StoreUnavailable
 from ..base import Accepted, AgentState, Commit, KeyTaken, Lease, NewTurn, PathChanged, RequestMatch, TurnStart
 from . import conversing, rows
-from .database import Cursor, Driver, InsertNew, Prepared, Values
+from .database import Cursor, InsertNew, Prepared, Values
 from .leases import LEASE
 from .rows import Cutter
 from .tables import agents, frames, idempotency_keys, leases, links, records, sessions, turns
@@ -209,10 +209,9 @@ def accept(conn: Connection, new: NewTurn, limit: int) -> Accepted:
         conversing.take(conn, new.agent_key, new.takes, new.id)
     where: Values = {"of_agent": new.agent_key, "but": new.instance}
     if new.placed.at_head:
-        asked, ran = _AT_HEAD, _AT_HEAD.run(conn, where)
+        asked, ran = _AT_HEAD, _AT_HEAD.run(conn, where, last=True)
     else:
-        asked, ran = _AT_TURN, _AT_TURN.run(conn, {**where, "turn_id": new.parent_id})
-    commit_next(conn)
+        asked, ran = _AT_TURN, _AT_TURN.run(conn, {**where, "turn_id": new.parent_id}, last=True)
     turn = replace(turn, seq=inserted.lastrowid or 0)
     row = asked.first(ran)
     try:
@@ -285,11 +284,10 @@ def begin(conn: Connection, begun: TurnStart) -> None:
         values["instance"] = begun.instance
     begins = _BEGIN.run(conn, values)
     this = {"turn_id": begun.turn_id, "sent": begun.frame_uuid}
-    _NOTE_FRAME.run(conn, this)
     if begun.home is not None:
         home = rows.dumps({"host": begun.home.host, "address": begun.home.address})
         _MOVE_FILES.run(conn, {**this, "of_agent": lease.agent_key, "home": home})
-    commit_next(conn)
+    _NOTE_FRAME.run(conn, this, last=True)
     held, row = LEASE.first(holder), STATE.first(state)
     check(lease, held)
     if row is None:  # not its agent's deletion: that takes the lease along
@@ -351,11 +349,6 @@ def commit(conn: Connection, done: Commit) -> Turn:
 
 
 # --- pieces that other writes need, too
-
-
-def commit_next(conn: Connection) -> None:
-    driver: Driver | Any = conn.connection.dbapi_connection
-    driver.commit_next()
 
 
 def hold(conn: Connection, lease: Lease) -> None:

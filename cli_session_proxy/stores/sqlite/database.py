@@ -23,7 +23,6 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +36,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from ... import logs
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
 from ...locks import RUN, SUFFIX, FileLock, is_held
-from ..sql.database import Claim, Database, Life, Urgency, Work
+from ..sql.database import Claim, Database, Life, Threads, Urgency, Work
 from ..sql.migrations import moved
 from . import copies
 
@@ -89,8 +88,8 @@ class SqliteDatabase(Life, Database):
         # the event loop's own: they never wait, neither for a lock nor for the disk
         self._quick_reader: Connection | None = None
         self._quick_writer: Connection | None = None
-        self._write_thread: ThreadPoolExecutor | None = None
-        self._read_threads: ThreadPoolExecutor | None = None
+        self._write_thread: Threads | None = None
+        self._read_threads: Threads | None = None
         self._waiting: deque[_Write] = deque()
         self._later: list[_Write] = []
         self._group: asyncio.Future[list[Any]] | None = None  # the writes that run now
@@ -110,10 +109,9 @@ class SqliteDatabase(Life, Database):
         await self._finished_closing()
         if self._write_thread is not None:
             return
-        self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="store-write")
-        self._read_threads = ThreadPoolExecutor(READERS, thread_name_prefix="store-read")
+        self._write_thread, self._read_threads = Threads(1, "store-write"), Threads(READERS, "store-read")
         try:
-            await asyncio.get_running_loop().run_in_executor(self._write_thread, self._connect)
+            await self._write_thread.run(self._connect)
             self._open = True
             await self.write(prepare, alone=True)
         except BaseException:
@@ -142,7 +140,7 @@ class SqliteDatabase(Life, Database):
         """On a thread, beside any writer. A `quick` read is on the event loop itself: 0.1 to 0.2 ms where the hop to a
         thread and back takes more than that again. It never waits for a lock: where it would have to, it is any other.
         """
-        if not self._open:
+        if not self._open or self._read_threads is None:
             raise _closed()
         if quick:
             assert self._quick_reader is not None
@@ -152,7 +150,7 @@ class SqliteDatabase(Life, Database):
             except ERRORS as exc:
                 if not is_busy(exc):
                     raise self._unavailable(exc) from exc
-        return await asyncio.get_running_loop().run_in_executor(self._read_threads, self._read, work)
+        return await self._read_threads.run(partial(self._read, work))
 
     async def write(
         self, work: Work[T], urgency: Urgency = Urgency.DURABLE, *, quick: bool = False, alone: bool = False
@@ -226,7 +224,7 @@ class SqliteDatabase(Life, Database):
         """Truncate the log of earlier pages. While a reader still uses it, a later write truncates it."""
         if not self._open or self._write_thread is None:
             raise _closed()
-        if not await asyncio.get_running_loop().run_in_executor(self._write_thread, self._empty_log):
+        if not await self._write_thread.run(self._empty_log):
             log.info("store_log_in_use")
 
     # --- groups of writes, on the event loop ---
@@ -261,8 +259,7 @@ class SqliteDatabase(Life, Database):
         if not group and not self._overdue:
             return
         full = self._overdue or any(write.urgency is Urgency.DURABLE for write in group)
-        loop = asyncio.get_running_loop()
-        self._group = loop.run_in_executor(self._write_thread, self._write_group, group, full)
+        self._group = self._write_thread.run(partial(self._write_group, group, full))
         self._group.add_done_callback(partial(self._ended, group))
 
     def _ended(self, group: Sequence[_Write], ended: asyncio.Future[list[Any]]) -> None:
@@ -321,25 +318,27 @@ class SqliteDatabase(Life, Database):
                 return self._together(group, full)
             except Exception as exc:  # noqa: BLE001 - whatever it was, its own caller is told below
                 log.debug("writes_one_by_one", writes=len(group), because=type(exc).__name__)
-        return [self._by_itself(write, full) for write in group]
-
-    def _by_itself(self, write: _Write, full: bool) -> Any:
-        if time.monotonic() > write.deadline:
-            return self._locked(self._held_up_by)
-        try:
-            return self._together([write], full)[0]
-        except ERRORS as exc:
-            error = self._unavailable(exc)
-            error.__cause__ = exc
-            return error
-        except Exception as exc:  # noqa: BLE001 - raised where it is waited for
-            return exc
+        outcomes: list[Any] = []
+        for write in group:
+            if time.monotonic() > write.deadline:
+                outcomes.append(self._locked(self._held_up_by))
+                continue
+            try:
+                outcomes += self._together([write], full)
+            except ERRORS as exc:
+                error = self._unavailable(exc)
+                error.__cause__ = exc
+                outcomes.append(error)
+            except Exception as exc:  # noqa: BLE001 - raised where it is waited for
+                outcomes.append(exc)
+        return outcomes
 
     def _together(self, group: Sequence[_Write], full: bool) -> list[Any]:
         """One transaction; the results of these writes."""
         assert self._writer is not None
         if full != self._full:
-            driver_of(self._writer).execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
+            file: Any = self._writer.connection.dbapi_connection
+            file.execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
             self._full = full
         self._held_up_by = ANOTHER_PROGRAM
         with transaction(self._writer, WRITING) as driver:
@@ -360,9 +359,9 @@ class SqliteDatabase(Life, Database):
         finally:
             self._readers.put(conn)
 
-    def _shut(self, threads: list[ThreadPoolExecutor]) -> None:
-        for pool in threads:
-            pool.shutdown(wait=True)
+    def _shut(self, threads: list[Threads]) -> None:
+        for several in threads:
+            several.stop()
         while not self._readers.empty():
             self._readers.get_nowait().close()
         for conn in (self._quick_reader, self._quick_writer, self._writer):
