@@ -146,9 +146,9 @@ async def kill_while_idle(talk: Talk) -> None:
 
 
 def _on_disk(talk: Talk, what: str) -> bool:
-    # A breakage before this one may have put a folder in a transcript's place.
+    # A breakage before this one may have put a folder in a transcript's place, or bytes that are no text into it.
     files = (path for path in talk.projects.glob("*/*.jsonl") if path.is_file())
-    return any(what in path.read_text(encoding="utf-8") for path in files)
+    return any(what.encode() in path.read_bytes() for path in files)
 
 
 # --- another binary
