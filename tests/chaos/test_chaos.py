@@ -74,6 +74,7 @@ PLANTED = [
             "entries that Redis forgot", "passed on and answered", "passed on and ran_here", "not_passed_on at h2",
             "registry_away at h2",
         },
+        marks=pytest.mark.full,  # each time, without machines of their own: http/test_passing_on.py
     ),
     # A host is cut off from the others in the middle of an answer that it gives by way of another one.
     pytest.param(

@@ -120,6 +120,7 @@ async def test_a_deleted_transcript_is_rebuilt_without_loss_and_keeps_the_prompt
     assert upstream.requests[-1].prefix_kept(upstream.requests[-2]) == 1.0
 
 
+@pytest.mark.full  # each time: the row of the same name in continuity/rows_files.py
 async def test_a_transcript_deleted_under_a_warm_process_loses_nothing(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -16,7 +16,7 @@ from websockets.asyncio.client import connect
 from cli_session_proxy.domain.models import Agent
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.export import explain
-from cli_session_proxy.http import gate
+from cli_session_proxy.http import gate, relay
 from cli_session_proxy.http.hop import HOP_KEY, OWNER, REFUSED
 from cli_session_proxy.http.relay import Relay
 from cli_session_proxy.settings import Profile
@@ -302,8 +302,9 @@ async def test_what_is_passed_on_is_counted_where_it_came_in(
 
 
 async def test_a_connection_that_breaks_once_it_was_asked_makes_no_second_turn(
-    postgres_url: str, tmp_path: Path
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(relay, "REACH", PATIENCE)  # the other host is there, however slow this machine is
     async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
         await one.chat("one")
         lost = await under_way(one, two)

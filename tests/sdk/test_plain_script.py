@@ -22,8 +22,9 @@ from ..conftest import FAKE_KEY, ROOT
 from ..docs.test_snippets import blocks_of
 from ..matrix import rest_in_full
 
-# A script that cannot end is killed: its engine alone would be waited for longer than this (s).
-PATIENCE = 40.0
+# A script that cannot end is killed. It would wait for its engine's turns for longer than this (s).
+PATIENCE = 90.0
+DRAIN = 600
 
 
 def readme_lines() -> str:
@@ -46,6 +47,7 @@ async def run(
         "CLI_SESSION_PROXY_CLAUDE_BIN": str(claude),
         "CLI_SESSION_PROXY_CLAUDE_CONFIG_DIR": str(tmp_path / "claude-config"),
         "CLI_SESSION_PROXY_CLAUDE_ENV": json.dumps(for_claude),
+        "CLI_SESSION_PROXY_DRAIN_TIMEOUT": str(DRAIN),
     }  # fmt: skip
     script = tmp_path / "script.py"
     script.write_text(code)

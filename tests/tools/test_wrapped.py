@@ -59,6 +59,7 @@ async def test_another_system_prompt_is_given_to_the_running_process(
     assert b"Be verbose." in upstream.requests[-1].raw
 
 
+@pytest.mark.full  # each time the next one has an old CLI behind a script
 @one_kind
 async def test_an_old_cli_behind_a_script_works_as_an_old_one(
     kind: str, claude_1: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path

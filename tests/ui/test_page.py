@@ -145,6 +145,8 @@ async def test_a_turn_that_is_new_stands_above_what_somebody_reads(browser: Brow
             opened = page.locator("#chain .row.open")
             await expect(opened.locator(".asked")).to_have_text("question 200")
             await expect(page.locator("#live")).to_have_text("live")
+            # until then the head of the list has no text, and is lower
+            await expect(page.locator("#chain .summary p")).to_contain_text("400 turns")
             before = await opened.bounding_box()
             await imported(engine, agent, [("one more", "b")], parent=last, mark="n")
             await expect(page.locator("#chain .summary p")).to_contain_text("401 turns")
