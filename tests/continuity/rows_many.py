@@ -16,11 +16,15 @@ async def six_at_once(talk: Talk) -> None:
 
 async def six_at_once_and_kills(talk: Talk) -> None:
     """Each of them is killed once, as soon as a CLI has its prompt; the client sends it again."""
-    told = asyncio.gather(*(talk.tell(tries=3) for _ in range(AT_ONCE)))
-    for count in range(1, AT_ONCE, 2):
-        await talk.upstream.arrived(len(talk.facts) + count)
-        talk.kill()
-    await told
+    told = [asyncio.create_task(talk.tell(tries=3)) for _ in range(AT_ONCE)]
+    try:
+        for count in range(1, AT_ONCE, 2):
+            await talk.upstream.arrived(len(talk.facts) + count)
+            talk.kill()
+    finally:
+        await asyncio.wait(told)  # all of them: the CLI of one that goes on must not be left to the next row
+    for one in told:
+        one.result()
 
 
 CONCURRENCY = "concurrency"
