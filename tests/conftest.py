@@ -10,6 +10,7 @@ import gc
 import os
 import ssl
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import lru_cache
 from importlib.util import find_spec
@@ -23,6 +24,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
 
 from .postgres import Postgres, server
+from .until import POLL
 
 ROOT = Path(__file__).parent.parent
 FAKE_KEY = "sk-ant-fake-for-tests"
@@ -30,6 +32,8 @@ CI = bool(os.environ.get("CI"))
 # Of the caller's environment these families never reach a test.
 FORBIDDEN = ("PG", "ANTHROPIC_", "CLAUDE", "AWS_", "GOOGLE_", "CLI_SESSION_PROXY_", "LITELLM_", "OPENAI_", "GEMINI_")
 MakeSettings = Callable[..., Settings]
+# Seconds in which a process that is about to end has ended.
+SOON = 10.0
 
 # No test is about its time: a loaded machine is as good as a quiet one.
 hypothesis_settings.register_profile("untimed", deadline=None)
@@ -66,9 +70,12 @@ def one_tls_context() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_process_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Every process that the tests started is gone when they end."""
+    """Every process that the tests started is gone when they end, or soon after: a killed proxy's guardian looks for
+    another second whether a CLI was left."""
     yield
-    left = dict(processes(of=os.getpid(), mark=os.fsencode(tmp_path_factory.getbasetemp())))
+    mark, give_up = os.fsencode(tmp_path_factory.getbasetemp()), time.monotonic() + SOON
+    while (left := dict(processes(of=os.getpid(), mark=mark))) and time.monotonic() < give_up:
+        time.sleep(POLL)
     assert not left, f"processes left behind: {left}"
 
 
