@@ -227,8 +227,15 @@ class ClaudeProcess:
         self.last_used = time.monotonic()
 
     def _serve(self, request: JSON) -> None:
-        """Answer a request of the CLI's, where that can be done at once."""
-        if (reply := self._tools.handle(request)) is not None:
+        """Answer a request of the CLI's, where that can be done at once.
+
+        A CLI that asks and asks and reads no answer is killed: with the prompt, what is kept for it stays below two of
+        the largest bodies.
+        """
+        if self._child.stdin.transport.get_write_buffer_size() > 2 * self._settings.max_body:
+            log.warning("claude_does_not_read", pid=self.pid)
+            self.kill()
+        elif (reply := self._tools.handle(request)) is not None:
             self._write(frames.line(reply))
 
     def _write(self, lines: bytes) -> None:

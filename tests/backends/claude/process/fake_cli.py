@@ -5,7 +5,7 @@ echo (default), noise, no-result, huge (an answer of FAKE_SIZE bytes in one line
 holds its stdout), other-result (a result of another frame first), gate (answers when FAKE_GATE exists),
 silent (says nothing until it is interrupted), forget (No conversation found), unclaimed (refuses claim_session),
 death-signal (answers with its pid and the signal that it gets when its parent dies), hasty (answers the first byte of
-its input, and reads no more).
+its input, and reads no more), asking (asks FAKE_SIZE times for what nobody serves, and reads no answer).
 It takes MCP servers and asks them nothing. Its turns say that it is version FAKE_VERSION, where that is set.
 Started with "--await-claim" it does not boot before FAKE_GATE exists, where that is set.
 """
@@ -86,6 +86,11 @@ def main() -> None:
     if MODE == "hasty":
         os.read(0, 1)
         say(type="result", subtype="success", is_error=False, result="yes", num_turns=1)
+        forever()
+    if MODE == "asking":
+        os.read(0, 1)
+        for _ in range(SIZE):
+            say(type="control_request", request_id="r", request={"subtype": "s" * 100_000})
         forever()
     if MODE == "flood":
         for _ in range(64):

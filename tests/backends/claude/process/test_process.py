@@ -193,6 +193,16 @@ async def test_one_that_answers_before_it_has_read_the_prompt_is_not_used_again(
     assert not process.usable
 
 
+async def test_one_that_asks_and_reads_no_answer_is_killed_before_the_answers_fill_the_memory(
+    fake: Fake, start: Start, settings: Settings
+) -> None:
+    settings.max_body = 1_000_000
+    process = await start(await fake("asking", env={"FAKE_SIZE": "30"}))
+    async with asyncio.timeout(30):
+        with pytest.raises(ProcessDied, match="-9"):
+            await ask(process, "x")
+
+
 async def test_one_that_was_left_while_it_was_offered_tools_is_not_used_again(fake: Fake, start: Start) -> None:
     process = await start(await fake())
     offers = Offers.of((Tool("weather"),))
