@@ -62,6 +62,7 @@ async def shown(browser: Browser, path: Path, **context: object) -> tuple[Page, 
     return tab, noted
 
 
+@pytest.mark.asyncio(loop_scope="session")
 async def test_a_page_opens_offline_and_a_hostile_text_stays_text(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "x.html"
     path.write_text(await text_of(branched(), "html"), "utf-8")
@@ -75,6 +76,7 @@ async def test_a_page_opens_offline_and_a_hostile_text_stays_text(browser: Brows
     assert await page.locator("#turn_3").is_visible()
 
 
+@pytest.mark.asyncio(loop_scope="session")
 async def test_a_page_shows_tree_timeline_and_repairs(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "x.html"
     path.write_text(await text_of(branched(), "html"), "utf-8")
@@ -179,6 +181,7 @@ def mermaid_js() -> Path:
     return required(path, "make tools", what="mermaid from npm")
 
 
+@pytest.mark.asyncio(loop_scope="session")
 async def test_mermaid_draws_the_graph(browser: Browser, tmp_path: Path, mermaid_js: Path) -> None:
     text = await text_of(branched(), "mermaid")
     (tmp_path / "x.html").write_text("<!doctype html><meta charset=utf-8><title>graph</title><div id=out></div>")
