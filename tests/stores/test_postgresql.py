@@ -218,7 +218,7 @@ async def test_statements_are_prepared_where_one_session_answers_each_time(postg
         async with opened(lambda store=store: store):  # type: ignore[misc]
             agent = await an_agent(store)
             for n in range(3):
-                await complete(store, agent, f"{url[-1]}{n}")
+                await complete(store, agent, f"{prepared} {n}")
             held = await store.database.read(lambda conn: conn.exec_driver_sql("TABLE pg_prepared_statements").all())
             assert bool(held) is prepared
 

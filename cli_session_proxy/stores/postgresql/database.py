@@ -149,11 +149,11 @@ class PostgresqlDatabase(Life, Database):
         """Each by itself: the server commits those together that come at once. `DURABLE` and `JOURNAL` wait for its
         disk: after a crash of the server its proxies live on, and must find every lease that they were granted, and
         the beginning of every turn that they run."""
-        if not self._open or self._threads is None:
-            raise _closed()
         deadline = time.monotonic() + self.busy_timeout
         if urgency is not Urgency.LATER and self._later:
             await asyncio.wait(set(self._later))  # what was asked for earlier is done earlier
+        if not self._open or self._threads is None:  # behind every wait: the threads may have been stopped meanwhile
+            raise _closed()
         patient = urgency is Urgency.DURABLE and not alone
         full = urgency in (Urgency.DURABLE, Urgency.JOURNAL)
         again = not alone

@@ -155,7 +155,8 @@ class Sessions:
         job, parent = now.job, now.job.parent
         lead: list[Record] = []
         quiet = False
-        if parent is not None and any(block.get("type") == "tool_use" for block in parent.output):
+        called = parent is not None and any(block.get("type") == "tool_use" for block in parent.output)
+        if parent is not None and called:
             waiting = None if decided.marks else await self._waiting(now, parent)
             if waiting is not None:
                 return waiting
@@ -167,7 +168,7 @@ class Sessions:
             prepared = await self._repairs.branch(now, parent)
         else:
             prepared = await self._verify(now, parent, job.session)
-        if decided.marks and parent is not None and not client_tools.calls_of(parent.output):
+        if decided.marks and parent is not None and not called:
             await self._end(prepared.session.id)
             path = await paths.shown(self._store, parent.id, decided.marks)
             prepared = await self._repairs.rewritten(now, prepared, path, decided.why)
