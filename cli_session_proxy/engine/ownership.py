@@ -304,12 +304,14 @@ class Ownership:
 
     @asynccontextmanager
     async def hold_if_free(self, agent: Agent) -> AsyncIterator[Lease | None]:
-        """The agent's lease where nobody uses it here and no other proxy holds it; else None."""
+        """The agent's lease where nobody uses it here and no other proxy holds it; else None.
+
+        Its holder is not asked for it: that would end a warm process for nothing."""
         if self._users[agent.key]:
             yield None
             return
         async with self._exclusively(agent.key):
-            yield await self._acquired(agent)
+            yield await self._acquired(agent, asks=False)
 
     def holds(self, lease: Lease) -> bool:
         """As far as this proxy knows."""
@@ -341,13 +343,14 @@ class Ownership:
             if not self._users[agent_key]:
                 del self._users[agent_key], self._locks[agent_key]
 
-    async def _acquired(self, agent: Agent) -> Lease | None:
-        """The lease, once what a former holder left is settled; None while another proxy has it."""
+    async def _acquired(self, agent: Agent, *, asks: bool = True) -> Lease | None:
+        """The lease, once what a former holder left is settled; None while another proxy has it, which is asked for it
+        then."""
         held = self._held.get(agent.key)
         if held is None:
-            got = await self._store.acquire(agent.key, self.proxy, expired=not self._slept())
+            got = await self._store.acquire(agent.key, self.proxy, expired=not self._slept(), asks=asks)
             if isinstance(got, Held) and self._instances.has_ended(got.holder):
-                got = await self._store.acquire(agent.key, self.proxy, dead=(got.holder,))
+                got = await self._store.acquire(agent.key, self.proxy, dead=(got.holder,), asks=asks)
             if isinstance(got, Held):
                 return None
             self._renewed = asyncio.get_running_loop().time()

@@ -18,7 +18,7 @@ from cli_session_proxy.engine.ownership import Instances, Ownership
 from cli_session_proxy.errors import ClaudeUnavailable, LeaseLost, StoreUnavailable, UpstreamError
 from cli_session_proxy.locks import RUN
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import Accepted, Granted, Held, HeldLease, Lease, NewTurn, Proxy
+from cli_session_proxy.stores.base import Accepted, Asked, Granted, Held, HeldLease, Lease, NewTurn, Proxy
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 from cli_session_proxy.testing.store_samples import imported_turns, opened
 
@@ -80,10 +80,10 @@ class SlowToAsk(SqliteStore):
         self.goes_on = asyncio.Event()
 
     async def acquire(
-        self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = (), expired: bool = True
+        self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = (), expired: bool = True, asks: bool = True
     ) -> Granted | Held:
         await self.goes_on.wait()
-        return await super().acquire(agent_key, proxy, dead=dead, expired=expired)
+        return await super().acquire(agent_key, proxy, dead=dead, expired=expired, asks=asks)
 
 
 class Counting(SqliteStore):
@@ -117,6 +117,35 @@ async def test_a_turn_keeps_its_place_while_its_proxy_has_not_asked_for_the_leas
         slow.goes_on.set()
         await first.stop()
         await second.stop()
+
+
+class Watches(MemoryBackend):
+    """Sees that somebody wrote into this session."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(Model())
+        self.session_id = session_id
+        self.looked = asyncio.Event()
+
+    async def changes(self) -> AsyncGenerator[str, None]:
+        yield self.session_id
+        self.looked.set()
+
+
+async def test_a_change_to_an_old_copy_of_a_session_does_not_take_the_agent_from_its_proxy(settings: Settings) -> None:
+    """Another host's CLI writes its last lines when it is ended there."""
+    async with core(settings) as (first, _):
+        turn = await ask(first, "one")
+        backend = Watches(str(turn.session_id))
+        second = Engine(settings, backend=backend)
+        await second.start()
+        try:
+            await backend.looked.wait()
+            holder = first._ownership.proxy.id
+            assert await first.store.asked(holder) == Asked()
+            assert (await first.store.whereabouts(turn.agent_key)).holder == holder  # it did not hand it over either
+        finally:
+            await second.stop()
 
 
 async def asked_for_long(engine: Engine) -> None:

@@ -133,7 +133,7 @@ class DictStore:
         return [HeldLease(lease, None) for lease in self.leases.values() if lease.holder == proxy.id]
 
     async def acquire(
-        self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = (), expired: bool = True
+        self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = (), expired: bool = True, asks: bool = True
     ) -> Granted | Held:
         await self.renew(proxy)
         now = self.leases.get(agent_key, Lease(agent_key, proxy.id, 0))

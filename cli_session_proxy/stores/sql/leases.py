@@ -102,6 +102,7 @@ def acquire(
     dead: Collection[str],
     *,
     expired: bool,
+    asks: bool,
     ring: Callable[[Connection, str], None],
 ) -> Granted | Held:
     """`ring` tells a holder that it is asked for something."""
@@ -116,7 +117,7 @@ def acquire(
     if row.holder == proxy.id:
         return Granted(Lease(agent_key, proxy.id, row.epoch), None)
     if row.holder is not None and row.holder not in dead and (not expired or responds(conn, row.holder)):
-        if row.wanted is None:
+        if asks and row.wanted is None:
             _CHANGE.run(conn, {"of_agent": agent_key, "wanted": proxy.id})
             ring(conn, row.holder)
         return Held(row.holder)

@@ -59,6 +59,8 @@ async def a_released_lease_is_granted_with_a_higher_epoch_and_nothing_to_settle(
 async def a_holder_that_responds_is_asked_and_not_replaced(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
+        assert await store.acquire(agent.key, OTHER, asks=False) == Held("holder")
+        assert not await store.asked("holder")
         assert await store.acquire(agent.key, OTHER) == Held("holder")
         assert await store.asked("holder") == Asked((agent.key,))
         assert [held.wanted for held in await store.renew(HOLDER)] == ["other"]
