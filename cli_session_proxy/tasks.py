@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from . import logs
 from .errors import ProxyError, TurnTimeout
@@ -50,28 +49,42 @@ class Tasks:
             await asyncio.wait(tasks)
 
 
-@asynccontextmanager
-async def limited(deadline: float | None, message: str) -> AsyncIterator[asyncio.Timeout]:
-    """Until `deadline` (the loop's time), then `TurnTimeout`."""
-    clock = asyncio.timeout_at(deadline)
-    try:
-        async with clock:
-            yield clock
-    except TimeoutError as exc:
-        if not clock.expired():
-            raise
-        raise TurnTimeout(message) from exc
+class Limited:
+    """`async with` this: until `deadline` (the loop's time; None: never), then `TurnTimeout`.
+
+    A class, as every turn has several: a generator costs the event loop more."""
+
+    def __init__(self, deadline: float | None, message: str) -> None:
+        self._clock = asyncio.timeout_at(deadline)
+        self._message = message
+
+    async def __aenter__(self) -> Self:
+        await self._clock.__aenter__()
+        return self
+
+    async def __aexit__(self, *raised: Any) -> None:
+        try:
+            await self._clock.__aexit__(*raised)
+        except TimeoutError as exc:  # its own: any other goes on as it came
+            raise TurnTimeout(self._message) from exc
 
 
-class Limit:
-    """A deadline (the loop's time) that moves at every sign of life. To move it later costs an assignment: its timer
-    is only set again when the last one has passed."""
+class LimitedByLife(Limited):
+    """Its deadline moves at every sign of life. To move it later costs an assignment: its timer is only set again when
+    the last one has passed."""
 
-    def __init__(self, until: float, clock: asyncio.Timeout) -> None:
+    def __init__(self, until: float, message: str) -> None:
+        super().__init__(None, message)
         self._until = until
-        self._clock = clock
+
+    async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        self.timer = self._loop.call_at(until, self._look)
+        self.timer = self._loop.call_at(self._until, self._look)
+        return await super().__aenter__()
+
+    async def __aexit__(self, *raised: Any) -> None:
+        self.timer.cancel()
+        await super().__aexit__(*raised)
 
     def move(self, until: float) -> None:
         self._until = until
@@ -84,17 +97,6 @@ class Limit:
             self._clock.reschedule(self._until)
         else:
             self.timer = self._loop.call_at(self._until, self._look)
-
-
-@asynccontextmanager
-async def limited_by_life(until: float, message: str) -> AsyncIterator[Limit]:
-    """Raise `TurnTimeout` at the deadline, which the body may move."""
-    async with limited(None, message) as clock:
-        limit = Limit(until, clock)
-        try:
-            yield limit
-        finally:
-            limit.timer.cancel()
 
 
 async def uninterrupted(task: asyncio.Task[T]) -> T:

@@ -213,9 +213,13 @@ class Evidence:
 
     def plus(self, other: Evidence) -> Evidence:
         """With what the other one has to show, where both do, the other's."""
-        values = zip(_NONE.items(), _VALUES(other), strict=True)
-        new = {name: value for (name, nothing), value in values if value != nothing}
-        return replace(self, **new) if new else self
+        values = _VALUES(other)
+        if values == _NOTHING:
+            return self
+        if _VALUES(self) == _NOTHING:
+            return other
+        shown = zip(_NONE.items(), values, strict=True)
+        return replace(self, **{name: value for (name, nothing), value in shown if value != nothing})
 
     def as_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {}

@@ -54,7 +54,7 @@ from ..settings import NO_PROFILE, Settings
 from ..stores.auto import registry_for, store_for
 from ..stores.base import Accepted, KeyTaken, Lease, MirrorKey, Store
 from ..stores.registry import Registry
-from ..tasks import Tasks, limited, uninterrupted
+from ..tasks import Limited, Tasks, uninterrupted
 from .committing import Committed, Wanted, commit, history
 from .executor import Checks, Ends, Executor, Observer, adopt, not_run
 from .lanes import Lanes, Place, Slots
@@ -413,7 +413,7 @@ class Engine:
         deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout
         try:
             await self.store.follow(live.turn.id, self._instances.id)
-            async with limited(deadline, self._executor.too_long):
+            async with Limited(deadline, self._executor.too_long):
                 turn = await self._recovery.finished_elsewhere(live.turn.id, agent, self._ownership.hold)
             if turn is None:
                 raise NotFound("the agent was deleted while this request waited for its answer")
@@ -582,7 +582,7 @@ class Engine:
         deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout
         at_head = live.turn.placed.at_head
         async with AsyncExitStack() as held:
-            async with limited(deadline, self._executor.too_long):
+            async with Limited(deadline, self._executor.too_long):
                 try:
                     if self._ends.waiting:
                         await self._ends.store_all()

@@ -65,7 +65,7 @@ from ..errors import (
 from ..git_memory.recall import Recall, recall
 from ..settings import Settings
 from ..stores.base import AgentState, Commit, Home, Lease, PathChanged, Store, Taken, TurnStart
-from ..tasks import Tasks, limited, limited_by_life, uninterrupted
+from ..tasks import Limited, LimitedByLife, Tasks, uninterrupted
 from . import fallbacks
 from .live import LiveTurn, cancelled, said, with_end
 from .ownership import Instances, Ownership
@@ -227,7 +227,7 @@ class Executor:
                 fallback=fallback,
             )
             try:
-                async with limited(deadline, self.too_long):
+                async with Limited(deadline, self.too_long):
                     if again:  # what the attempt before left of the session is read anew
                         standing = await self._standing(lease, live.turn.parent_id, at_head=at_head)
                     end = await self._answered(attempt, standing, deadline)
@@ -275,7 +275,7 @@ class Executor:
             if not (instead or fallbacks.helps(failed)):
                 raise failed
             first = first or failed
-            async with limited(deadline, self.too_long):
+            async with Limited(deadline, self.too_long):
                 fallback = await self._elsewhere(attempt, first)
             if fallback is None:
                 raise first
@@ -464,7 +464,7 @@ class Executor:
         cutter, cut = attempt.cutter, False
         who = "the CLI" if exchange.backend == "claude" else "the model"
         silent = f"nothing came from {who} for {idle:g} s; send it again, or raise idle_timeout"
-        async with aclosing(exchange.say()) as heard, limited_by_life(clock_of() + idle, silent) as limit:
+        async with aclosing(exchange.say()) as heard, LimitedByLife(clock_of() + idle, silent) as limit:
             async for event in heard:
                 limit.move(deadline if isinstance(event, ToolActivity) else clock_of() + idle)
                 if isinstance(event, SIGNS):

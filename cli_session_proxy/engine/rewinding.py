@@ -10,7 +10,7 @@ from .. import logs
 from ..domain.models import JSON, Agent
 from ..errors import InvalidRequest, NotFound, SessionBusy
 from ..stores.base import Store
-from ..tasks import limited
+from ..tasks import Limited
 from .ownership import Ownership
 
 log = logs.get(__name__)
@@ -47,7 +47,7 @@ async def rewind(store: Store, ownership: Ownership, agent: Agent, to: str) -> R
     if await store.waiting(agent.key):
         raise SessionBusy("a turn of this agent waits or runs: wait for its end, or cancel it, then rewind")
     deadline = asyncio.get_running_loop().time() + PATIENCE
-    async with limited(deadline, "another proxy keeps this agent: try again"), ownership.hold(agent) as lease:
+    async with Limited(deadline, "another proxy keeps this agent: try again"), ownership.hold(agent) as lease:
         now = await store.agent_by_key(agent.key)
         if now is None:
             raise NotFound(f"there is no agent {agent.agent_id!r} any more", param="agent_id")

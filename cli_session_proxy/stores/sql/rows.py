@@ -57,9 +57,17 @@ _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _decoder = json.JSONDecoder()
 
 
+# Most of what is stored of a turn is empty.
+_EMPTY: dict[type, str] = {tuple: "[]", list: "[]", dict: "{}"}
+
+
 def dumps(value: Any) -> str:
     """Compact JSON as UTF-8 can carry it: only a text with half a surrogate pair is escaped."""
+    if not value and (text := _EMPTY.get(type(value))) is not None:
+        return text
     text = _encoder.encode(value)
+    if text.isascii():
+        return text
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

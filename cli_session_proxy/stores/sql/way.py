@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from sqlalchemy import (
@@ -39,6 +39,7 @@ from .rows import Cutter
 from .tables import agents, frames, idempotency_keys, leases, links, records, sessions, turns
 
 _LINE = itemgetter("line")
+_behind_seq = attrgetter(*Turn.__slots__[2:])
 
 UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
 
@@ -212,7 +213,7 @@ def accept(conn: Connection, new: NewTurn, limit: int) -> Accepted:
         asked, ran = _AT_HEAD, _AT_HEAD.run(conn, where, last=True)
     else:
         asked, ran = _AT_TURN, _AT_TURN.run(conn, {**where, "turn_id": new.parent_id}, last=True)
-    turn = replace(turn, seq=inserted.lastrowid or 0)
+    turn = Turn(turn.id, inserted.lastrowid or 0, *_behind_seq(turn))
     row = asked.first(ran)
     try:
         return Accepted(turn, None if row is None else _state(conn, row, limit), row is None or bool(row.others))

@@ -145,8 +145,7 @@ class SqliteDatabase(Life, Database):
         if quick:
             assert self._quick_reader is not None
             try:
-                with transaction(self._quick_reader, READING):
-                    return work(self._quick_reader)
+                return work(self._quick_reader)  # one statement, so it needs no transaction around it
             except ERRORS as exc:
                 if not is_busy(exc):
                     raise self._unavailable(exc) from exc

@@ -242,7 +242,7 @@ def opening(
     same_tools = before.tools == tools or _in_one_spelling(before.tools) == _in_one_spelling(tools)
     if same_tools and before.tools:  # equal ones may be spelt otherwise
         tools, offers = before.tools, Offers.of([Tool.from_json(tool) for tool in before.tools])
-    head = replace(before, tools=tools)
+    head = before if before.tools == tools else replace(before, tools=tools)
     if system == before.told or (changes != "replace" and not asks and system is not None and _fits(before, system)):
         return Opening(head, offers, same=same_tools)  # results go out alone: new values wait for the next prompt
     if system is not None and before.system is not None and before.told is not None and asks:

@@ -127,9 +127,10 @@ class Sessions:
         )  # fmt: skip
         decided = await self.decisions.before(now, own, opened, partial(self._summary, now))
         prompt = job.prompt if opened.reminder is None else (opened.reminder, *job.prompt)
-        offered = replace(job.wants, offers=opened.offers)
-        now = replace(now, job=replace(job, system=opened.head.system, wants=offered, prompt=prompt))
-        evidence = Evidence(sandbox=str(cwd) if gone else None, notes=(*brought, *opened.notes, *decided.notes))
+        if (opened.head.system, opened.offers) != (job.system, job.wants.offers) or prompt is not job.prompt:
+            offered = replace(job.wants, offers=opened.offers)
+            now = replace(now, job=replace(job, system=opened.head.system, wants=offered, prompt=prompt))
+        notes = (*brought, *opened.notes, *decided.notes)
         wrong: list[str] = []
         while len(wrong) < LOADS:
             last = len(wrong) == LOADS - 1
@@ -141,7 +142,7 @@ class Sessions:
             head, marks = opened.head, decided.marks
             if head != before and (before is not None or head.tools or head.told != head.system):
                 marks = (*marks, head.as_record())  # else the turn says it
-            told = ready.evidence.plus(replace(evidence, reloaded=tuple(wrong)))
+            told = ready.evidence.plus(Evidence(sandbox=str(cwd) if gone else None, notes=notes, reloaded=tuple(wrong)))
             rewritten = bool(decided.marks)
             return replace(ready, evidence=told, marks=marks, prompt=prompt, head=head, rewritten=rewritten)
         raise SessionBusy(
@@ -208,7 +209,7 @@ class Sessions:
             continuity="warm" if warm else prepared.continuity,
             leaf=session.mark.leaf if session.mark else None,
             links=prepared.links,
-            evidence=replace(prepared.evidence, exit_code=ended),
+            evidence=prepared.evidence if ended is None else replace(prepared.evidence, exit_code=ended),
             lead=tuple(lead),
             quiet=quiet,
             fresh=not warm and process.session_id == launch.session_id,
@@ -337,7 +338,8 @@ class Sessions:
 
     async def _verify(self, now: TurnContext, parent: Turn, session: Session) -> PreparedSession:
         """Is the transcript what the CLI must load? By all of its content, unless a warm process need not load it."""
-        session = replace(session, cli_version=now.capability.version)
+        if session.cli_version != now.capability.version:
+            session = replace(session, cli_version=now.capability.version)
         warm = self._pool.peek(session.id)
         if self._in_step.get(session.id) != parent.id:
             # Another proxy, or a failed turn, has gone on without this process: its memory is not the path.
