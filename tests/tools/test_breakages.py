@@ -15,6 +15,7 @@ import pytest
 
 from cli_session_proxy.backends.claude.process.guardian import start_time
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
+from cli_session_proxy.backends.claude.sessions import capture
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.testing.script import ToolUse
@@ -184,6 +185,7 @@ async def test_a_call_is_answered_after_a_long_time(
     upstream: Upstream,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(capture, "FLUSH_WAIT", 60.0)  # a CLI on a busy machine may write its transcript late
     async with running(make_settings(claude_bin=claude_2)) as engine:
         turn = await both(engine, upstream)
         weather, noon = calls(turn)
