@@ -1,6 +1,6 @@
 """The proxy beside the bare CLI and its best warm peer, in one run over one scripted upstream.
 
-    python -m bench [--quick] [--json FILE] [--docs DIR] [--only turns,agents,…] [--without-ccproxy]
+    python -m bench [--quick | --tiny] [--json FILE] [--docs DIR] [--only turns,agents,…] [--without-ccproxy]
 
 Read the ratios, not the milliseconds: those belong to the machine. docs/bench.md tells how it is measured.
 """

@@ -1,7 +1,7 @@
 """What hostile or broken clients, models and files did to freeze the service: each attack once, for tests and bench.
 
 An attack is `strike(target)`: it says what it has to say and waits until it is answered, however that ends. `prepare`
-comes before, where an agent needs a past. The model is the scripted upstream, told what to answer.
+comes before it. The model is the scripted upstream, told what to answer.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PATTERN = "^(a+)+$"
 SLOW = {"type": "string", "pattern": PATTERN}
 # Words of what the proxy asks of the model, by which the scripted one knows what to answer.
 BOMB, OBJECT = "#/$defs/a1", "one JSON object"
-# Agents that meet one thing at once: more than the threads that a Python program has by default.
-MANY = min(32, (os.cpu_count() or 1) + 4) + 1
+# Agents whose files are replaced all at once: more than the threads that a Python program has by default.
+WITH_FILES = tuple(f"file-{n}" for n in range(min(32, (os.cpu_count() or 1) + 4) + 1))
 SILENT_CONNECTIONS = 20
 
 
@@ -66,12 +66,15 @@ class Target:
 
 @dataclass(frozen=True)
 class Attack:
-    """`expected`: the statuses that its own requests may end with."""
+    """`expected`: the statuses that its own requests may end with. `past`: agents that were talked to before it."""
 
     name: str
     strike: Callable[[Target], Awaitable[list[int]]]
     expected: frozenset[int]
-    prepare: Callable[[Target], Awaitable[None]] | None = None
+    past: tuple[str, ...] = ()
+
+    async def prepare(self, target: Target) -> None:
+        await asyncio.gather(*(target.ask(agent, "hello") for agent in self.past))
 
 
 def wants(schema: object) -> JSON:
@@ -181,24 +184,15 @@ async def worst_json(target: Target) -> list[int]:
 # --- files in a transcript's place ----------------------------------------------------------------------------
 
 
-async def _with_a_past(target: Target) -> None:
-    await asyncio.gather(*(target.ask(f"file-{n}", "hello") for n in range(MANY)))
-
-
-def _replace(path: Path, make: Callable[[Path], None]) -> None:
-    path.unlink()
-    make(path)
-
-
 async def pipes_and_endless_files(target: Target) -> list[int]:
-    for n in range(MANY):
-        for path in target.transcripts(f"file-{n}"):
-            _replace(path, os.mkfifo if n % 2 else lambda place: place.symlink_to("/dev/zero"))
-    return list(await asyncio.gather(*(target.ask(f"file-{n}", "again") for n in range(MANY))))
-
-
-async def _with_one_past(target: Target) -> None:
-    await target.ask("nested", "hello")
+    for n, agent in enumerate(WITH_FILES):
+        for path in target.transcripts(agent):
+            path.unlink()
+            if n % 2:
+                os.mkfifo(path)
+            else:
+                path.symlink_to("/dev/zero")
+    return list(await asyncio.gather(*(target.ask(agent, "again") for agent in WITH_FILES)))
 
 
 async def deep_line(target: Target) -> list[int]:
@@ -255,7 +249,7 @@ ATTACKS = (
     Attack("100,000 messages", many_messages, frozenset({400})),
     Attack("19,000 messages", a_megabyte_of_messages, frozenset({200})),
     Attack("the worst JSON", worst_json, frozenset({400})),
-    Attack("pipes and /dev/zero as transcripts", pipes_and_endless_files, SURVIVED, _with_a_past),
-    Attack("a line nested 1,100 deep", deep_line, SURVIVED, _with_one_past),
+    Attack("pipes and /dev/zero as transcripts", pipes_and_endless_files, SURVIVED, WITH_FILES),
+    Attack("a line nested 1,100 deep", deep_line, SURVIVED, ("nested",)),
     Attack("answers that nobody reads", unread_answers, frozenset()),
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .agents import Crowd
+from .contenders import BARE, SPAWNED
 from .figures import Figure, short
 from .freeze import END, HEALTH, QUIET, TURN
 from .hosts import CPU, ONE, POSTGRESQL, TWO
@@ -14,9 +15,6 @@ from .page import AGENTS, FIRST, HEAP, LINK, OPEN, WIDE
 from .plan import Row
 from .servers import CCPROXY
 from .turns import CHUNKS
-
-BARE = "bare warm CLI"
-SPAWNED = "bare CLI, a spawn a turn"
 
 
 @dataclass(frozen=True)

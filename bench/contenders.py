@@ -21,6 +21,8 @@ from .client import LIMIT, Timing
 from .machine import Cores
 
 STOP = 20.0  # seconds a process has to end before it is killed
+BARE = "bare warm CLI"
+SPAWNED = "bare CLI, a spawn a turn"
 MODEL = "sonnet"
 SYSTEM = "You are a helpful assistant."
 # Flags that decide how much the CLI does at a turn: the same for everybody.
@@ -100,7 +102,7 @@ class BareCLI:
     """
 
     def __init__(self, place: Place, *, warm: bool, sessions: Mapping[str, str] | None = None) -> None:
-        self.name = "bare warm CLI" if warm else "bare CLI, a spawn a turn"
+        self.name = BARE if warm else SPAWNED
         self.place = place
         self._warm = warm
         self._env = place.environment()

@@ -39,7 +39,7 @@ async def freeze(bench: Bench) -> list[Row]:
         ends: list[float] = []
         for repeat in range(bench.plan.repeats):
             async with _attacked(bench, f"freeze-{number}-{repeat}") as (server, target):
-                if attack is not None and attack.prepare is not None:
+                if attack is not None:
                     await attack.prepare(target)
                 waited = await _beside(bench, server, target, attack)
                 health.append(max(waited["health"]))

@@ -1,6 +1,6 @@
 """How long it takes to find what a history continues, over 10, 1,000 and 100,000 stored turns.
 
-    python bench/matching.py [--json FILE] [--rounds N]
+    python -m bench.matching [--json FILE] [--rounds N]
 
 The time is the proxy's own (`Placement.match` on a SQLite store on disk: hashing and look-up), by the clock and of
 the processor, for histories of 2,000 messages and less, found and not found. In the case `opening` every stored
@@ -107,7 +107,8 @@ async def measure(placement: Placement, messages: Sequence[Message], rounds: int
     return {name: round(value, 2) for name, value in figures.items()}
 
 
-async def _nobody(_proxy: str | None) -> bool:
+async def _is_gone(_proxy: str | None) -> bool:
+    """What `Placement` asks of the proxy that has a turn; here there are no others."""
     return False
 
 
@@ -122,7 +123,7 @@ async def run(rounds: int) -> list[dict[str, Any]]:
                 aside,
                 instance="p",
                 idempotency_hours=24.0,
-                is_gone=_nobody,
+                is_gone=_is_gone,
                 is_abandoned=bool,
             )  # placing a turn needs no backend
             for name, messages in cases():

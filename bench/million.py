@@ -228,10 +228,12 @@ async def run(
 
 def fill(store: PostgresqlStore, number: int) -> None:
     with store.database.apart() as conn:
-        # on the disk, as the store's own writes are: VACUUM takes no others for seen by all
+        # On the disk, with all that was written just before: VACUUM takes nothing else for seen by all, and then no
+        # index is read without its table, as those of a store of some age are.
         conn.exec_driver_sql("BEGIN; SET LOCAL synchronous_commit = on")
         grow(conn, number)
         conn.exec_driver_sql("COMMIT")
+        conn.exec_driver_sql("CHECKPOINT")
         conn.exec_driver_sql("VACUUM ANALYZE")
 
 

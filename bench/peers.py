@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from cli_session_proxy.continuity.rows import ROWS
 from cli_session_proxy.continuity.running import Result
 
 from .contenders import FLAGS, bundled
-from .servers import _CCPROXY_CLAUDE, _CCPROXY_TOML, CCPROXY
+from .servers import CCPROXY, CCPROXY_CLAUDE, CCPROXY_TOML, free_port
 
 ROOT = Path(__file__).parent.parent
 CLAUDE_MAX = "claude-max-api-proxy 1.0.0"
@@ -93,7 +92,7 @@ def peers(folder: Path) -> Iterator[Peer]:
     for name in ("proxy", "ccproxy", "claude-max"):
         (folder / name / "bin").mkdir(parents=True)
     own = folder / "proxy"
-    port = _free_port()
+    port = free_port()
     serve = [sys.executable, "-m", "cli_session_proxy", "serve", "--port", str(port), "--var", str(own / "var"),
              "--claude-config-dir", str(own / "config"), "--claude-bin", str(claude)]  # fmt: skip
     yield Peer(
@@ -103,16 +102,16 @@ def peers(folder: Path) -> Iterator[Peer]:
         ),
     )
     yield Peer("bare CLI", Wanted(("cli",)))
-    port, place = _free_port(), folder / "ccproxy"
-    (place / "ccproxy.toml").write_text(_CCPROXY_TOML.format(port=port))
-    wrapper = _CCPROXY_CLAUDE.format(command=shlex.quote(str(claude)), flags=shlex.join(FLAGS))
+    port, place = free_port(), folder / "ccproxy"
+    (place / "ccproxy.toml").write_text(CCPROXY_TOML.format(port=port))
+    wrapper = CCPROXY_CLAUDE.format(command=shlex.quote(str(claude)), flags=shlex.join(FLAGS))
     _program(place / "bin" / "claude", wrapper)
     serve = ["env", f"CONFIG_FILE={place / 'ccproxy.toml'}", f"PATH={place / 'bin'}:/usr/local/bin:/usr/bin:/bin",
              "npm_config_offline=true", str(ROOT / ".tools" / "ccproxy" / "bin" / "ccproxy"), "serve", "--config",
              str(place / "ccproxy.toml")]  # fmt: skip
     at = f"http://127.0.0.1:{port}/claude/sdk"
     yield Peer(CCPROXY, Wanted((f"{at}/{{agent}}/v1", f"{at}/v1"), start=shlex.join(serve), config=place / "config"))
-    port, place = _free_port(), folder / "claude-max"
+    port, place = free_port(), folder / "claude-max"
     _program(place / "bin" / "claude", f'#!/bin/sh\nexec {shlex.quote(str(claude))} "$@"\n')
     server = (
         ROOT / ".tools" / "claude-max" / "node_modules" / "claude-max-api-proxy" / "dist" / "server" / "standalone.js"
@@ -124,12 +123,6 @@ def peers(folder: Path) -> Iterator[Peer]:
 def _program(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(0o755)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def page(claude: str, found: Sequence[tuple[str, list[Result]]]) -> str:

@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
 from .bounds import Results
+from .contenders import BARE, SPAWNED
 from .plan import Row
 
-COLOURS = {"proxy": "#2563eb", "bare warm CLI": "#6b7280", "bare CLI, a spawn a turn": "#b91c1c"}
+COLOURS = {"proxy": "#2563eb", BARE: "#6b7280", SPAWNED: "#b91c1c"}
 OTHER = "#d97706"
 
 

@@ -24,7 +24,7 @@ AFTER = 0.5  # seconds that children have to follow a server that has ended
 ROOT = Path(__file__).parent.parent
 CCPROXY = "ccproxy-api 0.2.10"
 # Everything but the SDK's own way is off; its scheduler and version check would call out.
-_CCPROXY_TOML = """\
+CCPROXY_TOML = """\
 enabled_plugins = ["claude_sdk"]
 [server]
 host = "127.0.0.1"
@@ -41,7 +41,7 @@ enabled = false
 version_check_enabled = false
 """
 # It finds `claude` on PATH. Agents get a directory each, else its `--continue` gives one the words of another.
-_CCPROXY_CLAUDE = """\
+CCPROXY_CLAUDE = """\
 #!/bin/sh
 [ "$1" = -v ] || [ "$1" = --version ] || {{ mkdir -p "$TMPDIR/$$" && cd "$TMPDIR/$$" || exit 1; }}
 exec {command} "$@" {flags}
@@ -112,7 +112,7 @@ def proxy_environment(place: Place, **options: str | int) -> dict[str, str]:
 
 async def start_proxy(place: Place, **options: str | int) -> HTTPServer:
     """`serve` as a user would start it, with these settings."""
-    port = _free_port()
+    port = free_port()
     env = proxy_environment(place, port=port, **options) | {"PYTHONPATH": str(ROOT)}  # of the checkout that is measured
     process, ready = await _started(
         place, sys.executable, "-m", "cli_session_proxy", "serve", env=env, port=port, health="/healthz"
@@ -126,12 +126,12 @@ async def start_proxy(place: Place, **options: str | int) -> HTTPServer:
 async def start_ccproxy(place: Place, program: Path) -> HTTPServer:
     """ccproxy with its session pool: the session id in the path makes an agent's turns warm."""
     env = place.environment()
-    port = _free_port()
+    port = free_port()
     config = place.folder / "ccproxy.toml"
-    config.write_text(_CCPROXY_TOML.format(port=port))
+    config.write_text(CCPROXY_TOML.format(port=port))
     claude = place.folder / "bin" / "claude"
     claude.parent.mkdir(exist_ok=True)
-    claude.write_text(_CCPROXY_CLAUDE.format(command=shlex.quote(str(place.claude)), flags=shlex.join(FLAGS)))
+    claude.write_text(CCPROXY_CLAUDE.format(command=shlex.quote(str(place.claude)), flags=shlex.join(FLAGS)))
     claude.chmod(0o755)
     # Its workers read the file that CONFIG_FILE names, whatever --config says.
     env |= {"CONFIG_FILE": str(config), "PATH": f"{claude.parent}:{env['PATH']}", "npm_config_offline": "true"}
@@ -170,7 +170,7 @@ async def _healthy(port: int, path: str) -> bool:
     return True
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port

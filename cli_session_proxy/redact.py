@@ -147,7 +147,7 @@ def _may_hold_one(value: str) -> bool:
         return True
     if "A" in value and ("AKIA" in value or "ASIA" in value or "AIza" in value):
         return True
-    if "eyJ" in value or "ya29." in value:
+    if ("J" in value and "eyJ" in value) or ("9" in value and "ya29." in value):
         return True
     for secret in _known:
         if secret in value:
@@ -158,7 +158,7 @@ def _may_hold_one(value: str) -> bool:
     if "=" not in value and ":" not in value:
         return False
     return "key" in low or "token" in low or "secret" in low or "passw" in low or "author" in low or (
-        "sig" in low or ("://" in low and "@" in low)
+        "sig" in low or ("@" in low and "://" in low)
     )  # fmt: skip
 
 
@@ -169,18 +169,16 @@ def data(value: Any) -> Any:
     if isinstance(value, dict):
         out: dict[str, Any] = {}
         for name, item in value.items():
-            if name in _names:
-                shown, secret = _names[name]
-            else:
-                shown, secret = text(str(name)), str(name).lower().replace("-", "_") in SECRET_NAMES
-                if len(str(name)) <= _SHORT and len(_names) < _MOST:
-                    _names[str(name)] = shown, secret
-            if type(item) in _PLAIN:
+            shown, secret = _names.get(name) or _named(str(name))
+            kind = type(item)
+            if kind in _PLAIN:
                 out[shown] = item
             elif secret:
                 out[shown] = _hidden(item)
+            elif kind is str:
+                out[shown] = _scrubbed(item) if _may_hold_one(item) else item
             else:
-                out[shown] = text(item) if type(item) is str else data(item)
+                out[shown] = data(item)
         return out
     if isinstance(value, (list, tuple)):
         return [data(item) for item in value]
@@ -190,6 +188,14 @@ def data(value: Any) -> Any:
 _PLAIN = frozenset({int, float, bool, type(None)})
 
 
+def _named(name: str) -> tuple[str, bool]:
+    """How a field's name is shown, and whether its value is a secret whatever it looks like."""
+    found = text(name), name.lower().replace("-", "_") in SECRET_NAMES
+    if len(name) <= _SHORT and len(_names) < _MOST:
+        _names[name] = found
+    return found
+
+
 def _hidden(value: Any) -> Any:
     """The value of a field whose name says that it is a secret, or several."""
     if isinstance(value, str):
@@ -197,8 +203,8 @@ def _hidden(value: Any) -> Any:
     return [_hidden(item) for item in value] if isinstance(value, (list, tuple)) else data(value)
 
 
-# How a field's name is shown, and whether its value is a secret whatever it looks like. Nearly all fields are those of
-# a few shapes: the names that come first are remembered, up to this length (characters).
+# Of `_named`. Nearly all fields are those of a few shapes: the names that come first are remembered, up to this length
+# (characters).
 _SHORT = 64
 _MOST = 1024
 _names: dict[str, tuple[str, bool]] = {}

@@ -222,11 +222,11 @@ class Evidence:
         return replace(self, **{name: value for (name, nothing), value in shown if value != nothing})
 
     def as_json(self) -> dict[str, Any]:
+        """{} for a turn that went as turns should."""
         out: dict[str, Any] = {}
-        values = _VALUES(self)
-        if values == _NOTHING:  # nearly all turns of a long chain
+        if self is NOTHING:  # nearly every turn: a dump of 20,000 asks each
             return out
-        for (name, nothing), value in zip(_NONE.items(), values, strict=True):
+        for (name, nothing), value in zip(_NONE.items(), _VALUES(self), strict=True):
             if value == nothing:
                 continue
             made = _AS_JSON.get(name)
@@ -235,14 +235,16 @@ class Evidence:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Evidence:
+        if not data:
+            return NOTHING
         values = {name: value for name, value in data.items() if name in _NONE}
         for name in values.keys() & _FROM_JSON.keys():
             values[name] = _FROM_JSON[name](values[name])
         return Evidence(**values)
 
 
-_NONE: dict[str, Any] = {name: getattr(Evidence(), name) for name in Evidence.__slots__}
-_NOTHING = tuple(_NONE.values())
+NOTHING = Evidence()
+_NONE: dict[str, Any] = {name: getattr(NOTHING, name) for name in Evidence.__slots__}
 _VALUES = attrgetter(*_NONE)
 _AS_JSON: dict[str, Any] = {
     "brought": Brought.as_json, "refusal": Refusal.as_json, "recalled": Recalled.as_json,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .evidence import Evidence
+from .evidence import NOTHING, Evidence
 from .notes import Note
 from .parameters import Name, Parameters
 from .windows import Window
@@ -351,7 +351,7 @@ class Turn:
     continuity: Continuity | None = None
     placed: Placed = field(default_factory=Placed)
     options: TurnOptions = PLAIN
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: Evidence = NOTHING
     usage: Usage = field(default_factory=Usage)
     cost_usd: float | None = None
     error: JSON | None = None

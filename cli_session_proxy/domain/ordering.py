@@ -40,11 +40,13 @@ class _Line(Generic[T]):
         if turn.parent_id is not None and turn.parent_id not in self.known:
             self.waiting[turn.parent_id].append(turn)
             return ()
+        if not self.waiting:  # nearly always
+            self.known.add(turn.id)
+            return (turn,)
         ready = [turn]
         for at in ready:  # grows as those are found that waited for one of them
             self.known.add(at.id)
-            if self.waiting:
-                ready += self.waiting.pop(at.id, ())
+            ready += self.waiting.pop(at.id, ())
         return ready
 
     def rest(self) -> list[T]:

@@ -49,19 +49,19 @@ async def chain_json(
     yield ',\n"links":' + _list(shown.link(link) for link in chain.links) + "}\n"
 
 
-async def turns_of(store: Store, agent: Agent, part: TurnPage | None) -> AsyncIterator[Turn]:
+def turns_of(store: Store, agent: Agent, part: TurnPage | None) -> AsyncIterator[Turn]:
     """All turns, parents first, or those of a page in the order of acceptance."""
-    if part is None:
-        async for turn in parents_first(store.turns(agent.key)):
-            yield turn
-    else:
-        for turn in reversed(part.turns):
-            yield turn
+    return parents_first(store.turns(agent.key)) if part is None else _oldest_first(part)
+
+
+async def _oldest_first(part: TurnPage) -> AsyncIterator[Turn]:
+    for turn in reversed(part.turns):
+        yield turn
 
 
 def _list(rows: Iterable[Any]) -> str:
     return "[" + ",\n".join(_line(row) for row in rows) + "]"
 
 
-# ASCII, so that half a surrogate pair from a model is still valid JSON.
-_line = json.JSONEncoder(separators=(",", ":")).encode
+# ASCII, so that half a surrogate pair from a model is still valid JSON. What was read from JSON holds no circle.
+_line = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode

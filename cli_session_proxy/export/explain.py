@@ -10,8 +10,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from ..domain.evidence import OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
-from ..domain.models import JSON, REPAIR_REASONS, Continuity, Fallback, Link, LinkReason, Rule, Status, Turn, Usage
+from ..domain.evidence import NOTHING, OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
+from ..domain.models import (
+    JSON,
+    PLAIN,
+    REPAIR_REASONS,
+    Continuity,
+    Fallback,
+    Link,
+    LinkReason,
+    Rule,
+    Status,
+    Turn,
+    Usage,
+)
 from ..domain.notes import Code
 from ..engine.live import Doing
 from .words import count
@@ -93,9 +105,12 @@ _NOT_READ: Mapping[RecordsFrom, str] = {
 def reason(turn: Turn) -> JSON:
     """`TurnDump.reason`: how the turn was placed, what was asked of it and what happened, in one object."""
     placed, evidence = turn.placed, turn.evidence
-    out: JSON = dict(evidence.other) | placed.as_json()
+    out = placed.as_json()
     if placed.messages is not None:
         out["delta"] = placed.delta
+    if evidence is NOTHING and turn.options is PLAIN and turn.stop_sequence is None:  # nearly all turns of a long chain
+        return out
+    out = dict(evidence.other) | out
     wants = turn.options.as_json()
     wants.pop("metadata", None)  # shown beside it
     if "format" in wants:
@@ -181,7 +196,9 @@ def link(reason: LinkReason, detail: JSON, source: str | None, target: str) -> s
 def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = ()) -> list[str]:
     """What happened to a turn beside what its links tell, in order; nothing for one that went as turns should."""
     before_the_last = [attempt for attempt in attempts if "n" in attempt][:-1] if len(attempts) > 1 else []
-    said = []
+    said: list[str] = []
+    if evidence is NOTHING and not before_the_last:  # nearly all turns of a long chain
+        return said
     if evidence.left_off:
         said.append(
             f"The answer of {evidence.left_off} never reached its client: the conversation goes on from before it."

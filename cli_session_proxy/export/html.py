@@ -10,7 +10,8 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import lru_cache
 from html import escape
 from typing import Any
 
@@ -71,9 +72,10 @@ async def html(
         node = shape.nodes.get(turn.id)
         if node is None:  # accepted while this was written
             continue
-        opened = node.number > len(shape.nodes) - OPEN
-        told = await tell(shown.measured, turn, shape.links.get(turn.id, ()), verbatim=verbatim)
-        yield "\n".join(_turn(turn, node, shape, colours, told, opened=opened)) + "\n"
+        links = shape.links.get(turn.id, ())
+        told = await tell(shown.measured, turn, links, verbatim=verbatim)
+        lines = [_summary(turn, node, shape, colours, links, mended=bool(told["says"])), *_turn(turn, links, told)]
+        yield "\n".join(lines) + "\n"
     yield "</body></html>\n"
 
 
@@ -128,18 +130,16 @@ def _tree(shape: Outline, colours: dict[str, str]) -> Iterator[str]:
     yield "</ol></nav>"
 
 
-def _turn(
-    turn: Turn, node: Node, shape: Outline, colours: dict[str, str], told: MeasuredDump, *, opened: bool
-) -> list[str]:
-    links = shape.links.get(turn.id, ())
-    lines = [_summary(turn, node, shape, colours, told, opened=opened)]
+def _turn(turn: Turn, links: Sequence[Link], told: MeasuredDump) -> list[str]:
+    """What is seen of a turn that is open."""
+    lines = []
     for link in links:
         said = shown.link(link)
         evidence = f"<details><summary>evidence</summary>{_compact(said['detail'])}</details>" if link.detail else ""
         lines.append(f"<p>{_kind(link)} {_text(said['says'])}</p>{evidence}")
     lines += [f"<p class='mend'>{_text(text)}</p>" for text in told["says"]]
     for message in told["input"]:
-        lines.append(f"<h4>{_text(message['role'])}</h4>")
+        lines.append(f"<h4>{_common(message['role'])}</h4>")
         lines += [_block(block) for block in message["content"]]
     if told["output"]:
         lines.append("<h4>assistant</h4>")
@@ -153,28 +153,32 @@ def _turn(
     if turn.delivery in UNSURE and turn.status in ON_PATH:
         lines.append(f"<p class='bad'>{UNSURE[turn.delivery]}</p>")
     tokens = ", ".join([f"{name.removesuffix('_tokens')} {number}" for name, number in told["usage"].items()])
-    steps = ", ".join([f"{name} {value}" for name, value in told["timings"].items()])
+    steps = ", ".join([f"{name} {value!s}" for name, value in told["timings"].items()])
     cost = "not known" if told["cost_usd"] is None else f"${told['cost_usd']:.6f}"
-    measured = _text(f"tokens: {tokens}\ncost: {cost}\nmilliseconds: {steps}\nwhy: {_json(told['reason'])}")
-    lines.append(f"<details><summary>why, how long, how much</summary><pre>{measured}</pre></details></details>")
+    measured = _text(f"tokens: {tokens}\ncost: {cost}\nmilliseconds: {steps}")
+    why = _text(_json(told["reason"]))
+    lines.append(
+        f"<details><summary>why, how long, how much</summary><pre>{measured}\nwhy: {why}</pre></details></details>"
+    )
     return lines
 
 
 def _summary(
-    turn: Turn, node: Node, shape: Outline, colours: dict[str, str], told: MeasuredDump, *, opened: bool
+    turn: Turn, node: Node, shape: Outline, colours: dict[str, str], links: Sequence[Link], *, mended: bool
 ) -> str:
     """What is seen of a turn that is not open, and where it belongs."""
-    is_mended = told["says"] or any(link.reason in MARKED_REASONS for link in shape.links.get(turn.id, ()))
+    is_mended = mended or (links and any(link.reason in MARKED_REASONS for link in links))
     repaired = " <span class='mend'>repaired</span>" if is_mended else ""
+    opened = " open" if node.number > len(shape.nodes) - OPEN else ""
     state = turn.status if turn.status == "completed" else f"<span class='bad'>{_text(turn.status)}</span>"
     head = " · head" if turn.id == shape.chain.agent.head else ""
     turn_id, colour = _text(turn.id), colours.get(turn.session_id or "", "")
     return (
-        f"<details id='{turn_id}' class='{colour}'{' open' if opened else ''}>\n<summary>Turn {node.number} · {state}\n"
-        f" · {_text(turn.continuity or turn.origin)}{head}{repaired}"
+        f"<details id='{turn_id}' class='{colour}'{opened}>\n<summary>Turn {node.number} · {state}\n"
+        f" · {_common(turn.continuity or turn.origin)}{head}{repaired}"
         f" <span class='dim'>{_text(node.words)}</span></summary>\n"
-        f"<p class='dim'>{turn_id} · after {_turn_link(shape, turn.parent_id)} · {_text(turn.model)}\n"
-        f" · {time(turn.created_at)} · session {_text(turn.session_id or 'none')}</p>"
+        f"<p class='dim'>{turn_id} · after {_turn_link(shape, turn.parent_id)} · {_common(turn.model)}\n"
+        f" · {time(turn.created_at)} · session {_common(turn.session_id or 'none')}</p>"
     )
 
 
@@ -212,7 +216,8 @@ def _text(value: str) -> str:
     return escape(visible(value)) if _NOT_AS_IT_IS.search(value) else value
 
 
+_common = lru_cache(256)(_text)  # of few words, which most turns have
 _NOT_AS_IT_IS = re.compile(f"[&<>\"'{UNSEEN}]")
 
 
-_json = json.JSONEncoder(ensure_ascii=False).encode
+_json = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode

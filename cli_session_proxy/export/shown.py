@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 from .. import redact
-from ..domain.evidence import Evidence
+from ..domain.evidence import NOTHING, Evidence
 from ..domain.models import Block, Link, Message, Session, Turn
 from . import explain
 from .schema import LinkDump, MeasuredDump, MessageDump, SaidDump, SessionDump, TurnDump, UsageDump
@@ -104,11 +104,10 @@ async def here(show: Show[T], row: Turn, links: Sequence[Link] = (), *, verbatim
 
 def says(row: Turn, links: Sequence[Link] = ()) -> list[str]:
     """What happened to a turn beside its links, in sentences (`TurnDump.says`)."""
-    evidence = row.evidence.as_json()
-    if not evidence and len(row.attempts) < 2:  # nearly all turns of a long chain
-        return list(explain.beside(row.evidence, row.fallback))
+    if row.evidence is NOTHING and row.fallback is None and len(row.attempts) < 2:  # nearly all turns of a long chain
+        return []
     own = [link for link in links if link.turn_id == row.id]
-    told = Evidence.from_json(_redacted(evidence)) if evidence else row.evidence
+    told = Evidence.from_json(_redacted(row.evidence.as_json()))
     return [*explain.beside(row.evidence, row.fallback), *explain.turn(told, _redacted(row.attempts), own)]
 
 
@@ -146,13 +145,13 @@ def blocks(rows: tuple[Block, ...], *, verbatim: bool = False) -> list[Block]:
 def _block(row: Block, *, verbatim: bool) -> Block:
     text = row.get("text")
     if len(row) == 2 and isinstance(text, str) and row.get("type") == "text":  # nearly all of a long chain
-        return row if verbatim else {**row, "text": redact.text(text)}
+        return row if verbatim or (kept := redact.text(text)) is text else {**row, "text": kept}
     plain: Block = _without_images(shallow(row))
     return plain if verbatim else cast(Block, redact.data(plain))
 
 
 def _redacted(value: Any) -> Any:
-    return redact.data(shallow(value) if value else value)  # nearly always there is nothing
+    return redact.data(shallow(value)) if value else value  # nearly always there is nothing
 
 
 def _without_images(value: Any) -> Any:

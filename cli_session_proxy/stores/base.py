@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..domain.evidence import Evidence
+from ..domain.evidence import NOTHING, Evidence
 from ..domain.models import (
     JSON,
     PLAIN,
@@ -184,7 +184,7 @@ class ImportedTurn:
     depth: int
     origin: str = "imported"
     placed: Placed = field(default_factory=Placed)
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: Evidence = NOTHING
     session_id: str | None = None
     usage: Usage = field(default_factory=Usage)
     tools: tuple[JSON, ...] = ()
@@ -291,7 +291,7 @@ class Commit:
     depth: int
     delivery: Delivery
     finished_at: float
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: Evidence = NOTHING
     stop_sequence: str | None = None
     backend: str | None = None
     answered_by: str | None = None

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.bounds import BARE, SPAWNED, Results, bounds
+from bench.bounds import Results, bounds
+from bench.contenders import BARE, SPAWNED
 from bench.figures import Figure, figure, short
 from bench.hosts import CPU, ONE, POSTGRESQL, TWO, postgresql
 from bench.machine import cores

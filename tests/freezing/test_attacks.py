@@ -81,8 +81,7 @@ async def target(claude_2: Path, tmp_path_factory: pytest.TempPathFactory) -> As
     [pytest.param(one, id=one.name, marks=pytest.mark.full if one.name == EIGHT else ()) for one in ATTACKS],
 )
 async def test_others_are_served_while_it_runs_and_it_ends_in_words(attack: Attack, target: Target) -> None:
-    if attack.prepare is not None:
-        await attack.prepare(target)
+    await attack.prepare(target)
     struck = asyncio.ensure_future(attack.strike(target))
     try:
         for _ in range(3):
@@ -106,8 +105,7 @@ async def test_sigterm_ends_the_service_while_it_runs(
     attack: Attack, claude_2: Path, upstream: Upstream, tmp_path: Path
 ) -> None:
     async with attacked(claude_2, upstream, tmp_path, ENDED_BY_ITSELF) as (server, target):
-        if attack.prepare is not None:
-            await attack.prepare(target)
+        await attack.prepare(target)
         struck = asyncio.ensure_future(attack.strike(target))
         try:
             # Until it is under way: a service that is frozen gives no sign that could be waited for.

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from cli_session_proxy.domain.searching import Search
 from cli_session_proxy.errors import StoreUnavailable
@@ -92,6 +94,32 @@ async def test_a_deletion_that_was_cut_short_is_finished_by_the_next_search(tmp_
         assert b"zebrafish" in the_index(tmp_path).read_bytes()
         assert await found(store, "zebrafish") == []
         assert b"zebrafish" not in the_index(tmp_path).read_bytes()
+
+
+async def test_all_turns_are_counted_without_reading_them_and_ids_only_for_what_one_may_hold(tmp_path: Path) -> None:
+    async with opened(lambda: stored_at(tmp_path)) as store:
+        for name in ("one", "other"):
+            for number in range(3):
+                said = ({"type": "text", "text": f"zebra fish {number}"},)
+                await complete(store, await an_agent(store, name), f"{name}{number}", session=name, output=said)
+        await store.index(60.0)
+        ran: list[str] = []
+
+        def note(_conn: object, _cursor: object, statement: str, *_more: object) -> None:
+            ran.append(statement)
+
+        event.listen(Engine, "before_cursor_execute", note)
+        try:
+            phrase = await store.search(Search('"zebra fish"'))
+            asked_for_phrase = [statement for statement in ran if "lower(" in statement]
+            part = await store.search(Search("other1"))
+        finally:
+            event.remove(Engine, "before_cursor_execute", note)
+        assert [len(phrase.hits), phrase.agents, phrase.turns, part.turns] == [6, 2, 6, 6]
+        assert ("turn", "other1") in [(hit.kind, hit.turn_id) for hit in part.hits]
+        assert asked_for_phrase == []
+        assert any("lower(turns.id)" in statement for statement in ran)
+        assert all("turns.agent_key =" in statement for statement in ran if "count(*)" in statement)
 
 
 @pytest.mark.parametrize("spoiled", [b"no database at all" * 100, b""])

@@ -57,7 +57,9 @@ MARKED = REPAIR_REASONS | {"adopted"}
 Position = tuple[float, int]
 
 _TURN = select(*rows.TURN)
-_OUTLINE = select(*rows.OUTLINE)
+_BEHIND = and_(turns.c.agent_key == bindparam("of_agent"), turns.c.seq > bindparam("after"))
+_PAGE_OF_AGENT = _TURN.where(_BEHIND).order_by(turns.c.seq).limit(PAGE)
+_PAGE_OF_OUTLINES = select(*rows.OUTLINE).where(_BEHIND).order_by(turns.c.seq).limit(PAGE)
 _FACTS = (
     turns.c.id, turns.c.seq, turns.c.agent_key, agents.c.owner, turns.c.status, turns.c.model, turns.c.answered_by,
     turns.c.created_at, turns.c.finished_at, turns.c.cost_usd, turns.c.usage, turns.c.error,
@@ -233,13 +235,13 @@ def pending_deliveries(conn: Connection) -> list[Turn]:
 
 
 def page_of_agent(conn: Connection, agent_key: int, after_seq: int) -> list[Turn]:
-    query = _TURN.where(turns.c.agent_key == agent_key, turns.c.seq > after_seq)
-    return _turns(conn, query.order_by(turns.c.seq).limit(PAGE))
+    found = conn.execute(_PAGE_OF_AGENT, {"of_agent": agent_key, "after": after_seq})
+    return rows.loaded_turns(conn, found.all())
 
 
 def page_of_outlines(conn: Connection, agent_key: int, after_seq: int) -> list[TurnOutline]:
-    query = _OUTLINE.where(turns.c.agent_key == agent_key, turns.c.seq > after_seq)
-    return [rows.turn_outline(row) for row in conn.execute(query.order_by(turns.c.seq).limit(PAGE))]
+    found = conn.execute(_PAGE_OF_OUTLINES, {"of_agent": agent_key, "after": after_seq})
+    return list(map(rows.turn_outline, found.all()))
 
 
 def page_back(

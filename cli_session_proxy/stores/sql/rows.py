@@ -153,12 +153,12 @@ def loaded_turns(conn: Connection, rows: Sequence[Row[Any]]) -> list[Turn]:
     known: dict[str, str] | None = None
     found: list[Turn] = []
     for row in rows:
-        values = list(_in_order(row))
-        if row.images is not None:
+        *values, cut_out = row[:_FIELDS]
+        if cut_out is not None:
             if known is None:
                 places = [loads(one.images) for one in rows if one.images is not None]
                 known = load_images(conn, (sha for by_name in places for part in by_name.values() for _, sha in part))
-            for name, cut in loads(row.images).items():
+            for name, cut in loads(cut_out).items():
                 values[_AT[name]] = restore(values[_AT[name]], cut, known)
         for at in _JSON:
             if values[at] is not None:
@@ -270,10 +270,10 @@ AGENT = tuple(agents.c[name] for name in Agent.__slots__)
 SESSION = tuple(sessions.c[name] for name in Session.__slots__)
 # What is kept of all turns of an agent.
 TOTALS = ("turns", "side", "failures", "cost_usd", "bytes", "sessions", "repairs")
-TURN = tuple(turns.c)
-# The columns in the order of a turn's fields: to make one by position takes less time than by name.
+# The columns in the order of a turn's fields, so that one is made of them as they come; then what is kept beside those.
 _AT = {name: at for at, name in enumerate(Turn.__slots__)}
-_in_order = itemgetter(*(TURN.index(turns.c[name]) for name in _AT))
+_FIELDS = len(_AT) + 1  # with `images`
+TURN = (*(turns.c[name] for name in _AT), turns.c.images, turns.c.bytes)
 _INPUT, _PLACED, _OPTIONS, _EVIDENCE, _USAGE = itemgetter("input", "placed", "options", "evidence", "usage")(_AT)
 _FALLBACK = _AT["fallback"]
 _TUPLES = itemgetter("output", "tools", "attempts")(_AT)

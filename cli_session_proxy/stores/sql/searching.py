@@ -24,6 +24,8 @@ PIECE = 100
 # Characters of each part of a turn that can be found, and of its JSON that are read for them.
 LONGEST = 200_000
 READ = 4 * LONGEST
+# What a turn's or a session's id consists of: a word with anything else is a part of none, and no id is looked at.
+_OF_AN_ID = re.compile(r"[0-9A-Za-z_-]+")
 # Words around the found ones.
 SNIPPET = 24
 # Seconds for putting all that fits in the order of rank; then the newest are shown.
@@ -134,8 +136,8 @@ def _noted(options: str) -> str:
 def search(conn: Connection, wanted: Search, by_words: ByWords) -> Found:
     """Through agents, sessions and turns by what they are called, then by words."""
     whose = theirs(wanted)
-    everyone = conn.execute(select(*_AGENT, agents.c.last_at).where(whose).order_by(agents.c.last_at.desc())).all()
-    number = conn.scalar(_of_agents(select(func.count()).select_from(turns)).where(whose)) or 0
+    named = select(*_AGENT, agents.c.last_at, agents.c.turns).where(whose).order_by(agents.c.last_at.desc())
+    everyone = conn.execute(named).all()
     hits = [*_by_name(everyone, wanted), *_by_id(conn, wanted)]
     left = wanted.limit - len(hits)
     if left > 0 and wanted.words:
@@ -143,7 +145,7 @@ def search(conn: Connection, wanted: Search, by_words: ByWords) -> Found:
     elif left > 0 and wanted.is_filtered:
         newest = _of_agents(select(*_HIT)).where(*fits(wanted)).order_by(turns.c.seq.desc()).limit(left)
         hits += [_hit(conn, "words", row) for row in conn.execute(newest).all()]
-    return Found(tuple(hits[: wanted.limit]), len(everyone), number)
+    return Found(tuple(hits[: wanted.limit]), len(everyone), sum(row.turns for row in everyone))
 
 
 def theirs(wanted: Search) -> ColumnElement[bool]:
@@ -176,7 +178,7 @@ def _by_name(everyone: Sequence[Any], wanted: Search) -> Iterator[Hit]:
     words = [word.casefold() for word in wanted.words]
     if not words or wanted.is_filtered:
         return
-    for *row, last_at in everyone:
+    for *row, last_at, _turns in everyone:
         agent = _agent(row)
         if all(word in agent.agent_id.casefold() for word in words):
             yield Hit("agent", agent, last_at, agent.head)
@@ -184,12 +186,12 @@ def _by_name(everyone: Sequence[Any], wanted: Search) -> Iterator[Hit]:
 
 def _by_id(conn: Connection, wanted: Search) -> Iterator[Hit]:
     """Sessions and turns that one word is a part of the id of."""
-    if len(wanted.words) != 1 or len(wanted.words[0]) < SHORTEST_PART:
+    if len(wanted.words) != 1 or len(wanted.words[0]) < SHORTEST_PART or not _OF_AN_ID.fullmatch(wanted.words[0]):
         return
     part = wanted.words[0]
     opened = _of_agents(select(*_HIT, sessions.c.id).join(turns, turns.c.id == sessions.c.tip_turn_id))
     opened = opened.where(sessions.c.id.icontains(part, autoescape=True)).order_by(sessions.c.n.desc())
-    # Of all turns only the ids are read, in their index: the rows are long.
+    # All ids are read, as a part may be anywhere in one; of turns in their index alone: the rows are long.
     alike = select(turns.c.id).where(turns.c.id.icontains(part, autoescape=True))
     called = _of_agents(select(*_HIT, turns.c.session_id)).where(turns.c.id.in_(alike)).order_by(turns.c.seq.desc())
     kinds: tuple[tuple[HitKind, Select[Any]], ...] = (("session", opened), ("turn", called))

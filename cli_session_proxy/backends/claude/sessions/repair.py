@@ -12,11 +12,11 @@ import shutil
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ....domain.evidence import Evidence, Repair
+from ....domain.evidence import NOTHING, Evidence, Repair
 from ....domain.models import JSON, Agent, Continuity, FileMark, Link, LinkReason, Record, Session, Turn
 from ....errors import SandboxError, SessionBusy
 from ....settings import Settings
@@ -57,7 +57,7 @@ class PreparedSession:
     resume: bool
     continuity: Continuity
     links: tuple[Link, ...] = ()
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: Evidence = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
