@@ -214,9 +214,9 @@ class Evidence:
     def plus(self, other: Evidence) -> Evidence:
         """With what the other one has to show, where both do, the other's."""
         values = _VALUES(other)
-        if values == _NOTHING:
+        if values == _NO_VALUES:
             return self
-        if _VALUES(self) == _NOTHING:
+        if _VALUES(self) == _NO_VALUES:
             return other
         shown = zip(_NONE.items(), values, strict=True)
         return replace(self, **{name: value for (name, nothing), value in shown if value != nothing})
@@ -246,6 +246,7 @@ class Evidence:
 NOTHING = Evidence()
 _NONE: dict[str, Any] = {name: getattr(NOTHING, name) for name in Evidence.__slots__}
 _VALUES = attrgetter(*_NONE)
+_NO_VALUES = _VALUES(NOTHING)
 _AS_JSON: dict[str, Any] = {
     "brought": Brought.as_json, "refusal": Refusal.as_json, "recalled": Recalled.as_json,
     "written": Repair.as_json, "repaired": Repair.as_json,
