@@ -1,8 +1,8 @@
 """The scripted upstream behind the real core, store and doors, without a CLI in between: for what no CLI decides.
 
-What a test scripts (`upstream.next`, `upstream.when`) and reads (`upstream.requests`) is as with the real CLI. A request
-holds the path that the core gave the backend. That the CLI shows the model the same path, and what it does of its own
-(its errors, its tools, what it asks again, which parameters it takes), only a test with the real one can tell.
+What a test scripts (`upstream.next`, `upstream.when`) and reads (`upstream.requests`) is as with the real CLI. A
+request holds the path that the core gave the backend. That the CLI shows the model the same path, and what it does of
+its own (its errors, its tools, what it asks again, which parameters it takes), only a test with the real one can tell.
 """
 
 from __future__ import annotations

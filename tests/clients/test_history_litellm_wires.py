@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 from cli_session_proxy.testing.upstream import Upstream

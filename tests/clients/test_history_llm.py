@@ -32,9 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-async def test_ten_turns_are_one_chain(
-    make_settings: MakeSettings, upstream: Upstream, home: Path
-) -> None:
+async def test_ten_turns_are_one_chain(make_settings: MakeSettings, upstream: Upstream, home: Path) -> None:
     import llm  # noqa: PLC0415 - it reads LLM_USER_PATH when it is imported
 
     def talk() -> list[str]:

@@ -43,9 +43,7 @@ async def test_ten_turns_of_a_sqlite_session_are_one_chain(
     session.close()
 
 
-async def test_ten_turns_of_an_input_list_are_one_chain(
-    make_settings: MakeSettings, upstream: Upstream
-) -> None:
+async def test_ten_turns_of_an_input_list_are_one_chain(make_settings: MakeSettings, upstream: Upstream) -> None:
     async with served_without_cli(make_settings(), upstream) as proxy, agent_of(proxy) as agent:
         given: list[Any] = []
         for turn, text in enumerate(facts()):

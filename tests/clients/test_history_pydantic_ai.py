@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models.openai import OpenAIChatModel

@@ -1,7 +1,7 @@
 """Tool loops of real clients over Chat Completions: the model sees each call and result once.
 
-What a client sends is the wire's business, whoever answers it: with `base` there is no CLI behind the server. One client
-goes to `cli_base`, which has the real CLI.
+What a client sends is the wire's business, whoever answers it: with `base` there is no CLI behind the server. One
+client goes to `cli_base`, which has the real CLI.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from cli_session_proxy.testing.script import Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from ..litellm_offline import litellm, provider
 from ..every_wire import proxied
+from ..litellm_offline import litellm, provider
 from ..matrix import rest_in_full
 from ..without_cli import engine_without_cli, proxied_without_cli
 

@@ -111,7 +111,7 @@ def test_a_value_that_means_nothing_is_refused_by_its_name(read: Callable[[], Pa
     assert refused.value.param == param
 
 
-# --- through the whole proxy: path, body (max_tokens 1), body (a cool turn), what it calls them, how an answer reads ----------
+# --- through the proxy: path, body (max_tokens 1), body (a cool turn), what it calls them, how an answer reads --------
 
 
 def of_google(body: JSON) -> list[Any]:

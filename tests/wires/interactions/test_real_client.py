@@ -1,4 +1,4 @@
-"""Interactions with the google-genai client over a real server: `cli_proxy` has the real CLI behind it, `proxy` none."""
+"""Interactions with the google-genai client over a server: `cli_proxy` has the real CLI behind it, `proxy` none."""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ async def proxy(
 
 
 @pytest.fixture
-async def cli_proxy(make_settings: MakeSettings, claude_2: Path) -> AsyncIterator[tuple[Engine, ollama.AsyncClient, str]]:
+async def cli_proxy(
+    make_settings: MakeSettings, claude_2: Path
+) -> AsyncIterator[tuple[Engine, ollama.AsyncClient, str]]:
     async with proxied(make_settings(claude_bin=claude_2)) as (engine, root), ollama_client(root) as client:
         yield engine, client, root
 

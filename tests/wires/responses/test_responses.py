@@ -211,7 +211,9 @@ async def test_a_running_response_can_be_read_while_it_runs(door: Door, upstream
     assert (await door.openai.responses.retrieve(started.id)).output_text == text_of(events)
 
 
-async def test_a_background_response_is_cancelled_and_its_words_are_on_no_path(cli_door: Door, upstream: Upstream) -> None:
+async def test_a_background_response_is_cancelled_and_its_words_are_on_no_path(
+    cli_door: Door, upstream: Upstream
+) -> None:
     gate = Gate()
     upstream.next(gate)
     running = await cli_door.openai.responses.create(
@@ -286,7 +288,9 @@ class Colour(BaseModel):
     red: int
 
 
-async def test_structured_output_is_parsed_by_the_client_and_keeps_the_prefix(cli_door: Door, upstream: Upstream) -> None:
+async def test_structured_output_is_parsed_by_the_client_and_keeps_the_prefix(
+    cli_door: Door, upstream: Upstream
+) -> None:
     first = await cli_door.openai.responses.create(model="sonnet", input="hello")
     upstream.next(Reply('```json\n{"name": "teal", "red": 0}\n```'))
     parsed = await cli_door.openai.responses.parse(
