@@ -191,9 +191,13 @@ async def test_every_door_of_a_litellm_proxy_of_the_shipped_config_keeps_its_cha
 async def every_door_keeps_its_chain(proxy: Proxy, upstream: Upstream) -> None:
     texts = [f"Remember: number {n} is {n * 7}" for n in range(10)]
     chat = proxy.client.chat.completions
+    # The effort is the same in all turns: with another one the CLI would be started anew each time.
     for turn, text in enumerate(texts):
         if turn % 2:
-            stream = await chat.create(model="sonnet", messages=said(text), stream=True, extra_body={"agent_id": "ada"})
+            stream = await chat.create(
+                model="sonnet", messages=said(text), stream=True, reasoning_effort="low",
+                extra_body={"agent_id": "ada"},
+            )  # fmt: skip
             answer = await whole(stream)
         else:
             raw = await chat.with_raw_response.create(
