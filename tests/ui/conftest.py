@@ -92,7 +92,8 @@ def axe() -> str:
 
 async def barriers(page: Page, axe: str) -> list[str]:
     """What axe finds serious on the page as it is: the rule, and where."""
-    await page.evaluate(axe)
+    if not await page.evaluate("'axe' in window"):
+        await page.evaluate(axe)
     found = await page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
     return [
         f"{one['id']} ({one['impact']}): {node['target']} {node.get('failureSummary', '')}"
