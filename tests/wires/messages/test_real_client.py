@@ -197,6 +197,7 @@ async def test_calls_of_tools_in_the_history_reach_the_model(
     await the_one_chain(engine, 3)
 
 
+@pytest.mark.full  # each time: clients/test_cut_streams.py
 async def test_the_old_cli_streams_too(make_settings: MakeSettings, claude_1: Path, upstream: Upstream) -> None:
     async with proxied(make_settings(claude_bin=claude_1)) as (_, root), client_of(root) as client:
         async with client.messages.stream(model="sonnet", max_tokens=100, messages=HELLO) as stream:
