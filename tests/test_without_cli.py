@@ -7,7 +7,7 @@ from typing import Any
 
 from cli_session_proxy.domain.models import Message, Tool
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.testing.script import Refusal, Reply, ToolUse
+from cli_session_proxy.testing.script import Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from .conftest import MakeSettings
@@ -23,13 +23,12 @@ async def talk(engine: Engine, upstream: Upstream) -> list[Any]:
     upstream.clear()
     upstream.when("where", ToolUse(CALLS, text="Let me look."))
     upstream.when("think", Reply("I have.", thinking="Let me think."))
-    upstream.when("no", Refusal("cyber", "It is about exploits."))
     more: dict[str, Any] = {"system": "Be brief.", "tools": (WEATHER,)}
     turns = [await ask(engine, "where", **more)]
     calls = [block["id"] for block in turns[0].output if block["type"] == "tool_use"]
     results = [{"type": "tool_result", "tool_use_id": call, "content": f"rain {n}"} for n, call in enumerate(calls)]
     turns.append(await ask(engine, Message("user", tuple(results[::-1])), **more))
-    for said in ("think", "no", "list"):
+    for said in ("think", "list"):
         turns.append(await ask(engine, said, **more))
     turns.append(await ask(engine, "begun elsewhere", "I see.", "recall", agent=None, **more))
     turns.append(await ask(engine, "begun elsewhere", "I see.", "recall", text(turns[-1]), "list", agent=None, **more))
@@ -55,4 +54,6 @@ async def test_the_same_conversation_is_the_same_turns_and_the_same_requests(
     async with running(make_settings(claude_bin=claude_2)) as engine:
         by_the_cli = await talk(engine, upstream)
     async with running_without_cli(make_settings(var=tmp_path / "other"), upstream) as engine:
-        assert await talk(engine, upstream) == by_the_cli
+        without = await talk(engine, upstream)
+    for one, other in zip(without, by_the_cli, strict=True):
+        assert one == other
