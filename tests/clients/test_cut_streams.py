@@ -64,7 +64,7 @@ QUICK = {
     ("in the first text", "chat", True, "claude_2"),
     ("in the first text", "messages", True, "claude_1"),
     ("in a later text", "responses", True, "claude_2"),
-    ("in a later text", "ollama", False, "claude_1"),
+    ("in a later text", "ollama", False, "claude_2"),
     ("in the thinking", "generate", True, "claude_2"),
     ("behind the thinking", "interactions", True, "claude_2"),
 }

@@ -10,6 +10,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, claude, heard, running, text
+from ..without_cli import running_without_cli
 
 
 def system(upstream: Upstream) -> str:
@@ -58,13 +59,13 @@ async def test_a_system_prompt_that_appears_or_goes_is_obeyed(
 
 
 async def test_after_a_restart_the_last_system_prompt_is_the_one_in_force(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    settings = make_settings(claude_bin=claude_2)
-    async with running(settings) as engine:
+    settings = make_settings()
+    async with running_without_cli(settings, upstream) as engine:
         await ask(engine, "one", system="You are ALPHA.")
         await ask(engine, "two", system="You are BETA.")
-    async with running(settings) as engine:
+    async with running_without_cli(settings, upstream) as engine:
         await ask(engine, "three")
     assert system(upstream) == "You are BETA."
     assert heard(upstream) == ["one", "two", "three"]

@@ -19,6 +19,7 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..talking import ask, heard, running, text
+from ..without_cli import running_without_cli
 from .dumped import dumped
 
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -218,14 +219,14 @@ async def test_a_call_without_its_result_at_the_end_is_told_so_and_nothing_is_in
 
 @pytest.mark.parametrize("agent", ["a", None])
 async def test_a_long_history_comes_in_piece_by_piece_and_one_that_was_cut_off_is_gone_on_with(
-    agent: str | None, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    agent: str | None, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that other agents' writes have their turn in between. Nothing of it comes in twice."""
     monkeypatch.setattr(placement, "PIECE", 2)
     monkeypatch.setattr(placement, "SHORT", 3)
     history = [f"{kind} {n}" for n in range(7) for kind in ("asked", "answered")]
     pieces: list[int] = []
-    async with running(make_settings(claude_bin=claude_2)) as engine:
+    async with running_without_cli(make_settings(), upstream) as engine:
         really = engine.store.import_turns
 
         async def import_turns(turns: Sequence[ImportedTurn], head: str | None = None) -> None:

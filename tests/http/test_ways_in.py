@@ -142,8 +142,7 @@ def test_the_first_start_makes_a_key_that_nobody_else_can_read(tmp_path: Path) -
             assert http.get("/healthz").status_code == 200
             assert http.get("/v1/chains").status_code == 401
             assert http.get("/v1/chains", headers={"Authorization": f"Bearer {secret}"}).status_code == 200
-    with served(var, "--port", "0", "--make-key"):
-        assert (var / "key").read_text().strip() == secret
+    assert make(var).read_text().strip() == secret
     with served(var, "--port", "0"):  # once made it is asked for, whatever the flags are
         where = served_at(var)
         assert where is not None

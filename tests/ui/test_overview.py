@@ -15,6 +15,7 @@ from cli_session_proxy.domain.models import Session as CliSession
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 
 from ..fakes import SESSION, turn
+from ..matrix import rest_in_full
 from ..serving import serving
 from ..talking import running
 from .conftest import World, an_agent, barriers, imported, page_of, store_only
@@ -150,13 +151,17 @@ async def test_a_row_shows_the_newest_words_and_how_long_ago(world: World) -> No
         await expect(row.locator("time")).to_have_text("just now")
 
 
-async def test_the_first_page_has_no_barrier(world: World, axe: str) -> None:
-    for scheme in ("light", "dark"):
-        for width in (1440, 1024, 390):
-            async with page_of(world.browser, world.url, scheme=scheme, width=width) as page:
-                await expect(page.locator("#overview .needs li")).to_have_count(3)
-                await expect(page.locator('#chains .row[data-agent="calm-2"] .preview')).to_contain_text("it is 2")
-                await page.locator("#overview .models summary").click()
-                await page.locator("#overview .chart summary").first.click()
-                assert await barriers(page, axe) == [], f"{scheme} at {width}"
-                assert await page.evaluate("document.body.scrollWidth <= innerWidth"), f"at {width}"
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    rest_in_full(
+        ("light", 1440), ("dark", 390), ("light", 1024), ("dark", 1440), ("light", 390), ("dark", 1024), quick=3
+    ),
+)
+async def test_the_first_page_has_no_barrier(world: World, axe: str, scheme: str, width: int) -> None:
+    async with page_of(world.browser, world.url, scheme=scheme, width=width) as page:
+        await expect(page.locator("#overview .needs li")).to_have_count(3)
+        await expect(page.locator('#chains .row[data-agent="calm-2"] .preview')).to_contain_text("it is 2")
+        await page.locator("#overview .models summary").click()
+        await page.locator("#overview .chart summary").first.click()
+        assert await barriers(page, axe) == []
+        assert await page.evaluate("document.body.scrollWidth <= innerWidth")
