@@ -1,4 +1,8 @@
-"""A served engine on the real CLI, and what every client that sends its whole history must get from it."""
+"""A served engine, and what every client that sends its whole history must get from it.
+
+How a history is recognised is the core's business, and the CLI never learns which client it came from: so the clients
+talk to `served_without_cli`, and one of them, with the longest conversation, to `served`, which has the real CLI.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..serving import serving
+from ..talking import running
+from ..without_cli import running_without_cli
 
 TURNS = 10
 
@@ -61,10 +67,11 @@ class Served:
 
 @asynccontextmanager
 async def served(settings: Settings, upstream: Upstream) -> AsyncIterator[Served]:
-    engine = Engine(settings)
-    await engine.start()
-    try:
-        async with serving(engine, settings) as url:
-            yield Served(url, engine, upstream)
-    finally:
-        await engine.stop()
+    async with running(settings) as engine, serving(engine, settings) as url:
+        yield Served(url, engine, upstream)
+
+
+@asynccontextmanager
+async def served_without_cli(settings: Settings, upstream: Upstream) -> AsyncIterator[Served]:
+    async with running_without_cli(settings, upstream) as engine, serving(engine, settings) as url:
+        yield Served(url, engine, upstream)

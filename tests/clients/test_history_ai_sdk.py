@@ -13,7 +13,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import ROOT, MakeSettings, required
 from ..matrix import rest_in_full
-from .remembering import answer_to, facts, served
+from .remembering import answer_to, facts, served_without_cli
 
 TALK = Path(__file__).parent / "ai_sdk" / "talk.mjs"
 PACKAGES = ROOT / ".tools" / "ai-sdk"
@@ -46,9 +46,9 @@ async def talk(packages: Path, wire: str, url: str, texts: list[str], *, script:
 
 @pytest.mark.parametrize("wire", rest_in_full("responses", "google", "chat", "anthropic", quick=2))
 async def test_five_turns_are_one_chain(
-    make_settings: MakeSettings, claude_2: Path, upstream: Upstream, packages: Path, wire: str
+    make_settings: MakeSettings, upstream: Upstream, packages: Path, wire: str
 ) -> None:
-    async with served(make_settings(claude_bin=claude_2), upstream) as proxy:
+    async with served_without_cli(make_settings(), upstream) as proxy:
         url = proxy.url.replace("/v1", "/v1beta") if wire == "google" else proxy.url
         answers = await talk(packages, wire, url, facts(TURNS))
         assert answers == [answer_to(turn) for turn in range(TURNS)]

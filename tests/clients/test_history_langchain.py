@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
@@ -12,11 +11,11 @@ from pydantic import SecretStr
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from .remembering import answer_to, facts, served
+from .remembering import answer_to, facts, served_without_cli
 
 
-async def test_ten_turns_are_one_chain(make_settings: MakeSettings, claude_2: Path, upstream: Upstream) -> None:
-    async with served(make_settings(claude_bin=claude_2), upstream) as proxy:
+async def test_ten_turns_are_one_chain(make_settings: MakeSettings, upstream: Upstream) -> None:
+    async with served_without_cli(make_settings(), upstream) as proxy:
         model = ChatOpenAI(base_url=proxy.url, api_key=SecretStr("none"), model="sonnet")
         history: list[BaseMessage] = [SystemMessage("You are ADA.")]
         for turn, text in enumerate(facts()):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..litellm_offline import litellm, provider
-from .remembering import answer_to, facts, served
+from ..without_cli import engine_without_cli
+from .remembering import answer_to, facts, served_without_cli
 
 
 async def talk(texts: list[str], **call: Any) -> None:
@@ -28,24 +28,22 @@ async def talk(texts: list[str], **call: Any) -> None:
         assert said == answer_to(turn)
 
 
-async def test_ten_turns_to_the_endpoint_are_one_chain(
-    make_settings: MakeSettings, claude_2: Path, upstream: Upstream
-) -> None:
-    async with served(make_settings(claude_bin=claude_2), upstream) as proxy:
+async def test_ten_turns_to_the_endpoint_are_one_chain(make_settings: MakeSettings, upstream: Upstream) -> None:
+    async with served_without_cli(make_settings(), upstream) as proxy:
         await talk(facts(), model="openai/sonnet", api_base=proxy.url, api_key="none")
         await proxy.assert_one_chain(facts())
 
 
-async def test_ten_turns_in_this_process_are_one_chain(
-    make_settings: MakeSettings, claude_2: Path, upstream: Upstream
-) -> None:
-    settings = make_settings(claude_bin=claude_2)
+async def test_ten_turns_in_this_process_are_one_chain(make_settings: MakeSettings, upstream: Upstream) -> None:
+    settings = make_settings()
     provider.register()
-    await asyncio.to_thread(provider.configure, settings)
+    await asyncio.to_thread(
+        provider.configure, settings, engine_factory=lambda given: engine_without_cli(given, upstream)
+    )
     try:
         await talk(facts(), model="claude-cli/sonnet")
     finally:
         await asyncio.to_thread(provider.close)
     # the engine of the provider is closed now: its store is read by another one on the same file
-    async with served(settings, upstream) as proxy:
+    async with served_without_cli(settings, upstream) as proxy:
         await proxy.assert_one_chain(facts())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from .remembering import facts, served
+from .remembering import facts, served_without_cli
 from .test_history_litellm import talk
 
 TURNS = 5
@@ -17,9 +15,9 @@ TURNS = 5
 
 @pytest.mark.parametrize(("model", "suffix"), [("anthropic/sonnet", ""), ("gemini/sonnet", "/v1beta")])
 async def test_five_turns_are_one_chain(
-    make_settings: MakeSettings, claude_2: Path, upstream: Upstream, model: str, suffix: str
+    make_settings: MakeSettings, upstream: Upstream, model: str, suffix: str
 ) -> None:
-    async with served(make_settings(claude_bin=claude_2), upstream) as proxy:
+    async with served_without_cli(make_settings(), upstream) as proxy:
         base = proxy.url.removesuffix("/v1") + suffix
         await talk(facts(TURNS), model=model, api_base=base, api_key="none")
         await proxy.assert_one_chain(facts(TURNS))

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from .remembering import Served, answer_to, facts, served
+from .remembering import Served, answer_to, facts, served_without_cli
 
 set_tracing_disabled(True)  # traces go to OpenAI otherwise
 
@@ -26,10 +26,10 @@ async def agent_of(proxy: Served) -> AsyncIterator[Agent[Any]]:
 
 
 async def test_ten_turns_of_a_sqlite_session_are_one_chain(
-    make_settings: MakeSettings, claude_2: Path, upstream: Upstream, tmp_path: Path
+    make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
     session = SQLiteSession("a conversation", tmp_path / "agents.sqlite")
-    async with served(make_settings(claude_bin=claude_2), upstream) as proxy, agent_of(proxy) as agent:
+    async with served_without_cli(make_settings(), upstream) as proxy, agent_of(proxy) as agent:
         for turn, text in enumerate(facts()):
             if turn % 2:
                 streamed = Runner.run_streamed(agent, text, session=session)
@@ -43,10 +43,8 @@ async def test_ten_turns_of_a_sqlite_session_are_one_chain(
     session.close()
 
 
-async def test_ten_turns_of_an_input_list_are_one_chain(
-    make_settings: MakeSettings, claude_2: Path, upstream: Upstream
-) -> None:
-    async with served(make_settings(claude_bin=claude_2), upstream) as proxy, agent_of(proxy) as agent:
+async def test_ten_turns_of_an_input_list_are_one_chain(make_settings: MakeSettings, upstream: Upstream) -> None:
+    async with served_without_cli(make_settings(), upstream) as proxy, agent_of(proxy) as agent:
         given: list[Any] = []
         for turn, text in enumerate(facts()):
             result = await Runner.run(agent, [*given, {"role": "user", "content": text}])

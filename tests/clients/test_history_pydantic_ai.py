@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -12,11 +10,11 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from .remembering import answer_to, facts, served
+from .remembering import answer_to, facts, served_without_cli
 
 
-async def test_ten_turns_are_one_chain(make_settings: MakeSettings, claude_2: Path, upstream: Upstream) -> None:
-    async with served(make_settings(claude_bin=claude_2), upstream) as proxy:
+async def test_ten_turns_are_one_chain(make_settings: MakeSettings, upstream: Upstream) -> None:
+    async with served_without_cli(make_settings(), upstream) as proxy:
         provider = OpenAIProvider(base_url=proxy.url, api_key="none")
         agent = Agent(OpenAIChatModel("sonnet", provider=provider), instructions="You are ADA.")
         history: list[ModelMessage] = []

@@ -1,4 +1,4 @@
-"""LiteLLM in front of the real CLI: in this process, as a LiteLLM proxy of the shipped config, and over `serve`."""
+"""LiteLLM in front of the proxy: in this process, as a LiteLLM proxy of the shipped config, and over `serve`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,11 @@ import anthropic
 import openai
 import pytest
 
-from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..litellm_offline import exceptions, litellm, offline_environment, provider
-from ..serving import serving
+from ..without_cli import engine_without_cli, proxied_without_cli
 
 CONFIG = Path(__file__).parents[2] / "docs" / "litellm" / "config.yaml"
 MASTER_KEY = "sk-only-for-this-test-0123456789"
@@ -35,7 +34,15 @@ STOP_TIMEOUT = 40.0
 # uvicorn raises the SIGTERM again, so the LiteLLM proxy runs no exit hook: its CLIs end at the end of their input (s)
 CHILD_TIMEOUT = 20.0
 # the settings that a LiteLLM proxy gets by environment
-BY_ENVIRONMENT = ("var", "claude_bin", "claude_config_dir", "turn_timeout", "idle_timeout", "drain_timeout")
+BY_ENVIRONMENT = ("var", "claude_bin", "claude_config_dir", "turn_timeout", "idle_timeout", "drain_timeout", "spares")
+# A model beside those of the shipped config, as its `api_base` line has it: a running `serve` answers it.
+REMOTE = """
+  - model_name: remote
+    litellm_params:
+      <<: *agent
+      model: claude-cli/sonnet
+      api_base: {url}
+"""
 
 
 @dataclass
@@ -140,7 +147,11 @@ async def test_ten_turns_in_this_process_streamed_and_not(here: Settings, upstre
     assert_remembered(upstream, texts)
 
 
-async def test_turns_by_the_sync_calls(here: Settings, upstream: Upstream) -> None:
+async def test_turns_by_the_sync_calls(make_settings: Callable[..., Settings], upstream: Upstream) -> None:
+    provider.register()
+    await asyncio.to_thread(
+        provider.configure, make_settings(), engine_factory=lambda settings: engine_without_cli(settings, upstream)
+    )
     texts = ["Remember: the colour is teal", "Remember: the town is Ulm", "recall"]
 
     def work() -> str:
@@ -151,59 +162,71 @@ async def test_turns_by_the_sync_calls(here: Settings, upstream: Upstream) -> No
         last: Any = litellm.completion(**call, messages=said(texts[2]))
         return str(last.choices[0].message.content)
 
-    assert await asyncio.to_thread(work) == "I remember: colour is teal; town is Ulm."
+    try:
+        assert await asyncio.to_thread(work) == "I remember: colour is teal; town is Ulm."
+    finally:
+        await asyncio.to_thread(provider.close)
     assert_remembered(upstream, texts)
 
 
 async def test_every_door_of_a_litellm_proxy_of_the_shipped_config_keeps_its_chain(
     make_settings: Callable[..., Settings], claude_2: Path, upstream: Upstream, tmp_path: Path
 ) -> None:
+    """LiteLLM takes six seconds of a processor to start: one serves for its own engine, on the real CLI, and for a
+    model that a `serve` answers, which needs none."""
     settings = make_settings(claude_bin=claude_2)
-    texts = [f"Remember: number {n} is {n * 7}" for n in range(10)]
-    async with litellm_proxy(CONFIG, environment(settings), tmp_path) as proxy:
-        chat = proxy.client.chat.completions
-        for turn, text in enumerate(texts):
-            if turn % 2:
-                stream = await chat.create(
-                    model="sonnet", messages=said(text), stream=True, extra_body={"agent_id": "ada"}
-                )
-                answer = await whole(stream)
-            else:
-                raw = await chat.with_raw_response.create(
-                    model="sonnet", messages=said(text), extra_headers={"X-Agent-Id": "ada"}, reasoning_effort="low"
-                )
-                assert raw.headers["llm_provider-x-agent-id"] == "ada"
-                completion: Any = raw.parse()
-                answer = completion.choices[0].message.content
-                assert completion.usage.prompt_tokens > 0
-            assert answer == f"Noted: number {turn} is {turn * 7}."
-        with pytest.raises(openai.BadRequestError, match="n must be 1"):
-            await chat.create(model="sonnet", messages=said("x"), n=2)
-        assert_remembered(upstream, texts)
-
-        create = proxy.client.responses.create
-        first = await create(model="sonnet", input="Remember: colour is teal")
-        second: Any = None
-        async for event in await create(
-            model="sonnet", input="Remember: town is Ulm", previous_response_id=first.id, stream=True
-        ):
-            second = getattr(event, "response", second)
-        third = await create(model="sonnet", input="recall", previous_response_id=second.id)
-        assert third.output_text == "I remember: colour is teal; town is Ulm."
-        branch = await create(model="sonnet", input="recall", previous_response_id=first.id)
-        assert branch.output_text == "I remember: colour is teal."
-        base = str(proxy.client.base_url).removesuffix("/v1/")
-        async with anthropic.AsyncAnthropic(base_url=base, api_key=proxy.client.api_key) as client:
-            named = {"X-Agent-Id": "by-messages"}
-            for text in ("Remember: colour is teal", "recall"):
-                message = await client.messages.create(
-                    model="sonnet", max_tokens=100, messages=[{"role": "user", "content": text}], extra_headers=named
-                )
-        assert message.content[0].text == "I remember: colour is teal."  # type: ignore[union-attr]
-        children = await asyncio.to_thread(_children_of, proxy.process.pid)
-        assert len(children) > 1, "its guardian, and the CLIs, which stay warm between turns"
+    config = tmp_path / "config.yaml"
+    shipped, models, rest = CONFIG.read_text().partition("\nlitellm_settings:\n")
+    async with proxied_without_cli(make_settings(var=tmp_path / "served"), upstream) as (_, root):
+        config.write_text(f"{shipped}{REMOTE.format(url=f'{root}/v1')}{models}{rest}")
+        async with litellm_proxy(config, environment(settings), tmp_path) as proxy:
+            await all_doors_continue_one_chain(proxy, f"{root}/v1", upstream)
+            await every_door_keeps_its_chain(proxy, upstream)
+            children = await asyncio.to_thread(_children_of, proxy.process.pid)
+            assert len(children) > 1, "its guardian, and the CLIs, which stay warm between turns"
     for child in children:
         assert await asyncio.to_thread(_ends, child), "a CLI outlives the LiteLLM proxy"
+
+
+async def every_door_keeps_its_chain(proxy: Proxy, upstream: Upstream) -> None:
+    texts = [f"Remember: number {n} is {n * 7}" for n in range(10)]
+    chat = proxy.client.chat.completions
+    for turn, text in enumerate(texts):
+        if turn % 2:
+            stream = await chat.create(model="sonnet", messages=said(text), stream=True, extra_body={"agent_id": "ada"})
+            answer = await whole(stream)
+        else:
+            raw = await chat.with_raw_response.create(
+                model="sonnet", messages=said(text), extra_headers={"X-Agent-Id": "ada"}, reasoning_effort="low"
+            )
+            assert raw.headers["llm_provider-x-agent-id"] == "ada"
+            completion: Any = raw.parse()
+            answer = completion.choices[0].message.content
+            assert completion.usage.prompt_tokens > 0
+        assert answer == f"Noted: number {turn} is {turn * 7}."
+    with pytest.raises(openai.BadRequestError, match="n must be 1"):
+        await chat.create(model="sonnet", messages=said("x"), n=2)
+    assert_remembered(upstream, texts)
+
+    create = proxy.client.responses.create
+    first = await create(model="sonnet", input="Remember: colour is teal")
+    second: Any = None
+    async for event in await create(
+        model="sonnet", input="Remember: town is Ulm", previous_response_id=first.id, stream=True
+    ):
+        second = getattr(event, "response", second)
+    third = await create(model="sonnet", input="recall", previous_response_id=second.id)
+    assert third.output_text == "I remember: colour is teal; town is Ulm."
+    branch = await create(model="sonnet", input="recall", previous_response_id=first.id)
+    assert branch.output_text == "I remember: colour is teal."
+    base = str(proxy.client.base_url).removesuffix("/v1/")
+    async with anthropic.AsyncAnthropic(base_url=base, api_key=proxy.client.api_key) as client:
+        named = {"X-Agent-Id": "by-messages"}
+        for text in ("Remember: colour is teal", "recall"):
+            message = await client.messages.create(
+                model="sonnet", max_tokens=100, messages=[{"role": "user", "content": text}], extra_headers=named
+            )
+    assert message.content[0].text == "I remember: colour is teal."  # type: ignore[union-attr]
 
 
 def _children_of(pid: int) -> list[int]:
@@ -224,27 +247,20 @@ def _ends(handle: int) -> bool:
         os.close(handle)
 
 
-async def test_all_doors_of_one_serve_continue_one_chain(
-    make_settings: Callable[..., Settings], claude_2: Path, upstream: Upstream, tmp_path: Path
-) -> None:
-    settings = make_settings(claude_bin=claude_2)
+async def all_doors_continue_one_chain(proxy: Proxy, url: str, upstream: Upstream) -> None:
+    """The `serve` at this address is talked to directly, by the LiteLLM proxy, and by litellm in this process."""
     texts = ["Remember: the colour is teal", "Remember: the town is Ulm", "Remember: the pet is a cat", "recall"]
-    named: dict[str, Any] = {"model": "sonnet", "extra_body": {"agent_id": "ada"}}
+    named: dict[str, Any] = {"extra_body": {"agent_id": "ada"}}
     provider.register()
-    async with AsyncExitStack() as opened:
-        opened.push_async_callback(asyncio.to_thread, provider.close)
-        engine = Engine(settings)
-        opened.push_async_callback(engine.stop)
-        await engine.start()
-        url = await opened.enter_async_context(serving(engine, settings))
-        config = tmp_path / "config.yaml"
-        config.write_text(CONFIG.read_text().replace("# api_base: http://127.0.0.1:8787/v1", f"api_base: {url}"))
-        proxy = await opened.enter_async_context(litellm_proxy(config, {}, tmp_path))
-        direct = await opened.enter_async_context(openai.AsyncOpenAI(base_url=url, api_key="none"))
-        await direct.chat.completions.create(messages=said(texts[0]), **named)
-        await proxy.client.chat.completions.create(messages=said(texts[1]), **named)
+    through = proxy.client.chat.completions
+    try:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none") as direct:
+            await direct.chat.completions.create(model="sonnet", messages=said(texts[0]), **named)
+        await through.create(model="remote", messages=said(texts[1]), **named)
         await litellm.acompletion(model="claude-cli/sonnet", messages=said(texts[2]), api_base=url, agent_id="ada")
-        last = await whole(await proxy.client.chat.completions.create(messages=said(texts[3]), stream=True, **named))
+        last = await whole(await through.create(model="remote", messages=said(texts[3]), stream=True, **named))
+    finally:
+        await asyncio.to_thread(provider.close)
     assert last == "I remember: colour is teal; town is Ulm; pet is a cat."
     assert_remembered(upstream, texts)
 

@@ -1,4 +1,4 @@
-"""Tool loops of the Vercel AI SDK over the real CLI, on each of its providers: the model sees each once, in order."""
+"""Tool loops of the Vercel AI SDK, on each of its providers: the model sees each once, in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..matrix import rest_in_full
-from .remembering import served
+from .remembering import served_without_cli
 from .test_history_ai_sdk import packages, talk
 from .test_tools_chat import called, seen_once
 
@@ -23,11 +23,11 @@ TOOLS = Path(__file__).parent / "ai_sdk" / "tools.mjs"
 
 @pytest.mark.parametrize("wire", rest_in_full("chat", "responses", "anthropic", "google"))
 async def test_generate_text_and_stream_text_run_their_tools(
-    make_settings: MakeSettings, claude_2: Path, upstream: Upstream, packages: Path, wire: str
+    make_settings: MakeSettings, upstream: Upstream, packages: Path, wire: str
 ) -> None:
     upstream.when("how is Rome", ToolUse([called("get_weather", city="Rome"), called("get_time", city="Rome")]))
     upstream.when("how is Oslo", ToolUse([called("get_weather", city="Oslo")]))
-    async with served(make_settings(claude_bin=claude_2), upstream) as proxy:
+    async with served_without_cli(make_settings(), upstream) as proxy:
         url = proxy.url.replace("/v1", "/v1beta") if wire == "google" else proxy.url
         first, second, *made = await talk(packages, wire, url, ["how is Rome", "how is Oslo"], script=TOOLS)
     assert first.startswith("The tool said: ")

@@ -1,4 +1,8 @@
-"""Tool loops of real clients over Chat Completions and the real CLI: the model sees each call and result once."""
+"""Tool loops of real clients over Chat Completions: the model sees each call and result once.
+
+What a client sends is the wire's business, whoever answers it: with `base` there is no CLI behind the server. One
+client goes to `cli_base`, which has the real CLI.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +27,10 @@ from cli_session_proxy.testing.script import Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..every_wire import proxied
 from ..litellm_offline import litellm, provider
 from ..matrix import rest_in_full
-from ..serving import serving
-from ..talking import running
+from ..without_cli import engine_without_cli, proxied_without_cli
 
 USAGE: dict[bool, dict[str, Any]] = {True: {"stream_options": {"include_usage": True}}, False: {}}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -50,10 +54,15 @@ def seen_once(upstream: Upstream, count: int) -> None:
 
 
 @pytest.fixture
-async def base(claude_2: Path, make_settings: MakeSettings) -> AsyncIterator[str]:
-    settings = make_settings(claude_bin=claude_2)
-    async with running(settings) as engine, serving(engine, settings) as url:
-        yield url
+async def base(make_settings: MakeSettings, upstream: Upstream) -> AsyncIterator[str]:
+    async with proxied_without_cli(make_settings(), upstream) as (_, root):
+        yield f"{root}/v1"
+
+
+@pytest.fixture
+async def cli_base(claude_2: Path, make_settings: MakeSettings) -> AsyncIterator[str]:
+    async with proxied(make_settings(claude_bin=claude_2)) as (_, root):
+        yield f"{root}/v1"
 
 
 def called(name: str, **arguments: Any) -> tuple[str, dict[str, Any]]:
@@ -61,7 +70,7 @@ def called(name: str, **arguments: Any) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("stream", rest_in_full(True, False))
-async def test_openai(stream: bool, base: str, upstream: Upstream) -> None:
+async def test_openai(stream: bool, cli_base: str, upstream: Upstream) -> None:
     tools: Any = [
         {"type": "function", "function": {"name": name, "description": name, "parameters": CITY}}
         for name in ("get_weather", "get_time")
@@ -69,7 +78,7 @@ async def test_openai(stream: bool, base: str, upstream: Upstream) -> None:
     wanted = ToolUse([called("get_weather", city="Rome"), called("get_time", city="Rome")], text="Let me look.")
     upstream.when("where", wanted)
     messages: list[Any] = [{"role": "user", "content": "where"}]
-    async with openai.AsyncOpenAI(base_url=base, api_key="unused") as client:
+    async with openai.AsyncOpenAI(base_url=cli_base, api_key="unused") as client:
 
         async def say() -> Any:
             if not stream:
@@ -214,11 +223,11 @@ async def test_litellm_against_the_endpoint(stream: bool, base: str, upstream: U
 
 
 @pytest.mark.parametrize("stream", rest_in_full(True, False))
-async def test_litellm_in_this_process(
-    stream: bool, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
-) -> None:
+async def test_litellm_in_this_process(stream: bool, make_settings: MakeSettings, upstream: Upstream) -> None:
     provider.register()
-    await asyncio.to_thread(provider.configure, make_settings(claude_bin=claude_2))
+    await asyncio.to_thread(
+        provider.configure, make_settings(), engine_factory=lambda settings: engine_without_cli(settings, upstream)
+    )
     try:
         await litellm_loop(upstream, stream, model="claude-cli/sonnet")
     finally:

@@ -1,4 +1,4 @@
-"""Tool loops of the vendors' own clients over the other wires and the real CLI."""
+"""Tool loops of the vendors' own clients over the other wires: of each maker on the real CLI (`cli_base`)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..every_wire import google_client
 from ..matrix import rest_in_full
-from .test_tools_chat import CITY, base, called, run_agent, seen_once
+from .test_tools_chat import CITY, base, called, cli_base, run_agent, seen_once
 
-__all__ = ["base"]
+__all__ = ["base", "cli_base"]
 
 NAMES = ("get_weather", "get_time")
 SAID = "Let me look."
@@ -30,11 +30,11 @@ def asked(upstream: Upstream) -> None:
 
 
 @pytest.mark.parametrize("stream", rest_in_full(True, False))
-async def test_anthropic(stream: bool, base: str, upstream: Upstream) -> None:
+async def test_anthropic(stream: bool, cli_base: str, upstream: Upstream) -> None:
     tools: Any = [{"name": name, "description": name, "input_schema": CITY} for name in NAMES]
     asked(upstream)
     messages: list[Any] = [{"role": "user", "content": "where"}]
-    async with anthropic.AsyncAnthropic(base_url=base.removesuffix("/v1"), api_key="unused") as client:
+    async with anthropic.AsyncAnthropic(base_url=cli_base.removesuffix("/v1"), api_key="unused") as client:
 
         async def say() -> Any:
             wanted: Any = {"model": "sonnet", "max_tokens": 1000, "messages": messages, "tools": tools}
@@ -68,10 +68,10 @@ async def test_anthropic(stream: bool, base: str, upstream: Upstream) -> None:
 
 
 @pytest.mark.parametrize("stream", rest_in_full(True, False))
-async def test_openai_responses_by_previous_id(stream: bool, base: str, upstream: Upstream) -> None:
+async def test_openai_responses_by_previous_id(stream: bool, cli_base: str, upstream: Upstream) -> None:
     tools: Any = [{"type": "function", "name": name, "parameters": CITY, "strict": False} for name in NAMES]
     asked(upstream)
-    async with openai.AsyncOpenAI(base_url=base, api_key="unused") as client:
+    async with openai.AsyncOpenAI(base_url=cli_base, api_key="unused") as client:
 
         async def say(**more: Any) -> Any:
             if not stream:
@@ -121,7 +121,7 @@ async def test_openai_agents_over_responses(stream: bool, base: str, upstream: U
 
 
 @pytest.mark.parametrize("stream", rest_in_full(False, True))
-async def test_google_genai(stream: bool, base: str, upstream: Upstream) -> None:
+async def test_google_genai(stream: bool, cli_base: str, upstream: Upstream) -> None:
     def get_weather(city: str) -> str:
         """The weather of a city."""
         return f"{city} is sunny"
@@ -131,7 +131,7 @@ async def test_google_genai(stream: bool, base: str, upstream: Upstream) -> None
         return f"{city} has noon"
 
     upstream.when("where", ToolUse([called(name, city="Rome") for name in NAMES]))
-    async with google_client(base.removesuffix("/v1")) as client:
+    async with google_client(cli_base.removesuffix("/v1")) as client:
         chat = client.chats.create(model="sonnet", config=types.GenerateContentConfig(tools=[get_weather, get_time]))
         if stream:
             pieces = [piece.text or "" async for piece in await chat.send_message_stream("where")]
@@ -160,10 +160,10 @@ async def interact(client: Any, stream: bool, **given: Any) -> tuple[str, str, l
 
 
 @pytest.mark.parametrize("stream", rest_in_full(True, False))
-async def test_google_interactions(stream: bool, base: str, upstream: Upstream) -> None:
+async def test_google_interactions(stream: bool, cli_base: str, upstream: Upstream) -> None:
     tools: Any = [{"type": "function", "name": name, "description": name, "parameters": CITY} for name in NAMES]
     asked(upstream)
-    async with google_client(base.removesuffix("/v1")) as client:
+    async with google_client(cli_base.removesuffix("/v1")) as client:
         first, status, steps = await interact(client, stream, input="where", tools=tools)
         assert status == "requires_action"
         calls = [step for step in steps if getattr(step, "type", "") == "function_call"]

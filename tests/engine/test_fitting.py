@@ -51,7 +51,7 @@ def test_what_is_too_wide_is_made_smaller_and_the_rest_is_left_as_it_is(kind: st
 
 
 def test_what_is_too_many_bytes_is_made_smaller() -> None:
-    data = picture(1900, 1900, noise=True)
+    data = picture(1300, 1300, noise=True)
     assert len(data) > MAX_BASE64
     found = fitted(data)
     assert found is not None

@@ -20,6 +20,7 @@ from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..serving import serving
 from ..talking import ask, heard, request, running, text
+from ..without_cli import running_without_cli
 from .test_core import Model, core, settings, turns, words
 
 __all__ = ["settings"]
@@ -134,30 +135,10 @@ async def test_by_the_route_and_by_the_command_with_and_without_a_server(setting
         await showing.rewind(settings, "local", "nobody", "-1")
 
 
-# --- on the real CLI
-
-
-@old_cli_in_full
-async def test_the_model_sees_only_what_is_on_the_path(
-    claude: Path, make_settings: MakeSettings, upstream: Upstream
-) -> None:
-    async with running(make_settings(claude_bin=claude)) as engine:
-        for word in ("one", "two", "three"):
-            await ask(engine, word)
-        await engine.rewind("local", "a", "-1")
-        await ask(engine, "four")
-        assert heard(upstream) == ["one", "two", "four"]
-        await ask(engine, "five")
-        assert heard(upstream) == ["one", "two", "four", "five"]
-        if "bundled" in str(claude):
-            assert upstream.requests[-1].prefix_kept(upstream.requests[-2]) == 1.0
-
-
-@old_cli_in_full
 async def test_an_agent_whose_history_is_refused_is_free_again_after_a_rewind(
-    claude: Path, make_settings: MakeSettings, upstream: Upstream
+    make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    async with running(make_settings(claude_bin=claude)) as engine:
+    async with running_without_cli(make_settings(), upstream) as engine:
         await ask(engine, "one")
         await ask(engine, "the trigger")
         refused = [await _refused(engine, upstream, word) for word in ("two", "three")]
@@ -175,3 +156,22 @@ async def _refused(engine: Engine, upstream: Upstream, word: str) -> str:
     assert turn.status == "refused"
     assert "the trigger" in heard(upstream)
     return text(turn)
+
+
+# --- on the real CLI
+
+
+@old_cli_in_full
+async def test_the_model_sees_only_what_is_on_the_path(
+    claude: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    async with running(make_settings(claude_bin=claude)) as engine:
+        for word in ("one", "two", "three"):
+            await ask(engine, word)
+        await engine.rewind("local", "a", "-1")
+        await ask(engine, "four")
+        assert heard(upstream) == ["one", "two", "four"]
+        await ask(engine, "five")
+        assert heard(upstream) == ["one", "two", "four", "five"]
+        if "bundled" in str(claude):
+            assert upstream.requests[-1].prefix_kept(upstream.requests[-2]) == 1.0

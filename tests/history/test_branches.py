@@ -1,4 +1,7 @@
-"""Edits, regenerations and ways back on the real CLI: each reaches the model with exactly its path."""
+"""Edits, regenerations and ways back: each goes on with exactly its path.
+
+The first test shows it on the real CLI; what a history continues is decided without one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard, request, running, text
+from ..without_cli import running_without_cli
 from .dumped import dumped
 
 
@@ -58,10 +62,10 @@ async def test_an_edit_a_regeneration_and_the_way_back_each_have_their_path(
 
 
 async def test_a_regeneration_is_a_sibling_unless_it_is_the_clients_own_retry(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    settings = make_settings(claude_bin=claude_2)
-    async with running(settings) as engine:
+    settings = make_settings()
+    async with running_without_cli(settings, upstream) as engine:
         one = await ask(engine, "one", agent=None)
         first = await ask(engine, "one", text(one), "two", agent=None)
         retried = await ask(engine, "one", text(one), "two", agent=None, is_retry=True)
@@ -72,16 +76,17 @@ async def test_a_regeneration_is_a_sibling_unless_it_is_the_clients_own_retry(
         lost = await engine.submit(request("one", text(one), "lost", agent=None))
         await lost.turn()
         lost.leave()
-    async with running(settings) as engine:  # where it is known by then that the answer arrived nowhere
+    # after a restart it is known that the answer arrived nowhere
+    async with running_without_cli(settings, upstream) as engine:
         claimed = await ask(engine, "one", text(one), "lost", agent=None)
         assert claimed.id == lost.turn_id
     assert [seen.user_texts()[-1] for seen in upstream.requests] == ["one", "two", "two", "lost"]
 
 
 async def test_strangers_with_one_opening_never_see_each_others_text(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    async with running(make_settings(claude_bin=claude_2)) as engine:
+    async with running_without_cli(make_settings(), upstream) as engine:
         # No name of theirs can be part of a directory's name, which the CLI tells the model: those are hexadecimal.
         chats: dict[str, list[str]] = {"zoe": [], "bob": [], "cyd": []}
         for new in ("hello", "I am {}", "what now, {}?"):
@@ -92,8 +97,8 @@ async def test_strangers_with_one_opening_never_see_each_others_text(
                 assert heard(upstream) == chats[name][::2]
 
 
-async def test_two_owners_never_share_a_chain(claude_2: Path, make_settings: MakeSettings, upstream: Upstream) -> None:
-    async with running(make_settings(claude_bin=claude_2)) as engine:
+async def test_two_owners_never_share_a_chain(make_settings: MakeSettings, upstream: Upstream) -> None:
+    async with running_without_cli(make_settings(), upstream) as engine:
         mine = await ask(engine, "hello", agent=None, owner="me")
         theirs = await ask(engine, "hello", agent=None, owner="them")
         again = await ask(engine, "hello", text(mine), "and now?", agent=None, owner="them")
@@ -105,9 +110,9 @@ async def test_two_owners_never_share_a_chain(claude_2: Path, make_settings: Mak
 
 
 async def test_a_named_agent_gets_only_what_is_new_and_a_contradiction_branches(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    async with running(make_settings(claude_bin=claude_2)) as engine:
+    async with running_without_cli(make_settings(), upstream) as engine:
         history: list[str] = []
         for new in ("one", "two"):
             history = await said(engine, history, new, agent="ada")
@@ -116,7 +121,7 @@ async def test_a_named_agent_gets_only_what_is_new_and_a_contradiction_branches(
         repeated = await ask(engine, *history, "three", text(alone), "four", agent="ada")
         assert (repeated.continuity, len(repeated.input)) == ("warm", 1)
         contradicting = await ask(engine, *history[:2], "TWO", agent="ada")
-        assert contradicting.continuity == "branched"
+        assert contradicting.placed.diverged_at == 2
         assert heard(upstream) == ["one", "TWO"]
         assert await head(engine, "ada") == contradicting.id
         after = await ask(engine, "after it", agent="ada")
@@ -130,10 +135,10 @@ async def test_a_named_agent_gets_only_what_is_new_and_a_contradiction_branches(
 
 
 async def test_a_history_trimmed_to_a_window_is_another_conversation(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     """The client asks for a model that does not see its first messages: it gets that, each time anew."""
-    async with running(make_settings(claude_bin=claude_2)) as engine:
+    async with running_without_cli(make_settings(), upstream) as engine:
         history: list[str] = []
         for new in ("one", "two", "three"):
             history = await said(engine, history, new, agent="ada")

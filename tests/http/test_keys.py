@@ -18,12 +18,13 @@ from cli_session_proxy.errors import ConfigError, Unauthorized
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.keys import Keys
 from cli_session_proxy.settings import Settings, load
+from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..fakes import FakeEngine
 from ..serving import serving
-from ..talking import running
 from ..wires.responses.conftest import client_of
+from ..without_cli import running_without_cli
 
 ALICE, BOB = "alices-secret-0123456789", "bobs-secret-0123456789"
 BOTH = {"alice": ALICE, "bob": BOB}
@@ -142,10 +143,10 @@ async def test_on_every_address_any_name_of_the_machine_is_served_but_no_foreign
 
 
 async def test_each_key_sees_only_its_own(
-    claude_2: Path, make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
+    make_settings: MakeSettings, upstream: Upstream, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = make_settings(claude_bin=claude_2, keys=BOTH)
-    async with running(settings) as engine, serving(engine, settings) as url:
+    settings = make_settings(keys=BOTH)
+    async with running_without_cli(settings, upstream) as engine, serving(engine, settings) as url:
         alice, bob = client_of(url, ALICE), client_of(url, BOB)
         async with alice, bob:
             await _only_its_own(alice, bob, engine)

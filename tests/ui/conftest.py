@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright
 
 from cli_session_proxy.domain.models import Agent, Message, Record
 from cli_session_proxy.engine.engine import Engine
@@ -53,9 +54,10 @@ async def _launched(chromium: Path, home: Path) -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser(chromium: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Browser]:
-    """One for all tests of the page, which are on its loop: each has a context of its own in it (`page_of`)."""
+    """One for all tests of the page, which are on its loop: each has a page of its own in it (`page_of`)."""
     async with _launched(chromium, tmp_path_factory.mktemp("browser")) as browser:
         yield browser
+        _idle.clear()
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -100,6 +102,11 @@ async def barriers(page: Page, axe: str) -> list[str]:
     ]
 
 
+# Pages that a test has left, with nothing of it: a new one takes Chromium a fifth of a second of a processor. Every one
+# is in a context of its own.
+_idle: list[Page] = []
+
+
 @asynccontextmanager
 async def page_of(
     browser: Browser,
@@ -112,23 +119,35 @@ async def page_of(
 ) -> AsyncIterator[Page]:
     """The page at `/ui`, at this hash; whatever it reports as an error fails the test, but answers with the status
     that is `failing`."""
-    context: BrowserContext = await browser.new_context(
-        viewport={**WIDE, "width": width},  # type: ignore[arg-type]
-        color_scheme=scheme,  # type: ignore[arg-type]
-        reduced_motion="reduce",
-    )
-    page = await context.new_page()
+    page = _idle.pop() if _idle else await browser.new_page()
+    await page.set_viewport_size({**WIDE, "width": width})  # type: ignore[typeddict-item]
+    await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
     faults: list[str] = []
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
-    page.on("dialog", lambda dialog: faults.append(f"dialog: {dialog.message}"))
+    listeners: dict[Any, Callable[[Any], None]] = {
+        "pageerror": lambda error: faults.append(str(error)),
+        "console": lambda said: faults.append(said.text) if said.type == "error" else None,
+        "dialog": lambda dialog: faults.append(f"dialog: {dialog.message}"),
+    }
+    for event, listener in listeners.items():
+        page.on(event, listener)
+    left = False
     try:
         await page.goto(f"{url.removesuffix('/v1')}/ui{at}")
         yield page
         told = [fault for fault in faults if not (failing and f"status of {failing}" in fault)]
         assert told == [], told
+        await page.evaluate("sessionStorage.clear()")
+        await page.goto("about:blank")
+        await page.unroute_all()
+        await page.context.clear_permissions()
+        left = True
     finally:
-        await context.close()
+        for event, listener in listeners.items():
+            page.remove_listener(event, listener)
+        if left:
+            _idle.append(page)
+        else:
+            await page.context.close()
 
 
 async def an_agent(engine: Engine, agent_id: str) -> Agent:

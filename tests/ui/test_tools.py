@@ -15,6 +15,7 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..conftest import MakeSettings
 from ..serving import serving
 from ..talking import ask, running
+from ..without_cli import running_without_cli
 from .conftest import an_agent, imported, page_of, store_only
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -29,11 +30,15 @@ async def opened(page: Page, turn: Turn) -> None:
 
 
 async def test_calls_wait_for_the_client_and_their_results_go_on(
-    browser: Browser, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    browser: Browser, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    settings = make_settings(claude_bin=claude_2)
+    settings = make_settings()
     upstream.when("where", ToolUse([("mcp__client__get_weather", {"city": "<b>Rome</b>"})], text="Let me look."))
-    async with running(settings) as engine, serving(engine, settings) as url, page_of(browser, url) as page:
+    async with (
+        running_without_cli(settings, upstream) as engine,
+        serving(engine, settings) as url,
+        page_of(browser, url) as page,
+    ):
         called = await ask(engine, "where", agent="t", tools=(WEATHER,))
         await expect(page.locator("#chains .state")).to_have_text("requires action")
         await page.locator("#chains .row").click()

@@ -25,6 +25,8 @@ from cli_session_proxy.wires.responses import body as responses
 
 from ..conftest import MakeSettings
 from ..every_wire import proxied
+from ..matrix import rest_in_full
+from ..without_cli import proxied_without_cli
 
 JSON = dict[str, Any]
 SAID = [{"role": "user", "content": "short"}]
@@ -109,7 +111,7 @@ def test_a_value_that_means_nothing_is_refused_by_its_name(read: Callable[[], Pa
     assert refused.value.param == param
 
 
-# --- through the CLI: path, body (max_tokens 1), body (a cool turn), what it calls them, how an answer reads ----------
+# --- through the proxy: path, body (max_tokens 1), body (a cool turn), what it calls them, how an answer reads --------
 
 
 def of_google(body: JSON) -> list[Any]:
@@ -179,22 +181,31 @@ WIRES: dict[str, tuple[str, JSON, JSON, list[str], Callable[[JSON], list[Any]], 
 }  # fmt: skip
 
 
-# What each wire reads of a body is looked at above; here, that it arrives: on a wire of each maker in every run.
-QUICK = frozenset({"chat", "messages"})
-
-
-@pytest.mark.parametrize(
-    "wire", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in WIRES]
-)
-async def test_one_token_is_one_token_on_every_wire_streamed_and_not(
+@pytest.mark.parametrize("wire", rest_in_full(*WIRES))
+async def test_one_token_is_one_token_for_the_real_cli_streamed_and_not(
     wire: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
+    async with proxied(make_settings(claude_bin=claude_2)) as (_, root):
+        await one_token_is_one_token(wire, root, upstream)
+    seen = upstream.requests[-1]  # of the last turn: of those that were cut it holds the text, and nothing else
+    assert not any(
+        words in json.dumps(seen.messages) for words in ("limit hit", "interrupted", "Resume", "No response")
+    )
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_one_token_is_one_token_on_every_wire_streamed_and_not(
+    wire: str, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    async with proxied_without_cli(make_settings(), upstream) as (_, root):
+        await one_token_is_one_token(wire, root, upstream)
+
+
+async def one_token_is_one_token(wire: str, root: str, upstream: Upstream) -> None:
     path, body, cool, names, read, expected = WIRES[wire]
     upstream.when("short", Reply("One", stop_reason="max_tokens", usage={"output_tokens": 1}), times=None)
-    async with (
-        proxied(make_settings(claude_bin=claude_2)) as (_, root),
-        httpx.AsyncClient(base_url=root, trust_env=False, timeout=30, headers={"X-Agent-Id": "ada"}) as client,
-    ):
+    headers = {"X-Agent-Id": "ada"}
+    async with httpx.AsyncClient(base_url=root, trust_env=False, timeout=30, headers=headers) as client:
         plain = {name: value for name, value in body.items() if "max" not in name}
         for field in ("generationConfig", "generation_config", "options"):
             plain.pop(field, None)
@@ -220,9 +231,6 @@ async def test_one_token_is_one_token_on_every_wire_streamed_and_not(
         unmet = await client.post(path, json=said | cool | ({"max_tokens": 64000} if wire == "messages" else {}))
         assert unmet.headers["X-Ignored-Params"].split(", ") == names
     assert [one.body["max_tokens"] for one in upstream.requests if one.prompt == "short"] == [1, 1]
-    seen = upstream.requests[-1]  # of the last turn: of those that were cut it holds the text, and nothing else
+    seen = upstream.requests[-1]
     assert seen.user_texts() == ["begin", "short", "again", "short", "again"]
     assert [text for role, text in seen.texts() if role == "assistant"][1::2] == ["One", "One"]
-    assert not any(
-        words in json.dumps(seen.messages) for words in ("limit hit", "interrupted", "Resume", "No response")
-    )

@@ -1,4 +1,4 @@
-"""The google-genai client over a real server and the real CLI."""
+"""The google-genai client over a real server: `cli_proxy` has the real CLI behind it, `proxy` none."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from cli_session_proxy.testing.upstream import Upstream
 from ...conftest import MakeSettings
 from ...every_wire import chains, five_turns, google_client, proxied, the_one_chain
 from ...matrix import rest_in_full
+from ...without_cli import proxied_without_cli
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -26,16 +27,22 @@ PNG = base64.b64decode(
 
 
 @pytest.fixture
-async def proxy(make_settings: MakeSettings, claude_2: Path) -> AsyncIterator[tuple[Engine, AsyncClient]]:
+async def proxy(make_settings: MakeSettings, upstream: Upstream) -> AsyncIterator[tuple[Engine, AsyncClient]]:
+    async with proxied_without_cli(make_settings(), upstream) as (engine, root), google_client(root) as client:
+        yield engine, client
+
+
+@pytest.fixture
+async def cli_proxy(make_settings: MakeSettings, claude_2: Path) -> AsyncIterator[tuple[Engine, AsyncClient]]:
     async with proxied(make_settings(claude_bin=claude_2)) as (engine, root), google_client(root) as client:
         yield engine, client
 
 
 @pytest.mark.parametrize("stream", rest_in_full(True, False))
 async def test_a_chat_of_five_turns_is_one_chain(
-    proxy: tuple[Engine, AsyncClient], upstream: Upstream, stream: bool
+    cli_proxy: tuple[Engine, AsyncClient], upstream: Upstream, stream: bool
 ) -> None:
-    engine, client = proxy
+    engine, client = cli_proxy
     chat = client.chats.create(model="sonnet")
 
     async def say(text: str) -> str:

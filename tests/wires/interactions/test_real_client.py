@@ -1,4 +1,4 @@
-"""Interactions with the google-genai client over a real server and the real CLI."""
+"""Interactions with the google-genai client over a server: `cli_proxy` has the real CLI behind it, `proxy` none."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from google.genai._interactions import BadRequestError, NotFoundError
 from pydantic import TypeAdapter
 
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Gate, Reply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
 from ...every_wire import five_turns, google_client, proxied, the_one_chain
 from ...matrix import rest_in_full
+from ...without_cli import proxied_without_cli
 
 EVENT: TypeAdapter[Any] = TypeAdapter(InteractionSSEEvent)
 # Any: the client's own types cannot tell whether `create` was asked to stream.
@@ -29,19 +29,20 @@ THINK: Any = {"thinking_summaries": "auto"}
 
 
 @pytest.fixture
-def settings(make_settings: MakeSettings, claude_2: Path) -> Settings:
-    return make_settings(claude_bin=claude_2)
+async def proxy(make_settings: MakeSettings, upstream: Upstream) -> AsyncIterator[Proxy]:
+    async with proxied_without_cli(make_settings(), upstream) as (engine, root), google_client(root) as client:
+        yield engine, client
 
 
 @pytest.fixture
-async def proxy(settings: Settings) -> AsyncIterator[Proxy]:
-    async with proxied(settings) as (engine, root), google_client(root) as client:
+async def cli_proxy(make_settings: MakeSettings, claude_2: Path) -> AsyncIterator[Proxy]:
+    async with proxied(make_settings(claude_bin=claude_2)) as (engine, root), google_client(root) as client:
         yield engine, client
 
 
 @pytest.mark.parametrize("stream", rest_in_full(True, False))
-async def test_five_turns_by_id_are_one_chain(proxy: Proxy, upstream: Upstream, stream: bool) -> None:
-    engine, client = proxy
+async def test_five_turns_by_id_are_one_chain(cli_proxy: Proxy, upstream: Upstream, stream: bool) -> None:
+    engine, client = cli_proxy
     last: dict[str, Any] = {}
 
     async def say(text: str) -> str:
@@ -146,16 +147,16 @@ async def test_a_background_interaction_is_cancelled_and_never_continued(proxy: 
 
 
 async def test_a_background_interaction_of_a_dead_proxy_is_failed_with_a_reason(
-    settings: Settings, upstream: Upstream
+    make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     gate = Gate()
     upstream.when("hello", gate)
-    quick = settings.model_copy(update={"drain_timeout": 0.0})
-    async with proxied(quick) as (_, root), google_client(root) as client:
+    quick = make_settings(drain_timeout=0.0)
+    async with proxied_without_cli(quick, upstream) as (_, root), google_client(root) as client:
         made: Any = await client.interactions.create(model="sonnet", input="hello", background=True)
         assert made.id is not None
         await asyncio.wait_for(gate.reached.wait(), 20)
-    async with proxied(quick) as (_, root), google_client(root) as client:
+    async with proxied_without_cli(quick, upstream) as (_, root), google_client(root) as client:
         found = await client.interactions.get(made.id)
         assert found.status in ("failed", "cancelled")
 

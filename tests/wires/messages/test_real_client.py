@@ -1,4 +1,4 @@
-"""The anthropic client over a real server and the real CLI."""
+"""The anthropic client over a real server: `cli_proxy` has the real CLI behind it, `proxy` none."""
 
 from __future__ import annotations
 
@@ -18,15 +18,26 @@ from cli_session_proxy.testing.script import Reply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
-from ...every_wire import chains, five_turns, proxied, the_one_chain
+from ...every_wire import five_turns, proxied, the_one_chain
 from ...matrix import rest_in_full
+from ...without_cli import proxied_without_cli
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture
-async def proxy(make_settings: MakeSettings, claude_2: Path) -> AsyncIterator[tuple[Engine, anthropic.AsyncAnthropic]]:
+async def proxy(
+    make_settings: MakeSettings, upstream: Upstream
+) -> AsyncIterator[tuple[Engine, anthropic.AsyncAnthropic]]:
+    async with proxied_without_cli(make_settings(), upstream) as (engine, root), client_of(root) as client:
+        yield engine, client
+
+
+@pytest.fixture
+async def cli_proxy(
+    make_settings: MakeSettings, claude_2: Path
+) -> AsyncIterator[tuple[Engine, anthropic.AsyncAnthropic]]:
     async with proxied(make_settings(claude_bin=claude_2)) as (engine, root), client_of(root) as client:
         yield engine, client
 
@@ -39,9 +50,9 @@ async def client_of(root: str) -> AsyncIterator[anthropic.AsyncAnthropic]:
 
 @pytest.mark.parametrize("stream", rest_in_full(True, False))
 async def test_five_turns_with_the_whole_history_are_one_chain(
-    proxy: tuple[Engine, anthropic.AsyncAnthropic], upstream: Upstream, stream: bool
+    cli_proxy: tuple[Engine, anthropic.AsyncAnthropic], upstream: Upstream, stream: bool
 ) -> None:
-    engine, client = proxy
+    engine, client = cli_proxy
     history: list[Any] = []
 
     async def say(text: str) -> str:
@@ -88,10 +99,10 @@ async def test_a_named_agent_needs_only_the_new_message(
     await the_one_chain(engine)
 
 
-async def test_thinking_is_given_signed_streamed_or_not_and_taken_back(
+async def test_thinking_is_given_signed_streamed_or_not(
     proxy: tuple[Engine, anthropic.AsyncAnthropic], upstream: Upstream
 ) -> None:
-    engine, client = proxy
+    _, client = proxy
     upstream.when("hello", Reply("Hi.", thinking="They greet me."), times=3)
     given: dict[str, Any] = {"model": "sonnet", "max_tokens": 100}
     whole = await client.messages.create(messages=HELLO, **given)
@@ -110,10 +121,21 @@ async def test_thinking_is_given_signed_streamed_or_not_and_taken_back(
     assert kinds[0] == "message_start"
     assert kinds[-2:] == ["message_delta", "message_stop"]
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 2
-    again = [*HELLO, {"role": "assistant", "content": whole.content}, {"role": "user", "content": "list"}]
+
+
+async def test_signed_thinking_is_taken_back(
+    cli_proxy: tuple[Engine, anthropic.AsyncAnthropic], upstream: Upstream
+) -> None:
+    engine, client = cli_proxy
+    upstream.when("hello", Reply("Hi.", thinking="They greet me."))
+    given: dict[str, Any] = {"model": "sonnet", "max_tokens": 100}
+    first: Any = await client.messages.create(messages=HELLO, **given)
+    assert [block.type for block in first.content] == ["thinking", "text"]
+    assert first.content[0].signature
+    again = [*HELLO, {"role": "assistant", "content": first.content}, {"role": "user", "content": "list"}]
     answer = await client.messages.create(messages=again, **given)
     assert answer.content[0].text == "1. hello\n2. list"
-    assert len(await chains(engine)) == 3
+    await the_one_chain(engine, 2)
 
 
 async def test_a_message_thread_falls_back_to_the_whole_history_by_itself(
@@ -154,9 +176,9 @@ async def test_counting_and_models_speak_anthropic(proxy: tuple[Engine, anthropi
 
 
 async def test_calls_of_tools_in_the_history_reach_the_model(
-    proxy: tuple[Engine, anthropic.AsyncAnthropic], upstream: Upstream
+    cli_proxy: tuple[Engine, anthropic.AsyncAnthropic], upstream: Upstream
 ) -> None:
-    engine, client = proxy
+    engine, client = cli_proxy
     history: Any = [
         {"role": "user", "content": "Remember: the colour is teal"},
         {"role": "assistant", "content": [

@@ -1,4 +1,4 @@
-"""The ollama client over a real server and the real CLI."""
+"""The ollama client over a real server: `cli_proxy` has the real CLI behind it, `proxy` none."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from cli_session_proxy.testing.upstream import Upstream
 from ...conftest import MakeSettings
 from ...every_wire import chains, five_turns, ollama_client, proxied, the_one_chain
 from ...matrix import rest_in_full
+from ...without_cli import proxied_without_cli
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -26,7 +27,17 @@ PNG = base64.b64decode(
 
 
 @pytest.fixture
-async def proxy(make_settings: MakeSettings, claude_2: Path) -> AsyncIterator[tuple[Engine, ollama.AsyncClient, str]]:
+async def proxy(
+    make_settings: MakeSettings, upstream: Upstream
+) -> AsyncIterator[tuple[Engine, ollama.AsyncClient, str]]:
+    async with proxied_without_cli(make_settings(), upstream) as (engine, root), ollama_client(root) as client:
+        yield engine, client, root
+
+
+@pytest.fixture
+async def cli_proxy(
+    make_settings: MakeSettings, claude_2: Path
+) -> AsyncIterator[tuple[Engine, ollama.AsyncClient, str]]:
     async with proxied(make_settings(claude_bin=claude_2)) as (engine, root), ollama_client(root) as client:
         yield engine, client, root
 
@@ -50,9 +61,9 @@ async def said(client: ollama.AsyncClient, stream: bool, messages: list[Any], **
 
 @pytest.mark.parametrize("stream", rest_in_full(True, False))
 async def test_a_chat_of_five_turns_is_one_chain(
-    proxy: tuple[Engine, ollama.AsyncClient, str], upstream: Upstream, stream: bool
+    cli_proxy: tuple[Engine, ollama.AsyncClient, str], upstream: Upstream, stream: bool
 ) -> None:
-    engine, client, _ = proxy
+    engine, client, _ = cli_proxy
     messages: list[Any] = []
 
     async def say(text: str) -> str:
@@ -107,12 +118,25 @@ async def test_prompts_are_remembered_by_their_context(
     assert refused.value.status_code == 400
 
 
-@pytest.mark.parametrize(
-    ("stream", "named"), rest_in_full((True, True), (False, False), (True, False), (False, True), quick=2)
-)
-async def test_tools_are_called_and_their_results_go_on_in_the_same_turn(
+@pytest.mark.parametrize("stream", rest_in_full(True, False))
+async def test_tools_are_called_and_their_results_reach_the_model(
+    cli_proxy: tuple[Engine, ollama.AsyncClient, str], upstream: Upstream, stream: bool
+) -> None:
+    _, client, _ = cli_proxy
+    await calls_and_results(client, upstream, stream=stream, named=True)
+
+
+@pytest.mark.parametrize(("stream", "named"), [(False, True), (True, False), (False, False)])
+async def test_results_find_their_calls_with_and_without_names(
     proxy: tuple[Engine, ollama.AsyncClient, str], upstream: Upstream, stream: bool, named: bool
 ) -> None:
+    _, client, _ = proxy
+    await calls_and_results(client, upstream, stream=stream, named=named)
+
+
+async def calls_and_results(client: ollama.AsyncClient, upstream: Upstream, *, stream: bool, named: bool) -> None:
+    """Two calls of a tool and their results, each of which `named` says whose it is; and what the model is shown."""
+
     def weather(city: str) -> str:
         """The weather of a city.
 
@@ -121,7 +145,6 @@ async def test_tools_are_called_and_their_results_go_on_in_the_same_turn(
         """
         return f"{city} is sunny"
 
-    _, client, _ = proxy
     cities = ("Rome", "Oslo")
     upstream.when("where", ToolUse([("mcp__client__weather", {"city": city}) for city in cities], text="Let me look."))
     messages: list[Any] = [{"role": "user", "content": "where"}]
@@ -179,11 +202,11 @@ async def test_what_clients_ask_before_they_chat(proxy: tuple[Engine, ollama.Asy
 
 
 async def test_a_foreign_context_is_refused_word_for_word_as_a_made_up_one(
-    make_settings: MakeSettings, claude_2: Path
+    make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     keys = {name: f"{name}s-secret-0123456789" for name in ("alice", "bob")}
     async with (
-        proxied(make_settings(claude_bin=claude_2, keys=keys)) as (_, root),
+        proxied_without_cli(make_settings(keys=keys), upstream) as (_, root),
         ollama_client(root, Authorization=f"Bearer {keys['alice']}") as alice,
         ollama_client(root, Authorization=f"Bearer {keys['bob']}") as bob,
         ollama_client(root) as nobody,

@@ -1,4 +1,4 @@
-"""A server over the real CLI 2.1.x, and OpenAI's own client of it."""
+"""A server, and OpenAI's own client of it: `door` has no CLI behind it, `cli_door` the real CLI 2.1.x."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import pytest
 
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
 from ...serving import serving
 from ...talking import running
+from ...without_cli import running_without_cli
 
 ANY_KEY = "any-key-will-do-here"
 
@@ -44,19 +46,25 @@ class Door:
 OpenDoor = Callable[..., AbstractAsyncContextManager[Door]]
 
 
+@asynccontextmanager
+async def door_to(engine: Engine, settings: Settings) -> AsyncIterator[Door]:
+    async with serving(engine, settings) as url:
+        door = Door(engine, url, settings)
+        try:
+            yield door
+        finally:
+            await door.close()
+
+
 @pytest.fixture
-def open_door(claude_2: Path, make_settings: MakeSettings) -> OpenDoor:
-    """Start a server with these settings; the same `var` when it is opened again."""
+def open_door(upstream: Upstream, make_settings: MakeSettings) -> OpenDoor:
+    """Start a server without a CLI, with these settings; the same `var` when it is opened again."""
 
     @asynccontextmanager
     async def start(**options: Any) -> AsyncIterator[Door]:
-        settings = make_settings(claude_bin=claude_2, **options)
-        async with running(settings) as engine, serving(engine, settings) as url:
-            door = Door(engine, url, settings)
-            try:
-                yield door
-            finally:
-                await door.close()
+        settings = make_settings(**options)
+        async with running_without_cli(settings, upstream) as engine, door_to(engine, settings) as door:
+            yield door
 
     return start
 
@@ -65,3 +73,10 @@ def open_door(claude_2: Path, make_settings: MakeSettings) -> OpenDoor:
 async def door(open_door: OpenDoor) -> AsyncIterator[Door]:
     async with open_door() as opened:
         yield opened
+
+
+@pytest.fixture
+async def cli_door(claude_2: Path, make_settings: MakeSettings) -> AsyncIterator[Door]:
+    settings = make_settings(claude_bin=claude_2)
+    async with running(settings) as engine, door_to(engine, settings) as door:
+        yield door

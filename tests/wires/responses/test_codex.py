@@ -153,7 +153,7 @@ async def test_calls_go_back_as_their_client_knows_them_and_the_history_continue
     second = await door.http.post("/v1/responses", json={**body, "input": [*body["input"], *output, *results]})
     assert second.status_code == 200, second.text
     assert second.headers["x-continuity"] == "warm"
-    assert upstream.requests[-1].body["model"] == "claude-sonnet-5-5"
+    assert upstream.requests[-1].body["model"] == "sonnet"
 
 
 async def test_a_conversation_becomes_one_item_that_stands_for_it(door: Door, upstream: Upstream) -> None:

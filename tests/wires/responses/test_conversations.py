@@ -1,4 +1,4 @@
-"""OpenAI Conversations over the real CLI, with OpenAI's own client and types."""
+"""OpenAI Conversations with OpenAI's own client and types."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ async def test_five_turns_in_a_conversation_streamed_and_not(door: Door, upstrea
     assert held[-1] == response.output_text
 
 
-async def test_items_written_by_hand_are_what_the_model_sees(door: Door, upstream: Upstream) -> None:
-    made = await door.openai.conversations.create(
+async def test_items_written_by_hand_are_what_the_model_sees(cli_door: Door, upstream: Upstream) -> None:
+    made = await cli_door.openai.conversations.create(
         items=[
             {"type": "message", "role": "user", "content": "remember a = 1"},
             {"type": "message", "role": "assistant", "content": "Noted by hand."},
             {"type": "message", "role": "user", "content": "remember b = 2"},
         ]
     )
-    first = await door.openai.responses.create(model="sonnet", input="recall", conversation=made.id)
+    first = await cli_door.openai.responses.create(model="sonnet", input="recall", conversation=made.id)
     assert first.output_text == "I remember: a is 1; b is 2."
     assert upstream.requests[-1].texts() == [
         ("user", "remember a = 1"), ("assistant", "Noted by hand."), ("user", "remember b = 2"), ("user", "recall"),
     ]  # fmt: skip
-    await door.openai.conversations.items.create(
+    await cli_door.openai.conversations.items.create(
         made.id, items=[{"type": "message", "role": "user", "content": "remember c = 3"}]
     )
-    second = await door.openai.responses.create(model="sonnet", input="recall again", conversation=made.id)
+    second = await cli_door.openai.responses.create(model="sonnet", input="recall again", conversation=made.id)
     assert second.output_text == "I remember: a is 1; b is 2; c is 3."
-    assert await texts(door, made.id) == [
+    assert await texts(cli_door, made.id) == [
         "remember a = 1", "Noted by hand.", "remember b = 2", "recall", first.output_text, "remember c = 3",
         "recall again", second.output_text,
     ]  # fmt: skip

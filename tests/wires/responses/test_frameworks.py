@@ -1,4 +1,4 @@
-"""The frameworks that speak Responses, with their own ways to remember, over the real CLI."""
+"""The frameworks that speak Responses, with their own ways to remember."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -11,14 +10,15 @@ import pytest
 from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
-from ...every_wire import proxied, the_one_chain
+from ...every_wire import the_one_chain
+from ...without_cli import proxied_without_cli
 
 
 async def test_a_named_item_is_what_it_says_and_a_made_up_one_is_refused(
-    make_settings: MakeSettings, claude_2: Path, upstream: Upstream
+    make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     async with (
-        proxied(make_settings(claude_bin=claude_2)) as (engine, root),
+        proxied_without_cli(make_settings(), upstream) as (engine, root),
         openai.AsyncOpenAI(base_url=f"{root}/v1", api_key="k", max_retries=0) as client,
     ):
         first = await client.responses.create(model="sonnet", input="Remember: the colour is teal")

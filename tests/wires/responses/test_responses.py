@@ -1,4 +1,7 @@
-"""OpenAI Responses over the real CLI, with OpenAI's own client and types."""
+"""OpenAI Responses with OpenAI's own client and types.
+
+What reaches the model, and what interrupts or asks it again, is looked at on the real CLI (`cli_door`).
+"""
 
 from __future__ import annotations
 
@@ -71,12 +74,12 @@ async def read_again(door: Door, response_id: str, after: int | None = None) -> 
     return lines(answer.text) if answer.text else []
 
 
-async def test_five_turns_by_previous_response_id_streamed_and_not(door: Door, upstream: Upstream) -> None:
+async def test_five_turns_by_previous_response_id_streamed_and_not(cli_door: Door, upstream: Upstream) -> None:
     previous: str | None = None
     said = [f"remember fact{n} = value{n}" for n in range(4)] + ["recall"]
     for n, one in enumerate(said):
         if n % 2:
-            async with door.openai.responses.stream(
+            async with cli_door.openai.responses.stream(
                 model="sonnet", input=one, previous_response_id=previous or openai.omit
             ) as events:
                 seen = [event.type async for event in events]
@@ -84,7 +87,7 @@ async def test_five_turns_by_previous_response_id_streamed_and_not(door: Door, u
             assert seen[0] == "response.created"
             assert seen[-1] == "response.completed"
         else:
-            response = await door.openai.responses.create(model="sonnet", input=one, previous_response_id=previous)
+            response = await cli_door.openai.responses.create(model="sonnet", input=one, previous_response_id=previous)
         assert response.previous_response_id == previous
         previous = response.id
     assert response.output_text == "I remember: " + "; ".join(f"fact{n} is value{n}" for n in range(4)) + "."
@@ -109,8 +112,8 @@ async def test_a_response_has_every_field_and_is_the_same_when_it_is_retrieved(d
     assert again.headers["x-session-id"] == raw.headers["x-session-id"]
 
 
-async def test_two_responses_from_one_previous_are_branches_that_never_mix(door: Door, upstream: Upstream) -> None:
-    create = door.openai.responses.create
+async def test_two_responses_from_one_previous_are_branches_that_never_mix(cli_door: Door, upstream: Upstream) -> None:
+    create = cli_door.openai.responses.create
     root = await create(model="sonnet", input="remember base = 0")
     left, right = await asyncio.gather(
         create(model="sonnet", input="remember side = left", previous_response_id=root.id),
@@ -208,20 +211,22 @@ async def test_a_running_response_can_be_read_while_it_runs(door: Door, upstream
     assert (await door.openai.responses.retrieve(started.id)).output_text == text_of(events)
 
 
-async def test_a_background_response_is_cancelled_and_its_words_are_on_no_path(door: Door, upstream: Upstream) -> None:
+async def test_a_background_response_is_cancelled_and_its_words_are_on_no_path(
+    cli_door: Door, upstream: Upstream
+) -> None:
     gate = Gate()
     upstream.next(gate)
-    running = await door.openai.responses.create(
+    running = await cli_door.openai.responses.create(
         model="sonnet", input="forget me", background=True, extra_body={"agent_id": "ada"}
     )
     await asyncio.wait_for(gate.reached.wait(), 20)
-    cancelled = await door.openai.responses.cancel(running.id)
+    cancelled = await cli_door.openai.responses.cancel(running.id)
     assert cancelled.status == "cancelled"
-    assert (await door.openai.responses.cancel(running.id)).status == "cancelled"
-    assert (await door.openai.responses.retrieve(running.id)).status == "cancelled"
+    assert (await cli_door.openai.responses.cancel(running.id)).status == "cancelled"
+    assert (await cli_door.openai.responses.retrieve(running.id)).status == "cancelled"
     with pytest.raises(openai.BadRequestError, match="cancelled"):
-        await door.openai.responses.create(model="sonnet", input="x", previous_response_id=running.id)
-    await door.openai.responses.create(model="sonnet", input="next", extra_body={"agent_id": "ada"})
+        await cli_door.openai.responses.create(model="sonnet", input="x", previous_response_id=running.id)
+    await cli_door.openai.responses.create(model="sonnet", input="next", extra_body={"agent_id": "ada"})
     assert heard(upstream) == ["next"]
 
 
@@ -283,29 +288,34 @@ class Colour(BaseModel):
     red: int
 
 
-async def test_structured_output_is_parsed_by_the_client_and_keeps_the_prefix(door: Door, upstream: Upstream) -> None:
-    first = await door.openai.responses.create(model="sonnet", input="hello")
+async def test_structured_output_is_parsed_by_the_client_and_keeps_the_prefix(
+    cli_door: Door, upstream: Upstream
+) -> None:
+    first = await cli_door.openai.responses.create(model="sonnet", input="hello")
     upstream.next(Reply('```json\n{"name": "teal", "red": 0}\n```'))
-    parsed = await door.openai.responses.parse(
+    parsed = await cli_door.openai.responses.parse(
         model="sonnet", input="which colour?", text_format=Colour, previous_response_id=first.id
     )
     assert parsed.output_parsed == Colour(name="teal", red=0)
     assert parsed.output_text == '{"name": "teal", "red": 0}'
     assert upstream.requests[-1].body.get("tools", []) == []
-    after = await door.openai.responses.create(model="sonnet", input="and now", previous_response_id=parsed.id)
+    after = await cli_door.openai.responses.create(model="sonnet", input="and now", previous_response_id=parsed.id)
     assert after.output_text.startswith("You said: and now")
     assert [seen.prefix_kept(was) for was, seen in zip(upstream.requests, upstream.requests[1:], strict=False)] == [
         1.0, 1.0,
     ]  # fmt: skip
 
 
-async def test_an_invalid_structured_output_is_asked_for_once_more_then_refused(door: Door, upstream: Upstream) -> None:
+async def test_an_invalid_structured_output_is_asked_for_once_more(cli_door: Door, upstream: Upstream) -> None:
     upstream.next(Reply('{"name": 5}'), Reply('{"name": "teal", "red": 1}'))
-    parsed = await door.openai.responses.parse(model="sonnet", input="which colour?", text_format=Colour)
+    parsed = await cli_door.openai.responses.parse(model="sonnet", input="which colour?", text_format=Colour)
     assert parsed.output_parsed == Colour(name="teal", red=1)
     assert "was refused" in "".join(heard(upstream))
     # the refused answer is on no path
     assert "assistant" not in [role for role, _ in upstream.requests[-1].texts()]
+
+
+async def test_a_second_invalid_structured_output_is_an_error(door: Door, upstream: Upstream) -> None:
     upstream.next(Reply("no"), Reply("no"))
     with pytest.raises(openai.InternalServerError, match="invalid structured output") as raised:
         await door.openai.responses.parse(model="sonnet", input="which colour?", text_format=Colour)
