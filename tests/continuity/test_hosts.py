@@ -26,7 +26,7 @@ __all__ = ["clis", "lab"]
 
 # One of each kind that the store has a part in.
 ALWAYS = ("last line cut", "kill -9 after it")
-ON_HOSTS = ("continued by hand under a warm process", "kill -9 after it")
+ON_HOSTS = ("kill -9 after it",)
 
 
 @pytest.fixture

@@ -59,21 +59,20 @@ class Told:
         self._kept: dict[Path, tuple[Path, tuple[Path, Path]]] = {}  # CLI -> what was there, and the transcripts in it
 
     async def settings(
-        self, make: MakeSettings, claude: Path, through: Path | None = None
+        self, make: MakeSettings, claude: Path, through: Path | None = None, **more: Any
     ) -> tuple[Settings, Path, Path]:
         """With the transcripts of both. `through`: the program that stands in front of the CLI."""
         at = {"var": self._place / "var", "claude_config_dir": self._place / "claude-config"}
-        settings = make(claude_bin=through or claude, **at)
         rmtree(self._place, ignore_errors=True)
         if claude not in self._kept:
-            transcripts = await tell(settings)
+            transcripts = await tell(make(claude_bin=claude, **at), at_once="bundled" not in str(claude))
             kept = self._folder / f"kept-{len(self._kept)}"
             copytree(self._place, kept, symlinks=True)
             self._kept[claude] = kept, transcripts
         else:
             kept, transcripts = self._kept[claude]
             copytree(kept, self._place, symlinks=True)
-        return settings, *transcripts
+        return make(claude_bin=through or claude, **at, **more), *transcripts
 
 
 @pytest.fixture(scope="module")
@@ -230,11 +229,10 @@ OLD = "1.0.60"
     "how", rest_in_full("another agent's", "other words of the same length", "emptied", "cut short")
 )
 async def test_a_cli_that_does_not_tell_is_looked_after_before_a_word_of_it_goes_out(
-    how: str, claude_1: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+    how: str, claude_1: Path, told: Told, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
     cli = MeddledCli(tmp_path / "cli", claude_1, version=OLD)
-    settings = make_settings(claude_bin=cli.path)
-    mine, other = await tell(settings, at_once=True)
+    settings, mine, other = await told.settings(make_settings, claude_1, cli.path)
     cli.order("start", DAMAGES[how](mine, other))
     async with running(settings) as engine:
         answer = await engine.submit(request("and now"))
@@ -252,11 +250,11 @@ async def test_a_cli_that_does_not_tell_is_looked_after_before_a_word_of_it_goes
 
 
 async def test_a_turn_that_may_have_run_tools_is_not_repeated(
-    claude_1: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+    claude_1: Path, told: Told, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
     cli = MeddledCli(tmp_path / "cli", claude_1, version=OLD)
-    settings = make_settings(claude_bin=cli.path, profiles={"coder": Profile(tools=("Read",))}, profile="coder")
-    mine, other = await tell(settings, at_once=True)
+    coder: dict[str, Any] = {"profiles": {"coder": Profile(tools=("Read",))}, "profile": "coder"}
+    settings, mine, other = await told.settings(make_settings, claude_1, cli.path, **coder)
     cli.order("start", swapped(mine, other))
     with pytest.raises(SessionBusy, match="nothing of its answer was kept"):
         await asked(settings, "and now")
