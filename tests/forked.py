@@ -59,8 +59,9 @@ class Forked:
         self._ended.set()
 
     def send_signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):  # it has ended meanwhile
-            os.kill(self.pid, number)
+        if self.returncode is None:
+            with suppress(ProcessLookupError):  # it has ended just now
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
