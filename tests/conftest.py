@@ -11,7 +11,7 @@ import os
 import ssl
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,11 +23,22 @@ from hypothesis import settings as hypothesis_settings
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
 
+from .forked import fork_server
 from .postgres import Postgres, server
 from .until import POLL
 
 ROOT = Path(__file__).parent.parent
 FAKE_KEY = "sk-ant-fake-for-tests"
+# What every CLI of the tests gets.
+CLI_ENV = {
+    "ANTHROPIC_API_KEY": FAKE_KEY,
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    # Its runtime's first compiler: a CLI lives for a few turns here, and never gets back what compiling costs it.
+    "BUN_JSC_useBaselineJIT": "0",
+}
+# What the CLI 1.0.120 says of itself when it is asked for --help.
+CLAUDE_1_HELP = Path(__file__).parent / "data" / "claude-1.0.120-help.txt"
 CI = bool(os.environ.get("CI"))
 # Of the caller's environment these families never reach a test.
 FORBIDDEN = ("PG", "ANTHROPIC_", "CLAUDE", "AWS_", "GOOGLE_", "CLI_SESSION_PROXY_", "LITELLM_", "OPENAI_", "GEMINI_")
@@ -74,22 +85,23 @@ def no_process_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     another second whether a CLI was left."""
     yield
     mark, give_up = os.fsencode(tmp_path_factory.getbasetemp()), time.monotonic() + SOON
-    while (left := dict(processes(of=os.getpid(), mark=mark))) and time.monotonic() < give_up:
+    parents = {os.getpid(), fork_server()}
+    while (left := dict(processes(parents, mark=mark))) and time.monotonic() < give_up:
         time.sleep(POLL)
     assert not left, f"processes left behind: {left}"
 
 
-def processes(of: int, mark: bytes) -> Iterator[tuple[int, str]]:
-    """Children of a process (unreaped ones too), and orphans with the mark in their environment, such as a HOME of
+def processes(of: Collection[int | None], mark: bytes) -> Iterator[tuple[int, str]]:
+    """Children of processes (unreaped ones too), and orphans with the mark in their environment, such as a HOME of
     ours. Linux only: elsewhere there is no /proc."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            ours = parent == of or mark in (entry / "environ").read_bytes()
+            ours = parent in of or mark in (entry / "environ").read_bytes()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # ended while we looked, or another user's
-        if ours and int(entry.name) != of and "multiprocessing.resource_tracker" not in command:
+        if ours and int(entry.name) not in of and "multiprocessing.resource_tracker" not in command:
             yield int(entry.name), command or "(not reaped)"
 
 
@@ -117,9 +129,21 @@ def claude_2() -> Path:
 
 
 @pytest.fixture(scope="session")
-def claude_1() -> Path:
+def claude_1_itself() -> Path:
     """The CLI 1.0.120 from npm, which answers every resume with a new id."""
     return required(ROOT / ".tools" / "claude-1.0.120" / "node_modules" / ".bin" / "claude", "make tools")
+
+
+@pytest.fixture(scope="session")
+def claude_1(claude_1_itself: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same behind a script that knows what it says of itself, for which it needs two seconds of a processor."""
+    script = tmp_path_factory.mktemp("claude-1") / "claude"
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in\n--version) echo "1.0.120 (Claude Code)" ;;\n--help) cat "{CLAUDE_1_HELP}" ;;\n'
+        f'*) exec "{claude_1_itself}" "$@" ;;\nesac\n'
+    )
+    script.chmod(0o755)
+    return script
 
 
 @pytest.fixture(params=["claude_2", "claude_1"])
@@ -132,15 +156,10 @@ def claude(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def claude_env(upstream: Upstream, tmp_path: Path) -> dict[str, str]:
     """What a CLI needs to talk to the scripted upstream and to nobody else."""
-    return {
-        "ANTHROPIC_API_KEY": FAKE_KEY,
+    return CLI_ENV | {
         "ANTHROPIC_BASE_URL": upstream.url,
         "HOME": str(tmp_path / "home"),
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "DISABLE_AUTOUPDATER": "1",
         "CLAUDE_CODE_MAX_RETRIES": "0",
-        # Its runtime's first compiler: a CLI lives for a few turns here, and never gets back what compiling costs it.
-        "BUN_JSC_useBaselineJIT": "0",
     }
 
 

@@ -7,20 +7,19 @@ import contextlib
 import json
 import os
 import signal
-import sys
-from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from cli_session_proxy.cli import main
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.server import Server, create_app
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.wires.base import Wire
 from cli_session_proxy.wires.registry import WIRES
 
-from .conftest import ROOT
+from .forked import Forked, forked
 
 # Seconds in which a process of ours starts, or ends.
 START = 30.0
@@ -44,7 +43,7 @@ async def serving(engine: Any, settings: Settings, wires: Sequence[Wire] = WIRES
 
 
 @asynccontextmanager
-async def serve(settings: Settings, cwd: Path) -> AsyncIterator[tuple[str, Process]]:
+async def serve(settings: Settings, cwd: Path) -> AsyncIterator[tuple[str, Forked]]:
     """`cli-session-proxy serve` in the built-up environment of the test, and its address. SIGTERM at the end."""
     named = {
         "port": settings.port, "var": settings.var, "claude_bin": settings.claude_bin,
@@ -52,22 +51,21 @@ async def serve(settings: Settings, cwd: Path) -> AsyncIterator[tuple[str, Proce
         "drain_timeout": settings.drain_timeout, "turn_timeout": settings.turn_timeout, "lease": settings.lease,
         "spares": settings.spares,
     }  # fmt: skip
-    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "PYTHONPATH": str(ROOT)}
+    env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
     if settings.store is not None:
         named["store"] = settings.store.get_secret_value()
     if settings.advertise is not None and settings.cluster_key is not None:
         named |= {"advertise": settings.advertise, "cluster_key": settings.cluster_key.get_secret_value()}
     env |= {f"CLI_SESSION_PROXY_{name.upper()}": str(value) for name, value in named.items()}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cli_session_proxy", "serve", env=env, cwd=cwd, stdout=PIPE, stderr=STDOUT
-    )
-    assert process.stdout is not None
+    process = await forked(main, "serve", env=env, cwd=cwd, stderr=True)
     try:
         async with asyncio.timeout(START):
             while b"listening on" not in (line := await process.stdout.readline()):
                 assert line, "serve ended before it listened"
         yield line.decode().split("listening on ")[1].split()[0], process
     finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-        await asyncio.wait_for(process.communicate(), START)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(START):
+            await process.stdout.read()
+            await process.wait()
+        process.close()

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -204,13 +205,16 @@ class Cluster(World):
     def store_file(self) -> Path | None:
         return None
 
-    def command(self, proxy: Proxy) -> list[str]:
+    async def started(self, proxy: Proxy) -> Process:
         # The host name is the proxy's mark: by it the database knows who holds a lease.
         named = 'echo "$0" > /proc/sys/kernel/hostname; exec "$@"'
         inside = ["ip", "netns", "exec", f"h{proxy.number}", "unshare", "--uts", "sh", "-c", named, proxy.mark]
         if not self._clock(proxy).exists():
             self.skew(proxy, 0.0)
-        return [*inside, sys.executable, "-m", "tests.chaos.skewed"]
+        return await asyncio.create_subprocess_exec(
+            *inside, sys.executable, "-m", "tests.chaos.skewed", cwd=self.folder, stdin=DEVNULL, stdout=PIPE,
+            stderr=STDOUT, env=self.environment(proxy), start_new_session=True,
+        )  # fmt: skip
 
     def url_of(self, proxy: Proxy, listens: str) -> str:
         return f"http://{HOST.format(network=NETWORKS['front'], host=FIRST_HOST + proxy.number)}:{PORT}"

@@ -14,19 +14,20 @@ import os
 import random
 import re
 import signal
-import sys
 import time
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT
+from asyncio.subprocess import Process
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cli_session_proxy.backends.claude import transcript
+from cli_session_proxy.cli import main
 from cli_session_proxy.sandbox import LOCAL_OWNER, directory_name
 from cli_session_proxy.stores.sqlite.store import FILE
 
-from ..conftest import FAKE_KEY, ROOT
+from ..conftest import CLI_ENV, ROOT
+from ..forked import Forked, forked
 from ..recovery.others import paused
 from .history import Damage, Ending, Network
 from .journal import Entry, Orphans
@@ -71,7 +72,7 @@ class Proxy:
         self.log_of_start = 0  # where in it the lines of the process that is there now begin
         self._world = world
         self._starts = 0
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | Forked | None = None
         self._draining: asyncio.Task[None] | None = None
 
     @property
@@ -95,16 +96,13 @@ class Proxy:
         self._starts += 1
         self.stopping = False
         self.log_of_start = len(self.log)
-        self._process = await asyncio.create_subprocess_exec(
-            *self._world.command(self), cwd=self._world.folder, stdin=DEVNULL, stdout=PIPE,
-            stderr=STDOUT, env=self._world.environment(self), start_new_session=True,
-        )  # fmt: skip
+        self._process = await self._world.started(self)
         listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._draining = asyncio.create_task(self._drain(self._process, listening))
         async with asyncio.timeout(START):
             self.url = self._world.url_of(self, await listening)
 
-    async def _drain(self, process: asyncio.subprocess.Process, listening: asyncio.Future[str]) -> None:
+    async def _drain(self, process: Process | Forked, listening: asyncio.Future[str]) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
             text = line.decode(errors="replace").rstrip()
@@ -113,6 +111,8 @@ class Proxy:
                 listening.set_result(found[1])
         if not listening.done():
             listening.set_exception(RuntimeError(f"proxy {self.number} ended at its start: {self.log[-5:]}"))
+        if isinstance(process, Forked):
+            process.close()
 
     def signal(self, number: signal.Signals) -> None:
         if self.running and self._process is not None:
@@ -191,8 +191,8 @@ class World:
         """None where the store is no file."""
         return self.place(0).var / FILE
 
-    def command(self, proxy: Proxy) -> list[str]:
-        return [sys.executable, "-m", "cli_session_proxy", "serve"]
+    async def started(self, proxy: Proxy) -> Process | Forked:
+        return await forked(main, "serve", env=self.environment(proxy), cwd=self.folder, stderr=True)
 
     def url_of(self, proxy: Proxy, listens: str) -> str:
         """Where clients reach a proxy that says that it listens there."""
@@ -201,12 +201,9 @@ class World:
     def environment(self, proxy: Proxy) -> dict[str, str]:
         place = self.place(proxy.number)
         place.home.mkdir(parents=True, exist_ok=True)
-        cli = {
-            "ANTHROPIC_API_KEY": FAKE_KEY,
+        cli = CLI_ENV | {
             "ANTHROPIC_BASE_URL": self._upstream,
             "ANTHROPIC_CUSTOM_HEADERS": self._header(proxy.mark),
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "DISABLE_AUTOUPDATER": "1",
             "HOME": str(place.home),
         }
         own = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,6 +24,7 @@ from cli_session_proxy.stores.base import NewTurn, Store
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..forked import forked
 from ..serving import serving
 from ..talking import ask, running
 from .test_portable import fill, store_of, turn
@@ -84,11 +85,8 @@ async def test_a_person_sees_a_repair_as_it_happens(
     assert settings.claude_config_dir is not None
     async with running(settings) as engine:
         await ask(engine, "one")
-        args = [sys.executable, "-m", "cli_session_proxy", "dump", "a", "--follow", "--format", "markdown"]
-        process = await asyncio.create_subprocess_exec(
-            *args, "--var", str(settings.var), stdout=asyncio.subprocess.PIPE
-        )
-        assert process.stdout is not None
+        args = ["dump", "a", "--follow", "--format", "markdown", "--var", str(settings.var)]
+        process = await forked(cli.main, *args, env=os.environ, cwd=Path.cwd())
         repair = asyncio.create_task(line_that_starts(process.stdout, b"    repair (rebuilt): "))
         try:
             async with asyncio.timeout(SOON):
@@ -99,8 +97,9 @@ async def test_a_person_sees_a_repair_as_it_happens(
                 seen = await repair
         finally:
             repair.cancel()
-            process.terminate()
+            process.send_signal(signal.SIGTERM)
             await process.wait()
+            process.close()
     assert b"The session's transcript was gone (no transcript at" in seen
     assert b"it was written again from the chain" in seen
 
@@ -168,13 +167,18 @@ def test_a_wrong_filter_is_one_line(option: list[str], capsys: pytest.CaptureFix
     assert option[0] in capsys.readouterr().err
 
 
-async def test_redaction_can_be_turned_off_for_what_was_said(settings: Settings, tmp_path: Path) -> None:
+async def test_redaction_can_be_turned_off_for_what_was_said(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
     secret = "sk-ant-api03-abcdef123456"
     await fill(settings, turn(1, input=(Message.user(secret),)))
-    args = [sys.executable, "-m", "cli_session_proxy", "dump", "a", "--var", str(settings.var)]
+    args = ["dump", "a", "--var", str(settings.var)]
 
     def printed(*more: str) -> str:
-        return subprocess.run([*args, *more], capture_output=True, text=True, check=True, timeout=SOON).stdout
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*args, *more])
+        assert not ended.value.code
+        return capsys.readouterr().out
 
     assert secret not in await asyncio.to_thread(printed)
     assert secret in await asyncio.to_thread(printed, "--no-redact")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-_PROGRAM = """#!{python}
+_PROGRAM = """#!{python} -IS
 import json, os, pathlib, subprocess, sys
 
 order = pathlib.Path({order!r})

@@ -27,8 +27,7 @@ from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from ..serving import serving
-from ..talking import running
+from ..without_cli import proxied_without_cli
 from . import score as scores_of_the_matrix
 from . import talk as talks_of_the_matrix
 from .report import Report
@@ -122,11 +121,12 @@ async def test_another_agents_words_are_foreign(tmp_path: Path) -> None:
 
 
 async def test_this_proxy_keeps_them_on_every_wire(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+    make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
-    settings = make_settings(claude_bin=claude_2)
+    """The benchmark's own client of each wire. With the real CLI: the next one, and the matrix."""
     chosen = [row for row in rows.ROWS if row.name == "one more turn"]
-    async with running(settings) as engine, serving(engine, settings) as url:
+    async with proxied_without_cli(make_settings(), upstream) as (_, root):
+        url = f"{root}/v1"
         for wire in get_args(WireName):
             at = url.replace("/v1", "/v1beta") if wire == "generate" else url
             header = None if wire == "responses" else "X-Agent-Id"

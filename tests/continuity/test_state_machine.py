@@ -26,7 +26,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Fail
 from cli_session_proxy.testing.upstream import Upstream
 
-from ..conftest import FAKE_KEY
+from ..conftest import CLI_ENV
 from . import rows_cli, rows_files
 from .score import Fact
 from .talk import EngineTalk, Refused
@@ -62,9 +62,7 @@ class Conversation(RuleBasedStateMachine):
         async def start() -> None:
             self.upstream = await Upstream().__aenter__()
             folder = Path(self.folder.name)
-            environment = {
-                "ANTHROPIC_API_KEY": FAKE_KEY, "ANTHROPIC_BASE_URL": self.upstream.url, "HOME": str(folder / "home"),
-            }  # fmt: skip
+            environment = CLI_ENV | {"ANTHROPIC_BASE_URL": self.upstream.url, "HOME": str(folder / "home")}
             options = Settings(
                 var=folder / "var", claude_config_dir=folder / "config", claude_env=environment, port=0,
                 claude_bin=self.binary, turn_timeout=60.0, idle_timeout=30.0, cli_retries=0, stop_grace=2.0,

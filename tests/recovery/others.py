@@ -7,8 +7,7 @@ import json
 import os
 import signal
 import sqlite3
-import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -16,15 +15,16 @@ from typing import Any
 
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sqlite.store import FILE
-from tests.conftest import ROOT
 
+from ..forked import Forked, forked
 from ..until import until
+from . import proxy
 
 # Seconds for any one answer of a proxy.
 PATIENCE = 60.0
 
 
-async def paused(process: Process, store: Path | None) -> None:
+async def paused(process: Process | Forked, store: Path | None) -> None:
     """Stop a proxy in its tracks, unless it ends meanwhile, and not where it holds the write lock of its SQLite store:
     then nobody could write, and every other proxy would say that (`test_store_fails` has a lock that another program
     keeps). None: another store, whose server ends what a client keeps open for too long."""
@@ -62,7 +62,7 @@ def all_threads_stopped(pid: int) -> bool:
 class Other:
     """A running proxy (see `proxy`)."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Forked) -> None:
         self.process = process
 
     @property
@@ -70,13 +70,11 @@ class Other:
         return self.process.pid
 
     async def tell(self, *said: str, **more: Any) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"say": said, **more}).encode() + b"\n")
         await self.process.stdin.drain()
 
     async def heard(self) -> dict[str, Any] | None:
         """Its next answer; None when it has died."""
-        assert self.process.stdout is not None
         async with asyncio.timeout(PATIENCE):
             line = await self.process.stdout.readline()
         if not line:
@@ -99,8 +97,7 @@ class Other:
             return await self.process.wait()
 
     async def end(self, number: signal.Signals) -> int:
-        if self.process.returncode is None:
-            self.process.send_signal(number)
+        self.process.send_signal(number)
         return await self.died()
 
 
@@ -112,20 +109,14 @@ async def other_proxy(
     if settings.store is not None:  # masked there
         given["store"] = settings.store.get_secret_value()
     told = json.dumps({"settings": given, "die_at": die_at, "runs": runs, "like": like})
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.recovery.proxy", told,
-        stdin=PIPE, stdout=PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    process = await forked(proxy.run, told, env=os.environ, cwd=Path.cwd())
     other = Other(process)
     try:
         assert await other.heard() == {"ready": process.pid}
         yield other
     finally:
         await other.end(signal.SIGKILL)
-        assert process.stdin is not None
-        process.stdin.close()
-        transport: Any = process._transport  # type: ignore[attr-defined]  # asyncio closes it late otherwise
-        transport.close()
+        process.close()
 
 
 async def overwritten(settings: Settings, old: str, new: str) -> None:

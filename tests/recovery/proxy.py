@@ -1,7 +1,7 @@
 """A proxy in a process of its own, that can be told to die at a named step of a turn.
 
-    python -m tests.recovery.proxy '{"settings": …, "die_at": STEP | null, "runs": "asyncio" | "uvloop" | "thread",
-                                     "like": "here" | "macos"}'
+`run` reads from its argument {"settings": …, "die_at": STEP | null, "runs": "asyncio" | "uvloop" | "thread",
+"like": "here" | "macos"}.
 
 It reads requests from stdin, one JSON object a line: {"say": […], "die": bool, …} with further fields of the request
 ("tools" as JSON), and answers with one JSON object a line. What is said are texts.
@@ -133,7 +133,3 @@ def run() -> None:
             thread.join()
         case _:
             asyncio.run(main())
-
-
-if __name__ == "__main__":
-    run()

@@ -1,4 +1,6 @@
-"""The same request once more: attached, replayed or run again, but never twice in the conversation."""
+"""The same request once more: attached, replayed or run again, but never twice in the conversation.
+
+What is interrupted, and what is left off a session, is tried on the real CLI; the rest no CLI decides."""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..conftest import MakeSettings
 from ..matrix import rest_in_full
 from ..talking import ask, heard, request, running
+from ..without_cli import running_without_cli
 from .test_kill import turns_of
 from .test_several_proxies import reached
 
@@ -37,13 +40,13 @@ async def first_delta(answer: Answer) -> None:
 
 
 async def test_a_key_is_replayed_after_a_restart_and_belongs_to_one_body(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    settings = make_settings(claude_bin=claude_2)
-    async with running(settings) as engine:
+    settings = make_settings()
+    async with running_without_cli(settings, upstream) as engine:
         first = await ask(engine, "one", idempotency_key="k")
         await ask(engine, "two")
-    async with running(settings) as engine:
+    async with running_without_cli(settings, upstream) as engine:
         again = await ask(engine, "one", idempotency_key="k")
         with pytest.raises(InvalidRequest) as refused:
             await ask(engine, "something else", idempotency_key="k")
@@ -53,10 +56,8 @@ async def test_a_key_is_replayed_after_a_restart_and_belongs_to_one_body(
     assert heard(upstream) == ["one", "two", "three"]
 
 
-async def test_a_key_is_forgotten_after_its_time(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
-) -> None:
-    async with running(make_settings(claude_bin=claude_2, idempotency_hours=1e-9)) as engine:
+async def test_a_key_is_forgotten_after_its_time(make_settings: MakeSettings, upstream: Upstream) -> None:
+    async with running_without_cli(make_settings(idempotency_hours=1e-9), upstream) as engine:
         first = await ask(engine, "one", idempotency_key="k")
         again = await ask(engine, "one", idempotency_key="k")
     assert first.id != again.id
@@ -64,9 +65,9 @@ async def test_a_key_is_forgotten_after_its_time(
 
 
 async def test_the_same_request_twice_at_once_is_one_turn_with_a_key_and_two_without(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    async with running(make_settings(claude_bin=claude_2)) as engine:
+    async with running_without_cli(make_settings(), upstream) as engine:
         one, two = await asyncio.gather(*(ask(engine, "one", idempotency_key="k") for _ in range(2)))
         assert one.id == two.id
         assert heard(upstream) == ["one"]
@@ -75,12 +76,12 @@ async def test_the_same_request_twice_at_once_is_one_turn_with_a_key_and_two_wit
 
 
 async def test_a_clients_own_retry_is_the_same_turn_whatever_became_of_it(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     gate = Gate()
     upstream.when("slow", gate)
     upstream.when("broken", Fail(400), times=None)
-    async with running(make_settings(claude_bin=claude_2)) as engine:
+    async with running_without_cli(make_settings(), upstream) as engine:
         first = await engine.submit(request("slow"))
         await reached(gate)
         attached = await engine.submit(request("slow", is_retry=True))
@@ -101,11 +102,11 @@ async def test_a_clients_own_retry_is_the_same_turn_whatever_became_of_it(
 
 @pytest.mark.parametrize("when", ["before the first byte", "mid-stream"])
 async def test_who_comes_back_in_time_is_attached_without_saying_that_it_retries(
-    when: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    when: str, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     gate = Gate(after=0 if when == "before the first byte" else 1)
     upstream.when("one", gate)
-    async with running(make_settings(claude_bin=claude_2)) as engine:
+    async with running_without_cli(make_settings(), upstream) as engine:
         answer = await engine.submit(request("one"))
         await reached(gate)
         if when == "mid-stream":
@@ -139,12 +140,12 @@ async def test_a_turn_that_nobody_comes_back_for_is_interrupted(
 
 
 async def test_an_undelivered_answer_is_claimed_by_the_same_request_even_after_a_restart(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    settings = make_settings(claude_bin=claude_2)
-    async with running(settings) as engine:
+    settings = make_settings()
+    async with running_without_cli(settings, upstream) as engine:
         first = await undelivered(engine, "one")
-    async with running(settings) as engine:
+    async with running_without_cli(settings, upstream) as engine:
         assert (await ask(engine, "one")).id == first
         await ask(engine, "two")
         # Delivered by now: the same words are new ones.
@@ -173,9 +174,9 @@ async def test_another_request_leaves_an_undelivered_answer_off_and_then_the_sam
 
 
 async def test_a_replay_that_is_cut_does_not_take_a_delivered_answer_back(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    async with running(make_settings(claude_bin=claude_2)) as engine:
+    async with running_without_cli(make_settings(), upstream) as engine:
         await ask(engine, "one", idempotency_key="k")
         replayed = await engine.submit(request("one", idempotency_key="k"))
         replayed.leave()
@@ -184,9 +185,9 @@ async def test_a_replay_that_is_cut_does_not_take_a_delivered_answer_back(
 
 
 async def test_a_cancellation_that_comes_during_the_commit_comes_too_late(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    async with running(make_settings(claude_bin=claude_2)) as engine:
+    async with running_without_cli(make_settings(), upstream) as engine:
         commit = engine.store.commit
         answer = await engine.submit(request("one"))
 

@@ -34,8 +34,8 @@ one_kind = pytest.mark.parametrize("kind", rest_in_full("no exec", "plain"))
 
 
 def left(home: Path) -> list[tuple[int, str]]:
-    """What still runs with this HOME: the proxy, its guardian, its CLIs and whatever these have started."""
-    return [(pid, command) for pid, command in processes(of=-1, mark=os.fsencode(home)) if pid != os.getpid()]
+    """What still runs with this HOME: a proxy's guardian, its CLIs and whatever these have started."""
+    return [(pid, command) for pid, command in processes((), mark=os.fsencode(home)) if pid != os.getpid()]
 
 
 async def idle(proxy: Other, upstream: Upstream) -> None:

@@ -19,6 +19,7 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..conftest import MakeSettings
 from ..talking import ask, heard
 from ..until import until
+from ..without_cli import ScriptedModel
 from .test_kill import turns_of
 
 
@@ -51,8 +52,11 @@ class FailingStore(SqliteStore):
 
 
 @asynccontextmanager
-async def on_store(settings: Settings, store: SqliteStore) -> AsyncIterator[Engine]:
-    engine = Engine(settings, store)
+async def on_store(
+    settings: Settings, store: SqliteStore, without_cli: Upstream | None = None
+) -> AsyncIterator[Engine]:
+    """`without_cli`: the upstream, asked for what no CLI decides."""
+    engine = Engine(settings, store, ScriptedModel(without_cli, store) if without_cli else None)
     await engine.start()
     try:
         yield engine
@@ -67,9 +71,10 @@ async def on_store(settings: Settings, store: SqliteStore) -> AsyncIterator[Engi
 async def test_a_disk_that_is_full_at_a_step_costs_that_turn_only(
     broken: str, run: bool, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
+    """Where it was run, its session holds more than the chain."""
     settings = make_settings(claude_bin=claude_2)
     store = FailingStore(settings)
-    async with on_store(settings, store) as engine:
+    async with on_store(settings, store, None if run else upstream) as engine:
         await ask(engine, "one")
         store.broken = set(broken.split())
         with pytest.raises(StoreUnavailable, match="was run, and its answer was not kept" if run else "was not run"):
@@ -86,11 +91,11 @@ async def test_a_disk_that_is_full_at_a_step_costs_that_turn_only(
 
 
 async def test_an_end_that_could_not_be_stored_is_stored_when_the_store_can_again(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    settings = make_settings(claude_bin=claude_2)
+    settings = make_settings()
     store = FailingStore(settings)
-    async with on_store(settings, store) as engine:
+    async with on_store(settings, store, upstream) as engine:
         store.broken = {"commit", "fail"}
         with pytest.raises(StoreUnavailable):
             await ask(engine, "one")
@@ -149,11 +154,11 @@ async def test_a_database_that_cannot_grow_is_a_store_that_cannot_write(
 
 
 async def test_a_database_locked_by_another_program_is_waited_for_and_then_refused(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    settings = make_settings(claude_bin=claude_2)
+    settings = make_settings()
     store = FailingStore(settings, busy_timeout=0.3)
-    async with on_store(settings, store) as engine:
+    async with on_store(settings, store, upstream) as engine:
         await ask(engine, "one")
         other = sqlite3.connect(settings.var / FILE, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")

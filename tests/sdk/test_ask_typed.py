@@ -1,12 +1,15 @@
-"""`ask` with `schema` and `tools`, over the real CLI: in this process and through a running `serve`."""
+"""`ask` with `schema` and `tools`: in this process and through a running `serve`.
+
+What `ask` asks for and gives back is its own business, whoever answers; `with_cli` has the real CLI."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, assert_type
 
@@ -16,6 +19,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from cli_session_proxy import Episode, ask
 from cli_session_proxy.domain.client_tools import NOT_ANSWERED, cli_name
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import InvalidRequest, TurnTimeout, UpstreamError
 from cli_session_proxy.sdk import runtime
 from cli_session_proxy.settings import Settings
@@ -25,29 +29,44 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..conftest import MakeSettings
 from ..matrix import rest_in_full
 from ..serving import serving
-from ..talking import running
+from ..without_cli import engine_without_cli
 
 WAYS = ("embedded", "served")
 either_way = pytest.mark.parametrize("there", WAYS, indirect=True)
 
 
+MakeEngine = Callable[[Settings], Engine]
+with_cli = pytest.mark.parametrize("engines", [True], indirect=True, ids=["cli"])
+
+
 @pytest.fixture
-def settings(claude_2: Path, make_settings: MakeSettings) -> Iterator[Settings]:
+def engines(request: pytest.FixtureRequest, upstream: Upstream) -> MakeEngine:
+    """With a parameter: over the real CLI."""
+    return Engine if hasattr(request, "param") else partial(engine_without_cli, upstream=upstream)
+
+
+@pytest.fixture
+def settings(claude_2: Path, make_settings: MakeSettings, engines: MakeEngine) -> Iterator[Settings]:
     """The engine of this process runs with these; it is stopped in the end."""
     made = make_settings(claude_bin=claude_2)
-    runtime.configure(made)
+    runtime.configure(made, engine_factory=engines)
     yield made
     runtime.close()
 
 
 @pytest_asyncio.fixture(params=rest_in_full(*WAYS))
-async def there(request: pytest.FixtureRequest, settings: Settings) -> AsyncIterator[str | None]:
+async def there(request: pytest.FixtureRequest, settings: Settings, engines: MakeEngine) -> AsyncIterator[str | None]:
     """`base_url` of each way: None, or a running server's."""
     if request.param == "embedded":
         yield None
         return
-    async with running(settings) as engine, serving(engine, settings) as url:
-        yield url
+    engine = engines(settings)
+    await engine.start()
+    try:
+        async with serving(engine, settings) as url:
+            yield url
+    finally:
+        await engine.stop()
 
 
 def uses(*calls: tuple[str, dict[str, Any]]) -> Reply:
@@ -156,6 +175,7 @@ def population(town: Annotated[str, Field(description="its English name")]) -> i
     return 2_800_000
 
 
+@with_cli
 async def test_sync_and_async_functions_are_described_called_and_answered(
     there: str | None, upstream: Upstream
 ) -> None:
@@ -228,6 +248,7 @@ async def test_what_a_function_raises_goes_to_the_model(there: str | None, upstr
     assert text.startswith("The tool said: ")
 
 
+@with_cli
 async def test_several_rounds_and_a_typed_answer(there: str | None, upstream: Upstream) -> None:
     upstream.next(uses(("population", {"town": "Rome"})), uses(("population", {"town": "Oslo"})))
     upstream.next(Reply(json.dumps(ROME)))
@@ -237,6 +258,7 @@ async def test_several_rounds_and_a_typed_answer(there: str | None, upstream: Up
     assert len(upstream.requests) == 3
 
 
+@with_cli
 async def test_a_loop_of_calls_ends_at_its_bound_and_the_conversation_goes_on(
     there: str | None, upstream: Upstream
 ) -> None:
@@ -277,6 +299,7 @@ async def test_the_time_of_an_ask_holds_for_its_tools_too(settings: Settings, up
     assert Episode.from_json(caught.value.detail["episode"]).agent_id
 
 
+@with_cli
 async def test_cancelling_an_ask_ends_its_tools_and_leaves_nothing_behind(
     there: str | None, upstream: Upstream
 ) -> None:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 
 import pytest
 
@@ -18,15 +18,15 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from ..serving import serving
-from ..talking import heard, running
+from ..talking import heard
+from ..without_cli import engine_without_cli, proxied_without_cli
 
 
 @pytest.fixture
-def settings(claude_2: Path, make_settings: MakeSettings) -> Iterator[Settings]:
-    """The engine of this process runs with these; it is stopped in the end."""
-    made = make_settings(claude_bin=claude_2, keys={"local": "the-local-secret-01"})
-    runtime.configure(made)
+def settings(make_settings: MakeSettings, upstream: Upstream) -> Iterator[Settings]:
+    """The engine of this process runs with these, and without a CLI; it is stopped in the end."""
+    made = make_settings(keys={"local": "the-local-secret-01"})
+    runtime.configure(made, engine_factory=partial(engine_without_cli, upstream=upstream))
     yield made
     runtime.close()
 
@@ -41,8 +41,7 @@ async def test_an_episode_is_written_down_branched_and_gone_on_with_by_either_st
     right, _ = await ask("remember side = right", episode=kept)
     assert (await ask("recall", episode=left))[1] == "I remember: a is 1; side is left."
     assert heard(upstream) == ["remember a = 1", "remember side = left", "recall"]
-    runtime.configure(settings)
-    async with running(settings) as engine, serving(engine, settings) as url:
+    async with proxied_without_cli(settings, upstream) as (_, url):
         key = "the-local-secret-01"
         there, told = await ask("recall", episode=right, base_url=url, api_key=key)
         assert told == "I remember: a is 1; side is right."

@@ -18,7 +18,7 @@ from cli_session_proxy.testing.script import Stall
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..clis import old_cli_in_full
-from ..conftest import FAKE_KEY, ROOT
+from ..conftest import CLI_ENV, ROOT
 from ..docs.test_snippets import blocks_of
 from ..matrix import rest_in_full
 
@@ -37,10 +37,7 @@ async def run(
 ) -> tuple[int | None, list[str], str]:
     """Exit code, lines of stdout, stderr of a script over the real CLI; Ctrl-C comes when the model hears a text."""
     home = tmp_path / "home"
-    for_claude = {
-        "ANTHROPIC_API_KEY": FAKE_KEY, "ANTHROPIC_BASE_URL": upstream.url, "HOME": str(home),
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1", "CLAUDE_CODE_MAX_RETRIES": "0",
-    }  # fmt: skip
+    for_claude = CLI_ENV | {"ANTHROPIC_BASE_URL": upstream.url, "HOME": str(home), "CLAUDE_CODE_MAX_RETRIES": "0"}
     env = {
         "PATH": os.defpath, "HOME": str(home), "LANG": "C.UTF-8",
         "CLI_SESSION_PROXY_VAR": str(tmp_path / "var"),

@@ -160,9 +160,9 @@ def command_lines() -> str:
 
 
 async def test_the_old_cli_can_be_confined_too(
-    make_settings: MakeSettings, claude_1: Path, tmp_path: Path, upstream: Upstream
+    make_settings: MakeSettings, claude_1_itself: Path, tmp_path: Path, upstream: Upstream
 ) -> None:
-    shells = Shells(make_settings, claude_1, tmp_path, upstream)
+    shells = Shells(make_settings, claude_1_itself, tmp_path, upstream)
     async with running(shells.settings) as engine:
         said = await shells.run(engine, "confined", f"ls -A {shells.settings.var}; cat rules/rules.md")
         assert "be kind" in said

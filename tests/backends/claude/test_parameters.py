@@ -185,24 +185,21 @@ async def test_a_stop_sequence_that_the_provider_heeds_leaves_the_process_warm(
     assert "stop_sequences" not in upstream.requests[-1].body
 
 
-@pytest.mark.parametrize(
-    ("choice", "sent_as"),
-    [
-        (ToolChoice("required"), {"type": "any"}),
-        (ToolChoice("required", ("get_time",)), {"type": "tool", "name": "mcp__client__get_time"}),
-        (ToolChoice("none"), {"type": "none"}),
-        (ToolChoice("auto", None, parallel=False), {"type": "auto", "disable_parallel_tool_use": True}),
-    ],
-)
 async def test_a_tool_choice_reaches_the_model_once(
-    choice: ToolChoice, sent_as: dict[str, Any], claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     async with running(make_settings(claude_bin=claude_2)) as engine:
-        await ask(engine, "look", tools=TOOLS, tool_choice=choice, model=SONNET_4)
-        await ask(engine, "next", tools=TOOLS, model=SONNET_4)
-    forced = choice.mode == "required"
-    assert sent(upstream, 0) == {"max_tokens": 32000, "tool_choice": sent_as, "thinks": not forced}
-    assert sent(upstream) == {"max_tokens": 32000, "thinks": True}
+        for choice, sent_as in (
+            (ToolChoice("required"), {"type": "any"}),
+            (ToolChoice("required", ("get_time",)), {"type": "tool", "name": "mcp__client__get_time"}),
+            (ToolChoice("none"), {"type": "none"}),
+            (ToolChoice("auto", None, parallel=False), {"type": "auto", "disable_parallel_tool_use": True}),
+        ):
+            await ask(engine, "look", tools=TOOLS, tool_choice=choice, model=SONNET_4)
+            forced = choice.mode == "required"
+            assert sent(upstream) == {"max_tokens": 32000, "tool_choice": sent_as, "thinks": not forced}
+            await ask(engine, "next", tools=TOOLS, model=SONNET_4)
+            assert sent(upstream) == {"max_tokens": 32000, "thinks": True}
 
 
 async def test_a_forced_choice_is_gone_when_the_results_go_back_to_the_process_that_waits(

@@ -11,20 +11,21 @@ import pytest
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
 
+from ...matrix import rest_in_full
 from ...talking import running
 from .mixed import MODELS, Talk
 from .servers import Provider
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
-async def test_twenty_turns_in_random_order_with_tools_and_images(
-    with_models: Callable[..., Settings], provider: Provider, upstream: Upstream, claude_2: Path, seed: int
+@pytest.mark.parametrize(("seed", "turns"), rest_in_full((1, 12), (2, 20)))
+async def test_many_turns_in_random_order_with_tools_and_images(
+    with_models: Callable[..., Settings], provider: Provider, upstream: Upstream, claude_2: Path, seed: int, turns: int
 ) -> None:
     order = random.Random(seed)
     async with running(with_models(claude_bin=claude_2)) as engine:
         talk = Talk(engine, upstream, provider)
         before = None
-        for _ in range(20):
+        for _ in range(turns):
             model = order.choice(MODELS)
             await talk.tell(model, image=order.random() < 0.3, call=order.random() < 0.3)
             assert talk.shown(model) == talk.told()

@@ -14,12 +14,13 @@ from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
+from ...forked import Forked
 from ...serving import START, serve
 from .conftest import client_of
 
 
 @asynccontextmanager
-async def served(settings: Settings, cwd: Path) -> AsyncIterator[tuple[openai.AsyncOpenAI, asyncio.subprocess.Process]]:
+async def served(settings: Settings, cwd: Path) -> AsyncIterator[tuple[openai.AsyncOpenAI, Forked]]:
     async with serve(settings, cwd) as (url, process), client_of(f"{url}/v1") as client:
         yield client, process
 

@@ -96,8 +96,9 @@ def test_the_setting_goes_before_path_and_path_before_the_bundled_one(
         find(Settings())
 
 
-async def test_the_real_ones_are_told_apart(claude_1: Path, claude_2: Path) -> None:
-    old, new = await probe(claude_1, ENV_WITH_NODE), await probe(claude_2, ENV_WITH_NODE)
+async def test_the_real_ones_are_told_apart(claude_1_itself: Path, claude_1: Path, claude_2: Path) -> None:
+    old, new = await probe(claude_1_itself, ENV_WITH_NODE), await probe(claude_2, ENV_WITH_NODE)
+    assert replace(await probe(claude_1, ENV_WITH_NODE), path=claude_1_itself) == old
     assert (old.version, old.warm, old.keeps_session_id, old.client_composed) == ("1.0.120", False, False, False)
     assert (old.takes_tools, old.takes_claim, old.takes_system_prompt) == (False, False, False)
     assert (new.warm, new.keeps_session_id, new.client_composed, new.chooses_tools) == (True, True, True, True)

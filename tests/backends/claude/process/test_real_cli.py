@@ -179,30 +179,33 @@ async def test_an_interrupt_ends_the_turn_and_says_so(
     assert error_for(end).code == "interrupted"
 
 
-@old_cli_in_full
-@pytest.mark.parametrize(
-    ("fail", "code"),
-    [
-        (Fail(400, message="image is broken"), "invalid_request"),
-        (Fail(400, message="prompt is too long: 210000 tokens > 200000 maximum"), "context_too_long"),
-        (Fail(401, message="invalid x-api-key"), "claude_not_logged_in"),
-        (Fail(403), "claude_not_logged_in"),
-        (Fail(429, {"retry-after": "1"}), "rate_limited"),
-        (Fail(500), "upstream_error"),
-        (Fail(529), "overloaded"),
-    ],
-    ids=lambda value: f"{value.status}-{value.message[:5]}" if isinstance(value, Fail) else value,
+FAILURES = (
+    (Fail(400, message="image is broken"), "invalid_request"),
+    (Fail(400, message="prompt is too long: 210000 tokens > 200000 maximum"), "context_too_long"),
+    (Fail(401, message="invalid x-api-key"), "claude_not_logged_in"),
+    (Fail(403), "claude_not_logged_in"),
+    (Fail(429, {"retry-after": "1"}), "rate_limited"),
+    (Fail(500), "upstream_error"),
+    (Fail(529), "overloaded"),
 )
+
+
+@old_cli_in_full
 async def test_a_failing_provider_gets_its_code(
-    claude: Path, upstream: Upstream, real: MakeLaunch, start: Start, fail: Fail, code: str
+    claude: Path, upstream: Upstream, real: MakeLaunch, start: Start, subtests: pytest.Subtests
 ) -> None:
-    upstream.when("hi", fail, times=None)
-    process = await start(await real(claude, extra_env={"CLAUDE_CODE_MAX_RETRIES": "0"}))
-    events = await ask(process)
-    assert said(events) == ""
-    end = result(events)
-    assert end.is_error
-    assert error_for(end).code == code
+    process = None
+    for fail, code in FAILURES:
+        with subtests.test(fail=fail):
+            if process is None or not process.usable:
+                process = await start(await real(claude, extra_env={"CLAUDE_CODE_MAX_RETRIES": "0"}))
+            upstream.heal()
+            upstream.when("hi", fail, times=None)
+            events = await ask(process)
+            assert said(events) == ""
+            end = result(events)
+            assert end.is_error
+            assert error_for(end).code == code
 
 
 @old_cli_in_full

@@ -19,7 +19,7 @@ from typing import Literal
 Moment = Literal["start", "loaded", "result"]
 
 # The names in the comment are what the proxy looks for in a CLI's program text.
-_PROGRAM = """#!{python}
+_PROGRAM = """#!{python} -IS
 # "--system-prompt <" "--system-prompt-file <" client_composed only_if_model_is_current mcp_set_servers
 import json, os, pathlib, signal, subprocess, sys, time
 

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from shutil import copytree, rmtree
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def transcript_of(settings: Settings, turn: Turn) -> Path:
     return path
 
 
-async def told(settings: Settings, *, at_once: bool = False) -> tuple[Path, Path]:
+async def tell(settings: Settings, *, at_once: bool = False) -> tuple[Path, Path]:
     """Agents `a` and `b` with some turns each, and no process any more; their transcripts.
 
     `at_once`: all but the last turn of each came in a history. A CLI of one process a turn takes seconds for each.
@@ -47,6 +48,36 @@ async def told(settings: Settings, *, at_once: bool = False) -> tuple[Path, Path
                     last[agent] = await ask(engine, *(history if at_once else [said]), agent=agent)
                 history.append(Message.assistant(f"You said: {said} ({at})"))
     return transcript_of(settings, last["a"]), transcript_of(settings, last["b"])
+
+
+class Told:
+    """What `a` and `b` were told once with a CLI is copied back for each test, to the same place."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._place = folder / "place"
+        self._kept: dict[Path, tuple[Path, tuple[Path, Path]]] = {}  # CLI -> what was there, and the transcripts in it
+
+    async def settings(
+        self, make: MakeSettings, claude: Path, through: Path | None = None, **more: Any
+    ) -> tuple[Settings, Path, Path]:
+        """With the transcripts of both. `through`: the program that stands in front of the CLI."""
+        at = {"var": self._place / "var", "claude_config_dir": self._place / "claude-config"}
+        rmtree(self._place, ignore_errors=True)
+        if claude not in self._kept:
+            transcripts = await tell(make(claude_bin=claude, **at), at_once="bundled" not in str(claude))
+            kept = self._folder / f"kept-{len(self._kept)}"
+            copytree(self._place, kept, symlinks=True)
+            self._kept[claude] = kept, transcripts
+        else:
+            kept, transcripts = self._kept[claude]
+            copytree(kept, self._place, symlinks=True)
+        return make(claude_bin=through or claude, **at, **more), *transcripts
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    return Told(tmp_path_factory.mktemp("told"))
 
 
 async def asked(settings: Settings, said: str, **more: Any) -> Turn:
@@ -75,10 +106,9 @@ DAMAGES: dict[str, Callable[[Path, Path], Op]] = {
 
 @old_cli_in_full
 async def test_a_resume_that_nobody_disturbs_needs_one_process(
-    claude: Path, make_settings: MakeSettings, upstream: Upstream
+    claude: Path, told: Told, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    settings = make_settings(claude_bin=claude)
-    await told(settings)
+    settings, *_ = await told.settings(make_settings, claude)
     turns = [await asked(settings, "and now")]
     mine = transcript_of(settings, turns[-1])
     mine.write_bytes(mine.read_bytes())
@@ -95,11 +125,10 @@ async def test_a_resume_that_nobody_disturbs_needs_one_process(
     "how", rest_in_full("another agent's", "deleted", "other words of the same length", "emptied", "cut short", quick=2)
 )
 async def test_a_transcript_damaged_after_it_was_verified_is_not_gone_on_from(
-    how: str, claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+    how: str, claude: Path, told: Told, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
     cli = MeddledCli(tmp_path / "cli", claude)
-    settings = make_settings(claude_bin=cli.path)
-    mine, other = await told(settings)
+    settings, mine, other = await told.settings(make_settings, claude, cli.path)
     before = len(upstream.requests)
     cli.order("start", DAMAGES[how](mine, other))
     turn = await asked(settings, "and now")
@@ -114,11 +143,10 @@ async def test_a_transcript_damaged_after_it_was_verified_is_not_gone_on_from(
 
 @old_cli_in_full
 async def test_a_swap_that_is_taken_back_in_time_is_noticed(
-    claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+    claude: Path, told: Told, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
     cli = MeddledCli(tmp_path / "cli", claude)
-    settings = make_settings(claude_bin=cli.path)
-    mine, other = await told(settings)
+    settings, mine, other = await told.settings(make_settings, claude, cli.path)
     before = len(upstream.requests)
     cli.order("start", swapped(mine, other))
     cli.order("loaded", swapped(mine, other))
@@ -152,11 +180,10 @@ async def test_damage_of_the_same_length_during_a_turn_is_mended_at_the_next_sta
 
 
 async def test_an_exchange_that_somebody_appends_while_it_is_loaded_is_adopted(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+    claude_2: Path, told: Told, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
     cli = MeddledCli(tmp_path / "cli", claude_2)
-    settings = make_settings(claude_bin=cli.path)
-    mine, _ = await told(settings)
+    settings, mine, _ = await told.settings(make_settings, claude_2, cli.path)
     whole = mine.read_text(encoding="utf-8")
     await by_hand(settings, mine.stem, "by hand")
     cli.order("start", ("write", str(mine), mine.read_text(encoding="utf-8")))
@@ -168,11 +195,10 @@ async def test_an_exchange_that_somebody_appends_while_it_is_loaded_is_adopted(
 
 @old_cli_in_full
 async def test_a_transcript_that_is_changed_at_every_load_is_an_error_in_words_and_costs_nothing(
-    claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+    claude: Path, told: Told, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
     cli = MeddledCli(tmp_path / "cli", claude)
-    settings = make_settings(claude_bin=cli.path)
-    mine, _ = await told(settings)
+    settings, mine, _ = await told.settings(make_settings, claude, cli.path)
     before = len(upstream.requests)
     cli.order("start", ("write", str(mine), ""), always=True)
     with pytest.raises(SessionBusy, match="while the Claude CLI was loading it"):
@@ -184,11 +210,10 @@ async def test_a_transcript_that_is_changed_at_every_load_is_an_error_in_words_a
 
 
 async def test_times_that_are_new_at_every_load_are_the_clis_own_doing(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+    claude_2: Path, told: Told, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
     cli = MeddledCli(tmp_path / "cli", claude_2)
-    settings = make_settings(claude_bin=cli.path)
-    mine, _ = await told(settings)
+    settings, mine, _ = await told.settings(make_settings, claude_2, cli.path)
     cli.order("loaded", ("touch", str(mine), "500000"), always=True)
     turn = await asked(settings, "and now")
     assert turn.evidence.reloaded == ("touched", "touched")
@@ -204,11 +229,10 @@ OLD = "1.0.60"
     "how", rest_in_full("another agent's", "other words of the same length", "emptied", "cut short")
 )
 async def test_a_cli_that_does_not_tell_is_looked_after_before_a_word_of_it_goes_out(
-    how: str, claude_1: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+    how: str, claude_1: Path, told: Told, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
     cli = MeddledCli(tmp_path / "cli", claude_1, version=OLD)
-    settings = make_settings(claude_bin=cli.path)
-    mine, other = await told(settings, at_once=True)
+    settings, mine, other = await told.settings(make_settings, claude_1, cli.path)
     cli.order("start", DAMAGES[how](mine, other))
     async with running(settings) as engine:
         answer = await engine.submit(request("and now"))
@@ -226,11 +250,11 @@ async def test_a_cli_that_does_not_tell_is_looked_after_before_a_word_of_it_goes
 
 
 async def test_a_turn_that_may_have_run_tools_is_not_repeated(
-    claude_1: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+    claude_1: Path, told: Told, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
     cli = MeddledCli(tmp_path / "cli", claude_1, version=OLD)
-    settings = make_settings(claude_bin=cli.path, profiles={"coder": Profile(tools=("Read",))}, profile="coder")
-    mine, other = await told(settings, at_once=True)
+    coder: dict[str, Any] = {"profiles": {"coder": Profile(tools=("Read",))}, "profile": "coder"}
+    settings, mine, other = await told.settings(make_settings, claude_1, cli.path, **coder)
     cli.order("start", swapped(mine, other))
     with pytest.raises(SessionBusy, match="nothing of its answer was kept"):
         await asked(settings, "and now")
@@ -243,12 +267,11 @@ async def test_a_turn_that_may_have_run_tools_is_not_repeated(
 
 @old_cli_in_full
 async def test_an_answer_out_of_another_conversation_is_not_kept(
-    claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+    claude: Path, told: Told, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
     """Somebody covers up a swap: the file is there again with the times that a CLI gives it when it resumes."""
     cli = MeddledCli(tmp_path / "cli", claude)
-    settings = make_settings(claude_bin=cli.path)
-    mine, other = await told(settings)
+    settings, mine, other = await told.settings(make_settings, claude, cli.path)
     cli.order("start", swapped(mine, other))
     cli.order("loaded", swapped(mine, other), ("touch", str(mine), "0"))
     with pytest.raises(SessionBusy, match="nothing of its answer was kept"):
