@@ -32,8 +32,9 @@ READERS = 1024
 # What a turn added is read on the event loop up to this size (bytes): 64 KB are read, hashed and parsed in about 1 ms.
 SMALL = 64 * 1024
 
-# The CLI flushes its transcript before the result (facts, "Failures"); a loaded disk may be later. Seconds.
-FLUSH_WAIT = 3.0
+# The CLI flushes its transcript before the result (facts, "Failures"); a loaded disk, or a busy machine, may be later.
+# It is looked at so many times, so many seconds apart: a time would pass where this process, or both, are paused.
+LOOKS = 150
 FLUSH_POLL = 0.02
 
 
@@ -134,13 +135,12 @@ class Captures:
             taken = await self._cut(ready, turn, path, said, known)
         else:
             # It is written in batches: the last one is waited for, bounded.
-            give_up = time.monotonic() + FLUSH_WAIT
-            while True:
+            for _ in range(LOOKS):
                 if copied:
                     taken = await asyncio.to_thread(self._take_copy, ready, path, said, known)
                 else:
                     taken = await self._take(ready, path, said)
-                if not taken.more or time.monotonic() >= give_up:
+                if not taken.more:
                     break
                 await asyncio.sleep(FLUSH_POLL)
         if taken.records:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.sessions.capture import is_behind, is_copied
-from cli_session_proxy.backends.claude.transcript import Entry, Scribe
+from cli_session_proxy.backends.claude.transcript import Entry, Parsed, Reader, Scribe
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.testing.script import Reply
 from cli_session_proxy.testing.upstream import Upstream
@@ -30,6 +31,29 @@ async def test_a_turn_cut_at_a_stop_sequence_behind_a_prompt_that_the_old_cli_cu
     assert text(turn) == "one two three four "
     assert len(own) == 2
     assert heard(upstream) == ["/one is a pat", "h", "two", "three"]
+
+
+async def test_a_proxy_that_was_paused_still_waits_for_what_its_cli_writes(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = 20
+    appended, monotonic = Reader.appended, time.monotonic
+
+    def late(reader: Reader) -> tuple[Parsed, Reader] | None:
+        """Each look is a second after the one before it, and the first ones come too early."""
+        nonlocal hidden
+        if not hidden:
+            return appended(reader)
+        hidden -= 1
+        return transcript.parse(b""), reader
+
+    async with running(make_settings(claude_bin=claude_2)) as engine:
+        await ask(engine, "one")
+        monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 20 - hidden)
+        monkeypatch.setattr(Reader, "appended", late)
+        turn = await ask(engine, "two")
+        assert (hidden, turn.evidence.records) == (0, "transcript")
+        assert (await ask(engine, "three")).continuity == "warm"
 
 
 # --- what the records show of what a process had loaded
