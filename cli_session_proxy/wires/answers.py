@@ -23,7 +23,7 @@ from ..domain.notes import header
 from ..engine.engine import Answer, Engine
 from ..errors import ProxyError
 from ..settings import Settings
-from .asgi import as_proxy_error, encoded, read_call, send_error
+from .asgi import as_proxy_error, encoded, has_left, read_call, send_error
 from .base import Writer
 from .common import Names, Naming, encoded_agent_id, own_names
 
@@ -299,7 +299,7 @@ def answered(
 
     async def handle(request: Request) -> Response:
         call = await read_call(request, settings.max_body, read)
-        answer = await engine.submit(call.request, request.is_disconnected)
+        answer = await engine.submit(call.request, partial(has_left, request))
         return reply(answer, call, settings.keepalive, render, partial(writer, call, answer.turn_id))
 
     return handle

@@ -71,6 +71,18 @@ def owner_of(request: HTTPConnection) -> str:
     return owner
 
 
+async def has_left(request: Request) -> bool:
+    """The client of a request whose body was read has disconnected, as far as the server knows by now.
+
+    Starlette's `is_disconnected` finds out the same, and describes the whole task on the way: 0.1 ms of every turn."""
+    try:
+        async with asyncio.timeout(0):
+            message = await request.receive()
+    except TimeoutError:
+        return False
+    return bool(message["type"] == "http.disconnect")
+
+
 async def read_body(request: Request, limit: int) -> bytes:
     """The body, at most `limit` bytes. Raises `RequestTooLarge`, before reading where the length is declared.
 

@@ -12,7 +12,7 @@ from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
 from ..answers import ESTIMATED, reply
-from ..asgi import EVENT_STREAM, About, add, read_call
+from ..asgi import EVENT_STREAM, About, add, has_left, read_call
 from ..google import checked_model
 from . import body as generate
 from . import schema
@@ -51,7 +51,7 @@ class GenerateRoutes:
             raise InvalidRequest("streamGenerateContent is served as events: add ?alt=sse", param="alt")
         read = partial(generate.read, model=model, stream=stream)
         call = await read_call(request, self._settings.max_body, read)
-        answer = await self._engine.submit(call.request, request.is_disconnected)
+        answer = await self._engine.submit(call.request, partial(has_left, request))
         request_id = request.scope["state"]["request_id"]
         writer = partial(generate.Writer, answer.turn_id, call.request.model, request_id, thoughts=call.thoughts)
         render = partial(generate.answer, thoughts=call.thoughts)

@@ -14,7 +14,7 @@ from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
 from ..answers import kept_reply
-from ..asgi import STREAMED, About, add, named, read_call
+from ..asgi import STREAMED, About, add, has_left, named, read_call
 from ..kept import KeptTurns
 from ..schemas import TEXT, YES_OR_NO
 from . import body as interactions
@@ -39,7 +39,7 @@ class InteractionsRoutes:
 
     async def create(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, interactions.read)
-        answer = await self._engine.submit(await self._continued(call), request.is_disconnected)
+        answer = await self._engine.submit(await self._continued(call), partial(has_left, request))
         keepalive = self._settings.keepalive
         return kept_reply(self._engine, answer, call, keepalive, interactions.interaction, EventWriter)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -14,7 +15,7 @@ from ...domain.models import JSON
 from ...engine.engine import Engine
 from ...settings import MODELS, Settings
 from ..answers import reply
-from ..asgi import About, add, read_call
+from ..asgi import About, add, has_left, read_call
 from ..common import Naming, model_name, optional
 from . import body as ollama
 from . import schema
@@ -56,7 +57,7 @@ class OllamaRoutes:
         call = await read_call(request, self._settings.max_body, read)
         if isinstance(call, ollama.Load):
             return JSONResponse(ollama.loaded(call))
-        answer = await self._engine.submit(call.request, request.is_disconnected)
+        answer = await self._engine.submit(call.request, partial(has_left, request))
         return reply(
             answer,
             call,

@@ -17,7 +17,7 @@ from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
 from ..answers import ESTIMATED, kept_reply
-from ..asgi import STREAMED, About, add, named, read_call
+from ..asgi import STREAMED, About, add, has_left, named, read_call
 from ..blocks import estimated_tokens
 from ..schemas import YES_OR_NO
 from . import body as responses
@@ -59,7 +59,7 @@ class ResponsesRoutes:
 
     async def create(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, responses.read)
-        answer = await self._dialogues.submit(call, has_left=request.is_disconnected)
+        answer = await self._dialogues.submit(call, has_left=partial(has_left, request))
         return kept_reply(self._engine, answer, call, self._settings.keepalive, responses.response, EventWriter)
 
     async def input_tokens(self, request: Request) -> JSONResponse:

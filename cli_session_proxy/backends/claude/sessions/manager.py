@@ -346,7 +346,7 @@ class Sessions:
             await self._pool.discard(session.id)
         elif (
             warm is not None and warm.usable and session.mark
-            and transcript.is_unchanged(Path(session.transcript), session.mark)
+            and transcript.is_unchanged(session.transcript, session.mark)
         ):  # fmt: skip
             # Its memory is the path, whatever the file holds: that is for the next process to load, which is confirmed.
             # The file is the one that it wrote its last turn to.

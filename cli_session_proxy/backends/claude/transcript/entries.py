@@ -243,7 +243,7 @@ def is_touched_by_cli(now: FileMark, mark: FileMark) -> bool:
     return same and whole and at_once and mark.mtime_ns < now.mtime_ns
 
 
-def is_unchanged(path: Path, mark: FileMark) -> bool:
+def is_unchanged(path: Path | str, mark: FileMark) -> bool:
     """The same of what lies there now, without reading it. Enough for a process that does not load it."""
     try:
         seen = os.stat(path)
