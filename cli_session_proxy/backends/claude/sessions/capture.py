@@ -193,8 +193,10 @@ class Captures:
         if got is None:
             # At calls there is no result yet that the CLI flushes its transcript before.
             return CapturedRecords([], None, "frames", more=bool(said.calls))
-        records = sound(behind(got[0].entries, ready.leaf, ready.results), ready, said)
-        return CapturedRecords(records, None, "replaced")
+        own = behind(got[0].entries, ready.leaf, ready.results)
+        # A file that has only come to be since the last look is still being written.
+        more = bool(said.calls) and not is_whole([entry for entry in own if entry.on_path], ready, said)
+        return CapturedRecords(sound(own, ready, said), None, "replaced", more)
 
     def _take_copy(self, ready: LiveSession, path: Path, said: TurnOutcome, known: Sequence[Entry]) -> CapturedRecords:
         """A CLI that answers under a new id has copied the session: the copy shows what it had loaded.

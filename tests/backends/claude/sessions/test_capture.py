@@ -16,6 +16,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ....conftest import MakeSettings
 from ....talking import ask, heard, running, text
+from ....tools.test_loops import TOOLS, both, calls, result, results
 
 
 async def test_a_turn_cut_at_a_stop_sequence_behind_a_prompt_that_the_old_cli_cuts_is_remembered(
@@ -54,6 +55,31 @@ async def test_a_proxy_that_was_paused_still_waits_for_what_its_cli_writes(
         turn = await ask(engine, "two")
         assert (hidden, turn.evidence.records) == (0, "transcript")
         assert (await ask(engine, "three")).continuity == "warm"
+
+
+async def test_a_transcript_that_comes_to_be_between_two_looks_is_waited_for(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    appended = Reader.appended
+
+    def late(reader: Reader) -> tuple[Parsed, Reader] | None:
+        """No file, then one of which the first line is written, and so on; then what there is."""
+        nonlocal looks
+        got = appended(reader)
+        if got is None or looks == 6:
+            return got
+        looks += 1
+        return (transcript.parse(reader.path.read_bytes().split(b"\n")[0]), reader) if looks % 2 == 0 else None
+
+    async with running(make_settings(claude_bin=claude_2)) as engine:
+        monkeypatch.setattr(Reader, "appended", late)
+        turn = await both(engine, upstream)
+        assert (looks, turn.evidence.records) == (6, "transcript")
+        weather, noon = calls(turn)
+        await ask(engine, results(result(weather, "sunny"), result(noon, "noon")), tools=TOOLS)
+    before, after = upstream.requests
+    assert after.prefix_kept(before) == 1.0
 
 
 # --- what the records show of what a process had loaded
