@@ -52,7 +52,8 @@ class Tasks:
 class Limited:
     """`async with` this: until `deadline` (the loop's time; None: never), then `TurnTimeout`.
 
-    A class, as every turn has several: a generator costs the event loop more."""
+    A class, as every turn has several: a generator costs the event loop more.
+    """
 
     def __init__(self, deadline: float | None, message: str) -> None:
         self._clock = asyncio.timeout_at(deadline)

@@ -43,6 +43,17 @@ async def serving(engine: Any, settings: Settings, wires: Sequence[Wire] = WIRES
 
 
 @asynccontextmanager
+async def started(engine: Any, settings: Settings) -> AsyncIterator[str]:
+    """An engine that runs for as long as its server: the address."""
+    await engine.start()
+    try:
+        async with serving(engine, settings) as url:
+            yield url
+    finally:
+        await engine.stop()
+
+
+@asynccontextmanager
 async def serve(settings: Settings, cwd: Path) -> AsyncIterator[tuple[str, Forked]]:
     """`cli-session-proxy serve` in the built-up environment of the test, and its address. SIGTERM at the end."""
     named = {

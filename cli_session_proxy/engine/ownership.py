@@ -306,7 +306,8 @@ class Ownership:
     async def hold_if_free(self, agent: Agent) -> AsyncIterator[Lease | None]:
         """The agent's lease where nobody uses it here and no other proxy holds it; else None.
 
-        Its holder is not asked for it: that would end a warm process for nothing."""
+        Its holder is not asked for it: that would end a warm process for nothing.
+        """
         if self._users[agent.key]:
             yield None
             return

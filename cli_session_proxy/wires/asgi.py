@@ -74,7 +74,8 @@ def owner_of(request: HTTPConnection) -> str:
 async def has_left(request: Request) -> bool:
     """The client of a request whose body was read has disconnected, as far as the server knows by now.
 
-    Starlette's `is_disconnected` finds out the same, and describes the whole task on the way: 0.1 ms of every turn."""
+    Starlette's `is_disconnected` finds out the same, but describes the whole task on the way, in every turn.
+    """
     try:
         async with asyncio.timeout(0):
             message = await request.receive()

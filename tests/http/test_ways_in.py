@@ -28,7 +28,7 @@ from cli_session_proxy.settings import Profile, Settings
 
 from ..conftest import FAKE_KEY
 from ..no_cli import NoCli
-from ..serving import serving
+from ..serving import started
 from ..test_cli import fill
 
 SOON = 30
@@ -153,13 +153,8 @@ def test_the_first_start_makes_a_key_that_nobody_else_can_read(tmp_path: Path) -
 async def locked(var: Path) -> AsyncIterator[str]:
     settings = Settings(var=var, port=0, claude_config_dir=var.with_name("config"))
     make(var)
-    engine = NoCli(settings)
-    await engine.start()
-    try:
-        async with serving(engine, settings) as url:
-            yield url
-    finally:
-        await engine.stop()
+    async with started(NoCli(settings), settings) as url:
+        yield url
 
 
 async def test_our_own_commands_use_it_by_themselves(tmp_path: Path) -> None:

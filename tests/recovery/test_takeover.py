@@ -55,6 +55,12 @@ async def test_a_machine_that_sleeps_while_another_proxy_waits_for_the_agent_fen
 
         await until(both_there)
         first, second = [turn.instance or "" async for turn in store.unfinished()]
+
+        async def fresh() -> bool:
+            proxy = await store.proxy(first)
+            return proxy is not None and proxy.lease > 0.75 * settings.lease
+
+        await until(fresh)  # they are to sleep for a heartbeat and more: a shorter pause is none
         for one in (holder, waiting):
             await one.pause(settings)
 

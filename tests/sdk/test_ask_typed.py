@@ -28,7 +28,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..matrix import rest_in_full
-from ..serving import serving
+from ..serving import started
 from ..without_cli import engine_without_cli
 
 WAYS = ("embedded", "served")
@@ -60,13 +60,8 @@ async def there(request: pytest.FixtureRequest, settings: Settings, engines: Mak
     if request.param == "embedded":
         yield None
         return
-    engine = engines(settings)
-    await engine.start()
-    try:
-        async with serving(engine, settings) as url:
-            yield url
-    finally:
-        await engine.stop()
+    async with started(engines(settings), settings) as url:
+        yield url
 
 
 def uses(*calls: tuple[str, dict[str, Any]]) -> Reply:

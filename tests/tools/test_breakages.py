@@ -185,7 +185,7 @@ async def test_a_call_is_answered_after_a_long_time(
     upstream: Upstream,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(capture, "LOOKS", 10_000)  # a CLI on a busy machine may write its transcript late
+    monkeypatch.setattr(capture, "FLUSH_WAIT", 60.0)  # a CLI on a busy machine may write its transcript late
     async with running(make_settings(claude_bin=claude_2)) as engine:
         turn = await both(engine, upstream)
         weather, noon = calls(turn)

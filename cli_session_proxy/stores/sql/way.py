@@ -39,6 +39,7 @@ from .rows import Cutter
 from .tables import agents, frames, idempotency_keys, leases, links, records, sessions, turns
 
 _LINE = itemgetter("line")
+# All of a turn but its `id` and `seq`, which stand first: to copy it so takes half as long as `replace`.
 _behind_seq = attrgetter(*Turn.__slots__[2:])
 
 UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})

@@ -33,9 +33,10 @@ READERS = 1024
 SMALL = 64 * 1024
 
 # The CLI flushes its transcript before the result (facts, "Failures"); a loaded disk, or a busy machine, may be later.
-# It is looked at so many times, so many seconds apart: a time would pass where this process, or both, are paused.
-LOOKS = 150
+# Seconds. From one look to the next no more than FLUSH_STEP counts, however long this process was paused in between.
+FLUSH_WAIT = 3.0
 FLUSH_POLL = 0.02
+FLUSH_STEP = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +136,15 @@ class Captures:
             taken = await self._cut(ready, turn, path, said, known)
         else:
             # It is written in batches: the last one is waited for, bounded.
-            for _ in range(LOOKS):
+            waited, looked = 0.0, time.monotonic()
+            while True:
                 if copied:
                     taken = await asyncio.to_thread(self._take_copy, ready, path, said, known)
                 else:
                     taken = await self._take(ready, path, said)
-                if not taken.more:
+                now = time.monotonic()
+                waited, looked = waited + min(now - looked, FLUSH_STEP), now
+                if not taken.more or waited >= FLUSH_WAIT:
                     break
                 await asyncio.sleep(FLUSH_POLL)
         if taken.records:
