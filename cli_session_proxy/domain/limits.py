@@ -47,8 +47,10 @@ def no_constant(name: str) -> float:
 def loads(text: str | bytes, depth: int = DEPTH, *, strict: bool = False) -> Any:
     """`json.loads` of what nests at most `depth` levels. Raises `TooDeep`, `ValueError`; where it is `strict`, also for
     NaN and Infinity."""
+    # Nearly no text has one of these words: it is read by the decoder that is there, not by one made for it.
+    looked_for = strict and (isinstance(text, bytes) or "NaN" in text or "Infinity" in text)
     try:
-        value = json.loads(text, parse_constant=no_constant if strict else None)
+        value = json.loads(text, parse_constant=no_constant if looked_for else None)
     except RecursionError as exc:  # how deep that is depends on Python's version
         raise TooDeep(depth) from exc
     # Nearly every text has fewer brackets than there may be levels; to count them takes no time.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -38,7 +38,7 @@ _ROLE = attrgetter("role")
 
 
 def new_id(kind: str) -> str:
-    return f"{kind}_{uuid.uuid4().hex}"
+    return f"{kind}_{os.urandom(16).hex()}"
 
 
 @dataclass(frozen=True, slots=True)

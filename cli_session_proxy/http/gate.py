@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import os
 import re
 import resource
-import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -95,7 +95,7 @@ class Gate:
         headers = headers_of(scope)
         request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
-            request_id = f"req_{secrets.token_hex(12)}"
+            request_id = f"req_{os.urandom(12).hex()}"
         agent, inner = self._inside(scope, headers, request_id)
         wire: Wire = inner["state"]["wire"]
         added = {"x-request-id": request_id}
@@ -121,84 +121,84 @@ class Gate:
                 message = {**message, "type": f"websocket.{message['type']}"}
             await send(message)
 
-        with logs.bound(request_id=request_id):
-            try:
-                names = list(map(itemgetter(0), scope["headers"]))
-                for name in (b"host", b"origin"):
-                    # Of two equal headers another reader may take the other one (RFC 9112, 3.2).
-                    if names.count(name) > 1:
-                        shown = name.decode()
-                        raise InvalidRequest(f"the {shown} header occurs twice: send it once", param=shown.title())
-                if self._relay is not None and HOP_KEY in headers:
-                    added[REFUSED] = "1"
-                    came_from = self._relay.owner_of(headers)
-                    del added[REFUSED]
-                by_page = "origin" in headers or "sec-fetch-site" in headers  # a browser's; programs send neither
-                reader: str | None = None
-                if came_from is None:
-                    self._origins.check_host(headers)
-                    if by_page:
-                        scheme = scope["scheme"].replace("ws", "http", 1)
-                        reader = self._origins.check_page(headers, scheme, inner["path"])
-                if reader is not None:
-                    if not is_socket and is_preflight(scope["method"], headers):
-                        allowed = encoded(permitted(reader, headers))
-                        await out({"type": "http.response.start", "status": 204, "headers": allowed})
-                        await out({"type": "http.response.body", "body": b"", "more_body": False})
-                        return
-                    added |= readable_by(reader)
+        logs.bind(request_id=request_id)  # of this task's context: the server starts one for each request
+        try:
+            names = list(map(itemgetter(0), scope["headers"]))
+            for name in (b"host", b"origin"):
+                # Of two equal headers another reader may take the other one (RFC 9112, 3.2).
+                if names.count(name) > 1:
+                    shown = name.decode()
+                    raise InvalidRequest(f"the {shown} header occurs twice: send it once", param=shown.title())
+            if self._relay is not None and HOP_KEY in headers:
+                added[REFUSED] = "1"
+                came_from = self._relay.owner_of(headers)
+                del added[REFUSED]
+            by_page = "origin" in headers or "sec-fetch-site" in headers  # a browser's; programs send neither
+            reader: str | None = None
+            if came_from is None:
+                self._origins.check_host(headers)
                 if by_page:
-                    check_body(headers)
-                is_open = inner["path"] in OPEN or inner["path"].startswith(OPEN_BELOW)
-                if came_from is not None:
-                    inner["state"]["owner"] = came_from
-                elif not is_open and self._keys is not None:
-                    query = scope.get("query_string", b"").decode("latin-1")
-                    inner["state"]["owner"] = self._keys.owner_of(headers, query if wire.key_in_address else "")
-                if agent is not None:
-                    inner["state"]["agent_id"] = decoded_agent_id(agent)
-                if is_socket and inner["path"] not in wire.sockets:
-                    raise NotFound("nothing speaks WebSocket here: send the same as a POST, with stream for events")
-                if is_open:
-                    await self._app(inner, receive, out)
+                    scheme = scope["scheme"].replace("ws", "http", 1)
+                    reader = self._origins.check_page(headers, scheme, inner["path"])
+            if reader is not None:
+                if not is_socket and is_preflight(scope["method"], headers):
+                    allowed = encoded(permitted(reader, headers))
+                    await out({"type": "http.response.start", "status": 204, "headers": allowed})
+                    await out({"type": "http.response.body", "body": b"", "more_body": False})
                     return
-                bounds = self._bounds if came_from is None else self._passed_on
-                with bounds.request(inner["state"]["owner"]) as held:
-                    inner["state"]["held"] = held
-                    if self._relay is None:
+                added |= readable_by(reader)
+            if by_page:
+                check_body(headers)
+            is_open = inner["path"] in OPEN or inner["path"].startswith(OPEN_BELOW)
+            if came_from is not None:
+                inner["state"]["owner"] = came_from
+            elif not is_open and self._keys is not None:
+                query = scope.get("query_string", b"").decode("latin-1")
+                inner["state"]["owner"] = self._keys.owner_of(headers, query if wire.key_in_address else "")
+            if agent is not None:
+                inner["state"]["agent_id"] = decoded_agent_id(agent)
+            if is_socket and inner["path"] not in wire.sockets:
+                raise NotFound("nothing speaks WebSocket here: send the same as a POST, with stream for events")
+            if is_open:
+                await self._app(inner, receive, out)
+                return
+            bounds = self._bounds if came_from is None else self._passed_on
+            with bounds.request(inner["state"]["owner"]) as held:
+                inner["state"]["held"] = held
+                if self._relay is None:
+                    await self._app(inner, receive, out)
+                elif is_socket:
+                    token = HOP.set("message")
+                    try:
                         await self._app(inner, receive, out)
-                    elif is_socket:
-                        token = HOP.set("message")
-                        try:
-                            await self._app(inner, receive, out)
-                        finally:
-                            HOP.reset(token)
-                    else:
-                        asked = Incoming(scope, inner, receive, out)
-                        await self._relay.serve(self._app, asked, came=came_from is not None)
-            except asyncio.CancelledError:
-                # The server stops, and what a turn still needs for its end takes longer than the drain.
-                if not started:
-                    why = "the proxy stopped before this answer was ready: send the request again"
-                    await send_error(out, inner, Interrupted(why, retry_after=RESTART))
-                raise
-            except Exception as exc:  # noqa: BLE001 - the last place: whatever it is, the client gets an answer
-                error = as_proxy_error(exc)
-                if error.code == Unauthorized.code or error.param in _WHO_ASKS:
-                    # What was presented is not logged: it may be a secret, or a stranger's words.
-                    log.info("refused", code=error.code, param=error.param, wire=wire.errors.name)
-                if started:
-                    # A body that is not ended makes the server close the connection: the client sees a cut.
-                    log.warning("answer cut", code=error.code)
-                elif is_socket and "websocket.http.response" not in (scope.get("extensions") or {}):
-                    # The server cannot send an HTTP answer to a WebSocket handshake.
-                    why = redact.text(error.message).encode()[:LONGEST_REASON].decode("utf-8", "ignore")
-                    await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": why})
+                    finally:
+                        HOP.reset(token)
                 else:
-                    await send_error(out, inner, error)
-            finally:
-                if not is_socket and scope["method"] not in LOOKS:
-                    log.info("request", **told, ms=round((time.monotonic() - began) * 1000))
+                    asked = Incoming(scope, inner, receive, out)
+                    await self._relay.serve(self._app, asked, came=came_from is not None)
+        except asyncio.CancelledError:
+            # The server stops, and what a turn still needs for its end takes longer than the drain.
+            if not started:
+                why = "the proxy stopped before this answer was ready: send the request again"
+                await send_error(out, inner, Interrupted(why, retry_after=RESTART))
+            raise
+        except Exception as exc:  # noqa: BLE001 - the last place: whatever it is, the client gets an answer
+            error = as_proxy_error(exc)
+            if error.code == Unauthorized.code or error.param in _WHO_ASKS:
+                # What was presented is not logged: it may be a secret, or a stranger's words.
+                log.info("refused", code=error.code, param=error.param, wire=wire.errors.name)
+            if started:
+                # A body that is not ended makes the server close the connection: the client sees a cut.
+                log.warning("answer cut", code=error.code)
+            elif is_socket and "websocket.http.response" not in (scope.get("extensions") or {}):
+                # The server cannot send an HTTP answer to a WebSocket handshake.
+                why = redact.text(error.message).encode()[:LONGEST_REASON].decode("utf-8", "ignore")
+                await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": why})
+            else:
+                await send_error(out, inner, error)
+        finally:
+            if not is_socket and scope["method"] not in LOOKS:
+                log.info("request", **told, ms=round((time.monotonic() - began) * 1000))
 
     def _inside(self, scope: Scope, headers: Mapping[str, str], request_id: str) -> tuple[bytes | None, dict[str, Any]]:
         """The agent named by the path, still encoded, and the scope that the routes see: without it, with our state."""
@@ -357,7 +357,7 @@ class Bounds:
     requests: int
     bodies: int
     event_streams: int = EVENT_STREAMS
-    _open: Counter[str] = field(default_factory=Counter)
+    open: Counter[str] = field(default_factory=Counter)
     streams: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
 
@@ -366,32 +366,35 @@ class Bounds:
         requests = settings.queue_limit + settings.max_turns + SPARE_REQUESTS
         return Bounds(requests, BODIES * settings.max_body, EVENT_STREAMS)
 
-    @contextlib.contextmanager
-    def request(self, owner: str) -> Iterator[Held]:
-        """One request of this owner's, while it is answered. Raises `QueueFull`."""
-        if self._open[owner] >= self.requests:
-            raise QueueFull(f"{self.requests} requests are open already: wait for one", retry_after=RETRY_AFTER)
-        self._open[owner] += 1
-        held = Held(self, owner)
-        try:
-            yield held
-        finally:
-            self.streams[owner] -= held.streams
-            self.bytes[owner] -= held.bytes
-            self._open[owner] -= 1
-            if not self._open[owner]:
-                for counts in (self._open, self.streams, self.bytes):
-                    del counts[owner]
+    def request(self, owner: str) -> Held:
+        """One request of this owner's: `with` it, while it is answered."""
+        return Held(self, owner)
 
 
 @dataclass(slots=True)
 class Held:
-    """What one request holds. Both methods raise `QueueFull`."""
+    """What one request holds. To enter it, and both methods, raise `QueueFull`."""
 
     bounds: Bounds
     owner: str
     streams: int = 0
     bytes: int = 0
+
+    def __enter__(self) -> Self:
+        bounds = self.bounds
+        if bounds.open[self.owner] >= bounds.requests:
+            raise QueueFull(f"{bounds.requests} requests are open already: wait for one", retry_after=RETRY_AFTER)
+        bounds.open[self.owner] += 1
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        bounds, owner = self.bounds, self.owner
+        bounds.streams[owner] -= self.streams
+        bounds.bytes[owner] -= self.bytes
+        bounds.open[owner] -= 1
+        if not bounds.open[owner]:
+            for counts in (bounds.open, bounds.streams, bounds.bytes):
+                del counts[owner]
 
     def stream(self) -> None:
         """It is an event stream."""

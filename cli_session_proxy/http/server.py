@@ -19,7 +19,7 @@ from ..settings import Settings
 from ..stores.auto import store_for
 from ..stores.base import Telling
 from ..stores.sql.store import logged
-from ..wires.asgi import Table
+from ..wires.asgi import Exact, Table
 from ..wires.base import Wire
 from ..wires.registry import WIRES
 from .binding import bound
@@ -72,6 +72,7 @@ def create_app(engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES
         wire.routes(engine, settings).add_to(app)
     app.state.relay = relay
     origins = Origins(settings.host, settings.allowed_origins, locked=bool(keys))
+    app.add_middleware(Exact, routes=app.routes)
     app.add_middleware(Gate, wires=table, origins=origins, keys=keys, bounds=Bounds.of(settings), relay=relay)
     return app
 

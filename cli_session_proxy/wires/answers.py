@@ -23,7 +23,7 @@ from ..domain.notes import header
 from ..engine.engine import Answer, Engine
 from ..errors import ProxyError
 from ..settings import Settings
-from .asgi import as_proxy_error, encoded, has_left, read_call, send_error
+from .asgi import as_proxy_error, encoded, has_left, is_gone, read_call, send_error
 from .base import Writer
 from .common import Names, Naming, encoded_agent_id, own_names
 
@@ -108,11 +108,10 @@ class Client:
         async with self._one_at_a_time:
             if self.finished:
                 return
-            if last:
-                # uvicorn drops what is sent after a disconnect without a word. One turn of the loop lets the watcher
-                # run if the disconnect is already known, so that a dropped end is not taken for a delivered one.
-                await asyncio.sleep(0)
-            if self._gone:
+            # uvicorn drops what is sent after a disconnect without a word. It may know of one before the watcher has
+            # run: a dropped end is not to be taken for a delivered one.
+            if self._gone or (last and is_gone(self._receive)):
+                self._gone = True
                 raise ClientGoneError
             if not self.started:
                 # Head and body in one turn of the loop: they leave as one piece.

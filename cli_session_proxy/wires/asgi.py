@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import logs
 from ..aside.pool import Aside, OutOfBoundsError
@@ -71,17 +71,31 @@ def owner_of(request: HTTPConnection) -> str:
     return owner
 
 
-async def has_left(request: Request) -> bool:
-    """The client of a request whose body was read has disconnected, as far as the server knows by now.
+def at_once(receive: Receive) -> Message | None:
+    """The server's next message of a request, where it is there already; None where it would have to be waited for.
 
-    Starlette's `is_disconnected` finds out the same, but describes the whole task on the way, in every turn.
+    The receiver runs as far as it comes without waiting, and what it has taken by then it returns: to ask needs no
+    timer and no turn of the loop.
     """
+    asking = receive().__await__()
     try:
-        async with asyncio.timeout(0):
-            message = await request.receive()
-    except TimeoutError:
-        return False
-    return bool(message["type"] == "http.disconnect")
+        next(asking)
+    except StopIteration as there:
+        message: Message = there.value
+        return message
+    asking.close()
+    return None
+
+
+def is_gone(receive: Receive) -> bool:
+    """The client of a request whose body was read has disconnected, as far as the server knows by now."""
+    message = at_once(receive)
+    return message is not None and message["type"] == "http.disconnect"
+
+
+async def has_left(request: Request) -> bool:
+    """The same, as the engine asks for it."""
+    return is_gone(request.receive)
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -89,21 +103,31 @@ async def read_body(request: Request, limit: int) -> bytes:
 
     Raises `QueueFull` where the bodies of this owner's requests are too much together.
     """
-    declared = request.headers.get("content-length", "")
+    state = request.scope["state"]
+    declared = state["headers"].get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared[:18]) > limit:
         raise _too_large(limit)
     body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT):
-            async for chunk in request.stream():
-                request.scope["state"]["held"].body(len(chunk))
-                body += chunk
-                if len(body) > limit:
-                    raise _too_large(limit)
-    except TimeoutError as exc:
-        raise InvalidRequest(f"the body did not arrive within {BODY_TIMEOUT:.0f} s: send it again") from exc
-    except ClientDisconnect as exc:
-        raise InvalidRequest("the client left before its body had arrived") from exc
+
+    def take(message: Message) -> bool:
+        """Whether more of it is to come."""
+        if message["type"] == "http.disconnect":
+            raise InvalidRequest("the client left before its body had arrived")
+        chunk = message.get("body", b"")
+        state["held"].body(len(chunk))
+        body.extend(chunk)
+        if len(body) > limit:
+            raise _too_large(limit)
+        return bool(message.get("more_body", False))
+
+    there = at_once(request.receive)  # nearly every body is small, and comes with its head: no timer is set for it
+    if there is None or take(there):
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT):
+                while take(await request.receive()):
+                    pass
+        except TimeoutError as exc:
+            raise InvalidRequest(f"the body did not arrive within {BODY_TIMEOUT:.0f} s: send it again") from exc
     return bytes(body)
 
 
@@ -222,25 +246,26 @@ class Address(Route):
         self.shown = shown
 
 
-class Exact(BaseRoute):
-    """The addresses without parameters, found by one lookup, before the other routes are tried in turn.
+class Exact:
+    """The addresses without parameters, found by one lookup.
 
-    They are answered without what Starlette puts around each route: the gate answers for their errors.
+    They are answered without what Starlette puts around all routes and each of them: the gate answers for their errors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
+        self._app = app
         self._found: dict[tuple[str, str], Address] = {}
+        for route in routes:
+            if isinstance(route, Address) and "{" not in route.path:
+                for method in route.methods or ():
+                    self._found.setdefault((method, route.path), route)
 
-    def take(self, address: Address) -> None:
-        for method in address.methods or ():
-            self._found.setdefault((method, address.path), address)
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        found = self._found.get((scope.get("method", ""), scope["path"]))
-        return (Match.NONE, {}) if found is None else (Match.FULL, {"address": found, "path_params": {}})
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = await scope["address"].endpoint(Request(scope, receive, send))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        address = self._found.get((scope.get("method", ""), scope.get("path", "")))
+        if address is None:
+            await self._app(scope, receive, send)
+            return
+        answer = await address.endpoint(Request(scope, receive, send))
         await answer(scope, receive, send)
 
 
@@ -252,15 +277,8 @@ def add(
     about: About | None = None,
     shown: Mapping[str, About] | None = None,
 ) -> None:
-    routes = app.router.routes
-    if not routes:
-        routes.append(Exact())
     plain = re.sub(r"\{(\w+):path\}", r"{\1}", path)
-    address = Address(method, path, handler, shown or {plain: about or About()})
-    routes.append(address)
-    if "{" not in path:
-        assert isinstance(routes[0], Exact), "all routes are made here"
-        routes[0].take(address)
+    app.router.routes.append(Address(method, path, handler, shown or {plain: about or About()}))
 
 
 def methods_of(app: Starlette, scope: Scope) -> set[str]:

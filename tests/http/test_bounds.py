@@ -54,7 +54,7 @@ async def test_one_owners_event_streams_leave_another_theirs(
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
             async with opened(http, BOB, 3):
                 pass
-        await until(lambda: not made[0]._open)
+        await until(lambda: not made[0].open)
         async with opened(http, ALICE, 1):
             pass
 
@@ -92,7 +92,7 @@ async def test_one_owners_open_requests_leave_another_theirs(
         never.set()
         assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200, 200]
         assert (await door.http.get("/v1/models", headers=ALICE)).status_code == 200
-    assert made[0]._open == {}
+    assert made[0].open == {}
 
 
 async def test_one_owners_bodies_leave_another_theirs(serving: Serving, made: list[Bounds]) -> None:
@@ -109,7 +109,7 @@ async def test_one_owners_bodies_leave_another_theirs(serving: Serving, made: li
         assert (await door.post(headers=BOB)).status_code == 200
         for writer in writers:
             writer.close()
-        await until(lambda: not made[0]._open)
+        await until(lambda: not made[0].open)
         assert (await door.post(headers=ALICE)).status_code == 200
 
 
@@ -119,7 +119,7 @@ def test_what_was_held_is_given_back_however_a_request_ends(tmp_path: Path) -> N
         held.stream()
         held.body(10)
         raise RuntimeError
-    assert (counts._open, counts.streams, counts.bytes) == ({}, {}, {})
+    assert (counts.open, counts.streams, counts.bytes) == ({}, {}, {})
 
 
 # --- connections

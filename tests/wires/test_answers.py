@@ -8,6 +8,7 @@ import pytest
 from starlette.types import Message
 
 from cli_session_proxy.wires.answers import Client, ClientGoneError
+from cli_session_proxy.wires.asgi import at_once
 
 
 class Wire:
@@ -41,6 +42,36 @@ async def test_an_end_sent_in_the_moment_of_the_disconnect_is_not_taken_for_deli
         await client.while_there(work())
     assert not delivered
     assert not client.finished
+
+
+async def test_a_disconnect_that_the_server_knows_of_is_known_before_the_watcher_has_run() -> None:
+    wire = Wire()
+    client = Client(wire.receive, wire.send)
+    wire.gone.set()
+    with pytest.raises(ClientGoneError):
+        await client.write(b"the end", {}, last=True)
+    assert wire.sent == []
+
+
+async def test_an_end_is_sent_without_a_turn_of_the_loop() -> None:
+    wire = Wire()
+    turns: list[None] = []
+    asyncio.get_running_loop().call_soon(turns.append, None)
+    await Client(wire.receive, wire.send).write(b"the end", {}, last=True)
+    assert (len(wire.sent), turns) == (2, [])
+
+
+async def test_a_look_for_a_message_takes_what_is_there_and_leaves_what_is_to_come() -> None:
+    messages: asyncio.Queue[Message] = asyncio.Queue()
+    assert at_once(messages.get) is None
+    waiting = asyncio.create_task(messages.get())
+    await asyncio.sleep(0)
+    assert at_once(messages.get) is None
+    messages.put_nowait({"type": "http.disconnect"})
+    assert await waiting == {"type": "http.disconnect"}
+    messages.put_nowait({"type": "http.request"})
+    assert at_once(messages.get) == {"type": "http.request"}
+    assert messages.empty()
 
 
 async def test_a_whole_answer_leaves_as_one_piece() -> None:
