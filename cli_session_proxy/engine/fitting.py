@@ -23,7 +23,7 @@ class Fitting:
     """One for each request: the same data is looked at once."""
 
     aside: Aside
-    _changed: Counter[Code] = field(default_factory=Counter)
+    _changed: Counter[Code] = field(init=False)  # of the exchange that is looked at
 
     @cached_property
     def _media(self) -> Media:
@@ -45,7 +45,7 @@ class Fitting:
 
     async def fit(self, past: Past) -> Past:
         """The exchange as the model takes it, with notes of what was changed in it."""
-        self._changed.clear()
+        self._changed = Counter()
         asked = tuple([Message(one.role, await self._blocks(one.content)) for one in past.input])
         notes = tuple(Note(code, number) for code, number in self._changed.items())
         return replace(past, input=asked, notes=notes) if notes else past

@@ -275,7 +275,10 @@ class Connection(HttpToolsProtocol):
             return
         self._no_head_timer()
         self._unparsed = 0
-        self._body_left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        self._body_left = 0
+        for name, value in self.headers:
+            if name == b"content-length":
+                self._body_left = int(value)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

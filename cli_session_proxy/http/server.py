@@ -11,6 +11,7 @@ from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware.exceptions import ExceptionMiddleware
 
 from .. import logs
 from ..engine.engine import Engine
@@ -72,8 +73,10 @@ def create_app(engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES
         wire.routes(engine, settings).add_to(app)
     app.state.relay = relay
     origins = Origins(settings.host, settings.allowed_origins, locked=bool(keys))
-    app.add_middleware(Exact, routes=app.routes)
-    app.add_middleware(Gate, wires=table, origins=origins, keys=keys, bounds=Bounds.of(settings), relay=relay)
+    # In place of Starlette's own stack: its outermost layer answers for errors, and here the gate does.
+    routed = Exact(ExceptionMiddleware(app.router, app.exception_handlers), app.routes)
+    bounds = Bounds.of(settings)
+    app.middleware_stack = Gate(routed, wires=table, origins=origins, keys=keys, bounds=bounds, relay=relay)
     return app
 
 

@@ -7,7 +7,6 @@ that goes away is noticed by its `http.disconnect`, whatever we are doing then.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -25,7 +24,7 @@ from ..errors import ProxyError
 from ..settings import Settings
 from .asgi import as_proxy_error, encoded, has_left, is_gone, read_call, send_error
 from .base import Writer
-from .common import Names, Naming, encoded_agent_id, own_names
+from .common import Names, Naming, compact, encoded_agent_id, own_names
 
 log = logs.get(__name__)
 
@@ -199,7 +198,7 @@ class JsonAnswer(TurnResponse):
     async def _deliver(self, client: Client) -> None:
         turn = await self._answer.turn()
         self._in_session(turn)
-        body = json.dumps(self._render(turn), separators=(",", ":")).encode()
+        body = compact(self._render(turn))
         kind = {"Content-Type": "application/json", "Content-Length": str(len(body))}
         await client.write(body, {**kind, **self._head_fields}, last=True)
         self._answer.acknowledge()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import re
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ from ..aside.pool import Aside, OutOfBoundsError
 from ..domain.models import JSON
 from ..errors import InvalidRequest, ProxyError, RequestTooLarge
 from .base import ANY, Asked, Claim, Wire
-from .common import Naming, naming, read_bytes, retry_headers
+from .common import Naming, compact, naming, read_bytes, retry_headers
 
 log = logs.get(__name__)
 
@@ -337,7 +336,7 @@ async def send_error(send: Send, scope: Scope, error: ProxyError, headers: Mappi
 
 
 async def send_json(send: Send, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
-    data = json.dumps(body, separators=(",", ":")).encode()
+    data = compact(body)
     sent = {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}
     await send({"type": "http.response.start", "status": status, "headers": encoded(sent)})
     await send({"type": "http.response.body", "body": data, "more_body": False})

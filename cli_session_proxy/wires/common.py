@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeVar, cast
@@ -58,6 +58,10 @@ NUMBERS: Mapping[Name, tuple[float, float | None, bool]] = {
     "max_tokens": (1, None, True), "temperature": (0, 2.0, False), "top_p": (0, 1, False), "top_k": (0, None, True),
     "seed": (-(2**63), 2**63 - 1, True),
 }  # fmt: skip
+
+# Made once: `json.dumps` makes one for each call where it is told anything.
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_COMPACT = json.JSONEncoder(separators=(",", ":"))
 
 # Why an answer is not whole.
 INCOMPLETE = ("max_tokens", "model_context_window_exceeded", "refusal")
@@ -201,9 +205,7 @@ def fingerprint(owner: str, agent_id: str | None, wire: str, body: Mapping[str, 
 def canonical(value: Any) -> bytes:
     """Equal for equal values. Raises `InvalidRequest` for what Python reads and no JSON can carry on."""
     try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode(
-            "utf-8"
-        )
+        return _CANONICAL.encode(value).encode("utf-8")
     except UnicodeEncodeError as exc:
         raise InvalidRequest("the body holds half a surrogate pair, which is no text: send whole characters") from exc
     except ValueError as exc:  # 1e999 is read as infinity
@@ -233,6 +235,13 @@ class Fields(dict[str, Any]):
     def get(self, name: str, default: Any = None) -> Any:
         self._asked.add(name)
         return super().get(name, default)
+
+    def given(self, names: Collection[str]) -> tuple[str, ...]:
+        """Those of these fields that are there and not null, in this order. It asks for all of them at once."""
+        self._asked.update(names)
+        if self.keys().isdisjoint(names):  # nearly every body
+            return ()
+        return tuple(name for name in names if self.get(name) is not None)
 
     def misspelt(self, where: str = "") -> tuple[str, ...]:
         """The fields without effect that look like one that was asked for. Call it when all has been read."""
@@ -472,9 +481,14 @@ def retry_headers(error: ProxyError) -> dict[str, str]:
     return after if error.retry else {**after, "x-should-retry": "false"}
 
 
+def compact(data: Any) -> bytes:
+    """ASCII JSON, as every wire sends it."""
+    return _COMPACT.encode(data).encode()
+
+
 def sse(data: JSON) -> bytes:
     """One `data:` event. ASCII JSON has no line breaks of its own, so one line is enough."""
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + compact(data) + b"\n\n"
 
 
 def sse_event(name: str, data: JSON) -> bytes:

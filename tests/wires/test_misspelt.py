@@ -78,3 +78,9 @@ def test_a_name_that_no_vendor_could_have_reaches_no_header(name: str) -> None:
 def test_no_more_names_are_compared_than_a_client_sends() -> None:
     many = {f"temperatur{chr(97 + n % 26)}{n}": 1 for n in range(10_000)}
     assert len(read(**many)) == MAX_UNREAD
+
+
+def test_fields_that_are_asked_for_together_are_known_whether_they_are_there_or_not() -> None:
+    fields = Fields({"b": 1, "a": None, "max_token": 5})
+    assert fields.given(("max_tokens", "a", "b")) == ("b",)
+    assert fields.misspelt() == ("max_token",)

@@ -80,6 +80,12 @@ OLDER: Names = {**PARAMETERS, "max_tokens": "max_tokens"}
 
 TEXT: JSON = {"type": "text"}
 
+# What `_check` looks at. Nearly no body has one of these.
+CHECKED = (
+    "n", "logprobs", "top_logprobs", "functions", "function_call", "modalities", "audio", "max_tokens",
+    "frequency_penalty", "presence_penalty", "metadata", "logit_bias", "user", "service_tier", "verbosity",
+)  # fmt: skip
+
 _NUMBERS = ("max_tokens", "frequency_penalty", "presence_penalty")
 
 _FINISH_REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "content_filter"}
@@ -99,11 +105,12 @@ class ChatCall:
 def read(body: JSON, naming: Naming) -> ChatCall:
     """The call that a body means. Raises `InvalidRequest`, which names the field."""
     body = fields = Fields(body)
-    _check(body)
+    if fields.given(CHECKED):
+        _check(body)
     agent_id = naming.agent_id(body)
     system, messages = read_messages(body.get("messages"))
     tools = read_tools(body) if body.get("tools") is not None else ()
-    chooses = any(body.get(name) is not None for name in ("tool_choice", "parallel_tool_calls"))
+    chooses = fields.given(("tool_choice", "parallel_tool_calls"))
     effort = optional(body, "reasoning_effort", str, "a string")
     if effort is not None and effort not in EFFORTS:
         raise InvalidRequest(f"reasoning_effort must be one of {', '.join(EFFORTS)}", param="reasoning_effort")
@@ -141,7 +148,7 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         stream=bool(optional(body, "stream", bool, "true or false")),
         include_usage=bool(optional(options, "include_usage", bool, "true or false", where="stream_options.")),
         parameters=PARAMETERS,
-        ignored=(*(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
+        ignored=(*fields.given(IGNORED), *fields.misspelt()),
     )
 
 

@@ -97,7 +97,7 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
         stream=bool(body.get("stream")),
         background=bool(body.get("background")),
         ignored=(
-            *(name for name in IGNORED if body.get(name) is not None),
+            *fields.given(IGNORED),
             *config.misspelt("generation_config."),
             *fields.misspelt(),
         ),

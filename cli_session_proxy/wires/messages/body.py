@@ -111,7 +111,7 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
     return MessagesCall(
         request=request,
         stream=bool(optional(body, "stream", bool, "true or false")),
-        ignored=(*hosted, *(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
+        ignored=(*hosted, *fields.given(IGNORED), *fields.misspelt()),
     )
 
 

@@ -178,7 +178,7 @@ def _read(
         thoughts=thoughts,
         ignored=(
             *_ignored_options(options),
-            *(name for name in IGNORED if fields.get(name) is not None),
+            *fields.given(IGNORED),
             *options.misspelt("options."),
             *fields.misspelt(),
         ),

@@ -142,7 +142,7 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
         stream=bool(body.get("stream")),
         background=bool(body.get("background")),
         call=_call(body, wanted, said.system, conversation, offered),
-        ignored=(*offered.ignored, *(name for name in IGNORED if body.get(name) is not None), *fields.misspelt()),
+        ignored=(*offered.ignored, *fields.given(IGNORED), *fields.misspelt()),
         wanted=read_parameters(body, PARAMETERS, thinking=None if effort is None else effort != "none"),
     )
 

@@ -35,6 +35,18 @@ def text(words: str) -> dict[str, str]:
     return {"type": "text", "text": words}
 
 
+def test_all_that_is_checked_is_named_so_that_a_body_without_any_of_it_is_not_looked_through() -> None:
+    looked: set[str] = set()
+
+    class Noted(dict[str, Any]):
+        def get(self, name: str, default: Any = None) -> Any:
+            looked.add(name)
+            return super().get(name, default)
+
+    chat._check(Noted())
+    assert looked == set(chat.CHECKED)
+
+
 def test_a_plain_request_is_one_user_message() -> None:
     call = read()
     assert call.request.messages == (Message.user("hello"),)
