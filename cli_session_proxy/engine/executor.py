@@ -563,7 +563,7 @@ class Executor:
             for event in said(committed.output):
                 live.publish(event)
         self._finish(live, committed, commit.links)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # they have their turn of the loop
         await exchange.release()
         for link in commit.links:
             if link.reason in REPAIR_REASONS:
