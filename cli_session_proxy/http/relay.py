@@ -200,7 +200,7 @@ class Relay:
                 await hop.send({"type": "http.response.body", "body": chunk, "more_body": True})
             if response.status_code == 200:
                 hop.turn_id, hop.handed = response.headers.get("x-turn-id"), True
-            await asyncio.sleep(0)  # a disconnect that is known already is noticed first (see `wires.answers`)
+            await asyncio.sleep(0)  # a disconnect that is known already is noticed first
             await hop.send({"type": "http.response.body", "body": b"", "more_body": False})
             hop.arrived = True
         except httpx.HTTPError as exc:
