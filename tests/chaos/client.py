@@ -37,6 +37,8 @@ DESCRIPTION = "Looks something up."
 # load balancer, or a proxy that passed it on, lost the host that had been given the request.
 IN_DOUBT = ", in doubt"
 HOST_LOST = "host_lost"
+# The code of an answer that the model refused to give: for its client the turn is none.
+REFUSED = "refused"
 # A slow reader's buffer, so that it is the proxy that waits and not the kernel.
 SMALL_BUFFER = 16 * 1024
 # How much of its answer a slow reader reads before it stops.
@@ -256,7 +258,9 @@ class _ChatReader:
                 known = self._calls.setdefault(call.get("index", at), ["", ""])
                 known[0] = call.get("id") or known[0]
                 known[1] += call["function"].get("arguments") or ""
-            if choice.get("finish_reason"):
+            if choice.get("finish_reason") == "content_filter":
+                self.error = REFUSED
+            elif choice.get("finish_reason"):
                 self.got = _got(self._text, [Call(one, _token(said)) for one, said in self._calls.values()])
 
 
@@ -276,6 +280,8 @@ class _ResponsesReader:
             self.got = _got(TEXT_JOIN.join(self._texts.values()), list(got.calls), got.response_id)
         elif kind in ("response.failed", "error"):
             self.error = _code(data.get("response", data))
+        elif data.get("response", data).get("incomplete_details"):
+            self.error = REFUSED
         elif "output" in data:
             self.got = self._whole(data)
 
@@ -294,6 +300,7 @@ class _MessagesReader:
         self.got: Got | None = None
         self.error: str | None = None
         self._blocks: dict[int, JSON] = {}
+        self._stop_reason = ""
 
     def feed(self, data: JSON) -> None:
         kind = data.get("type")
@@ -301,7 +308,9 @@ class _MessagesReader:
             self.error = _code(data)
         elif kind == "message":
             self._blocks = dict(enumerate(data["content"]))
-            self._finish()
+            self._finish(data["stop_reason"])
+        elif kind == "message_delta":
+            self._stop_reason = data["delta"]["stop_reason"]
         elif kind == "content_block_start":
             self._blocks[data["index"]] = {**data["content_block"], "json": ""}
         elif kind == "content_block_delta":
@@ -311,9 +320,12 @@ class _MessagesReader:
             elif delta["type"] == "input_json_delta":
                 block["json"] += delta["partial_json"]
         elif kind == "message_stop":
-            self._finish()
+            self._finish(self._stop_reason)
 
-    def _finish(self) -> None:
+    def _finish(self, stop_reason: str) -> None:
+        if stop_reason == "refusal":
+            self.error = REFUSED
+            return
         blocks = self._blocks.values()
         calls = [
             Call(block["id"], _token(block["json"]) if block.get("json") else str(block["input"].get(TOKEN)))

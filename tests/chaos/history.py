@@ -322,7 +322,7 @@ class _Maker:
         scenes = [
             (self._calm, 3), (self._several_at_once, 2), (self._killed_in_mid_answer, 4), (self._killed_at_random, 4),
             (self._left_and_came_again, 4), (self._cli_killed, 2), (self._spoilt, 4), (self._upstream_fails, 3),
-            (self._stopped, 1), (self._branched, 1), (self._slow_reader, 1), (self._replayed, 1),
+            (self._stopped, 1), (self._branched, 1), (self._slow_reader, 1), (self._replayed, 1), (self._refused, 3),
         ]  # fmt: skip
         if self._shape.pauses:
             scenes.append((self._paused, 2))
@@ -443,6 +443,22 @@ class _Maker:
     def _upstream_fails(self, agent: int) -> list[Step]:
         say = self._say(agent, fault=self._dice.choice(FAULTS))
         return [say, *([self._repeat(say)] if self._dice.random() < 0.5 else []), self._say(agent)]
+
+    def _refused(self, agent: int) -> list[Step]:
+        """The model refuses a prompt, or the results of its own calls, perhaps while its CLI or its proxy dies."""
+        calls = self._speakers[agent].tools and self._dice.random() < 0.6
+        steps: list[Step] = [self._say(agent, calls=self._dice.randint(1, 3))] if calls else []
+        say = self._say(agent, calls=0, fault="refusal", hold=self._dice.choice((None, None, *HOLDS)))
+        steps.append(say)
+        dies = self._dice.random()
+        if dies < 0.2:
+            steps.append(KillCli(say.proxy))
+        elif dies < 0.4:
+            steps += [Kill(say.proxy), Start(say.proxy)]
+        steps += [Open(say.turn), Join(say.turn)]
+        if self._dice.random() < 0.4:
+            steps.append(self._repeat(say))
+        return [*steps, self._say(agent, calls=0), self._say(agent)]
 
     def _stopped(self, agent: int) -> list[Step]:
         say = self._say(agent, wait=self._dice.random() < 0.5, hold=self._dice.choice((None, *HOLDS)))

@@ -7,12 +7,12 @@ import itertools
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cli_session_proxy.domain.client_tools import cli_name
 from cli_session_proxy.testing.exchange import deltas
-from cli_session_proxy.testing.script import Behaviour, Block, Cut, ErrorEvent, Fail, Gate, Reply, Stall
+from cli_session_proxy.testing.script import Behaviour, Block, Cut, ErrorEvent, Fail, Gate, Refusal, Reply, Stall
 from cli_session_proxy.testing.seen import Seen
 
 from .journal import Answer, Asked
@@ -25,14 +25,16 @@ TOOL = "look_up"
 # Where the upstream stops until the history opens it: before the status line, after some words, before the end.
 Hold = Literal["start", "words", "end"]
 # What the upstream does to the first request of a turn; the CLI's own retry gets an ordinary answer. `broken` is a
-# 400 for every request: the turn fails.
-FaultKind = Literal["500", "529", "429", "cut", "event", "stall", "broken"]
+# 400 for every request: the turn fails. At a `refusal` the model refuses every request, behind some words.
+FaultKind = Literal["500", "529", "429", "cut", "event", "stall", "broken", "refusal"]
 
 # What each answer is said to have cost: by the true numbers a long answer would make the CLI compact the conversation.
 USAGE = {"input_tokens": 10, "output_tokens": 10, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}
 
 # Seconds in which the words before a cut reach the client.
 CUT_AFTER = 0.3
+# Characters that are said before a refusal.
+SAID = 60
 
 _TURN = re.compile(r"#(\d+)#")
 _WORDS = (
@@ -113,6 +115,9 @@ class Model:
 def _misbehaving(plan: Plan, reply: Reply) -> Behaviour:
     if plan.fault == "broken":
         return Fail(400)
+    if plan.fault == "refusal":
+        assert isinstance(reply.content, list)
+        reply = replace(Refusal("cyber", said=str(reply.content[0]["text"])[:SAID]), usage=USAGE)
     if plan.asked == 1:
         match plan.fault:
             case "500" | "529" | "429":

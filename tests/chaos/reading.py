@@ -13,8 +13,8 @@ from cli_session_proxy.testing.seen import parts, spoken
 from .journal import JSON, Answer, Asking, Result
 
 # How 2.1.330 asks the model to go on from the blocks of an answer that were finished before its stream was cut, or had
-# stood still for 10 s.
-GO_ON = "Your response above was cut off mid-stream."
+# stood still for 10 s; and how it asks once more after a refusal, where the proxy has not ended it by then.
+GO_ON = ("Your response above was cut off mid-stream.", "Your response above was stopped by a safety classifier")
 # The key of a call's arguments under which the scripted model puts the call's token.
 TOKEN = "token"
 
@@ -33,7 +33,7 @@ class Exchange:
 
 def exchanges(messages: Sequence[JSON]) -> list[Exchange]:
     """The conversation without what the CLI adds on its own (`system` messages, reminders, and that the model may go
-    on from an answer that was cut)."""
+    on from an answer that was cut or refused)."""
     told: list[Exchange] = []
     calls: dict[str, str] = {}  # the token of each call by its id
     cut: Answer | None = None  # what was said before the CLI asked the model to go on

@@ -482,11 +482,12 @@ def test_what_was_seen_from_outside_is_told(tale: Tale) -> None:
     assert tale.kinds() == {("orphan", None), ("hung", 5), ("unserved", None)}
 
 
-def test_an_answer_that_the_cli_lets_the_model_go_on_from_is_one(tale: Tale) -> None:
+@pytest.mark.parametrize("words", GO_ON)
+def test_an_answer_that_the_cli_lets_the_model_go_on_from_is_one(tale: Tale, words: str) -> None:
     said = prompt(5)
     whole = Answer("ok-1 begins here\n\nok-2 ends here")
     messages = [*as_messages([], said), {"role": "assistant", "content": "ok-1 begins here"}]
-    messages.append({"role": "user", "content": f"{GO_ON} Resume directly."})
+    messages.append({"role": "user", "content": f"{words} Resume directly."})
     assert exchanges(messages) == exchanges(as_messages([], said))
     messages.append({"role": "assistant", "content": "ok-2 ends here"})
     assert [(one.asked, one.answer) for one in exchanges(messages)] == [(said, whole)]

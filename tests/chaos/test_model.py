@@ -1,7 +1,8 @@
-"""What the model of a history holds back."""
+"""What the model of a history holds back, and refuses."""
 
 from __future__ import annotations
 
+from cli_session_proxy.testing.script import Reply
 from cli_session_proxy.testing.seen import Seen
 
 from .model import Model, Plan
@@ -35,3 +36,11 @@ def test_whoever_waits_sees_that_a_turn_is_held_again_after_the_cli_that_asked_f
     assert waits.is_set()
     assert not model.next_request.is_set()
     assert plan.held
+
+
+def test_a_turn_that_the_model_refuses_is_refused_each_time_with_words_of_its_own() -> None:
+    model = Model(lambda _: None)
+    model.plans[7] = Plan(fault="refusal")
+    refused = [model.behave(asking()) for _ in range(2)]
+    assert all(isinstance(one, Reply) and one.stop_reason == "refusal" for one in refused)
+    assert refused[0] != refused[1]
