@@ -23,7 +23,7 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -97,7 +97,7 @@ class SqliteDatabase(Life, Database):
         self._unsynced = False  # the file holds journal entries that the disk may not
         self._overdue = False  # the next group takes them there
         # the writer thread's own; the event loop looks only when a group has ended
-        self._full = True  # its commits wait for the disk
+        self._full = True  # its next commit waits for the disk
         self._synced = False  # the group took all that is in the file to the disk
         self._held_up_by = OTHERS
 
@@ -336,17 +336,26 @@ class SqliteDatabase(Life, Database):
         """One transaction; the results of these writes."""
         assert self._writer is not None
         if full != self._full:
-            file: Any = self._writer.connection.dbapi_connection
-            file.execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
-            self._full = full
+            self._sync_commits(full)
         self._held_up_by = ANOTHER_PROGRAM
-        with transaction(self._writer, WRITING) as driver:
-            self._held_up_by = OTHERS
-            before = driver.total_changes
-            results = [write.work(self._writer) for write in group]
+        try:
+            with transaction(self._writer, WRITING) as driver:
+                self._held_up_by = OTHERS
+                before = driver.total_changes
+                results = [write.work(self._writer) for write in group]
+        finally:
+            if not full:
+                with suppress(sqlite3.Error):  # now, while no client waits for it; else the next commit does it
+                    self._sync_commits(True)
         # A commit of no change writes nothing, and waits for no disk: it tells nothing of what was written before.
         self._synced |= full and driver.total_changes > before
         return results
+
+    def _sync_commits(self, full: bool) -> None:
+        """Whether the writer's commits wait for the disk. To change it takes 0.05 ms after a pause."""
+        assert self._writer is not None
+        driver_of(self._writer).execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
+        self._full = full
 
     def _read(self, work: Work[T]) -> T:
         conn = self._readers.get_nowait()  # there is one for each thread
