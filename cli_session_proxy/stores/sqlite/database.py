@@ -162,8 +162,7 @@ class SqliteDatabase(Life, Database):
             assert urgency in JOURNALED
             assert self._quick_writer is not None
             try:
-                with transaction(self._quick_writer, QUICK):
-                    quickly = work(self._quick_writer)
+                quickly = transaction(self._quick_writer, QUICK, work)
             except ERRORS as exc:
                 if not is_busy(exc):
                     raise self._unavailable(exc) from exc
@@ -338,11 +337,15 @@ class SqliteDatabase(Life, Database):
         if full != self._full:
             self._sync_commits(full)
         self._held_up_by = ANOTHER_PROGRAM
+        driver = driver_of(self._writer)
+        before = driver.total_changes
+
+        def work(conn: Connection) -> list[Any]:
+            self._held_up_by = OTHERS
+            return [write.work(conn) for write in group]
+
         try:
-            with transaction(self._writer, WRITING) as driver:
-                self._held_up_by = OTHERS
-                before = driver.total_changes
-                results = [write.work(self._writer) for write in group]
+            results = transaction(self._writer, WRITING, work)
         finally:
             if not full:
                 with suppress(sqlite3.Error):  # now, while no client waits for it; else the next commit does it
@@ -360,8 +363,7 @@ class SqliteDatabase(Life, Database):
     def _read(self, work: Work[T]) -> T:
         conn = self._readers.get_nowait()  # there is one for each thread
         try:
-            with transaction(conn, READING):
-                return work(conn)
+            return transaction(conn, READING, work)
         except ERRORS as exc:
             raise self._unavailable(exc) from exc
         finally:
@@ -495,8 +497,7 @@ class File(sqlite3.Connection):
         """Of `sql.database.Driver`: every statement has run, and nothing is gained."""
 
 
-@contextmanager
-def transaction(conn: Connection, kind: Kind) -> Iterator[sqlite3.Connection]:
+def transaction(conn: Connection, kind: Kind, work: Work[T]) -> T:
     """All of it or nothing.
 
     Not SQLAlchemy's own, of which a turn has six: it takes ten times as long, and leaves a commit that SQLite refuses
@@ -505,11 +506,12 @@ def transaction(conn: Connection, kind: Kind) -> Iterator[sqlite3.Connection]:
     dbapi: sqlite3.Connection = conn.connection.dbapi_connection  # type: ignore[assignment]
     dbapi.execute(kind.begin)
     try:
-        yield dbapi
+        result = work(conn)
         dbapi.commit()
     except BaseException:
         dbapi.rollback()  # silent where SQLite has done so itself, as it does when the disk is full
         raise
+    return result
 
 
 def driver_of(conn: Connection) -> sqlite3.Connection:
