@@ -162,7 +162,7 @@ class SqliteDatabase(Life, Database):
             assert urgency in JOURNALED
             assert self._quick_writer is not None
             try:
-                quickly = transaction(self._quick_writer, QUICK, work)
+                (quickly,) = transaction(self._quick_writer, QUICK, work)
             except ERRORS as exc:
                 if not is_busy(exc):
                     raise self._unavailable(exc) from exc
@@ -336,22 +336,21 @@ class SqliteDatabase(Life, Database):
         assert self._writer is not None
         if full != self._full:
             self._sync_commits(full)
-        self._held_up_by = ANOTHER_PROGRAM
-        driver = driver_of(self._writer)
-        before = driver.total_changes
-
-        def work(conn: Connection) -> list[Any]:
-            self._held_up_by = OTHERS
-            return [write.work(conn) for write in group]
-
+        self._held_up_by = OTHERS
+        file: Any = self._writer.connection.dbapi_connection
+        before = file.total_changes
         try:
-            results = transaction(self._writer, WRITING, work)
+            results = transaction(self._writer, WRITING, *[write.work for write in group])
+        except sqlite3.OperationalError as exc:
+            if is_busy(exc):
+                self._held_up_by = ANOTHER_PROGRAM
+            raise
         finally:
             if not full:
                 with suppress(sqlite3.Error):  # now, while no client waits for it; else the next commit does it
                     self._sync_commits(True)
         # A commit of no change writes nothing, and waits for no disk: it tells nothing of what was written before.
-        self._synced |= full and driver.total_changes > before
+        self._synced |= full and file.total_changes > before
         return results
 
     def _sync_commits(self, full: bool) -> None:
@@ -363,7 +362,8 @@ class SqliteDatabase(Life, Database):
     def _read(self, work: Work[T]) -> T:
         conn = self._readers.get_nowait()  # there is one for each thread
         try:
-            return transaction(conn, READING, work)
+            (result,) = transaction(conn, READING, work)
+            return result
         except ERRORS as exc:
             raise self._unavailable(exc) from exc
         finally:
@@ -497,8 +497,8 @@ class File(sqlite3.Connection):
         """Of `sql.database.Driver`: every statement has run, and nothing is gained."""
 
 
-def transaction(conn: Connection, kind: Kind, work: Work[T]) -> T:
-    """All of it or nothing.
+def transaction(conn: Connection, kind: Kind, *works: Work[T]) -> list[T]:
+    """All of it or nothing; the results of these works, which run one after the other.
 
     Not SQLAlchemy's own, of which a turn has six: it takes ten times as long, and leaves a commit that SQLite refuses
     open, with the write lock.
@@ -506,12 +506,12 @@ def transaction(conn: Connection, kind: Kind, work: Work[T]) -> T:
     dbapi: sqlite3.Connection = conn.connection.dbapi_connection  # type: ignore[assignment]
     dbapi.execute(kind.begin)
     try:
-        result = work(conn)
+        results = [work(conn) for work in works]
         dbapi.commit()
     except BaseException:
         dbapi.rollback()  # silent where SQLite has done so itself, as it does when the disk is full
         raise
-    return result
+    return results
 
 
 def driver_of(conn: Connection) -> sqlite3.Connection:
