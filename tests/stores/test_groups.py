@@ -98,6 +98,15 @@ async def test_only_an_acknowledgement_waits_for_the_disk(words: Words) -> None:
     assert await words.db.write(full)
 
 
+async def test_a_write_for_which_nobody_waits_leaves_nothing_to_do_for_an_acknowledgement(words: Words) -> None:
+    await words.write("arrived", Urgency.LATER)
+    said: list[str] = []
+    assert words.db._writer is not None
+    sqlite.driver_of(words.db._writer).set_trace_callback(said.append)
+    await words.write("done")
+    assert [line.split()[0] for line in said] == ["BEGIN", "INSERT", "COMMIT"]
+
+
 async def test_a_group_with_an_acknowledgement_waits_for_the_disk(words: Words) -> None:
     writes = [lambda: words.db.write(full, Urgency.JOURNAL), lambda: words.db.write(full)]
     assert await words.together(*writes) == [True, True]

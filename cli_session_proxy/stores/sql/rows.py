@@ -148,8 +148,9 @@ def answer_values(cutter: Cutter, turn: Turn, stored: Row[Any]) -> Values:
     return values | texts | {"bytes": size(stored.system, stored.input, stored.placed, stored.options, *texts.values())}
 
 
-def loaded_turns(conn: Connection, rows: Sequence[Row[Any]]) -> list[Turn]:
-    """Turns from rows of all columns of `turns`, with their images."""
+def loaded_turns(conn: Connection, rows: Sequence[Row[Any]], **changed: Any) -> list[Turn]:
+    """Turns from rows of all columns of `turns`, with their images. `changed`: fields that have these values now,
+    whatever is stored."""
     known: dict[str, str] | None = None
     found: list[Turn] = []
     for row in rows:
@@ -173,6 +174,8 @@ def loaded_turns(conn: Connection, rows: Sequence[Row[Any]]) -> list[Turn]:
         values[_USAGE] = Usage(**values[_USAGE])
         if values[_FALLBACK] is not None:
             values[_FALLBACK] = Fallback.from_json(values[_FALLBACK])
+        for name, value in changed.items():
+            values[_AT[name]] = value
         found.append(Turn(*values))
     return found
 

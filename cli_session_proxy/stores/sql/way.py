@@ -8,7 +8,6 @@ behind it (`Driver.commit_next`). What `begin` writes it writes only where it ma
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -317,9 +316,8 @@ def commit(conn: Connection, done: Commit) -> Turn:
     row = allowed(done.turn_id, UNFINISHED, stored)
     if session is not None and session.agent_key != row.agent_key:
         raise ValueError(f"commit of {done.turn_id} with a session of agent {session.agent_key}")
-    (turn,) = rows.loaded_turns(conn, [row])
-    turn = replace(
-        turn, status=done.status, output=tuple(done.output), stop_reason=done.stop_reason, usage=done.usage,
+    (turn,) = rows.loaded_turns(
+        conn, [row], status=done.status, output=tuple(done.output), stop_reason=done.stop_reason, usage=done.usage,
         cost_usd=done.cost_usd, tools=tuple(done.tools), timings=done.timings, attempts=tuple(done.attempts),
         session_id=row.session_id if session is None else session.id, path_hash=done.path_hash,
         depth=done.depth, delivery=done.delivery,

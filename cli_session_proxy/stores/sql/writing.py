@@ -6,7 +6,6 @@ Those that every turn goes through are in `way`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, or_, select
@@ -150,8 +149,8 @@ def fail(
     if lease is not None:
         hold(conn, lease)
     row = _need(conn, turn_id, _NOT_ANSWERED if lease is not None else _NEVER_BEGUN)
-    (turn,) = rows.loaded_turns(conn, [row])
-    turn = replace(turn, status=status, error=error, attempts=tuple(attempts), timings=timings, finished_at=at)
+    ended = {"status": status, "error": error, "attempts": tuple(attempts), "timings": timings, "finished_at": at}
+    (turn,) = rows.loaded_turns(conn, [row], **ended)
     how = {"error": rows.dumps(error), "attempts": rows.dumps(attempts), "timings": rows.dumps(timings)}
     UPDATE_TURN.run(conn, {"turn_id": turn_id, "status": status, "finished_at": at, **how})
     spoil_session(conn, turn.session_id)
@@ -162,15 +161,11 @@ def fail(
 
 def requeue(conn: Connection, turn_id: str, instance: str | None) -> Turn:
     row = _need(conn, turn_id, _FAILED)
-    (turn,) = rows.loaded_turns(conn, [row])
-    leases.forget_cancel(conn, turn_id)  # it was the end of the attempt before
-    turn = replace(
-        turn, status="queued", error=None, session_id=None, continuity=None, frame_uuid=None, started_at=None,
-        finished_at=None, delivery="pending", instance=instance,
-    )  # fmt: skip
     cleared = ("error", "session_id", "continuity", "frame_uuid", "started_at", "finished_at")
-    again = {"status": "queued", "delivery": "pending", "instance": instance}
-    UPDATE_TURN.run(conn, {"turn_id": turn_id, **again, **dict.fromkeys(cleared)})
+    again = {"status": "queued", "delivery": "pending", "instance": instance, **dict.fromkeys(cleared)}
+    (turn,) = rows.loaded_turns(conn, [row], **again)
+    leases.forget_cancel(conn, turn_id)  # it was the end of the attempt before
+    UPDATE_TURN.run(conn, {"turn_id": turn_id, **again})
     if row.status in LOST:
         COUNT.run(conn, grown(turn.agent_key, failures=-1))
     return turn

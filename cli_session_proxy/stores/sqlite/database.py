@@ -23,7 +23,7 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -97,7 +97,7 @@ class SqliteDatabase(Life, Database):
         self._unsynced = False  # the file holds journal entries that the disk may not
         self._overdue = False  # the next group takes them there
         # the writer thread's own; the event loop looks only when a group has ended
-        self._full = True  # its commits wait for the disk
+        self._full = True  # its next commit waits for the disk
         self._synced = False  # the group took all that is in the file to the disk
         self._held_up_by = OTHERS
 
@@ -162,8 +162,7 @@ class SqliteDatabase(Life, Database):
             assert urgency in JOURNALED
             assert self._quick_writer is not None
             try:
-                with transaction(self._quick_writer, QUICK):
-                    quickly = work(self._quick_writer)
+                (quickly,) = transaction(self._quick_writer, QUICK, work)
             except ERRORS as exc:
                 if not is_busy(exc):
                     raise self._unavailable(exc) from exc
@@ -336,23 +335,35 @@ class SqliteDatabase(Life, Database):
         """One transaction; the results of these writes."""
         assert self._writer is not None
         if full != self._full:
-            file: Any = self._writer.connection.dbapi_connection
-            file.execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
-            self._full = full
-        self._held_up_by = ANOTHER_PROGRAM
-        with transaction(self._writer, WRITING) as driver:
-            self._held_up_by = OTHERS
-            before = driver.total_changes
-            results = [write.work(self._writer) for write in group]
+            self._sync_commits(full)
+        self._held_up_by = OTHERS
+        file: Any = self._writer.connection.dbapi_connection
+        before = file.total_changes
+        try:
+            results = transaction(self._writer, WRITING, *[write.work for write in group])
+        except sqlite3.OperationalError as exc:
+            if is_busy(exc):
+                self._held_up_by = ANOTHER_PROGRAM
+            raise
+        finally:
+            if not full:
+                with suppress(sqlite3.Error):  # now, while no client waits for it; else the next commit does it
+                    self._sync_commits(True)
         # A commit of no change writes nothing, and waits for no disk: it tells nothing of what was written before.
-        self._synced |= full and driver.total_changes > before
+        self._synced |= full and file.total_changes > before
         return results
+
+    def _sync_commits(self, full: bool) -> None:
+        """Whether the writer's commits wait for the disk. To change it takes 0.05 ms after a pause."""
+        assert self._writer is not None
+        driver_of(self._writer).execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
+        self._full = full
 
     def _read(self, work: Work[T]) -> T:
         conn = self._readers.get_nowait()  # there is one for each thread
         try:
-            with transaction(conn, READING):
-                return work(conn)
+            (result,) = transaction(conn, READING, work)
+            return result
         except ERRORS as exc:
             raise self._unavailable(exc) from exc
         finally:
@@ -486,9 +497,8 @@ class File(sqlite3.Connection):
         """Of `sql.database.Driver`: every statement has run, and nothing is gained."""
 
 
-@contextmanager
-def transaction(conn: Connection, kind: Kind) -> Iterator[sqlite3.Connection]:
-    """All of it or nothing.
+def transaction(conn: Connection, kind: Kind, *works: Work[T]) -> list[T]:
+    """All of it or nothing; the results of these works, which run one after the other.
 
     Not SQLAlchemy's own, of which a turn has six: it takes ten times as long, and leaves a commit that SQLite refuses
     open, with the write lock.
@@ -496,11 +506,12 @@ def transaction(conn: Connection, kind: Kind) -> Iterator[sqlite3.Connection]:
     dbapi: sqlite3.Connection = conn.connection.dbapi_connection  # type: ignore[assignment]
     dbapi.execute(kind.begin)
     try:
-        yield dbapi
+        results = [work(conn) for work in works]
         dbapi.commit()
     except BaseException:
         dbapi.rollback()  # silent where SQLite has done so itself, as it does when the disk is full
         raise
+    return results
 
 
 def driver_of(conn: Connection) -> sqlite3.Connection:

@@ -125,7 +125,7 @@ class Captures:
         while len(self._readers) > READERS:
             self._readers.popitem(last=False)
 
-    async def taken(self, ready: LiveSession, turn: Turn, path: Path, said: TurnOutcome) -> CapturedRecords:
+    async def taken(self, ready: LiveSession, turn: Turn, path: str, said: TurnOutcome) -> CapturedRecords:
         """What the turn added. What cannot be read is made from the frames. After a cut, its process is dead.
 
         Raises WrongTranscript where what was written shows that the process went on from another conversation.
@@ -155,7 +155,7 @@ class Captures:
             raise WrongTranscript("conversation")
         return replace(taken, records=_made(ready, turn, said))
 
-    async def _take(self, ready: LiveSession, path: Path, said: TurnOutcome) -> CapturedRecords:
+    async def _take(self, ready: LiveSession, path: str, said: TurnOutcome) -> CapturedRecords:
         """What was appended to the session's own file; where another lies there, what the turn added to that."""
         session_id, mark = ready.session.id, ready.session.mark
         reader: Reader | None = self._readers.pop(session_id, None)
@@ -191,7 +191,7 @@ class Captures:
         self.follow(ready.session.id, now)
         return CapturedRecords(records, now.mark, "transcript")
 
-    def _take_anew(self, ready: LiveSession, path: Path, said: TurnOutcome) -> CapturedRecords:
+    def _take_anew(self, ready: LiveSession, path: str, said: TurnOutcome) -> CapturedRecords:
         """What the turn added to a file that is not the one that it began with."""
         got = Reader(path).appended()
         if got is None:
@@ -202,7 +202,7 @@ class Captures:
         more = bool(said.calls) and not is_whole([entry for entry in own if entry.on_path], ready, said)
         return CapturedRecords(sound(own, ready, said), None, "replaced", more)
 
-    def _take_copy(self, ready: LiveSession, path: Path, said: TurnOutcome, known: Sequence[Entry]) -> CapturedRecords:
+    def _take_copy(self, ready: LiveSession, path: str, said: TurnOutcome, known: Sequence[Entry]) -> CapturedRecords:
         """A CLI that answers under a new id has copied the session: the copy shows what it had loaded.
 
         It is taken as the session's file only where it is a copy of the path. CLI 1.0.120 gives new names to records
@@ -226,7 +226,7 @@ class Captures:
         return [*await paths.shown(self._store, parent, ready.marks), *ready.lead]
 
     async def _cut(
-        self, ready: LiveSession, turn: Turn, path: Path, said: TurnOutcome, known: Sequence[Entry]
+        self, ready: LiveSession, turn: Turn, path: str, said: TurnOutcome, known: Sequence[Entry]
     ) -> CapturedRecords:
         """The answer was cut: so are its records, and the transcript with them."""
         added = await asyncio.to_thread(_added, path, ready, said, known)
@@ -242,14 +242,14 @@ class Captures:
         return CapturedRecords(records, mark, "cut")
 
     async def marked(
-        self, ready: LiveSession, path: Path, said: TurnOutcome, taken: CapturedRecords, records: Sequence[Record]
+        self, ready: LiveSession, path: str, said: TurnOutcome, taken: CapturedRecords, records: Sequence[Record]
     ) -> CapturedRecords:
         """The same with the marks among these records, and the transcript as they have it. Its process is dead."""
         mark = await self._written(ready, path, said.session_id, records)
         return replace(taken, records=list(records), mark=mark, more=False)
 
     async def completed(
-        self, ready: LiveSession, turn: Turn, path: Path, said: TurnOutcome, taken: CapturedRecords
+        self, ready: LiveSession, turn: Turn, path: str, said: TurnOutcome, taken: CapturedRecords
     ) -> CapturedRecords:
         """The same with the words that a client was given of a stream that was cut. Its process is dead."""
         missing = partials.words(said.output, said.partial)
@@ -258,10 +258,10 @@ class Captures:
         mark = await self._written(ready, path, said.session_id, records)
         return replace(taken, records=records, mark=mark, more=False)
 
-    async def _written(self, ready: LiveSession, path: Path, session_id: str, records: Sequence[Record]) -> FileMark:
+    async def _written(self, ready: LiveSession, path: str, session_id: str, records: Sequence[Record]) -> FileMark:
         path_records = transcript.shown([*await self._path(ready), *records])
         strict = not ready.process.launch.capability.keeps_session_id
-        return await asyncio.to_thread(transcript.write, path, path_records, session_id, strict_order=strict)
+        return await asyncio.to_thread(transcript.write, Path(path), path_records, session_id, strict_order=strict)
 
 
 def _made(ready: LiveSession, turn: Turn, said: TurnOutcome) -> list[Record]:
@@ -314,7 +314,7 @@ def behind_copy(known: Sequence[Entry], parsed: Parsed, leaf: str | None) -> lis
     return [] if at is None else [parsed.entries[at].hung_on(leaf), *parsed.entries[at + 1 :]]
 
 
-def _added(path: Path, ready: LiveSession, said: TurnOutcome, known: Sequence[Entry]) -> list[Entry]:
+def _added(path: str, ready: LiveSession, said: TurnOutcome, known: Sequence[Entry]) -> list[Entry]:
     """What the turn added, read from the whole file."""
     try:
         parsed = transcript.parse(contents(path))
@@ -324,7 +324,7 @@ def _added(path: Path, ready: LiveSession, said: TurnOutcome, known: Sequence[En
     return behind_copy(known, parsed, ready.leaf) if copied else behind(parsed.entries, ready.leaf, ready.results)
 
 
-def _goes_on(path: Path, ready: LiveSession, known: Sequence[Entry], said: TurnOutcome) -> bool:
+def _goes_on(path: str, ready: LiveSession, known: Sequence[Entry], said: TurnOutcome) -> bool:
     """Did the process go on from these records? False only where its file shows that it had another conversation.
 
     A CLI hangs what it writes on the last record that it loaded, or writes a copy of all that it loaded.

@@ -12,6 +12,7 @@ looked at once more, by its whole content, after it has read it.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import uuid
 from collections.abc import Sequence
@@ -48,6 +49,8 @@ from .repair import Foreign, PreparedSession, Repairs, TurnContext
 # a client is told to wait when even that did not help, in seconds.
 LOADS = 3
 RETRY_AFTER = 1.0
+
+UNCHANGED = Evidence(verified="unchanged since the last turn")
 
 __all__ = ["Foreign", "LiveSession", "Sessions", "TurnOutcome"]
 
@@ -350,7 +353,7 @@ class Sessions:
         ):  # fmt: skip
             # Its memory is the path, whatever the file holds: that is for the next process to load, which is confirmed.
             # The file is the one that it wrote its last turn to.
-            return PreparedSession(session, True, "resumed", (), Evidence(verified="unchanged since the last turn"))
+            return PreparedSession(session, True, "resumed", (), UNCHANGED)
         path = transcript.in_folder(self._path(now.cwd), session.id)
         session = replace(session, transcript=str(path))
         verdict = await self._repairs.check(path, session, parent)
@@ -376,9 +379,9 @@ class Sessions:
         """Take over what the turn added to the transcript. What cannot be read is made from the frames."""
         before, session_id = ready.session, said.session_id
         forked = session_id != before.id
-        path = Path(before.transcript)
+        path = before.transcript
         if forked:
-            path = transcript.in_folder(path.parent, session_id)
+            path = str(transcript.in_folder(Path(path).parent, session_id))
         if said.stopped:
             for ended in {before.id, session_id}:
                 await self._end(ended)
@@ -401,13 +404,14 @@ class Sessions:
         notes = await self.decisions.seen(ready, taken.records)
         notes = (*notes, Note("cut_thinking_left_out", void)) if void else notes
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
-        if path.with_suffix("").is_dir():  # large tool results, sub-agents' own transcripts
-            records += await asyncio.to_thread(transcript.gather, path, since)
+        # A folder beside it: large tool results, sub-agents' own transcripts.
+        if os.access(path.removesuffix(transcript.SUFFIX), os.F_OK):
+            records += await asyncio.to_thread(transcript.gather, Path(path), since)
         session = Session(
             session_id,
             before.agent_key,
             turn.id,
-            str(path),
+            path,
             before.cli_version,
             before.created_at,
             taken.mark,

@@ -22,6 +22,7 @@ from .entries import (
     unbroken,
 )
 from .files import (
+    SUFFIX,
     copy_beside,
     find_elsewhere,
     gather,
@@ -60,6 +61,7 @@ from .writing import NO_CONTENT, OPENED_BY_ASSISTANT, Scribe, in_strict_order, t
 __all__ = [
     "NO_CONTENT",
     "OPENED_BY_ASSISTANT",
+    "SUFFIX",
     "SUMMARY",
     "Changed",
     "Entry",

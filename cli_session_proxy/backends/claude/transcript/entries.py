@@ -188,20 +188,27 @@ _TICK = 20_000_000
 _SLACK = 2_000_000_000
 
 
-def opened(path: Path, *, most: int = MAX_BYTES, follow: bool = True) -> BinaryIO:
+def opened(path: Path | str, *, most: int = MAX_BYTES, follow: bool = True) -> BinaryIO:
     """A regular file of at most `most` bytes, open to read. `follow`: also by a symbolic link. Raises OSError."""
+    fd, _ = descriptor(path, most=most, follow=follow)
+    return os.fdopen(fd, "rb")
+
+
+def descriptor(path: Path | str, *, most: int = MAX_BYTES, follow: bool = True) -> tuple[int, os.stat_result]:
+    """Such a file's descriptor, and what it is like."""
     _check(os.stat(path, follow_symlinks=follow), path, most)  # a device must not even be opened
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     fd = os.open(path, flags)
     try:
-        _check(os.fstat(fd), path, most)  # it may have been replaced since
-        return os.fdopen(fd, "rb")
+        there = os.fstat(fd)
+        _check(there, path, most)  # it may have been replaced since
     except BaseException:
         os.close(fd)
         raise
+    return fd, there
 
 
-def contents(path: Path, *, most: int = MAX_BYTES, follow: bool = True) -> bytes:
+def contents(path: Path | str, *, most: int = MAX_BYTES, follow: bool = True) -> bytes:
     """The bytes of such a file. Raises OSError, also where it has grown too large meanwhile."""
     with opened(path, most=most, follow=follow) as file:
         data = file.read(most + 1)
@@ -210,7 +217,7 @@ def contents(path: Path, *, most: int = MAX_BYTES, follow: bool = True) -> bytes
     return data
 
 
-def _check(found: os.stat_result, path: Path, most: int) -> None:
+def _check(found: os.stat_result, path: Path | str, most: int) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(found.st_mode):
@@ -219,7 +226,7 @@ def _check(found: os.stat_result, path: Path, most: int) -> None:
         raise _too_large(path, most)
 
 
-def _too_large(path: Path, most: int) -> OSError:
+def _too_large(path: Path | str, most: int) -> OSError:
     return OSError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
 
 
@@ -283,12 +290,12 @@ class Reader:
     was appended: damage to those bytes since then is never part of it.
     """
 
-    path: Path
+    path: Path | str
     mark: FileMark | None = None
     _hash: Hash = field(default_factory=hashlib.sha256, repr=False, compare=False)
 
     @staticmethod
-    def behind(path: Path, mark: FileMark) -> Reader:
+    def behind(path: Path | str, mark: FileMark) -> Reader:
         """One that has read what the mark describes. Raises `Changed` where the file does not begin with that."""
         try:
             with opened(path) as file:
@@ -323,12 +330,13 @@ class Reader:
         """What was added behind this one, and a reader that has read it. None when it is not the same file."""
         size, identity = (0, None) if self.mark is None else (self.mark.size, (self.mark.device, self.mark.inode))
         try:
-            with opened(self.path) as file:
-                there = os.fstat(file.fileno())
+            fd, there = descriptor(self.path)
+            try:
                 if identity not in (None, (there.st_dev, there.st_ino)) or there.st_size < size:
                     return None
-                file.seek(size)
-                data = file.read(there.st_size - size)  # no more than the mark's stat knows of
+                data = os.pread(fd, there.st_size - size, size)  # no more than the mark's stat knows of
+            finally:
+                os.close(fd)
         except OSError:
             return None
         read = self._hash.copy()

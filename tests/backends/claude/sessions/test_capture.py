@@ -70,7 +70,7 @@ async def test_a_transcript_that_comes_to_be_between_two_looks_is_waited_for(
         if got is None or looks == 6:
             return got
         looks += 1
-        return (transcript.parse(reader.path.read_bytes().split(b"\n")[0]), reader) if looks % 2 == 0 else None
+        return (transcript.parse(Path(reader.path).read_bytes().split(b"\n")[0]), reader) if looks % 2 == 0 else None
 
     async with running(make_settings(claude_bin=claude_2)) as engine:
         monkeypatch.setattr(Reader, "appended", late)
