@@ -169,27 +169,26 @@ class Threads:
     def _work(self) -> None:
         while (given := self._given.get()) is not None:
             done, work = given
+            fault: BaseException | None = None
+            result = None
             if not done.cancelled():
-                fault: BaseException | None = None
-                result = None
                 try:
                     result = work()
                 except BaseException as exc:  # noqa: BLE001 - raised where it is waited for
                     fault = exc
-                if self._loop.is_closed():  # nobody waits any more
-                    return
-                self._loop.call_soon_threadsafe(_told, done, result, fault)
-                del result, fault
-            del given, done, work  # not kept until the next one comes
+            if self._loop.is_closed():  # nobody waits any more
+                return
+            self._loop.call_soon_threadsafe(self._tell, done, result, fault)
+            del given, done, work, result, fault  # not kept until the next one comes
 
-
-def _told(done: asyncio.Future[Any], result: object, fault: BaseException | None) -> None:
-    if done.cancelled():
-        return
-    if fault is None:
-        done.set_result(result)
-    else:
-        done.set_exception(fault)
+    def _tell(self, done: asyncio.Future[Any], result: object, fault: BaseException | None) -> None:
+        """On the event loop, whenever a thread is free again."""
+        if done.cancelled():
+            return
+        if fault is None:
+            done.set_result(result)
+        else:
+            done.set_exception(fault)
 
 
 # --- Statements that every turn runs
