@@ -39,7 +39,7 @@ from .running import Places, aside
 
 T = TypeVar("T")
 
-# Transactions at once, each with a connection: long reads do not keep writes waiting, and rows that are locked no reads.
+# Transactions at once, each with a connection: long reads keep no writes waiting, and rows that are locked no reads.
 WRITERS = 4
 READERS = 4
 # The oldest server with what is used here; PostgreSQL itself has ended 12.
@@ -124,15 +124,15 @@ class PostgresqlDatabase(Life, Database):
 
     async def _end(self) -> None:
         places, self._places = self._places, None
-        engine, self._engine = self._engine, None
         self._stopping.set()
         for several in places or ():
             await several.rest()
             await asyncio.to_thread(several.stop)
         while self._idle:
             await asyncio.to_thread(self._idle.pop().close)
-        if engine is not None:
-            await asyncio.to_thread(engine.dispose)
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.dispose)
+            self._engine = None
 
     async def read(self, work: Work[T], *, quick: bool = False) -> T:
         """A `quick` one needs no transaction around its statement."""
@@ -306,7 +306,7 @@ class PostgresqlDatabase(Life, Database):
         """All of it or nothing, where `begin` begins one. Connections that the server has closed meanwhile are left
         out."""
         assert self._engine is not None
-        while True:
+        while True:  # to close one waits for nobody
             try:
                 conn = self._idle.pop()
             except IndexError:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 import select
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import pq
 from psycopg.abc import PQGen
+from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
 from psycopg.waiting import Ready, Wait
 
@@ -28,11 +29,6 @@ T = TypeVar("T")
 _PLACE = re.compile(r"%\((\w+)\)s|%%")
 # Texts that are remembered, and statements that a connection prepares: about twice as many as there are.
 _TEXTS = 512
-# By the type's number in the server's catalogue: bool, bytea, int8, int2, int4, text, float4, float8, varchar.
-_LOAD: Mapping[int, Callable[[bytes], Any]] = {
-    16: b"t".__eq__, 17: lambda raw: bytes.fromhex(raw[2:].decode()), 20: int, 21: int, 23: int, 25: bytes.decode,
-    700: float, 701: float, 1043: bytes.decode,
-}  # fmt: skip
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.PIPELINE_ABORTED)
 
 
@@ -48,13 +44,13 @@ def _numbered(sql: str) -> tuple[bytes, tuple[str, ...]]:
 
 
 def _dumped(value: object) -> bytes | None:
-    match value:
-        case None | bytes():
-            return value
+    match value:  # the most frequent first
         case str():
             if "\0" in value:  # libpq would cut it there
                 raise psycopg.DataError("PostgreSQL text cannot contain NUL (0x00) bytes")
             return value.encode()
+        case None | bytes():
+            return value
         case bool():
             return b"t" if value else b"f"
         case int() | float():
@@ -70,7 +66,9 @@ class Sent:
         self._row = 0
         self.sql = sql
         self.values = [_dumped(value) for value in values]
-        self.formats = [pq.Format.BINARY if isinstance(value, bytes) else pq.Format.TEXT for value in values]
+        self.formats: list[pq.Format] | None = None  # all of them text
+        if bytes in map(type, values):
+            self.formats = [pq.Format.BINARY if isinstance(value, bytes) else pq.Format.TEXT for value in values]
         self.result: pq.abc.PGresult | None = None
 
     def _came(self) -> pq.abc.PGresult:
@@ -97,8 +95,8 @@ class Sent:
         result = self._came()
         if row >= result.ntuples:
             return None
-        values = (result.get_value(row, at) for at in range(result.nfields))
-        return tuple(None if raw is None else _LOAD[result.ftype(at)](raw) for at, raw in enumerate(values))
+        self._session.loader.set_pgresult(result)
+        return self._session.loader.load_row(row, tuple)
 
 
 class Session(psycopg.Connection[Any]):
@@ -116,6 +114,7 @@ class Session(psycopg.Connection[Any]):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._noted: list[Sent] = []
+        self.loader = Transformer(self)
         self._names: dict[bytes, bytes] = {}  # the name of each text
 
     def execute(self, sql: str, values: Mapping[str, object] | None = None) -> Sent:  # type: ignore[override]

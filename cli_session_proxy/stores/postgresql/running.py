@@ -92,6 +92,7 @@ class OnLoop(greenlet):  # type: ignore[misc]  # it has no annotations
             fault = exc
         if self.dead:
             self._ended(asked, fault)
+            del asked, fault  # a fault's traceback holds this frame
         elif callable(asked):
             self._loop.run_in_executor(None, asked).add_done_callback(self.go_on)
         else:
