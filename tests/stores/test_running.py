@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -49,6 +50,14 @@ def slowly(conn: Connection, names: Sequence[str]) -> None:
     for name in names:
         note(conn, name)
         conn.exec_driver_sql("SELECT pg_sleep(0.1)")
+
+
+def noted_slowly(conn: Connection, names: Sequence[str]) -> None:
+    """As a turn's own statements."""
+    driver: Any = conn.connection.dbapi_connection
+    for name in names:
+        driver.execute("INSERT INTO meta (name, value) VALUES (%(name)s, 'noted')", {"name": name})
+        driver.execute("SELECT pg_sleep(0.1)").fetchone()
 
 
 async def noted(store: PostgresqlStore) -> set[str]:
@@ -110,6 +119,25 @@ async def test_closing_waits_for_what_runs_and_for_what_waits(store: PostgresqlS
         await store.database.write(partial(note, name="x"), quick=True)
     await store.open()
     assert await noted(store) == set(names)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("work", [slowly, noted_slowly], ids=["by a cursor", "together"])
+def test_a_loop_that_ends_without_closing_the_store_leaves_nothing_half_done(
+    postgres_url: str, loop: str, work: Callable[..., None]
+) -> None:
+    async def leave() -> None:
+        store = PostgresqlStore(postgres_url)
+        await store.open()
+        write = asyncio.create_task(store.database.write(partial(work, names="ab"), quick=True))
+        await asyncio.sleep(0.05)
+        write.cancel()
+
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(leave())
+    gc.collect()
+    with psycopg.connect(postgres_url) as conn:
+        assert conn.execute("SELECT name FROM meta WHERE value = 'noted'").fetchall() == []
 
 
 async def test_a_row_that_another_program_has_locked_keeps_only_its_own_write_waiting(
