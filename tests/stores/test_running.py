@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,14 @@ import pytest
 import uvloop
 from sqlalchemy import Connection, select
 
+from cli_session_proxy.domain.models import Message, Record, Turn
 from cli_session_proxy.errors import StoreUnavailable
+from cli_session_proxy.stores.base import Commit
 from cli_session_proxy.stores.postgresql.database import WRITERS
 from cli_session_proxy.stores.postgresql.running import Places, aside
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
+from cli_session_proxy.stores.sql import way
+from cli_session_proxy.stores.sql.store import FEW, LARGE, SMALL
 from cli_session_proxy.stores.sql.tables import meta
 from cli_session_proxy.testing.store_samples import a_begin, a_commit, a_turn, an_agent, opened
 
@@ -227,6 +232,33 @@ async def test_what_a_quick_write_raises_undoes_it_and_its_connection_is_used_ag
         await store.database.write(work, quick=True)
     assert len(store.database._idle) == before
     assert await noted(store) == set()
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "lines", "where"),
+    [(100, 100, 3, [True]), (100, SMALL, 3, [False]), (100, 100, FEW + 1, [False]), (LARGE, 100, 3, [True, False])],
+    ids=["small", "a long answer", "many records", "a long prompt"],
+)
+async def test_a_small_commit_is_on_the_loop(
+    store: PostgresqlStore, monkeypatch: pytest.MonkeyPatch, asked: int, answered: int, lines: int, where: list[bool]
+) -> None:
+    agent, seen = await an_agent(store), list[bool]()
+    commit = way.commit
+
+    def committed(conn: Connection, done: Commit, *, limit: int | None = None) -> Turn:
+        seen.append(on_the_loop())
+        return commit(conn, done, limit=limit)
+
+    monkeypatch.setattr(way, "commit", committed)
+    prompt = Message("user", ({"type": "text", "text": "x" * asked},))
+    turn = await store.accept(replace(a_turn(agent, "t1"), input=(prompt,)))
+    await store.begin(a_begin(turn))
+    records = tuple(Record(f'{{"n": {n}}}') for n in range(lines))
+    said = {"type": "text", "text": "x" * answered}
+    done = await store.commit(a_commit(turn, agent, output=(said,), records=records))
+    assert done == await store.turn("t1")
+    assert len(await store.records("t1")) == lines
+    assert seen == where
 
 
 # --- places

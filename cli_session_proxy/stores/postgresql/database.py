@@ -76,6 +76,8 @@ class PostgresqlDatabase(Life, Database):
     PGSSLROOTCERT, …).
     """
 
+    has_server = True
+
     def __init__(self, url: str, *, busy_timeout: float) -> None:
         try:
             self._options = {**DEFAULTS, **conninfo_to_dict(url)}
