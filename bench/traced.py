@@ -77,7 +77,7 @@ def follow_the_store() -> None:
     """The same for the store's own threads: what they run, and how it is told."""
     from cli_session_proxy.stores.sql import database  # noqa: PLC0415 - as below
 
-    run, told = database.Threads.run, database._told
+    run, tell = database.Threads.run, database.Threads._tell
     contexts: dict[asyncio.Future[Any], contextvars.Context] = {}
 
     def ran(threads: database.Threads, work: Callable[[], T]) -> asyncio.Future[T]:
@@ -86,10 +86,10 @@ def follow_the_store() -> None:
         contexts[done] = contextvars.copy_context()
         return done
 
-    def was_told(done: asyncio.Future[Any], *outcome: Any) -> None:
-        contexts.pop(done).run(told, done, *outcome)
+    def told(threads: database.Threads, done: asyncio.Future[Any], *outcome: Any) -> None:
+        contexts.pop(done).run(tell, threads, done, *outcome)
 
-    database.Threads.run, database._told = ran, was_told  # type: ignore[method-assign, assignment]
+    database.Threads.run, database.Threads._tell = ran, told  # type: ignore[method-assign, assignment]
 
 
 def beside(start: Callable[..., T]) -> Callable[..., T]:

@@ -93,7 +93,8 @@ async def test_connections_that_the_server_has_ended_are_made_anew(postgres_url:
         assert (await complete(store, agent, "t1")).status == "completed"
 
 
-async def test_work_whose_connection_is_lost_is_done_again_and_counts_once(postgres_url: str) -> None:
+@pytest.mark.parametrize("quick", [False, True], ids=["on a thread", "on the loop"])
+async def test_work_whose_connection_is_lost_is_done_again_and_counts_once(postgres_url: str, quick: bool) -> None:
     store = PostgresqlStore(postgres_url)
     async with opened(lambda: store):
         tries = 0
@@ -105,7 +106,7 @@ async def test_work_whose_connection_is_lost_is_done_again_and_counts_once(postg
             if tries == 1:
                 conn.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
 
-        await store.database.write(work)
+        await store.database.write(work, quick=quick)
         found = await store.database.read(
             lambda conn: conn.execute(select(meta.c.value).where(meta.c.name == "x")).all()
         )
@@ -148,7 +149,10 @@ async def test_a_commit_that_nobody_knows_the_end_of_is_told_as_that(
         assert (await turn_of(store, "t1")).status == "queued"
 
 
-async def test_a_server_that_has_ended_the_session_before_the_commit_has_changed_nothing(postgres_url: str) -> None:
+@pytest.mark.parametrize("quick", [False, True], ids=["on a thread", "on the loop"])
+async def test_a_server_that_has_ended_the_session_before_the_commit_has_changed_nothing(
+    postgres_url: str, quick: bool
+) -> None:
     store = PostgresqlStore(postgres_url)
     async with opened(lambda: store):
         agent = await an_agent(store)
@@ -168,7 +172,7 @@ async def test_a_server_that_has_ended_the_session_before_the_commit_has_changed
                         pass
             way.accept(conn, a_turn(agent, "t1"), 1000)
 
-        await store.database.write(work)
+        await store.database.write(work, quick=quick)
         assert tries == 2
         assert [turn.id for turn in await store.waiting(agent.key)] == ["t1"]
 

@@ -1,6 +1,7 @@
 """Transactions on a PostgreSQL server, over a pool of connections.
 
-A transaction is a plain function of a SQLAlchemy `Connection`, run on a thread. Writes are READ COMMITTED with locks on
+A transaction is a plain function of a SQLAlchemy `Connection`, run on a thread or on the event loop (see `running`).
+Writes are READ COMMITTED with locks on
 the rows that decide (see `stores.sql`), reads have one snapshot. The statements of a turn go out together where none
 of them needs what another one finds (see `pipeline`), those that begin and end their transaction with them.
 
@@ -30,14 +31,15 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
-from ..sql.database import Claim, Database, Life, Threads, Urgency, Work
+from ..sql.database import Claim, Database, Life, Urgency, Work
 from ..sql.migrations import moved
 from . import bell
 from .pipeline import Session
+from .running import Places, aside
 
 T = TypeVar("T")
 
-# Threads, each with a connection: long reads do not keep writes waiting, and rows that are locked no reads.
+# Transactions at once, each with a connection: long reads keep no writes waiting, and rows that are locked no reads.
 WRITERS = 4
 READERS = 4
 # The oldest server with what is used here; PostgreSQL itself has ended 12.
@@ -74,6 +76,8 @@ class PostgresqlDatabase(Life, Database):
     PGSSLROOTCERT, …).
     """
 
+    has_server = True
+
     def __init__(self, url: str, *, busy_timeout: float) -> None:
         try:
             self._options = {**DEFAULTS, **conninfo_to_dict(url)}
@@ -88,7 +92,7 @@ class PostgresqlDatabase(Life, Database):
         self._engine: Engine | None = None
         # The connections that nobody uses. The last one comes first: it has prepared what every turn runs.
         self._idle: deque[Connection] = deque()
-        self._threads: tuple[Threads, Threads] | None = None
+        self._places: tuple[Places, Places] | None = None
         self._later: set[asyncio.Future[Any]] = set()
 
     @property
@@ -100,11 +104,11 @@ class PostgresqlDatabase(Life, Database):
 
     async def open(self, prepare: Work[None]) -> None:
         await self._finished_closing()
-        if self._threads is not None:
+        if self._places is not None:
             return
         self._stopping.clear()
         self._engine = self._made()
-        self._threads = Threads(WRITERS, "store-write"), Threads(READERS, "store-read")
+        self._places = Places(WRITERS, "store-write"), Places(READERS, "store-read")
         self._open = True
 
         try:
@@ -121,29 +125,30 @@ class PostgresqlDatabase(Life, Database):
         prepare(conn)
 
     async def _end(self) -> None:
-        threads, self._threads = self._threads, None
-        engine, self._engine = self._engine, None
+        places, self._places = self._places, None
         self._stopping.set()
-        for several in threads or ():
+        for several in places or ():
+            await several.rest()
             await asyncio.to_thread(several.stop)
         while self._idle:
             await asyncio.to_thread(self._idle.pop().close)
-        if engine is not None:
-            await asyncio.to_thread(engine.dispose)
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.dispose)
+            self._engine = None
 
     async def read(self, work: Work[T], *, quick: bool = False) -> T:
-        """On a thread, as every read goes over a socket. A `quick` one needs no transaction around its statement."""
-        if not self._open or self._threads is None:
+        """A `quick` one needs no transaction around its statement."""
+        if not self._open or self._places is None:
             raise _closed()
         begin = () if quick else READ
-        return await self._threads[1].run(partial(self._read, work, begin))
+        return await self._places[1].run(partial(self._read, work, begin), quick=quick)
 
     async def write(
         self,
         work: Work[T],
         urgency: Urgency = Urgency.DURABLE,
         *,
-        quick: bool = False,  # noqa: ARG002 - as above
+        quick: bool = False,
         alone: bool = False,
     ) -> T:
         """Each by itself: the server commits those together that come at once. `DURABLE` and `JOURNAL` wait for its
@@ -152,12 +157,13 @@ class PostgresqlDatabase(Life, Database):
         deadline = time.monotonic() + self.busy_timeout
         if urgency is not Urgency.LATER and self._later:
             await asyncio.wait(set(self._later))  # what was asked for earlier is done earlier
-        if not self._open or self._threads is None:  # behind every wait: the threads may have been stopped meanwhile
+        if not self._open or self._places is None:  # behind every wait: it may have been closed meanwhile
             raise _closed()
         patient = urgency is Urgency.DURABLE and not alone
         full = urgency in (Urgency.DURABLE, Urgency.JOURNAL)
         again = not alone
-        done = self._threads[0].run(partial(self._write, work, deadline, full=full, patient=patient, again=again))
+        run = partial(self._write, work, deadline, full=full, patient=patient, again=again)
+        done = self._places[0].run(run, quick=quick)
         if urgency is Urgency.LATER:
             self._later.add(done)
             done.add_done_callback(self._later.discard)
@@ -217,7 +223,7 @@ class PostgresqlDatabase(Life, Database):
     async def purge(self) -> None:
         """What the server has freed, its log and its copies are the operator's."""
 
-    # --- on the threads
+    # --- where a transaction runs
 
     def _made(self) -> Engine:
         # hide_parameters: a traceback in a log must not show a prompt. hstore: a query at each connection for nothing.
@@ -294,7 +300,7 @@ class PostgresqlDatabase(Life, Database):
                 if not once_more or time.monotonic() > deadline:
                     raise self._unavailable(exc, in_doubt=in_doubt) from exc
                 # there is no event to wait for but the end of this store
-                if self._stopping.wait(RETRY):
+                if aside(partial(self._stopping.wait, RETRY)):
                     raise self._unavailable(exc) from exc
 
     @contextmanager
@@ -302,11 +308,11 @@ class PostgresqlDatabase(Life, Database):
         """All of it or nothing, where `begin` begins one. Connections that the server has closed meanwhile are left
         out."""
         assert self._engine is not None
-        while True:
+        while True:  # to close one waits for nobody
             try:
                 conn = self._idle.pop()
             except IndexError:
-                conn = self._engine.connect()
+                conn = aside(self._engine.connect)
             driver = conn.connection.dbapi_connection
             assert isinstance(driver, Session)
             if driver.is_fit():

@@ -10,23 +10,25 @@ from __future__ import annotations
 
 import re
 import select
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import pq
+from psycopg.abc import PQGen
+from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
+from psycopg.waiting import Ready, Wait
+
+from .running import here, until_ready
+
+T = TypeVar("T")
 
 # A place for a value, as SQLAlchemy writes it for psycopg.
 _PLACE = re.compile(r"%\((\w+)\)s|%%")
 # Texts that are remembered, and statements that a connection prepares: about twice as many as there are.
 _TEXTS = 512
-# By the type's number in the server's catalogue: bool, bytea, int8, int2, int4, text, float4, float8, varchar.
-_LOAD: Mapping[int, Callable[[bytes], Any]] = {
-    16: b"t".__eq__, 17: lambda raw: bytes.fromhex(raw[2:].decode()), 20: int, 21: int, 23: int, 25: bytes.decode,
-    700: float, 701: float, 1043: bytes.decode,
-}  # fmt: skip
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.PIPELINE_ABORTED)
 
 
@@ -42,13 +44,13 @@ def _numbered(sql: str) -> tuple[bytes, tuple[str, ...]]:
 
 
 def _dumped(value: object) -> bytes | None:
-    match value:
-        case None | bytes():
-            return value
+    match value:  # the most frequent first
         case str():
             if "\0" in value:  # libpq would cut it there
                 raise psycopg.DataError("PostgreSQL text cannot contain NUL (0x00) bytes")
             return value.encode()
+        case None | bytes():
+            return value
         case bool():
             return b"t" if value else b"f"
         case int() | float():
@@ -64,7 +66,9 @@ class Sent:
         self._row = 0
         self.sql = sql
         self.values = [_dumped(value) for value in values]
-        self.formats = [pq.Format.BINARY if isinstance(value, bytes) else pq.Format.TEXT for value in values]
+        self.formats: list[pq.Format] | None = None  # all of them text
+        if bytes in map(type, values):
+            self.formats = [pq.Format.BINARY if isinstance(value, bytes) else pq.Format.TEXT for value in values]
         self.result: pq.abc.PGresult | None = None
 
     def _came(self) -> pq.abc.PGresult:
@@ -91,8 +95,8 @@ class Sent:
         result = self._came()
         if row >= result.ntuples:
             return None
-        values = (result.get_value(row, at) for at in range(result.nfields))
-        return tuple(None if raw is None else _LOAD[result.ftype(at)](raw) for at, raw in enumerate(values))
+        self._session.loader.set_pgresult(result)
+        return self._session.loader.load_row(row, tuple)
 
 
 class Session(psycopg.Connection[Any]):
@@ -110,6 +114,7 @@ class Session(psycopg.Connection[Any]):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._noted: list[Sent] = []
+        self.loader = Transformer(self)
         self._names: dict[bytes, bytes] = {}  # the name of each text
 
     def execute(self, sql: str, values: Mapping[str, object] | None = None) -> Sent:  # type: ignore[override]
@@ -143,7 +148,23 @@ class Session(psycopg.Connection[Any]):
     def rollback(self) -> None:
         """What was noted and not sent is forgotten."""
         self._noted.clear()
-        super().rollback()
+        if self.pgconn.pipeline_status != pq.PipelineStatus.OFF:
+            raise psycopg.OperationalError("what was sent was not read to its end")
+        if self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
+            super().rollback()
+
+    def wait(self, gen: PQGen[T], *given: Any, **named: Any) -> T:
+        """How psycopg itself waits for the server, in its cursors and its rollback."""
+        on_loop = here()
+        if on_loop is None:
+            return super().wait(gen, *given, **named)
+        try:
+            wanted = next(gen)
+            while True:
+                wanted = gen.send(on_loop.until_ready(self.pgconn.socket, wanted))
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
     def is_fit(self) -> bool:
         """Nothing has come while it was idle: that would be the server's farewell, or the end of the connection."""
@@ -160,52 +181,48 @@ class Session(psycopg.Connection[Any]):
         if server.status != pq.ConnStatus.OK:
             raise psycopg.OperationalError("the connection is closed")
         prepared: dict[bytes, bytes] = {}
-        server.enter_pipeline_mode()
-        try:
-            # What each result is of: a text to prepare, or a statement.
-            waited: list[tuple[bytes | None, Sent | None]] = []
-            for sent in noted:
-                name = self._names.get(sent.sql) or prepared.get(sent.sql)
-                if name is None and self.prepares and len(self._names) + len(prepared) < _TEXTS:
-                    name = prepared[sent.sql] = f"turn_{len(self._names) + len(prepared)}".encode()
-                    server.send_prepare(name, sent.sql)
-                    waited.append((sent.sql, None))
-                if name is None:
-                    server.send_query_params(sent.sql, sent.values, param_formats=sent.formats)
-                else:
-                    server.send_query_prepared(name, sent.values, param_formats=sent.formats)
-                waited.append((None, sent))
-            server.pipeline_sync()
-            error: psycopg.Error | None = None
-            for text, of in [*waited, (None, None)]:
-                try:
-                    result = self._next()
-                except psycopg.OperationalError as exc:  # what the server said before that tells more
-                    raise error or exc from None
-                if result.status in _FAILED:
-                    if error is None:
-                        error = self._error(result)
-                        ended = (error.sqlstate or "").startswith("57P")  # a pooler's word for it tells nothing
-                        self.refused = ended and self.prepares and of is not noted[-1]
-                elif text is not None:
-                    self._names[text] = prepared[text]
-                elif of is not None:
-                    of.result = result
-            if error is not None:
-                raise error
-        finally:
-            if server.status == pq.ConnStatus.OK:
-                server.exit_pipeline_mode()
+        server.enter_pipeline_mode()  # and not out of it where this is broken off: see `rollback`
+        # What each result is of: a text to prepare, or a statement.
+        waited: list[tuple[bytes | None, Sent | None]] = []
+        for sent in noted:
+            name = self._names.get(sent.sql) or prepared.get(sent.sql)
+            if name is None and self.prepares and len(self._names) + len(prepared) < _TEXTS:
+                name = prepared[sent.sql] = f"turn_{len(self._names) + len(prepared)}".encode()
+                server.send_prepare(name, sent.sql)
+                waited.append((sent.sql, None))
+            if name is None:
+                server.send_query_params(sent.sql, sent.values, param_formats=sent.formats)
+            else:
+                server.send_query_prepared(name, sent.values, param_formats=sent.formats)
+            waited.append((None, sent))
+        server.pipeline_sync()
+        error: psycopg.Error | None = None
+        for text, of in [*waited, (None, None)]:
+            try:
+                result = self._next()
+            except psycopg.OperationalError as exc:  # what the server said before that tells more
+                raise error or exc from None
+            if result.status in _FAILED:
+                if error is None:
+                    error = self._error(result)
+                    ended = (error.sqlstate or "").startswith("57P")  # a pooler's word for it tells nothing
+                    self.refused = ended and self.prepares and of is not noted[-1]
+            elif text is not None:
+                self._names[text] = prepared[text]
+            elif of is not None:
+                of.result = result
+        if server.status == pq.ConnStatus.OK:
+            server.exit_pipeline_mode()
+        if error is not None:
+            raise error
 
     def _next(self) -> pq.abc.PGresult:
         """The next result, or the end of them all."""
         server = self.pgconn
-        waiting = select.poll()
         while True:
             while server.is_busy():
                 unsent = server.flush()
-                waiting.register(server.socket, select.POLLIN | (select.POLLOUT if unsent else 0))
-                if waiting.poll()[0][1] & ~select.POLLOUT:
+                if until_ready(server.socket, Wait.RW if unsent else Wait.R) & Ready.R:
                     server.consume_input()
             result = server.get_result()
             if result is not None:  # None stands behind each statement's result

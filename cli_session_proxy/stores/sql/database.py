@@ -61,6 +61,9 @@ class Database(Protocol):
     `InvalidRequest` for a text that cannot be stored. What `work` raises by itself is passed on.
     """
 
+    # Its disk is waited for elsewhere, so that a `quick` write may be `DURABLE`.
+    has_server: bool = False
+
     @property
     def name(self) -> str:
         """How messages call it. It holds no password."""
@@ -84,7 +87,7 @@ class Database(Protocol):
         """Run `work` as one transaction, maybe together with others, and maybe again where it was rolled back.
 
         `alone`: never together with others, and once; for work that is long or has effects of its own. `quick`: a few
-        rows with `Urgency.JOURNAL` or `AHEAD`, which may run on the event loop.
+        rows, with `Urgency.JOURNAL` or `AHEAD` unless it `has_server`, which may run on the event loop.
         """
 
     def claim(self, name: str) -> Claim | None:
@@ -169,27 +172,26 @@ class Threads:
     def _work(self) -> None:
         while (given := self._given.get()) is not None:
             done, work = given
+            fault: BaseException | None = None
+            result = None
             if not done.cancelled():
-                fault: BaseException | None = None
-                result = None
                 try:
                     result = work()
                 except BaseException as exc:  # noqa: BLE001 - raised where it is waited for
                     fault = exc
-                if self._loop.is_closed():  # nobody waits any more
-                    return
-                self._loop.call_soon_threadsafe(_told, done, result, fault)
-                del result, fault
-            del given, done, work  # not kept until the next one comes
+            if self._loop.is_closed():  # nobody waits any more
+                return
+            self._loop.call_soon_threadsafe(self._tell, done, result, fault)
+            del given, done, work, result, fault  # not kept until the next one comes
 
-
-def _told(done: asyncio.Future[Any], result: object, fault: BaseException | None) -> None:
-    if done.cancelled():
-        return
-    if fault is None:
-        done.set_result(result)
-    else:
-        done.set_exception(fault)
+    def _tell(self, done: asyncio.Future[Any], result: object, fault: BaseException | None) -> None:
+        """On the event loop, whenever a thread is free again."""
+        if done.cancelled():
+            return
+        if fault is None:
+            done.set_result(result)
+        else:
+            done.set_exception(fault)
 
 
 # --- Statements that every turn runs

@@ -70,8 +70,9 @@ log = logs.get(__name__)
 
 T = TypeVar("T")
 
-# Characters of an input up to which it is written on the event loop.
+# Characters of an input, or of an answer with its records, up to which it is written on the event loop; records, too.
 SMALL = 32 * 1024
+FEW = 20
 
 # Bytes of a turn from which it is read on a thread: 0.5 ms; one with images may have many MB.
 LARGE = 256 * 1024
@@ -249,6 +250,11 @@ class SqlStore(Store):
         await self._under_lease(partial(way.begin, begun=begun), Urgency.JOURNAL, quick=True)
 
     async def commit(self, commit: Commit) -> Turn:
+        if self._db.has_server and _is_small_commit(commit):
+            try:
+                return await self._under_lease(partial(way.commit, done=commit, limit=LARGE), quick=True)
+            except way.TooLarge:
+                pass
         return await self._under_lease(partial(way.commit, done=commit))
 
     async def fail(
@@ -479,3 +485,10 @@ def _is_small(new: NewTurn) -> bool:
                 return False
             size += len(block["text"])
     return size < SMALL
+
+
+def _is_small_commit(commit: Commit) -> bool:
+    """As above; all that was said and done stands in its records, if it has any."""
+    size = sum(len(record.line) for record in commit.records)
+    size += sum(len(block.get("text", "")) for block in commit.output)
+    return size < SMALL and len(commit.records) <= FEW

@@ -301,7 +301,8 @@ def begin(conn: Connection, begun: TurnStart) -> None:
 # --- commit
 
 
-def commit(conn: Connection, done: Commit) -> Turn:
+def commit(conn: Connection, done: Commit, *, limit: int | None = None) -> Turn:
+    """`limit`: raises `TooLarge` where more of the turn is stored so far (bytes)."""
     refused, session = done.status == "refused", done.session
     if done.status not in ANSWERED or refused is (session is not None) or (refused and done.move_head):
         raise ValueError(f"commit of {done.turn_id} as {done.status}")
@@ -316,6 +317,8 @@ def commit(conn: Connection, done: Commit) -> Turn:
     row = allowed(done.turn_id, UNFINISHED, stored)
     if session is not None and session.agent_key != row.agent_key:
         raise ValueError(f"commit of {done.turn_id} with a session of agent {session.agent_key}")
+    if limit is not None and (row.bytes > limit or row.images is not None):
+        raise TooLarge
     (turn,) = rows.loaded_turns(
         conn, [row], status=done.status, output=tuple(done.output), stop_reason=done.stop_reason, usage=done.usage,
         cost_usd=done.cost_usd, tools=tuple(done.tools), timings=done.timings, attempts=tuple(done.attempts),
