@@ -17,6 +17,7 @@ from .journal import (
     Answer,
     Asked,
     Asking,
+    Crashed,
     Died,
     Entry,
     Heard,
@@ -46,6 +47,7 @@ Kind = Literal[
     "unsaid",  # a client read words that are no answer of the model to this turn
     "two answers",  # one turn was answered twice, differently
     "run again",  # the model was asked for a turn whose answer had been acknowledged
+    "crashed",  # a proxy ended that nobody had ended
     "orphan",  # a CLI lived on, or asked, after its proxy had died
     "unreadable",  # a client got an answer that is not in its wire's shape
     "hung",  # an attempt got no answer
@@ -158,7 +160,7 @@ class _Judge:
         self._turn_of: dict[int, Turn] = {}  # the turn that each request was made for
         self._extends: dict[int, int] = {}
         self._told: set[int] = set()
-        self._rest: list[Orphans | Hung | Unserved | Stale | Uncounted] = []
+        self._rest: list[Crashed | Orphans | Hung | Unserved | Stale | Uncounted] = []
         for entry in journal:
             self._note(entry)
         self._read = {number: exchanges(asked.messages) for number, asked in self._asked.items()}
@@ -202,7 +204,7 @@ class _Judge:
                 self._told.add(entry.number)
             case Died():
                 self._died[entry.proxy] = entry.at
-            case Orphans() | Hung() | Unserved() | Stale() | Uncounted():
+            case Crashed() | Orphans() | Hung() | Unserved() | Stale() | Uncounted():
                 self._rest.append(entry)
 
     def _turn(self, asked: Asking) -> Turn | None:
@@ -228,6 +230,8 @@ class _Judge:
                 case Orphans():
                     says = f"CLIs {list(entry.pids)} of the dead proxy {entry.proxy} are alive"
                     yield Fault("orphan", entry.proxy, None, says)
+                case Crashed():
+                    yield Fault("crashed", entry.proxy, None, f"it ended by itself, with exit code {entry.code}")
                 case Hung():
                     turn = self._turns[self._attempts[entry.attempt].sent.turn]
                     yield Fault("hung", turn.agent, turn.number, f"no answer in {entry.seconds:.0f} s")

@@ -99,6 +99,14 @@ class Died:
 
 
 @dataclass(frozen=True, slots=True)
+class Crashed:
+    """A proxy has ended that nobody ended, with this exit code."""
+
+    proxy: str
+    code: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Orphans:
     """CLIs of a proxy that were alive although it had ended before."""
 
@@ -140,4 +148,4 @@ class Uncounted:
     counted: int
 
 
-Entry = Sent | Heard | Asked | Told | Died | Orphans | Hung | Unserved | Stale | Uncounted
+Entry = Sent | Heard | Asked | Told | Died | Crashed | Orphans | Hung | Unserved | Stale | Uncounted

@@ -210,6 +210,7 @@ class _Run:
             await self._probe()
             dumps = await self._chains()
             self._journal += await self._world.faults()
+            self._journal += [crash for proxy in self._world.proxies for crash in proxy.crashes]
             await self._stop()
         finally:
             for attempts in self._attempts.values():

@@ -19,6 +19,7 @@ from .journal import (
     Answer,
     Asked,
     Asking,
+    Crashed,
     Died,
     Entry,
     Heard,
@@ -478,8 +479,8 @@ def test_a_request_of_an_orphan_is_found(tale: Tale) -> None:
 
 def test_what_was_seen_from_outside_is_told(tale: Tale) -> None:
     attempt = tale.send(5)
-    tale.journal += [Orphans("p", (17,)), Hung(attempt, 30.0), Unserved("bob", ("503 x",))]
-    assert tale.kinds() == {("orphan", None), ("hung", 5), ("unserved", None)}
+    tale.journal += [Crashed("q", -11), Orphans("p", (17,)), Hung(attempt, 30.0), Unserved("bob", ("503 x",))]
+    assert tale.kinds() == {("crashed", None), ("orphan", None), ("hung", 5), ("unserved", None)}
 
 
 @pytest.mark.parametrize("words", GO_ON)

@@ -30,7 +30,7 @@ from ..conftest import CLI_ENV, ROOT
 from ..forked import Forked, forked
 from ..recovery.others import paused
 from .history import Damage, Ending, Network
-from .journal import Entry, Orphans
+from .journal import Crashed, Entry, Orphans
 from .model import MARK_HEADER
 
 # Seconds for a proxy to listen, on a machine that is busy with CLIs.
@@ -70,10 +70,12 @@ class Proxy:
         self.woke_at = 0.0  # when it went on after a pause, a cut or a jump of its clock
         self.log: list[str] = []
         self.log_of_start = 0  # where in it the lines of the process that is there now begin
+        self.crashes: list[Crashed] = []
         self._world = world
         self._starts = 0
         self._process: Process | Forked | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._is_to_end = False
 
     @property
     def mark(self) -> str:
@@ -94,7 +96,7 @@ class Proxy:
         if self.running:
             return
         self._starts += 1
-        self.stopping = False
+        self.stopping = self._is_to_end = False
         self.log_of_start = len(self.log)
         self._process = await self._world.started(self)
         listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -111,10 +113,14 @@ class Proxy:
                 listening.set_result(found[1])
         if not listening.done():
             listening.set_exception(RuntimeError(f"proxy {self.number} ended at its start: {self.log[-5:]}"))
+        code = await process.wait()
+        if not self._is_to_end:
+            self.crashes.append(Crashed(self.mark, code))
         if isinstance(process, Forked):
             process.close()
 
     def signal(self, number: signal.Signals) -> None:
+        self._is_to_end |= number in (signal.SIGKILL, signal.SIGTERM)
         if self.running and self._process is not None:
             self._process.send_signal(number)
 
