@@ -1,9 +1,9 @@
 """Transactions on a PostgreSQL server, over a pool of connections.
 
 A transaction is a plain function of a SQLAlchemy `Connection`, run on a thread or on the event loop (see `running`).
-Writes are READ COMMITTED with locks on
-the rows that decide (see `stores.sql`), reads have one snapshot. The statements of a turn go out together where none
-of them needs what another one finds (see `pipeline`), those that begin and end their transaction with them.
+Writes are READ COMMITTED with locks on the rows that decide (see `stores.sql`), reads have one snapshot. The statements
+of a turn go out together where none of them needs what another one finds (see `pipeline`), those that begin and end
+their transaction with them.
 
 Nothing outlives a transaction on the server, so a pooler may give each transaction another session (PgBouncer in
 transaction mode): no session's lock or setting, no LISTEN. Statements are prepared only on a connection that is
@@ -308,7 +308,7 @@ class PostgresqlDatabase(Life, Database):
         """All of it or nothing, where `begin` begins one. Connections that the server has closed meanwhile are left
         out."""
         assert self._engine is not None
-        while True:  # to close one waits for nobody
+        while True:
             try:
                 conn = self._idle.pop()
             except IndexError:
@@ -317,7 +317,7 @@ class PostgresqlDatabase(Life, Database):
             assert isinstance(driver, Session)
             if driver.is_fit():
                 break
-            conn.invalidate()
+            conn.invalidate()  # this waits for nobody
             conn.close()
         driver.committing = None
         try:
