@@ -557,13 +557,12 @@ class Executor:
         )
         committed = await self._stored(commit)
         attempt.committed = True
-        # The clients first: the turn of the process and of the observers comes when the answers have been handed over.
+        # The clients first: the observers' turn comes when the answers have been handed over.
         attempt.start()
         if attempt.format is not None:
             for event in said(committed.output):
                 live.publish(event)
         self._finish(live, committed, commit.links)
-        await asyncio.sleep(0)  # they have their turn of the loop
         await exchange.release()
         for link in commit.links:
             if link.reason in REPAIR_REASONS:
