@@ -125,6 +125,7 @@ async def run(rounds: int) -> list[dict[str, Any]]:
                 idempotency_hours=24.0,
                 is_gone=_is_gone,
                 is_abandoned=bool,
+                clock=time.time,
             )  # placing a turn needs no backend
             for name, messages in cases():
                 rows.append({"stored_turns": stored, "case": name, **await measure(placement, messages, rounds)})

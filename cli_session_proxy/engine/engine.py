@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -120,6 +119,7 @@ class Engine:
             idempotency_hours=settings.idempotency_hours,
             is_gone=self._is_gone,
             is_abandoned=self._is_abandoned,
+            clock=self._instances.now,
         )
         self._recovery = Recovery(self.store, self.backend, self._instances, self._sandboxes, self.observers)
         self._ownership = Ownership(
@@ -167,6 +167,7 @@ class Engine:
         except OSError as exc:
             await self.store.close()
             raise _not_writable(self.settings.var, exc) from exc
+        await self._instances.set_clock()
         await self._recovery.recover(self._ownership.hold_if_free)
         self._open = True
         self._tasks.serve(self._adopt_changes())
@@ -742,7 +743,7 @@ class Engine:
 
     async def forget_idle(self, days: float) -> None:
         """Delete the agents whose last turn is older than this."""
-        for agent in await self.store.expired_agents(time.time() - days * 24 * HOUR):
+        for agent in await self.store.expired_agents(self._instances.now() - days * 24 * HOUR):
             await self.delete(agent.owner, agent.agent_id)
             log.info("expired")  # without its name: nothing is left of it
 

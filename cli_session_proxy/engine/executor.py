@@ -161,7 +161,7 @@ class Attempt:
         """All attempts of the turn, this one with its end."""
         if not self.asked:
             how = {"n": self.number, "asked": False, **how}
-        self.live.attempts = with_end(self.live.attempts, {"ended_at": time.time(), "status": status, **how})
+        self.live.attempts = with_end(self.live.attempts, {"ended_at": self.live.now(), "status": status, **how})
         return tuple(self.live.attempts)
 
 
@@ -364,7 +364,7 @@ class Executor:
                 attempt.evidence = replace(attempt.evidence, unmet=tuple(unmet))
             live.evidence = attempt.evidence
             live.at("session_ready")
-            now = time.time()
+            now = live.now()
             entry: JSON = {
                 "n": attempt.number,
                 "session_id": exchange.session_id,
@@ -489,11 +489,11 @@ class Executor:
                     case Abandoned() if not cut:
                         attempt.abandoned(event.blocks)
                     case ToolActivity():
-                        attempt.tools.append({**event.entry, "at": time.time()})
+                        attempt.tools.append({**event.entry, "at": attempt.live.now()})
                         if event.entry.get("type") == "tool_use":
                             attempt.live.does("tool", {"name": event.entry.get("name")})
                     case Retried():
-                        attempt.retries.append({**event.detail, "at": time.time()})
+                        attempt.retries.append({**event.detail, "at": attempt.live.now()})
                         attempt.live.does("retry", event.detail)
                     case Compacted():
                         attempt.evidence = replace(attempt.evidence, compacted=event.detail)
@@ -543,7 +543,7 @@ class Executor:
             path_hash=lineage.path_hash(before.path_hash if before else None, turn.input, output),
             depth=(before.depth if before else 0) + 1,
             delivery="undelivered" if live.abandoned else "pending",
-            finished_at=time.time(),
+            finished_at=live.now(),
             backend=exchange.backend,
             answered_by=attempt.answered_by or attempt.model,
             fallback=attempt.fallback,
@@ -557,13 +557,12 @@ class Executor:
         )
         committed = await self._stored(commit)
         attempt.committed = True
-        # The clients first: the turn of the process and of the observers comes when the answers have been handed over.
+        # The clients first: the observers' turn comes when the answers have been handed over.
         attempt.start()
         if attempt.format is not None:
             for event in said(committed.output):
                 live.publish(event)
         self._finish(live, committed, commit.links)
-        await asyncio.sleep(0)  # they have their turn of the loop
         await exchange.release()
         for link in commit.links:
             if link.reason in REPAIR_REASONS:
@@ -599,7 +598,7 @@ class Executor:
             path_hash=lineage.path_hash(before.path_hash if before else None, turn.input, (*output, *added)),
             depth=(before.depth if before else 0) + 1,
             delivery="pending",
-            finished_at=time.time(),
+            finished_at=live.now(),
             evidence=replace(
                 attempt.evidence, retries=tuple(attempt.retries) or attempt.evidence.retries, refusal=refusal
             ),
@@ -695,7 +694,7 @@ class Ends:
         """Store it and tell the clients. Never raises."""
         status: Status = "cancelled" if isinstance(error, TurnCancelled | Interrupted) else "failed"
         log.warning("turn_failed", agent=live.agent_id, turn_id=live.turn.id, code=error.code, message=error.message)
-        now = time.time()
+        now = live.now()
         live.attempts = with_end(live.attempts, {"ended_at": now, "status": status, "code": error.code})
         self.waiting[live.turn.id] = _End(
             live.turn.id, status, error.as_dict(), live.attempts, live.timings, now, live.lease
@@ -712,7 +711,7 @@ class Ends:
         """Nobody knows whether it was accepted, and its client was told that it was not: where it is there, it ends as
         soon as the store can be told. Other proxies would wait for it."""
         error = Interrupted("the store was lost while this turn was accepted; send it again")
-        self.waiting[turn_id] = _End(turn_id, "cancelled", error.as_dict(), [], {}, time.time(), None)
+        self.waiting[turn_id] = _End(turn_id, "cancelled", error.as_dict(), [], {}, self._instances.now(), None)
         self._tasks.serve(self._keep_trying())
 
     async def store_all(self) -> None:

@@ -99,13 +99,15 @@ class LiveTurn:
         on_empty: Callable[[], None],
         on_delivery: Callable[[bool], None],
         on_return: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.turn = turn
+        self.now = clock  # of all that is stored of the turn, in seconds since 1970
         self.attempts: list[JSON] = list(turn.attempts)
         self.evidence = turn.evidence  # as it was stored last
         self._steps: dict[str, float] = {}
-        self._accepted = time.time()
-        self._doing: tuple[Doing, float, JSON] = ("lane", self._accepted, {})
+        self._accepted = clock()
+        self._doing: tuple[Doing, float, JSON] = ("lane", time.time(), {})
         self._tail = _Tail()
         self.agent_id = agent_id
         self.cancelled_by: CancelledBy | None = None
@@ -250,7 +252,7 @@ class LiveTurn:
         A retry overwrites all but `queued`.
         """
         if step not in self._steps or step != "queued":
-            self._steps[step] = time.time()
+            self._steps[step] = self.now()
         self.does(_AFTER[step])
 
     def does(self, what: Doing, detail: JSON | None = None) -> None:
@@ -506,8 +508,9 @@ class Deliveries:
             self._tasks.own(self._returned(turn.id))
 
         live = LiveTurn(
-            turn, agent_id, grace=self._grace, on_empty=on_empty, on_delivery=on_delivery, on_return=on_return
-        )
+            turn, agent_id, grace=self._grace, on_empty=on_empty, on_delivery=on_delivery, on_return=on_return,
+            clock=self._instances.now,
+        )  # fmt: skip
         return live
 
     def here(self, live: LiveTurn) -> bool:

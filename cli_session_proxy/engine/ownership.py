@@ -59,6 +59,7 @@ class Instances:
         self._run = var / RUN
         self._elsewhere = elsewhere
         self.spans_hosts = elsewhere is not None
+        self._ahead: float | None = None  # the store's clock less the monotonic one of this host
         self._fd: int | None = None
 
     def enter(self) -> None:
@@ -83,6 +84,18 @@ class Instances:
                 self.forget(self.id)
             os.close(self._fd)
             self._fd = None
+
+    async def set_clock(self) -> None:
+        """Learn what time it is on the store, where its proxies may be on several hosts. Raises `StoreUnavailable`."""
+        if self._elsewhere is not None:
+            asked = time.monotonic()
+            told = await self._elsewhere.clock()
+            self._ahead = told - (asked + time.monotonic()) / 2
+
+    def now(self) -> float:
+        """Seconds since 1970, by a clock that all proxies of the store share, so that the age of another host's turn is
+        true: the clocks of hosts may differ by hours, and jump."""
+        return time.time() if self._ahead is None else self._ahead + time.monotonic()
 
     def others(self) -> list[str]:
         """The ids of all other proxies that are not forgotten yet, alive or dead."""
@@ -453,6 +466,7 @@ class Ownership:
         began = asyncio.get_running_loop().time()
         now = {held.lease.agent_key: held.lease for held in await self._store.renew(self.proxy)}
         self._renewed = began
+        await self._instances.set_clock()
         for agent_key, held in before.items():
             if now.get(agent_key) != held.lease and self._held.get(agent_key) is held:
                 del self._held[agent_key]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -62,6 +61,7 @@ class Placement:
         idempotency_hours: float,
         is_gone: Callable[[str | None], Awaitable[bool]],
         is_abandoned: Callable[[str], bool],
+        clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._backend = backend
@@ -70,6 +70,7 @@ class Placement:
         self._hours = idempotency_hours
         self._is_gone = is_gone  # a proxy that has ended, or does not respond
         self._is_abandoned = is_abandoned  # a turn in this proxy that all its clients have left
+        self._clock = clock  # seconds since 1970, the same for all proxies of the store
 
     async def resolve(
         self,
@@ -88,7 +89,7 @@ class Placement:
         known = await self._store.arrival(request.owner, request.fingerprint, request.agent_id)
         earlier: Turn | None = None
         if known.latest is not None or request.idempotency_key is not None:
-            earlier = await self._earlier(request, known.latest, time.time())
+            earlier = await self._earlier(request, known.latest, self._clock())
         if earlier is not None and (anew is None or earlier.id != anew.id):
             return earlier
         if send_on is not None and known.agent is not None:
@@ -104,7 +105,7 @@ class Placement:
         parent = decision.parent
         if decision.imported:
             parent = await self._bring_in(agent, decision, request.model, fitting)
-        now = time.time()
+        now = self._clock()
         new = NewTurn(
             id=new_id("turn"),
             agent_key=agent.key,
@@ -198,7 +199,7 @@ class Placement:
 
     async def _ensure(self, owner: str, agent_id: str, *, named: bool) -> Agent:
         directory = directory_name(owner, agent_id)
-        return await self._store.ensure_agent(owner, agent_id, directory, named=named, now=time.time())
+        return await self._store.ensure_agent(owner, agent_id, directory, named=named, now=self._clock())
 
     async def match(self, owner: str, messages: tuple[Message, ...], agent: Agent | None) -> tuple[Turn, Ending] | None:
         """The deepest turn whose path the history repeats; within the named agent, else among the unnamed."""
@@ -221,7 +222,7 @@ class Placement:
         found = await self._aside.thread(lambda: lineage.past(decision.imported))
         shown = [await fitting.fit(one) for one in found]
         made = self._backend.imported(agent, above, known, shown, model)
-        coming = _imported(zip(found, made, strict=True), agent.key, above, decision.placed, model)
+        coming = _imported(zip(found, made, strict=True), agent.key, above, decision.placed, model, self._clock())
         parent = decision.parent
         while piece := await self._aside.thread(lambda: list(itertools.islice(coming, PIECE))):
             await self._store.import_turns(piece)
@@ -266,6 +267,7 @@ def _imported(
     above: Turn | None,
     placed: Placed,
     model: str,
+    now: float,
 ) -> Iterator[ImportedTurn]:
     """Exchanges of a client's history as turns, each the child of the one before it."""
     parent, path_hash, depth = (above.id, above.path_hash, above.depth) if above else (None, None, 0)
@@ -280,7 +282,7 @@ def _imported(
             input=exchange.input,
             output=tuple(block for block in exchange.output if block.get("type") not in THINKING),
             records=records,
-            created_at=time.time(),
+            created_at=now,
             path_hash=path_hash,
             depth=depth,
             placed=Placed(placed.rule, side=placed.side),

@@ -9,7 +9,6 @@ Queued turns were never sent: those of a proxy that ended are cancelled, those o
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -151,14 +150,14 @@ class Recovery:
             "code": "interrupted",
             "message": "the proxy stopped before this turn was finished; send it again",
         }
-        now = time.time()
+        now = self._instances.now()
         attempts = with_end(turn.attempts, {"ended_at": now, "status": "cancelled", "code": "interrupted"})
         await self._store.fail(turn.id, "cancelled", error, attempts, {}, now, lease=lease)
         log.info("interrupted", turn_id=turn.id, was=turn.status)
 
     async def _completed(self, agent: Agent, lease: Lease, turn: Turn, found: Settled) -> None:
         parent = await self._store.turn(turn.parent_id) if turn.parent_id else None
-        now = time.time()
+        now = self._instances.now()
         commit = Commit(
             lease=lease,
             turn_id=turn.id,

@@ -13,6 +13,7 @@ Not its business: which turn continues which (continuity), order within an agent
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -401,6 +402,10 @@ class Leases(Protocol):
     """
 
     stale_writes: int = 0
+
+    async def clock(self) -> float:
+        """The store's own clock, by which leases expire, in seconds since 1970."""
+        return time.time()
 
     async def renew(self, proxy: Proxy) -> list[HeldLease]:
         """A heartbeat. Returns the leases that this proxy holds now."""

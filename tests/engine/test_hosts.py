@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -124,6 +125,21 @@ async def test_the_same_request_elsewhere_gets_the_same_answer(postgres_url: str
         assert (await first).id == (await again).id
         assert (await ask(two.engine, "one", idempotency_key="k")).id == (await first).id
         assert (len(one.backend.seen), len(two.backend.seen)) == (1, 0)
+
+
+async def test_a_retry_is_known_by_a_host_whose_clock_has_jumped(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with hosts(postgres_url, tmp_path) as [one, two]:
+        first = await ask(one.engine, "hello")
+        await ask(one.engine, "and then?")
+        host_clock = time.time
+        monkeypatch.setattr(time, "time", lambda: host_clock() + 7200)
+        again = await ask(two.engine, "hello", is_retry=True)
+        later = await ask(two.engine, "more")
+    assert again.id == first.id
+    assert abs(later.created_at - first.created_at) < 600
+    assert later.created_at <= (later.started_at or 0) <= (later.finished_at or 0)
 
 
 async def test_a_host_that_is_cut_off_is_replaced_and_its_commit_refused(postgres_url: str, tmp_path: Path) -> None:

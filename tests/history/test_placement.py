@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ async def placing() -> AsyncIterator[tuple[Store, Placement]]:
                     idempotency_hours=24.0,
                     is_gone=nobody,
                     is_abandoned=bool,
+                    clock=time.time,
                 ),
             )  # placing a turn needs no backend
         finally:

@@ -39,6 +39,7 @@ _NOW = func.store_clock(type_=Double)
 _THIS_PROXY = proxies.c.id == bindparam("of_proxy")
 _BEAT = Prepared(proxies.update().where(_THIS_PROXY).values(until=_NOW + bindparam("lease")))
 _JOIN = Prepared(InsertNew(proxies).values(until=_NOW + bindparam("lease")))
+_CLOCK = Prepared(select(_NOW.label("now")))
 _EPOCH = Prepared(select(cast(_NOW * 1000, BigInteger).label("now")))
 _LEFT = Prepared(select((proxies.c.until - _NOW).label("seconds")).where(_THIS_PROXY))
 # Locked until the end of the transaction: nobody is granted a lease while a write under it is on its way.
@@ -73,6 +74,11 @@ _ASKED = union_all(
     ),
     select(literal(None, Integer), cancels.c.turn_id, cancels.c.by).where(cancels.c.proxy == bindparam("of_proxy")),
 )
+
+
+def clock(conn: Connection) -> float:
+    now: float = _CLOCK.one(conn, {}).now  # type: ignore[union-attr]  # it has one row
+    return now
 
 
 def beat(conn: Connection, proxy: Proxy, *, at_least: float = 1.0) -> None:

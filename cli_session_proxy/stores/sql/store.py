@@ -300,6 +300,9 @@ class SqlStore(Store):
 
     # leases
 
+    async def clock(self) -> float:
+        return await self._db.read(leases.clock, quick=True)
+
     async def renew(self, proxy: Proxy) -> list[HeldLease]:
         return await self._db.write(lambda conn: leases.renew(conn, proxy), Urgency.JOURNAL, quick=True)
 

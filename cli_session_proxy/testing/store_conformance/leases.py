@@ -41,6 +41,12 @@ async def a_lease_has_one_holder_at_a_time(factory: StoreFactory) -> None:
         assert {answer.holder for answer in got if isinstance(answer, Held)} == granted
 
 
+async def all_proxies_are_told_one_clock(factory: StoreFactory) -> None:
+    async with opened(factory) as one, opened(factory) as two:
+        told = [await one.clock(), await two.clock(), await one.clock()]
+        assert told == sorted(told)
+
+
 async def the_same_holder_keeps_its_epoch(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
