@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from .. import logs
@@ -44,6 +45,8 @@ FIRST_WAIT = 0.002
 LAST_WAIT = 0.05
 # So many times `LAST_WAIT` the turns here wait until the proxy that a lease was handed over to has taken it.
 GAP = 40
+# It jumps with nobody's clock, and goes on while the machine sleeps where the system has such a one.
+_steady = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 # A proxy that is told when others ask something of it looks by itself when this share of the lease has passed, too.
 LOOK = 0.1
 
@@ -59,7 +62,7 @@ class Instances:
         self._run = var / RUN
         self._elsewhere = elsewhere
         self.spans_hosts = elsewhere is not None
-        self._ahead: float | None = None  # the store's clock less the monotonic one of this host
+        self._ahead: float | None = None  # the store's clock less the steady one of this host
         self._fd: int | None = None
 
     def enter(self) -> None:
@@ -88,14 +91,14 @@ class Instances:
     async def set_clock(self) -> None:
         """Learn what time it is on the store, where its proxies may be on several hosts. Raises `StoreUnavailable`."""
         if self._elsewhere is not None:
-            asked = time.monotonic()
+            asked = _steady()
             told = await self._elsewhere.clock()
-            self._ahead = told - (asked + time.monotonic()) / 2
+            self._ahead = told - (asked + _steady()) / 2
 
     def now(self) -> float:
         """Seconds since 1970, by a clock that all proxies of the store share, so that the age of another host's turn is
         true: the clocks of hosts may differ by hours, and jump."""
-        return time.time() if self._ahead is None else self._ahead + time.monotonic()
+        return time.time() if self._ahead is None else self._ahead + _steady()
 
     def others(self) -> list[str]:
         """The ids of all other proxies that are not forgotten yet, alive or dead."""
@@ -466,13 +469,13 @@ class Ownership:
         began = asyncio.get_running_loop().time()
         now = {held.lease.agent_key: held.lease for held in await self._store.renew(self.proxy)}
         self._renewed = began
-        await self._instances.set_clock()
         for agent_key, held in before.items():
             if now.get(agent_key) != held.lease and self._held.get(agent_key) is held:
                 del self._held[agent_key]
                 log.warning("lease_lost", agent=held.agent.agent_id, epoch=held.lease.epoch)
                 self._fenced(agent_key)
                 self._lost.append(held.agent)
+        await self._instances.set_clock()  # last: a lease that is lost is told at once, and whatever comes of this
 
 
 def differences(hosts: Iterable[tuple[str, Facts]]) -> dict[str, dict[str, list[str]]]:

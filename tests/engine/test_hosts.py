@@ -142,6 +142,26 @@ async def test_a_retry_is_known_by_a_host_whose_clock_has_jumped(
     assert later.created_at <= (later.started_at or 0) <= (later.finished_at or 0)
 
 
+async def test_a_lease_that_is_lost_is_told_though_the_stores_clock_cannot_be_read(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with hosts(postgres_url, tmp_path) as [one, _]:
+        await ask(one.engine, "hello")
+        agent = await one.store.agent("local", "a")
+        assert agent is not None
+        ownership = one.engine._ownership
+        assert ownership.has(agent.key)
+
+        async def away() -> float:
+            raise StoreUnavailable("away")
+
+        await one.store.resign(ownership.proxy.id)
+        monkeypatch.setattr(one.store, "clock", away)
+        with pytest.raises(StoreUnavailable):
+            await ownership._renew()
+        assert not ownership.has(agent.key)
+
+
 async def test_a_host_that_is_cut_off_is_replaced_and_its_commit_refused(postgres_url: str, tmp_path: Path) -> None:
     clock = HandClock(postgres_url)
     async with hosts(postgres_url, tmp_path) as (one, two):
