@@ -45,7 +45,7 @@ FIRST_WAIT = 0.002
 LAST_WAIT = 0.05
 # So many times `LAST_WAIT` the turns here wait until the proxy that a lease was handed over to has taken it.
 GAP = 40
-# It jumps with nobody's clock, and goes on while the machine sleeps where the system has such a one.
+# A clock that nobody sets. On Linux it goes on while the machine sleeps.
 _steady = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 # A proxy that is told when others ask something of it looks by itself when this share of the lease has passed, too.
 LOOK = 0.1
