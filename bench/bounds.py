@@ -59,7 +59,7 @@ def bounds(results: Results, crowd: Crowd | None) -> list[Bound]:
 
 
 def _turns(results: Results) -> Iterator[Bound]:
-    yield _at_most("warm turn, proxy ÷ bare warm CLI", results.ratio("turn", "proxy", BARE), 1.25)
+    yield _at_most("warm turn, proxy ÷ bare warm CLI", results.ratio("turn", "proxy", BARE), 1.2)
     yield _at_most("warm turn, proxy on PostgreSQL ÷ bare warm CLI", results.ratio("turn", POSTGRESQL, BARE), 1.35)
     added = results.median("first token added by the proxy", "proxy")
     yield _at_most("time to first token added by the proxy", added, 5, " ms")

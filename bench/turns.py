@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
+from tests.postgres import Postgres
+
 from . import machine
 from .client import Timing
-from .contenders import Contender
+from .contenders import BARE, Contender
 from .figures import figure
 from .hosts import POSTGRESQL, postgresql
 from .plan import Bench, Row
@@ -21,35 +24,51 @@ SETTLE = 0.05
 
 
 async def warm_turns(bench: Bench) -> list[Row]:
-    """One turn at a time, interleaved in a rotating order, so that the machine's moods hit all alike."""
-    plan = bench.plan
-    async with AsyncExitStack() as stack:
-        warm, spawned = bench.warm_cli("turn-warm"), bench.spawned_cli("turn-spawned")
-        servers = [await bench.proxy("turn-proxy"), await bench.peer("turn-ccproxy")]
-        if (postgres := stack.enter_context(postgresql(bench.place.cores))) is not None:
-            proxy = await bench.proxy("turn-postgresql", store=postgres.new_url())
-            proxy.name = POSTGRESQL
-            servers.append(proxy)
-        contenders: list[Contender] = [warm, *(server for server in servers if server is not None)]
-        for contender in contenders:
-            stack.push_async_callback(contender.close)
-        whole: dict[str, list[Timing]] = {contender.name: [] for contender in contenders}
-        streamed: dict[str, list[Timing]] = {contender.name: [] for contender in contenders}
-        for n in range(plan.turns + plan.warm_up):
-            contenders = contenders[1:] + contenders[:1]
-            for timings, stream in ((whole, False), (streamed, True)):
-                for contender in contenders:
-                    await asyncio.sleep(SETTLE)
-                    timing = await contender.turn("a", f"turn {n}", stream=stream)
-                    if n >= plan.warm_up:
-                        timings[contender.name].append(timing)
-        cold = [await spawned.turn("a", f"turn {n}") for n in range(plan.spawns + 1)][1:]
-        whole[spawned.name] = streamed[spawned.name] = cold
+    """One turn at a time, interleaved in a drawn order, so that the machine's moods, and what the turn before leaves to
+    be done, hit all alike; in rounds with new processes, because one CLI is quicker than another for all its life."""
+    whole: dict[str, list[Timing]] = {}
+    streamed: dict[str, list[Timing]] = {}
+    with postgresql(bench.place.cores) as postgres:
+        for number in range(bench.plan.rounds):
+            await _round(bench, f"turn-{number}", postgres, whole, streamed)
+    spawned = bench.spawned_cli("turn-spawned")
+    try:
+        cold = [await spawned.turn("a", f"turn {n}") for n in range(bench.plan.spawns + 1)][1:]
+    finally:
+        await spawned.close()
+    added = [ours.first - bare.first for ours, bare in zip(streamed["proxy"], streamed[BARE], strict=True)]
+    whole[spawned.name] = streamed[spawned.name] = cold
     rows = [_row("turn", name, [one.whole for one in some]) for name, some in whole.items()]
     rows += [_row("turn, streamed", name, [one.whole for one in some]) for name, some in streamed.items()]
     rows += [_row("first token", name, [one.first for one in some]) for name, some in streamed.items()]
-    added = [ours.first - bare.first for ours, bare in zip(streamed["proxy"], streamed[warm.name], strict=True)]
     return [*rows, _row("first token added by the proxy", "proxy", added)]
+
+
+async def _round(
+    bench: Bench,
+    folder: str,
+    postgres: Postgres | None,
+    whole: dict[str, list[Timing]],
+    streamed: dict[str, list[Timing]],
+) -> None:
+    plan, drawn = bench.plan, random.Random(folder)
+    async with AsyncExitStack() as stack:
+        contenders: list[Contender] = [bench.warm_cli(f"{folder}-warm"), await bench.proxy(f"{folder}-proxy")]
+        if (peer := await bench.peer(f"{folder}-ccproxy")) is not None:
+            contenders.append(peer)
+        if postgres is not None:
+            proxy = await bench.proxy(f"{folder}-postgresql", store=postgres.new_url())
+            proxy.name = POSTGRESQL
+            contenders.append(proxy)
+        for contender in contenders:
+            stack.push_async_callback(contender.close)
+        for n in range(plan.round_turns + plan.warm_up):
+            for timings, stream in ((whole, False), (streamed, True)):
+                for contender in drawn.sample(contenders, len(contenders)):
+                    await asyncio.sleep(SETTLE)
+                    timing = await contender.turn("a", f"turn {n}", stream=stream)
+                    if n >= plan.warm_up:
+                        timings.setdefault(contender.name, []).append(timing)
 
 
 def _row(measure: str, name: str, seconds: Sequence[float]) -> Row:
