@@ -65,7 +65,7 @@ agents: $(VENV)/.test tools $(AGENTS_MORE)/.programs $(FRAMEWORKS)/.installed  #
 conformance: $(VENV)/.test $(SUITES)/.installed $(SUITES)/.sdks  ## other people's suites over the real CLI, a quarter of an hour; writes docs/conformance.md
 	$(BIN)/python -m tests.conformance --json var/conformance.json --docs docs/conformance.md
 
-bench: $(VENV)/.test $(CCPROXY)/.installed chromium postgresql  ## the proxy beside the bare CLI and ccproxy, a quarter of an hour; writes docs/bench.md
+bench: $(VENV)/.test $(CCPROXY)/.installed chromium postgresql  ## the proxy beside the bare CLI and ccproxy, 25 minutes; writes docs/bench.md
 	$(BIN)/python -m bench --json var/bench.json --docs docs
 
 bench-quick: $(VENV)/.test $(CCPROXY)/.installed chromium postgresql  ## the same in about two minutes; prints only
