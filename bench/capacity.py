@@ -106,12 +106,12 @@ async def _rounds(proxy: HTTPServer, turns: int, length: int) -> None:
 async def _resting(proxy: HTTPServer, postgres: Postgres, url: str, rest: float) -> dict[str, float]:
     """What goes on without a request: of the proxy in the store, and of it and its warm processes on the processor."""
     before = await asyncio.to_thread(Look, postgres, url)
-    own = machine.ticked_cpu_seconds(proxy.pids())
+    own = sum(map(machine.own_cpu_seconds, proxy.pids()))
     started = [pid for pid in machine.tree(proxy.pids()) if pid not in proxy.pids()]
-    theirs = machine.ticked_cpu_seconds(started)
+    theirs = sum(map(machine.own_cpu_seconds, started))
     await asyncio.sleep(rest)
-    own = machine.ticked_cpu_seconds(proxy.pids()) - own
-    theirs = machine.ticked_cpu_seconds(started) - theirs
+    own = sum(map(machine.own_cpu_seconds, proxy.pids())) - own
+    theirs = sum(map(machine.own_cpu_seconds, started)) - theirs
     after = await asyncio.to_thread(Look, postgres, url)
     # What a look asks itself: VACUUM, the tables, each of them, two more.
     asked = len(before.rows) + 4

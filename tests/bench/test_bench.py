@@ -14,7 +14,7 @@ from bench.bounds import Results, bounds
 from bench.contenders import BARE, SPAWNED
 from bench.figures import Figure, figure, short
 from bench.hosts import CPU, ONE, POSTGRESQL, TWO, postgresql
-from bench.machine import cores
+from bench.machine import cores, cpu_seconds, own_cpu_seconds
 from bench.plan import Row
 from bench.report import PAGE, PICTURE
 from bench.trace import Trace
@@ -25,6 +25,32 @@ from ..matrix import rest_in_full
 
 # What costs little, and all: some thirty processes, on one core at a loaded time.
 SCENARIOS = "turns,dumps", "turns,parameters,chains,dumps,agents,crowd,hosts,page,freeze"
+
+
+_SPENT = """
+import sys, threading, time
+def spend():
+    while time.thread_time() < 0.2:
+        pass
+thread = threading.Thread(target=spend)
+thread.start()
+thread.join()
+print("ended", flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_the_cpu_time_of_a_process_holds_that_of_threads_that_have_ended() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _SPENT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ended\n"
+    assert 0.2 <= own_cpu_seconds(process.pid) <= cpu_seconds([process.pid])
+    await process.communicate(b"")
+    with pytest.raises(OSError, match="Invalid argument"):
+        own_cpu_seconds(process.pid)
+    assert cpu_seconds([process.pid]) == 0.0
 
 
 def test_a_figure_is_the_median_and_its_tenths() -> None:
