@@ -12,7 +12,7 @@ from pathlib import Path
 
 _PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
 _TICK = os.sysconf("SC_CLK_TCK")
-# Linux names the CPU clock of another process so (what glibc's clock_getcpuclockid gives).
+# The number of a process's CPU clock is made of its pid and this kind of clock, as in glibc's clock_getcpuclockid.
 _SCHEDULED = 2
 
 

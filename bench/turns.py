@@ -53,15 +53,20 @@ async def _round(
 ) -> None:
     plan, drawn = bench.plan, random.Random(folder)
     async with AsyncExitStack() as stack:
-        contenders: list[Contender] = [bench.warm_cli(f"{folder}-warm"), await bench.proxy(f"{folder}-proxy")]
+        contenders: list[Contender] = []
+
+        def take(contender: Contender) -> None:
+            stack.push_async_callback(contender.close)
+            contenders.append(contender)
+
+        take(bench.warm_cli(f"{folder}-warm"))
+        take(await bench.proxy(f"{folder}-proxy"))
         if (peer := await bench.peer(f"{folder}-ccproxy")) is not None:
-            contenders.append(peer)
+            take(peer)
         if postgres is not None:
             proxy = await bench.proxy(f"{folder}-postgresql", store=postgres.new_url())
             proxy.name = POSTGRESQL
-            contenders.append(proxy)
-        for contender in contenders:
-            stack.push_async_callback(contender.close)
+            take(proxy)
         for n in range(plan.round_turns + plan.warm_up):
             for timings, stream in ((whole, False), (streamed, True)):
                 for contender in drawn.sample(contenders, len(contenders)):

@@ -47,6 +47,9 @@ LAST_WAIT = 0.05
 GAP = 40
 # A clock that nobody sets. On Linux it goes on while the machine sleeps.
 _steady = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+# A reading of the store's clock that took no longer (seconds) replaces any other: in a longer one this process may have
+# been paused.
+EXACT = 1.0
 # A proxy that is told when others ask something of it looks by itself when this share of the lease has passed, too.
 LOOK = 0.1
 
@@ -63,6 +66,7 @@ class Instances:
         self._elsewhere = elsewhere
         self.spans_hosts = elsewhere is not None
         self._ahead: float | None = None  # the store's clock less the steady one of this host
+        self._took = float("inf")  # how long it took to read that, in seconds
         self._fd: int | None = None
 
     def enter(self) -> None:
@@ -93,7 +97,9 @@ class Instances:
         if self._elsewhere is not None:
             asked = _steady()
             told = await self._elsewhere.clock()
-            self._ahead = told - (asked + _steady()) / 2
+            took = _steady() - asked
+            if took <= max(EXACT, self._took):
+                self._ahead, self._took = told - asked - took / 2, took
 
     def now(self) -> float:
         """Seconds since 1970, by a clock that all proxies of the store share, so that the age of another host's turn is

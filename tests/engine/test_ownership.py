@@ -432,3 +432,30 @@ async def test_a_lease_is_not_unused_while_something_of_its_former_holder_is_to_
         for first in (True, False):
             async with own.hold(agent):
                 assert own.since(unused) is first
+
+
+class Paused(SqliteStore):
+    """A store of several hosts, two hours ahead of this one. `pauses`: seconds after each reading of its clock in which
+    the proxy did not run."""
+
+    def __init__(self, path: Path, pauses: Sequence[float]) -> None:
+        super().__init__(path)
+        self.steady = 1000.0
+        self._pauses = iter(pauses)
+
+    async def clock(self) -> float:
+        told = self.steady + 7200.0
+        self.steady += next(self._pauses)
+        return told
+
+
+@pytest.mark.parametrize("pauses", [(0.0, 60.0), (60.0, 0.0), (60.0, 0.0, 60.0)])
+async def test_a_pause_while_the_stores_clock_is_read_does_not_put_the_clock_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: Sequence[float]
+) -> None:
+    store = Paused(tmp_path / FILE, pauses)
+    monkeypatch.setattr(ownership, "_steady", lambda: store.steady)
+    instances = Instances(tmp_path, store)
+    for _ in pauses:
+        await instances.set_clock()
+    assert instances.now() == store.steady + 7200.0
