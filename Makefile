@@ -68,7 +68,7 @@ conformance: $(VENV)/.test $(SUITES)/.installed $(SUITES)/.sdks  ## other people
 bench: $(VENV)/.test $(CCPROXY)/.installed chromium postgresql  ## the proxy beside the bare CLI and ccproxy, 25 minutes; writes docs/bench.md
 	$(BIN)/python -m bench --json var/bench.json --docs docs
 
-bench-quick: $(VENV)/.test $(CCPROXY)/.installed chromium postgresql  ## the same in about two minutes; prints only
+bench-quick: $(VENV)/.test $(CCPROXY)/.installed chromium postgresql  ## the same in about six minutes; prints only
 	$(BIN)/python -m bench --quick --json var/bench-quick.json
 
 million: $(VENV)/.test postgresql  ## what a turn costs PostgreSQL over a million stored turns, beside ten thousand; ten minutes, 6 GB

@@ -67,7 +67,7 @@ async def measure(plan: Plan, names: list[str], ccproxy: Path | None) -> report.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two minutes instead of 25")
+    parser.add_argument("--quick", action="store_true", help="six minutes instead of 25")
     parser.add_argument("--tiny", action="store_true", help="so little that it only shows that everything works")
     parser.add_argument("--only", default=",".join(SCENARIOS), help=f"some of {', '.join(SCENARIOS)}")
     parser.add_argument("--json", type=Path, help="write everything to this file")

@@ -25,7 +25,7 @@ SETTLE = 0.05
 
 async def warm_turns(bench: Bench) -> list[Row]:
     """One turn at a time, interleaved in a drawn order, so that the machine's moods, and what the turn before leaves to
-    be done, hit all alike; in rounds with new processes, because one CLI is quicker than another for all its life."""
+    be done, hit all alike; in rounds with new processes, so that no single start decides."""
     whole: dict[str, list[Timing]] = {}
     streamed: dict[str, list[Timing]] = {}
     with postgresql(bench.place.cores) as postgres:
