@@ -183,7 +183,10 @@ GROUP_POLL = 0.005  # seconds between two looks at a killed group: its members a
 
 
 class Child:
-    """A running process. `pid` and `start_time` together name it beyond a reused pid; `process` is asyncio's."""
+    """A running process. `pid` and `start_time` together name it beyond a reused pid; `process` is asyncio's.
+
+    What it prints goes to the protocol that it was started with, and to `stderr`.
+    """
 
     def __init__(
         self,
@@ -192,33 +195,33 @@ class Child:
         transport: asyncio.SubprocessTransport,
         process: Process,
         stdin: asyncio.StreamWriter,
+        stdout: asyncio.Transport,
     ) -> None:
-        assert process.stdout is not None
         assert process.stderr is not None
         self.pid = process.pid
         self.start_time = start_time(process.pid)
         self.stdin = stdin
-        self.stdout = process.stdout
         self.stderr = process.stderr
         self.input_ended = False
         self.gone = False  # dead and reaped, and its group dead
         self._launch = launch
         self._guardian = guardian
         self._transport = transport
+        self._stdout = stdout
         self.process = process
         self._mark = ""
         self._prompt_file: Path | None = None
 
     @classmethod
-    async def start(cls, launch: Launch, guardian: Guardian, limit: int) -> Child:
-        """`limit` is how many bytes of its output are read ahead.
+    async def start(cls, launch: Launch, guardian: Guardian, output: asyncio.Protocol, limit: int) -> Child:
+        """`output` reads its stdout; `limit` is how many bytes of its stderr are read ahead.
 
         Raises ClaudeUnavailable, SandboxError, InvalidRequest (see `_cannot_start`).
         """
         await guardian.start()
         mark = guardian.mark()
         loop = asyncio.get_running_loop()
-        prompt_file = stdin = None
+        prompt_file = stdin = stdout = heard = None
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -228,20 +231,26 @@ class Child:
                 prompt_file = write_prompt(launch) if launch.wants_prompt_file else None
                 if guardian.death_signal and not os.access(launch.capability.path, os.X_OK):
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # `setpriv` would say so too late
-                transport, protocol = await loop.subprocess_exec(
-                    lambda: SubprocessStreamProtocol(limit=limit, loop=loop),
-                    *guardian.death_signal, *launch.argv(prompt_file),
-                    stdin=theirs.fileno(), stdout=PIPE, stderr=PIPE, cwd=launch.cwd,
-                    env={**dict(launch.env), MARK_VARIABLE: mark}, start_new_session=True,
-                )  # fmt: skip
+                heard, says = socket.socketpair()
+                with says:
+                    # Not asyncio's PIPE: what is read from that goes round the event loop once or twice more.
+                    stdout, _ = await loop.create_unix_connection(lambda: output, sock=heard)
+                    transport, protocol = await loop.subprocess_exec(
+                        lambda: SubprocessStreamProtocol(limit=limit, loop=loop),
+                        *guardian.death_signal, *launch.argv(prompt_file),
+                        stdin=theirs.fileno(), stdout=says.fileno(), stderr=PIPE, cwd=launch.cwd,
+                        env={**dict(launch.env), MARK_VARIABLE: mark}, start_new_session=True,
+                    )  # fmt: skip
         except BaseException as exc:
             ours.close() if stdin is None else stdin.close()
+            if heard is not None:
+                heard.close() if stdout is None else stdout.close()
             if prompt_file is not None:
                 prompt_file.unlink(missing_ok=True)
             if isinstance(exc, OSError | ValueError):
                 raise _cannot_start(launch, exc) from exc
             raise
-        child = cls(launch, guardian, transport, Process(transport, protocol, loop), stdin)
+        child = cls(launch, guardian, transport, Process(transport, protocol, loop), stdin, stdout)
         child._mark, child._prompt_file = mark, prompt_file
         guardian.guard(child.pid, child.start_time, ours)
         return child
@@ -286,6 +295,7 @@ class Child:
         """Release its resources, once its output was read."""
         self._transport.close()
         self.stdin.close()
+        self._stdout.close()
         if self.gone:
             self._guardian.release(self.pid)
         if self._prompt_file is not None:

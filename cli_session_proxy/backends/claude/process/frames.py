@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ....domain import limits
 from ....domain.models import JSON, Block
@@ -56,7 +57,7 @@ def printable(text: str) -> str:
 
 STDERR_TAIL = 16 * 1024
 READ_SIZE = 256 * 1024
-INBOX = 256  # frames read ahead of the listener; then the pipe, and so the CLI, waits
+INBOX = 256  # frames read ahead of the listener; then the socket, and so the CLI, waits
 DRAIN_WAIT = 1.0  # seconds for the last bytes of a dead process; a stranger may hold its pipes open for ever
 
 
@@ -112,41 +113,45 @@ def parse(line: bytes) -> JSON | None:
 
 
 class End:
-    """In the inbox: nothing follows."""
+    """Nothing follows."""
 
 
-Inbox = asyncio.Queue[JSON | End | None]  # None: a line that was no frame
-
-
-class Output:
+class Output(asyncio.Protocol):
     """Reads both streams of a process all the time, with or without a listener: it never waits for a reader that is not
-    there. What `inbox` holds is for the present turn; of stderr the end is kept.
+    there. What comes while somebody listens is for the present turn; of stderr the end is kept.
 
-    `asked` gets each request of the CLI's, before the listener does; `broken` is called when what it prints is no
-    stream of frames any more (see `failure`), `ended` when its stdout is at its end.
+    The protocol of its stdout: bytes become frames where they come in. Until `begin` they wait.
     """
 
-    def __init__(
+    def __init__(self) -> None:
+        self.started = asyncio.Event()  # it has said its first word, or never will
+        self.spoke = False  # it has said a word
+        self.ended = False
+        self.at_end = asyncio.get_running_loop().create_future()  # of its stdout
+        self.failure: str | None = None
+        self._splitter = LineSplitter()
+        self._lines: deque[bytes] = deque()  # that nobody has room for yet
+        self._heard: deque[JSON | None] = deque()  # by the listener, who has not come for them. None: no frame
+        self._listening = False  # without a listener its words are dropped
+        self._wakes: asyncio.Future[None] | None = None  # the listener, who waits for more
+        self._replies: dict[str, asyncio.Future[JSON | None]] = {}
+        self._begun = self._lost = self._paused = False
+        self._tail = bytearray()
+
+    def begin(
         self,
-        stdout: asyncio.StreamReader,
         stderr: asyncio.StreamReader,
         *,
         asked: Callable[[JSON], None],
         broken: Callable[[], None],
         ended: Callable[[], None],
     ) -> None:
-        self.started = asyncio.Event()  # it has said its first word, or never will
-        self.spoke = False  # it has said a word
-        self.ended = False
-        self.failure: str | None = None
-        self.inbox: Inbox | None = None  # of who listens now; without one its words are dropped
-        self._replies: dict[str, asyncio.Future[JSON | None]] = {}
-        self._asked = asked
-        self._broken = broken
-        self._tell_end = ended
-        self._tail = bytearray()
-        self.reading = asyncio.create_task(self._read_stdout(stdout))
+        """`asked` gets each request of the CLI's, before the listener does; `broken` is called when what it prints is
+        no stream of frames any more (see `failure`), `ended` when its stdout is at its end."""
+        self._asked, self._broken, self._tell_end = asked, broken, ended
+        self._begun = True
         self._reading_stderr = asyncio.create_task(self._read_stderr(stderr))
+        self._take()
 
     @property
     def stderr(self) -> str:
@@ -162,12 +167,37 @@ class Output:
             coming.set_result(None)
         return coming
 
-    def leave(self) -> Inbox | None:
-        """From now on its output is dropped; a blocked reader goes on."""
-        inbox, self.inbox = self.inbox, None
-        while inbox is not None and not inbox.empty():
-            inbox.get_nowait()
-        return inbox
+    # --- the listener
+
+    def listen(self) -> None:
+        """What comes from now on is kept for `next`."""
+        self._listening = True
+
+    async def next(self) -> JSON | End | None:
+        """The next frame; None: a line that was no frame. `End` at its end, and when nobody is to listen any more."""
+        while not self._heard:
+            if self.ended or not self._listening:
+                return End()
+            self._wakes = asyncio.get_running_loop().create_future()
+            await self._wakes
+        frame = self._heard.popleft()
+        if self._lines and len(self._heard) <= INBOX // 2:
+            self._take()
+        return frame
+
+    def leave(self) -> bool:
+        """From now on its output is dropped. Whether anybody listened."""
+        listened, self._listening = self._listening, False
+        self._heard.clear()
+        self._take()
+        self._wake()
+        return listened
+
+    def _wake(self) -> None:
+        if self._wakes is not None and not self._wakes.done():
+            self._wakes.set_result(None)
+
+    # --- its end
 
     async def last_words(self) -> None:
         """Wait for the end of its stderr."""
@@ -175,52 +205,75 @@ class Output:
 
     async def drained(self) -> None:
         """Wait for the end of both."""
-        await asyncio.wait([self.reading, self._reading_stderr], timeout=DRAIN_WAIT)
+        await asyncio.wait([self.at_end, self._reading_stderr], timeout=DRAIN_WAIT)
 
     async def close(self) -> None:
-        for task in (self.reading, self._reading_stderr):
-            task.cancel()
-        await asyncio.wait([self.reading, self._reading_stderr])
-        self.started.set()
+        self._end()
+        self._reading_stderr.cancel()
+        await asyncio.wait([self._reading_stderr])
 
-    async def _read_stdout(self, stdout: asyncio.StreamReader) -> None:
-        splitter = LineSplitter()
-        try:
-            while chunk := await stdout.read(READ_SIZE):
-                self.spoke = True
-                self.started.set()
-                if self.failure is not None:
-                    continue  # drained only
-                try:
-                    for one in filter(bytes.strip, splitter.feed(chunk)):
-                        frame = parse(one)
-                        kind = None if frame is None else frame.get("type")
-                        if frame is not None and kind == "control_request":
-                            self._asked(frame)
-                        if frame is not None and kind == "control_response":
-                            replied = frame.get("response")
-                            named = replied.get("request_id") if isinstance(replied, dict) else None
-                            coming = self._replies.get(str(named))
-                            if coming is not None and not coming.done():
-                                coming.set_result(replied)
-                        if self.inbox is None:
-                            continue
-                        if self.inbox.full():
-                            await self.inbox.put(frame)
-                        else:
-                            self.inbox.put_nowait(frame)
-                except Unreadable as exc:
-                    self.failure = f"it printed {exc}"
-                    self._broken()
-        finally:
-            self.ended = True
-            self.started.set()
-            self._tell_end()
-            for waiting in list(self._replies.values()):
-                if not waiting.done():
-                    waiting.set_result(None)
-            if self.inbox is not None:
-                await self.inbox.put(End())
+    def _end(self) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        self.started.set()
+        self.at_end.set_result(None)
+        self._tell_end()
+        for waiting in list(self._replies.values()):
+            if not waiting.done():
+                waiting.set_result(None)
+        self._wake()
+
+    # --- stdout, as the event loop calls it
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._stdout = cast(asyncio.ReadTransport, transport)  # uvloop's is none by its class
+
+    def data_received(self, data: bytes) -> None:
+        self.spoke = True
+        self.started.set()
+        if self.failure is None:  # else it is drained only
+            try:
+                self._lines.extend(filter(bytes.strip, self._splitter.feed(data)))
+            except Unreadable as exc:
+                self._unreadable(exc)
+            self._take()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the event loop's
+        self._lost = True
+        self._take()
+
+    def _unreadable(self, why: Unreadable) -> None:
+        self.failure = f"it printed {why}"
+        self._lines.clear()
+        self._broken()
+
+    def _take(self) -> None:
+        """Lines to frames, as far as the listener has room for them. The rest waits, and with it the socket."""
+        while self._begun and self._lines and len(self._heard) < INBOX:
+            try:
+                frame = parse(self._lines.popleft())
+            except Unreadable as exc:
+                self._unreadable(exc)
+                break
+            kind = None if frame is None else frame.get("type")
+            if frame is not None and kind == "control_request":
+                self._asked(frame)
+            if frame is not None and kind == "control_response":
+                replied = frame.get("response")
+                named = replied.get("request_id") if isinstance(replied, dict) else None
+                coming = self._replies.get(str(named))
+                if coming is not None and not coming.done():
+                    coming.set_result(replied)
+            if self._listening:
+                self._heard.append(frame)
+                self._wake()
+        if self._lost:
+            if self._begun and not self._lines:
+                self._end()
+        elif self._paused != bool(self._lines) and not self._stdout.is_closing():
+            self._paused = not self._paused
+            self._stdout.pause_reading() if self._paused else self._stdout.resume_reading()
 
     async def _read_stderr(self, stderr: asyncio.StreamReader) -> None:
         while chunk := await stderr.read(READ_SIZE):

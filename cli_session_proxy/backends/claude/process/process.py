@@ -27,7 +27,7 @@ from ...base import Called
 from . import capability, frames
 from .child import Child, Launch, check_tools
 from .events import CliEvent, ProcessDied, Refused, Result
-from .frames import INBOX, READ_SIZE, End, Inbox, Output, printable
+from .frames import READ_SIZE, End, Output, printable
 from .guardian import Guardian
 from .tool_server import ToolServer, offer
 from .turn_reader import TurnReader, calls_in
@@ -48,6 +48,7 @@ class ClaudeProcess:
         launch: Launch,
         settings: Settings,
         child: Child,
+        output: Output,
         ended: Callable[[], None],
     ) -> None:
         self.launch = launch
@@ -67,7 +68,8 @@ class ClaudeProcess:
         self.told: Mapping[str, str] = {}  # what of its environment is not as it was started (`tell`)
         self._closing: asyncio.Task[None] | None = None
         self._unconfirmed: Callable[[], Awaitable[None]] | None = None
-        self._output = Output(child.stdout, child.stderr, asked=self._serve, broken=self.kill, ended=ended)
+        self._output = output
+        output.begin(child.stderr, asked=self._serve, broken=self.kill, ended=ended)
 
     @classmethod
     async def spawn(
@@ -77,7 +79,8 @@ class ClaudeProcess:
 
         `ended` is called at the end of its output, however it ended.
         """
-        process = cls(launch, settings, await Child.start(launch, guardian, READ_SIZE), ended)
+        output = Output()
+        process = cls(launch, settings, await Child.start(launch, guardian, output, READ_SIZE), output, ended)
         try:
             if not await process._offer(launch.offers):
                 if not process.alive:
@@ -168,7 +171,7 @@ class ClaudeProcess:
                 raise await self._unfit("the process cannot take a turn")
             lines = frames.user_frame(frame_uuid, content, self.launch.capability)
             reader = self._reader = TurnReader(frame_uuid, judge)
-            self._output.inbox = Inbox(INBOX)
+            self._output.listen()
         else:
             if not self.waiting or self._reader is None:
                 raise await self._unfit("the process waits for no results")
@@ -176,14 +179,12 @@ class ClaudeProcess:
             lines = b"".join(frames.line(frame) for frame in brought if frame is not None)
             reader = self._reader
             reader.go_on(judge)
-        inbox = self._output.inbox
-        assert inbox is not None
         self.busy = True
         self._write(lines)
         complete = False
         try:
             while not complete:
-                frame = await inbox.get()
+                frame = await self._output.next()
                 if isinstance(frame, End):
                     raise await self._death()
                 if frame is not None and frame.get("subtype") == "init" and frame.get("type") == "system":
@@ -375,7 +376,7 @@ class ClaudeProcess:
     async def _offer(self, offers: Offers) -> bool:
         """Offer these tools of the client's from now on. False when this process cannot (see `ToolServer.takes`)."""
         try:
-            return await offer(self._tools, offers, self._ask, until=self._output.reading, settings=self._settings)
+            return await offer(self._tools, offers, self._ask, until=self._output.at_end, settings=self._settings)
         except BaseException:
             self._spoiled = True  # left half-way: nobody knows what it offers, and what else it was told
             raise
@@ -436,9 +437,8 @@ class ClaudeProcess:
 
     async def _shutdown(self) -> None:
         between_turns = not self.busy and self._reader is None and not self._spoiled
-        if (inbox := self._output.leave()) is not None:
+        if self._output.leave():  # who still waits for a result learns that there will be none
             self._spoiled = True
-            inbox.put_nowait(End())  # who still waits for a result learns that there will be none
         await self._child.end(gently=between_turns, grace=self._settings.stop_grace)
         await self._output.drained()
         await self._child.close()

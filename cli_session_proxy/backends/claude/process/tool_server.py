@@ -99,7 +99,9 @@ def _response(request_id: str, message: JSON) -> JSON:
     return {"type": "control_response", "response": response}
 
 
-async def offer(server: ToolServer, offers: Offers, ask: Ask, *, until: asyncio.Task[None], settings: Settings) -> bool:
+async def offer(
+    server: ToolServer, offers: Offers, ask: Ask, *, until: asyncio.Future[None], settings: Settings
+) -> bool:
     """Make these what the running process offers. False where it cannot, or where it ends (`until`) before it has."""
     if offers == server.offers:
         return True
@@ -114,7 +116,7 @@ async def offer(server: ToolServer, offers: Offers, ask: Ask, *, until: asyncio.
         return False
     listed = asyncio.create_task(server.listed.wait())
     try:
-        either: set[asyncio.Task[Any]] = {listed, until}
+        either: set[asyncio.Future[Any]] = {listed, until}
         await asyncio.wait(either, timeout=settings.spawn_timeout, return_when=asyncio.FIRST_COMPLETED)
         return listed.done()
     finally:
