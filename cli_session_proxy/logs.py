@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["bind", "bound", "clear", "configure", "file_of", "get", "shut_down"]
 
 ROTATE_BYTES = 10 * 1024 * 1024
-ROTATE_KEPT = 5  # so that logs never need more than 60 MB
+ROTATE_KEPT = 5  # so that logs need 60 MB, and six lines
 TEXT_LIMIT = 2000  # characters of one value: an error's text, not a conversation
 NAME = "cli_session_proxy"
 
@@ -72,6 +72,13 @@ class _Event(dict[str, Any]):
         return line
 
 
+class _File(RotatingFileHandler):
+    """It is rotated once it is full. The base class asks whether a line still fits: it makes every line twice."""
+
+    def shouldRollover(self, record: logging.LogRecord) -> bool:  # noqa: ARG002, N802 - the base class's
+        return self.stream is not None and os.fstat(self.stream.fileno()).st_size >= self.maxBytes
+
+
 def _as_record(logger: Any, method: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any], dict[str, Any]]:
     """What `logging` is called with. The traceback stays in the event, where secrets are hidden."""
     wrapped, extra = structlog.stdlib.ProcessorFormatter.wrap_for_formatter(logger, method, _Event(event))
@@ -105,7 +112,7 @@ def configure(settings: Settings) -> None:
     """
     path = file_of(settings)
     make_private(path.parent)
-    to_file = RotatingFileHandler(path, maxBytes=ROTATE_BYTES, backupCount=ROTATE_KEPT, encoding="utf-8", delay=False)
+    to_file = _File(path, maxBytes=ROTATE_BYTES, backupCount=ROTATE_KEPT, encoding="utf-8", delay=False)
     to_file.setFormatter(_formatter(structlog.processors.JSONRenderer(ensure_ascii=False)))
     to_stderr = logging.StreamHandler(sys.stderr)
     to_stderr.setLevel(logging.WARNING)
@@ -134,7 +141,7 @@ def _forget(path: Path, wanted: set[bytes]) -> None:
     ours = [
         handler
         for handler in logging.getLogger(NAME).handlers
-        if isinstance(handler, RotatingFileHandler) and handler.baseFilename == os.path.abspath(path)
+        if isinstance(handler, _File) and handler.baseFilename == os.path.abspath(path)
     ]
     for handler in ours:
         handler.acquire()

@@ -108,8 +108,22 @@ def test_the_file_rotates_and_is_bounded(settings: Settings, monkeypatch: pytest
         logs.get().info("line", number=number)
     files = sorted(logs.file_of(settings).parent.iterdir())
     assert len(files) == 1 + logs.ROTATE_KEPT
-    assert all(file.stat().st_size <= 1_000 for file in files)
-    assert lines(settings)[-1]["number"] == 199
+    last = lines(settings)[-1]
+    assert last["number"] == 199
+    assert all(file.stat().st_size < 1_000 + len(json.dumps(last)) + 1 for file in files)
+
+
+def test_a_line_for_the_file_is_made_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    to_file = logging.getLogger(logs.NAME).handlers[0]
+    made: list[str] = []
+
+    def counted(record: logging.LogRecord) -> str:
+        made.append(logging.Handler.format(to_file, record))
+        return made[-1]
+
+    monkeypatch.setattr(to_file, "format", counted)
+    logs.get().info("line", number=17)
+    assert [json.loads(line)["number"] for line in made] == [17]
 
 
 def test_plain_logging_of_our_modules_is_kept_too(settings: Settings) -> None:

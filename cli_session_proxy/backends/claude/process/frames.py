@@ -230,8 +230,9 @@ class Output(asyncio.Protocol):
         self._stdout = cast(asyncio.ReadTransport, transport)  # uvloop's is none by its class
 
     def data_received(self, data: bytes) -> None:
-        self.spoke = True
-        self.started.set()
+        if not self.spoke:
+            self.spoke = True
+            self.started.set()
         if self.failure is None:  # else it is drained only
             try:
                 self._lines.extend(filter(bytes.strip, self._splitter.feed(data)))
