@@ -1,0 +1,199 @@
+"""What a process prints, on its way to who listens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable
+
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli_session_proxy.backends.claude.process import frames
+from cli_session_proxy.backends.claude.process.frames import End, Output
+from cli_session_proxy.domain.models import JSON
+
+
+class Pipe(asyncio.ReadTransport):
+    """A transport that says whether it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = True
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        assert self.read
+        self.read = False
+
+    def resume_reading(self) -> None:
+        assert not self.read
+        self.read = True
+
+
+class Heard:
+    """An output that has begun, on such a transport, and what it told."""
+
+    def __init__(self, output: Output | None = None) -> None:
+        self.asked: list[JSON] = []
+        self.broken = self.ended = 0
+        self.pipe = Pipe()
+        self.output = Output() if output is None else output
+        if output is None:
+            self.output.connection_made(self.pipe)
+
+    def begin(self) -> Output:
+        stderr = asyncio.StreamReader()
+        stderr.feed_eof()
+        self.output.begin(stderr, asked=self.asked.append, broken=self._break, ended=self._end)
+        return self.output
+
+    def _break(self) -> None:
+        self.broken += 1
+
+    def _end(self) -> None:
+        self.ended += 1
+
+
+def line(number: int, kind: str = "said") -> bytes:
+    return json.dumps({"type": kind, "n": number}).encode() + b"\n"
+
+
+async def rest(output: Output) -> list[int]:
+    found = []
+    while not isinstance(frame := await output.next(), End):
+        assert frame is not None
+        found.append(frame["n"])
+    return found
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=20))
+def test_a_listener_gets_every_frame_in_order_and_one_that_is_slow_stops_the_pipe(steps: list[tuple[int, int]]) -> None:
+    async def run() -> None:
+        heard = Heard()
+        output, printed, got = heard.begin(), 0, 0
+        output.listen()
+        for prints, takes in steps:
+            output.data_received(b"".join(line(printed + n) for n in range(prints)))
+            printed += prints
+            assert heard.pipe.read == (printed - got <= most)
+            for _ in range(min(takes, printed - got)):
+                assert await output.next() == {"type": "said", "n": got}
+                got += 1
+            assert heard.pipe.read or printed - got > most // 2
+        output.connection_lost(None)
+        assert output.ended == (printed - got <= most)  # else it is at its end when the listener is
+        assert await rest(output) == list(range(got, printed))
+        assert heard.ended == 1
+        await output.close()
+
+    most = 4
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "INBOX", most)
+        asyncio.run(run())
+
+
+async def test_what_a_process_says_before_it_is_known_waits() -> None:
+    heard = Heard()
+    heard.output.data_received(line(1, "control_request"))
+    assert (heard.asked, heard.pipe.read) == ([], False)
+    heard.begin()
+    assert (heard.asked, heard.pipe.read) == ([{"type": "control_request", "n": 1}], True)
+    await heard.output.close()
+
+
+async def test_one_that_ends_before_it_is_known_tells_its_end() -> None:
+    heard = Heard()
+    heard.output.data_received(line(1))
+    heard.output.connection_lost(None)
+    assert not heard.output.ended
+    heard.begin()
+    assert (heard.output.ended, heard.ended) == (True, 1)
+    await heard.output.close()
+
+
+async def test_without_a_listener_it_is_read_and_dropped() -> None:
+    heard = Heard()
+    output = heard.begin()
+    output.listen()
+    output.data_received(b"".join(map(line, range(frames.INBOX * 2))))
+    assert not heard.pipe.read
+    assert output.leave()
+    assert heard.pipe.read
+    output.data_received(b"".join(map(line, range(frames.INBOX * 2))))
+    assert heard.pipe.read
+    assert isinstance(await output.next(), End)
+    output.listen()
+    output.data_received(line(7))
+    assert await output.next() == {"type": "said", "n": 7}
+    await output.close()
+
+
+async def test_a_listener_that_waits_learns_that_nothing_comes_any_more() -> None:
+    async def left() -> None:
+        output.leave()
+
+    async def lost() -> None:
+        output.connection_lost(None)
+
+    for end in (left, lost, lambda: output.close()):
+        output = Heard().begin()
+        output.listen()
+        frame, _ = await asyncio.gather(output.next(), end())
+        assert isinstance(frame, End)
+        await output.close()
+
+
+async def test_what_cannot_be_read_is_told_once_and_the_rest_is_drained() -> None:
+    heard = Heard()
+    output = heard.begin()
+    output.listen()
+    output.data_received(line(1) + b'{"a":' * 500 + b"1" + b"}" * 500 + b"\n" + line(2))
+    output.data_received(line(3))
+    assert heard.broken == 1
+    assert "deeper than" in str(output.failure)
+    output.connection_lost(None)
+    assert await rest(output) == [1]
+    await output.close()
+
+
+async def test_replies_that_never_come_are_none() -> None:
+    output = Heard().begin()
+    before = output.reply("a")
+    output.connection_lost(None)
+    assert await before is None
+    assert await output.reply("b") is None
+    await output.close()
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_real_socket_waits_for_its_listener(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    ours, theirs = socket.socketpair()
+    count = 20_000
+
+    def print_all() -> None:
+        with theirs:
+            for n in range(count):
+                theirs.sendall(line(n))
+
+    async def run() -> list[int]:
+        output = Output()
+        transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: output, sock=ours)
+        Heard(output).begin().listen()
+        writer.start()
+        try:
+            return await rest(output)
+        finally:
+            transport.close()
+            await output.close()
+
+    writer = threading.Thread(target=print_all)
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(run()) == list(range(count))
+    writer.join()
