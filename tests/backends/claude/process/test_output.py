@@ -135,19 +135,23 @@ async def test_without_a_listener_it_is_read_and_dropped() -> None:
     await output.close()
 
 
-async def test_a_listener_that_waits_learns_that_nothing_comes_any_more() -> None:
-    async def left() -> None:
-        output.leave()
+@pytest.mark.parametrize("end", ["leave", "close", "connection_lost"])
+async def test_a_listener_that_waits_learns_that_nothing_comes_any_more(end: str) -> None:
+    output = Heard().begin()
+    output.listen()
 
-    async def lost() -> None:
-        output.connection_lost(None)
+    async def ends() -> None:
+        match end:
+            case "leave":
+                output.leave()
+            case "close":
+                await output.close()
+            case _:
+                output.connection_lost(None)
 
-    for end in (left, lost, lambda: output.close()):
-        output = Heard().begin()
-        output.listen()
-        frame, _ = await asyncio.gather(output.next(), end())
-        assert isinstance(frame, End)
-        await output.close()
+    frame, _ = await asyncio.gather(output.next(), ends())
+    assert isinstance(frame, End)
+    await output.close()
 
 
 async def test_what_cannot_be_read_is_told_once_and_the_rest_is_drained() -> None:
