@@ -132,7 +132,7 @@ class Output(asyncio.Protocol):
         self._splitter = LineSplitter()
         self._lines: deque[bytes] = deque()  # that nobody has room for yet
         self._heard: deque[JSON | None] = deque()  # by the listener, who has not come for them. None: no frame
-        self._listening = False  # without a listener its words are dropped
+        self.listening = False  # somebody comes for it with `next`; else it is dropped
         self._wakes: asyncio.Future[None] | None = None  # the listener, who waits for more
         self._replies: dict[str, asyncio.Future[JSON | None]] = {}
         self._begun = self._lost = self._paused = False
@@ -169,25 +169,21 @@ class Output(asyncio.Protocol):
 
     # --- the listener
 
-    def listen(self) -> None:
-        """What comes from now on is kept for `next`."""
-        self._listening = True
-
     async def next(self) -> JSON | End | None:
         """The next frame; None: a line that was no frame. `End` at its end, and when nobody is to listen any more."""
         while not self._heard:
-            if self.ended or not self._listening:
+            if self.ended or not self.listening:
                 return End()
             self._wakes = asyncio.get_running_loop().create_future()
             await self._wakes
         frame = self._heard.popleft()
-        if self._lines and len(self._heard) <= INBOX // 2:
+        if (self._paused or self._lost) and len(self._heard) <= INBOX // 2:
             self._take()
         return frame
 
     def leave(self) -> bool:
         """From now on its output is dropped. Whether anybody listened."""
-        listened, self._listening = self._listening, False
+        listened, self.listening = self.listening, False
         self._heard.clear()
         self._take()
         self._wake()
@@ -240,8 +236,10 @@ class Output(asyncio.Protocol):
                 self._unreadable(exc)
             self._take()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the event loop's
+    def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
+        if exc is not None:  # it could not be read, or what was read broke something here
+            self._lines.clear()
         self._take()
 
     def _unreadable(self, why: Unreadable) -> None:
@@ -266,7 +264,7 @@ class Output(asyncio.Protocol):
                 coming = self._replies.get(str(named))
                 if coming is not None and not coming.done():
                     coming.set_result(replied)
-            if self._listening:
+            if self.listening:
                 self._heard.append(frame)
                 self._wake()
         if self._lost:

@@ -171,7 +171,7 @@ class ClaudeProcess:
                 raise await self._unfit("the process cannot take a turn")
             lines = frames.user_frame(frame_uuid, content, self.launch.capability)
             reader = self._reader = TurnReader(frame_uuid, judge)
-            self._output.listen()
+            self._output.listening = True
         else:
             if not self.waiting or self._reader is None:
                 raise await self._unfit("the process waits for no results")

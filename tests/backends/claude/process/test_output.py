@@ -48,10 +48,10 @@ class Heard:
         if output is None:
             self.output.connection_made(self.pipe)
 
-    def begin(self) -> Output:
+    def begin(self, asked: Callable[[JSON], None] | None = None) -> Output:
         stderr = asyncio.StreamReader()
         stderr.feed_eof()
-        self.output.begin(stderr, asked=self.asked.append, broken=self._break, ended=self._end)
+        self.output.begin(stderr, asked=asked or self.asked.append, broken=self._break, ended=self._end)
         return self.output
 
     def _break(self) -> None:
@@ -78,7 +78,7 @@ def test_a_listener_gets_every_frame_in_order_and_one_that_is_slow_stops_the_pip
     async def run() -> None:
         heard = Heard()
         output, printed, got = heard.begin(), 0, 0
-        output.listen()
+        output.listening = True
         for prints, takes in steps:
             output.data_received(b"".join(line(printed + n) for n in range(prints)))
             printed += prints
@@ -121,7 +121,7 @@ async def test_one_that_ends_before_it_is_known_tells_its_end() -> None:
 async def test_without_a_listener_it_is_read_and_dropped() -> None:
     heard = Heard()
     output = heard.begin()
-    output.listen()
+    output.listening = True
     output.data_received(b"".join(map(line, range(frames.INBOX * 2))))
     assert not heard.pipe.read
     assert output.leave()
@@ -129,7 +129,7 @@ async def test_without_a_listener_it_is_read_and_dropped() -> None:
     output.data_received(b"".join(map(line, range(frames.INBOX * 2))))
     assert heard.pipe.read
     assert isinstance(await output.next(), End)
-    output.listen()
+    output.listening = True
     output.data_received(line(7))
     assert await output.next() == {"type": "said", "n": 7}
     await output.close()
@@ -138,7 +138,7 @@ async def test_without_a_listener_it_is_read_and_dropped() -> None:
 @pytest.mark.parametrize("end", ["leave", "close", "connection_lost"])
 async def test_a_listener_that_waits_learns_that_nothing_comes_any_more(end: str) -> None:
     output = Heard().begin()
-    output.listen()
+    output.listening = True
 
     async def ends() -> None:
         match end:
@@ -157,7 +157,7 @@ async def test_a_listener_that_waits_learns_that_nothing_comes_any_more(end: str
 async def test_what_cannot_be_read_is_told_once_and_the_rest_is_drained() -> None:
     heard = Heard()
     output = heard.begin()
-    output.listen()
+    output.listening = True
     output.data_received(line(1) + b'{"a":' * 500 + b"1" + b"}" * 500 + b"\n" + line(2))
     output.data_received(line(3))
     assert heard.broken == 1
@@ -165,6 +165,31 @@ async def test_what_cannot_be_read_is_told_once_and_the_rest_is_drained() -> Non
     output.connection_lost(None)
     assert await rest(output) == [1]
     await output.close()
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_fault_while_it_is_read_is_its_end(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    ours, theirs = socket.socketpair()
+    told: list[object] = []
+
+    def fault(_asked: JSON) -> None:
+        raise RuntimeError("a fault of ours")
+
+    async def run() -> list[int]:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context["exception"]))
+        output = Output()
+        transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: output, sock=ours)
+        Heard(output).begin(fault).listening = True
+        theirs.sendall(line(1) + line(2, "control_request") + line(3))
+        try:
+            return await asyncio.wait_for(rest(output), 20)
+        finally:
+            transport.close()
+            await output.close()
+
+    with theirs, asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(run()) == [1]
+    assert [str(one) for one in told] == ["a fault of ours"]
 
 
 async def test_replies_that_never_come_are_none() -> None:
@@ -189,7 +214,7 @@ def test_a_real_socket_waits_for_its_listener(new_loop: Callable[[], asyncio.Abs
     async def run() -> list[int]:
         output = Output()
         transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: output, sock=ours)
-        Heard(output).begin().listen()
+        Heard(output).begin().listening = True
         writer.start()
         try:
             return await rest(output)
