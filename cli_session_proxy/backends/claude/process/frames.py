@@ -151,6 +151,8 @@ class Output(asyncio.Protocol):
         self._asked, self._broken, self._tell_end = asked, broken, ended
         self._begun = True
         self._reading_stderr = asyncio.create_task(self._read_stderr(stderr))
+        if self.failure is not None:
+            broken()
         self._take()
 
     @property
@@ -245,7 +247,8 @@ class Output(asyncio.Protocol):
     def _unreadable(self, why: Unreadable) -> None:
         self.failure = f"it printed {why}"
         self._lines.clear()
-        self._broken()
+        if self._begun:
+            self._broken()
 
     def _take(self) -> None:
         """Lines to frames, as far as the listener has room for them. The rest waits, and with it the socket."""

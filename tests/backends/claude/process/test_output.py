@@ -118,6 +118,15 @@ async def test_one_that_ends_before_it_is_known_tells_its_end() -> None:
     await heard.output.close()
 
 
+async def test_what_cannot_be_read_before_it_is_known_is_told_then() -> None:
+    heard = Heard()
+    heard.output.data_received(b"x" * (frames.MAX_LINE + 1))
+    assert heard.broken == 0
+    heard.begin()
+    assert heard.broken == 1
+    await heard.output.close()
+
+
 async def test_without_a_listener_it_is_read_and_dropped() -> None:
     heard = Heard()
     output = heard.begin()
