@@ -81,23 +81,26 @@ class Client:
 
     async def while_there(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` for as long as the client stays. Raises `ClientGoneError` when it leaves first."""
-        working = asyncio.create_task(work)
-        watching = asyncio.create_task(self._watch())
+        here = asyncio.current_task()
+        assert here is not None
+        before = here.cancelling()
+        watching = asyncio.create_task(self._watch(here))
         try:
-            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if self._gone and not working.done():
-                raise ClientGoneError
-            await working
+            await work
+        except asyncio.CancelledError:
+            if self._gone and here.uncancel() <= before:  # by the watcher alone
+                raise ClientGoneError from None
+            raise
         finally:
-            for task in (working, watching):
-                task.cancel()
-            await asyncio.gather(working, watching, return_exceptions=True)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
-    async def _watch(self) -> None:
+    async def _watch(self, working: asyncio.Task[Any]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        # The server says "disconnect" after a complete answer too.
-        self._gone = not self.finished
+        self._gone = not self.finished  # the server says "disconnect" after a complete answer too
+        if self._gone:
+            working.cancel()
 
     async def write(self, data: bytes, headers: dict[str, str], *, last: bool = False) -> None:
         """Send a piece of the body, and the head before the first one; nothing after the last.
@@ -265,12 +268,19 @@ class StreamAnswer(TurnResponse):
 
     @asynccontextmanager
     async def _kept_alive(self, client: Client) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._keep_alive(client))
+        tasks: list[asyncio.Task[None]] = []
+        # Most answers begin before that: they need no task.
+        first = min(self._keepalive, FIRST_SIGN)
+        timer = asyncio.get_running_loop().call_later(
+            first, lambda: tasks.append(asyncio.create_task(self._keep_alive(client)))
+        )
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            timer.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _keep_alive(self, client: Client) -> None:
         clock = asyncio.get_running_loop().time

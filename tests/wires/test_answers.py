@@ -44,6 +44,38 @@ async def test_an_end_sent_in_the_moment_of_the_disconnect_is_not_taken_for_deli
     assert not client.finished
 
 
+@pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.parametrize("stopped", [True, False])
+async def test_the_work_ends_when_the_client_leaves_and_a_cancellation_stays_one(leaves: bool, stopped: bool) -> None:
+    wire = Wire()
+    client = Client(wire.receive, wire.send)
+    under_way, cut = asyncio.Event(), []
+
+    async def work() -> None:
+        under_way.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cut.append(True)
+            raise
+
+    serving = asyncio.create_task(client.while_there(work()))
+    await under_way.wait()
+    if leaves:
+        wire.gone.set()
+    if stopped:
+        serving.cancel()
+    if leaves or stopped:
+        with pytest.raises(asyncio.CancelledError if stopped else ClientGoneError):
+            await asyncio.wait_for(serving, 5)
+        assert cut == [True]
+    else:
+        await asyncio.sleep(0)
+        assert not serving.done()
+        serving.cancel()
+        await asyncio.wait([serving])
+
+
 async def test_a_disconnect_that_the_server_knows_of_is_known_before_the_watcher_has_run() -> None:
     wire = Wire()
     client = Client(wire.receive, wire.send)
