@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +20,7 @@ from ..process.events import WrongTranscript
 from ..process.frames import printable
 from ..process.process import ClaudeProcess
 from ..transcript import Entry, Head, Parsed, Reader, Scribe
-from ..transcript.entries import contents
+from ..transcript.entries import MAX_BYTES, MuchMore, contents
 from . import partials, paths, stopping
 from .exchanges import is_prompt
 from .reopening import SYNTHETIC_MODEL, closing
@@ -159,27 +158,26 @@ class Captures:
         """What was appended to the session's own file; where another lies there, what the turn added to that."""
         session_id, mark = ready.session.id, ready.session.mark
         reader: Reader | None = self._readers.pop(session_id, None)
-        is_little = False
+        taken = None
         if mark is None:
             reader = Reader(path)
         elif reader is not None and reader.holds(mark):
-            with contextlib.suppress(OSError):
-                is_little = os.stat(path).st_size - mark.size <= SMALL
+            with contextlib.suppress(MuchMore):
+                taken, reader = self._take_behind(reader, ready, said, most=SMALL), None
         else:
             try:
                 reader = await asyncio.to_thread(Reader.behind, path, mark)
             except transcript.Changed:
                 reader = None
-        taken = None
-        if reader is not None and is_little:
-            taken = self._take_behind(reader, ready, said)
-        elif reader is not None:
+        if reader is not None:
             taken = await asyncio.to_thread(self._take_behind, reader, ready, said)
         return await asyncio.to_thread(self._take_anew, ready, path, said) if taken is None else taken
 
-    def _take_behind(self, reader: Reader, ready: LiveSession, said: TurnOutcome) -> CapturedRecords | None:
-        """None where it is not the reader's file any more."""
-        got = reader.appended()
+    def _take_behind(
+        self, reader: Reader, ready: LiveSession, said: TurnOutcome, *, most: int = MAX_BYTES
+    ) -> CapturedRecords | None:
+        """None where it is not the reader's file any more. Raises `MuchMore` where more than `most` bytes follow."""
+        got = reader.appended(most)
         if got is None:
             return None
         parsed, now = got

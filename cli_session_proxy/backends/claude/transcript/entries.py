@@ -281,6 +281,10 @@ class Changed(Exception):
         self.how = how
 
 
+class MuchMore(Exception):
+    """More was appended to a transcript than is read at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reader:
     """How far a transcript was read: its mark at that time, None before the first byte. Only what was appended is read
@@ -326,14 +330,19 @@ class Reader:
         mine = self.mark
         return mine is not None and (mine.size, mine.device, mine.inode) == (there.st_size, there.st_dev, there.st_ino)
 
-    def appended(self) -> tuple[Parsed, Reader] | None:
-        """What was added behind this one, and a reader that has read it. None when it is not the same file."""
+    def appended(self, most: int = MAX_BYTES) -> tuple[Parsed, Reader] | None:
+        """What was added behind this one, and a reader that has read it. None when it is not the same file.
+
+        Raises `MuchMore` where that is more than `most` bytes.
+        """
         size, identity = (0, None) if self.mark is None else (self.mark.size, (self.mark.device, self.mark.inode))
         try:
             fd, there = descriptor(self.path)
             try:
                 if identity not in (None, (there.st_dev, there.st_ino)) or there.st_size < size:
                     return None
+                if there.st_size - size > most:
+                    raise MuchMore
                 data = os.pread(fd, there.st_size - size, size)  # no more than the mark's stat knows of
             finally:
                 os.close(fd)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from cli_session_proxy.backends.claude import transcript
-from cli_session_proxy.backends.claude.sessions.capture import is_behind, is_copied
+from cli_session_proxy.backends.claude.sessions.capture import SMALL, is_behind, is_copied
 from cli_session_proxy.backends.claude.transcript import Entry, Parsed, Reader, Scribe
+from cli_session_proxy.backends.claude.transcript.entries import MAX_BYTES
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.testing.script import Reply
 from cli_session_proxy.testing.upstream import Upstream
@@ -40,11 +42,11 @@ async def test_a_proxy_that_was_paused_still_waits_for_what_its_cli_writes(
     hidden = 20
     appended, monotonic = Reader.appended, time.monotonic
 
-    def late(reader: Reader) -> tuple[Parsed, Reader] | None:
+    def late(reader: Reader, most: int = MAX_BYTES) -> tuple[Parsed, Reader] | None:
         """Each look is a second after the one before it, and the first ones come too early."""
         nonlocal hidden
         if not hidden:
-            return appended(reader)
+            return appended(reader, most)
         hidden -= 1
         return transcript.parse(b""), reader
 
@@ -63,10 +65,10 @@ async def test_a_transcript_that_comes_to_be_between_two_looks_is_waited_for(
     looks = 0
     appended = Reader.appended
 
-    def late(reader: Reader) -> tuple[Parsed, Reader] | None:
+    def late(reader: Reader, most: int = MAX_BYTES) -> tuple[Parsed, Reader] | None:
         """No file, then one of which the first line is written, and so on; then what there is."""
         nonlocal looks
-        got = appended(reader)
+        got = appended(reader, most)
         if got is None or looks == 6:
             return got
         looks += 1
@@ -80,6 +82,25 @@ async def test_a_transcript_that_comes_to_be_between_two_looks_is_waited_for(
         await ask(engine, results(result(weather, "sunny"), result(noon, "noon")), tools=TOOLS)
     before, after = upstream.requests
     assert after.prefix_kept(before) == 1.0
+
+
+@pytest.mark.parametrize(("size", "beside"), [(100, [False]), (2 * SMALL, [False, True])])
+async def test_a_large_addition_is_read_beside_the_event_loop(
+    claude_2: Path, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, size: int, beside: list[bool]
+) -> None:
+    looks: list[bool] = []
+    appended = Reader.appended
+
+    def seen(reader: Reader, most: int = MAX_BYTES) -> tuple[Parsed, Reader] | None:
+        looks.append(threading.current_thread() is not threading.main_thread())
+        return appended(reader, most)
+
+    async with running(make_settings(claude_bin=claude_2)) as engine:
+        await ask(engine, "one")
+        monkeypatch.setattr(Reader, "appended", seen)
+        turn = await ask(engine, "x" * size)
+        assert (looks, turn.evidence.records) == (beside, "transcript")
+        assert (await ask(engine, "three")).continuity == "warm"
 
 
 # --- what the records show of what a process had loaded

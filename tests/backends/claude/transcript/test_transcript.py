@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.transcript import Entry, Reader, Scribe
+from cli_session_proxy.backends.claude.transcript.entries import MuchMore
 from cli_session_proxy.domain.models import FileMark, Message, Record
 
 SESSION = "11111111-1111-4111-8111-111111111111"
@@ -219,6 +220,17 @@ def test_a_reader_reads_only_what_was_added_and_marks_the_whole_file(tmp_path: P
     assert whole.found == "equal"
     path.write_text("short", encoding="utf-8")
     assert got[1].appended() is None
+
+
+def test_a_reader_reads_no_more_than_it_is_asked_to(tmp_path: Path) -> None:
+    path = tmp_path / f"{SESSION}.jsonl"
+    records = _exchanges(3)
+    reader = Reader.behind(path, transcript.write(path, records[:2], SESSION, strict_order=False))
+    more = "".join(f"{record.line}\n" for record in records[2:])
+    _append(path, more)
+    with pytest.raises(MuchMore):
+        reader.appended(len(more.encode()) - 1)
+    assert reader.appended(len(more.encode())) == reader.appended()
 
 
 def test_damage_to_what_was_read_is_no_part_of_a_readers_mark(tmp_path: Path) -> None:
