@@ -88,7 +88,7 @@ class Client:
         try:
             await work
         except asyncio.CancelledError:
-            if self._gone and here.uncancel() <= before:  # by the watcher alone
+            if self._gone and watching.done() and here.uncancel() <= before:  # by the watcher alone
                 raise ClientGoneError from None
             raise
         finally:

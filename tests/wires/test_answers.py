@@ -76,6 +76,26 @@ async def test_the_work_ends_when_the_client_leaves_and_a_cancellation_stays_one
         await asyncio.wait([serving])
 
 
+async def test_a_cancellation_stays_one_while_work_ends_whose_write_came_too_late() -> None:
+    wire, ending = Wire(), asyncio.Event()
+    client = Client(wire.receive, wire.send)
+
+    async def work() -> None:
+        wire.gone.set()
+        try:
+            await client.write(b"the end", {}, last=True)
+        finally:
+            wire.gone.clear()
+            ending.set()
+            await asyncio.Event().wait()
+
+    serving = asyncio.create_task(client.while_there(work()))
+    await ending.wait()
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(serving, 5)
+
+
 async def test_a_disconnect_that_the_server_knows_of_is_known_before_the_watcher_has_run() -> None:
     wire = Wire()
     client = Client(wire.receive, wire.send)
