@@ -208,7 +208,12 @@ def _given_up(behaviour: Behaviour) -> Breaks:
 
 
 async def six_at_once(lab: Lab) -> None:
+    """Answers may overtake each other on the way to the client: the order is the one the model was asked in."""
+    told, asked = len(lab.talk.facts), len(lab.upstream.requests)
     await asyncio.gather(*(lab.talk.tell() for _ in range(AT_ONCE)))
+    arrived = [seen.raw.decode("utf-8", "replace") for seen in lab.upstream.requests[asked:]]
+    order = {fact.key: next((n for n, raw in enumerate(arrived) if fact.key in raw), -1) for fact in lab.talk.facts}
+    lab.talk.facts[told:] = sorted(lab.talk.facts[told:], key=lambda fact: order[fact.key])
 
 
 async def two_alternate(lab: Lab) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import socket
@@ -9,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import get_args
+from typing import ClassVar, get_args
 from xml.etree import ElementTree
 
 import pytest
@@ -21,7 +22,7 @@ from cli_session_proxy.continuity import rows
 from cli_session_proxy.continuity.running import Result, provider, run
 from cli_session_proxy.continuity.score import Fact, Score, score
 from cli_session_proxy.continuity.talk import Talk
-from cli_session_proxy.continuity.targets import Server, WireName
+from cli_session_proxy.continuity.targets import Server, ServerTalk, WireName
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
@@ -109,6 +110,34 @@ async def test_a_server_that_keeps_all_in_its_memory_forgets_only_with_it(tmp_pa
     }
     left_out = {name for name, one in found.items() if one is None}
     assert left_out == {str(row) for row in rows.ROWS if "files" in row.needs or "its CLI" in row.name}
+
+
+async def test_answers_that_overtake_each_other_are_no_other_order(tmp_path: Path) -> None:
+    class Overtaken(ServerTalk):
+        """Its client reads six answers from the last to the first."""
+
+        waiting: ClassVar[list[asyncio.Event]] = []
+
+        async def _say(self, said: str) -> str:
+            answer = await super()._say(said)
+            if rows.TOLD <= len(self.facts) < rows.TOLD + rows.AT_ONCE:
+                self.waiting.append(asyncio.Event())
+                mine = self.waiting[-1]
+                if len(self.waiting) == rows.AT_ONCE:
+                    mine.set()
+                await mine.wait()
+                self.waiting.remove(mine)
+                if self.waiting:
+                    asyncio.get_running_loop().call_soon(self.waiting[-1].set)
+            return answer
+
+    async with toy("memory", tmp_path) as (server, upstream):
+        talk = Overtaken(server, "overtaken", by_id=True)
+        for _ in range(rows.TOLD):
+            await talk.tell()
+        await rows.six_at_once(rows.Lab("overtaken", server, upstream, talk))
+        found = await talk.probe()
+    assert (found.remembered, found.reordered) == (rows.TOLD + rows.AT_ONCE, 0)
 
 
 async def test_another_agents_words_are_foreign(tmp_path: Path) -> None:
