@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["bind", "bound", "clear", "configure", "file_of", "get", "shut_down"]
 
 ROTATE_BYTES = 10 * 1024 * 1024
-ROTATE_KEPT = 5  # so that logs need 60 MB, and six lines
+ROTATE_KEPT = 5  # so that logs never need more than 60 MB
 TEXT_LIMIT = 2000  # characters of one value: an error's text, not a conversation
 NAME = "cli_session_proxy"
 
@@ -73,10 +73,20 @@ class _Event(dict[str, Any]):
 
 
 class _File(RotatingFileHandler):
-    """It is rotated once it is full. The base class asks whether a line still fits: it makes every line twice."""
+    """Like its base class, which makes every line twice: to see whether it still fits, and to write it."""
 
-    def shouldRollover(self, record: logging.LogRecord) -> bool:  # noqa: ARG002, N802 - the base class's
-        return self.stream is not None and os.fstat(self.stream.fileno()).st_size >= self.maxBytes
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record) + self.terminator
+            written = 0 if self.stream is None else os.fstat(self.stream.fileno()).st_size
+            if written and written + len(line.encode()) > self.maxBytes:
+                self.doRollover()
+            if self.stream is None:
+                self.stream = self._open()
+            self.stream.write(line)
+            self.flush()
+        except Exception:  # noqa: BLE001 - as every handler does: told on stderr
+            self.handleError(record)
 
 
 def _as_record(logger: Any, method: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any], dict[str, Any]]:

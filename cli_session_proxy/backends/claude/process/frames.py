@@ -133,7 +133,7 @@ class Output(asyncio.Protocol):
         self._lines: deque[bytes] = deque()  # that nobody has room for yet
         self._heard: deque[JSON | None] = deque()  # by the listener, who has not come for them. None: no frame
         self.listening = False  # somebody comes for it with `next`; else it is dropped
-        self._wakes: asyncio.Future[None] | None = None  # the listener, who waits for more
+        self._more = asyncio.Event()  # for the listener: a frame, or the end
         self._replies: dict[str, asyncio.Future[JSON | None]] = {}
         self._begun = self._lost = self._paused = False
         self._tail = bytearray()
@@ -176,8 +176,8 @@ class Output(asyncio.Protocol):
         while not self._heard:
             if self.ended or not self.listening:
                 return End()
-            self._wakes = asyncio.get_running_loop().create_future()
-            await self._wakes
+            self._more.clear()
+            await self._more.wait()
         frame = self._heard.popleft()
         if (self._paused or self._lost) and len(self._heard) <= INBOX // 2:
             self._take()
@@ -188,12 +188,8 @@ class Output(asyncio.Protocol):
         listened, self.listening = self.listening, False
         self._heard.clear()
         self._take()
-        self._wake()
+        self._more.set()
         return listened
-
-    def _wake(self) -> None:
-        if self._wakes is not None and not self._wakes.done():
-            self._wakes.set_result(None)
 
     # --- its end
 
@@ -220,7 +216,7 @@ class Output(asyncio.Protocol):
         for waiting in list(self._replies.values()):
             if not waiting.done():
                 waiting.set_result(None)
-        self._wake()
+        self._more.set()
 
     # --- stdout, as the event loop calls it
 
@@ -269,7 +265,7 @@ class Output(asyncio.Protocol):
                     coming.set_result(replied)
             if self.listening:
                 self._heard.append(frame)
-                self._wake()
+                self._more.set()
         if self._lost:
             if self._begun and not self._lines:
                 self._end()
