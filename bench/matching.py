@@ -107,8 +107,8 @@ async def measure(placement: Placement, messages: Sequence[Message], rounds: int
     return {name: round(value, 2) for name, value in figures.items()}
 
 
-async def _is_gone(_proxy: str | None) -> bool:
-    """What `Placement` asks of the proxy that has a turn; here there are no others."""
+async def _never(_of: object) -> bool:
+    """What `Placement` asks of a turn's clients, and of the proxy that has it; here there are no others."""
     return False
 
 
@@ -123,8 +123,8 @@ async def run(rounds: int) -> list[dict[str, Any]]:
                 aside,
                 instance="p",
                 idempotency_hours=24.0,
-                is_gone=_is_gone,
-                is_abandoned=bool,
+                is_gone=_never,
+                was_left=_never,
                 clock=time.time,
             )  # placing a turn needs no backend
             for name, messages in cases():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from pathlib import Path
@@ -71,7 +71,7 @@ __all__ = ["Answer", "Engine", "HasLeft"]
 log = logs.get(__name__)
 
 # Whether the client of a request is known to have disconnected.
-HasLeft = Callable[[], Awaitable[bool]]
+HasLeft = Callable[[], bool]
 
 
 # Seconds after the drain in which a CLI may end by itself: SIGTERM has promised an end (see `http.server`).
@@ -118,7 +118,7 @@ class Engine:
             instance=self._instances.id,
             idempotency_hours=settings.idempotency_hours,
             is_gone=self._is_gone,
-            is_abandoned=self._is_abandoned,
+            was_left=self._was_left,
             clock=self._instances.now,
         )
         self._recovery = Recovery(self.store, self.backend, self._instances, self._sandboxes, self.observers)
@@ -313,7 +313,7 @@ class Engine:
                 place = self._lanes.take(found.agent.key)
                 try:
                     await self._ownership.appear()
-                    if has_left is not None and await has_left():
+                    if has_left is not None and has_left():
                         # It may have sent the request again elsewhere by now, without anything that says so: that is
                         # the turn then, and this one would be a second.
                         log.info("client_left_before_acceptance")
@@ -349,9 +349,16 @@ class Engine:
 
     # --- the same request once more
 
-    def _is_abandoned(self, turn_id: str) -> bool:
-        live = self._live.get(turn_id)
-        return live is not None and live.abandoned
+    async def _was_left(self, turn: Turn) -> bool:
+        """All its clients have left without its answer. What was read of it may be older than what is known here."""
+        live = self._live.get(turn.id)
+        if live is not None and not live.done:
+            return live.abandoned
+        if turn.instance != self._instances.id:
+            return False
+        await self._deliveries.noted(turn.id)
+        now = await self.store.turn(turn.id)
+        return now is not None and now.status in ON_PATH and now.delivery == "undelivered"
 
     async def _again(self, turn_id: str, request: TurnRequest) -> Answer | None:
         """Attach while it runs, replay what is there, else one new attempt of the same turn.

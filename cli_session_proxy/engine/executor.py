@@ -640,6 +640,8 @@ class Executor:
 
     def _finish(self, live: LiveTurn, turn: Turn, links: Sequence[Link]) -> None:
         live.finish(turn)
+        if live.abandoned and turn.delivery == "pending":  # its clients left while it was being stored
+            live.note_left()
         loop = asyncio.get_running_loop()
         for observer in self._observers:
             loop.call_soon(loop.call_soon, observer.turn_ended, turn, links)

@@ -285,6 +285,10 @@ class LiveTurn:
         self._clients += 1
         return Answer(self, replayed=replayed, timeout=timeout)
 
+    def note_left(self) -> None:
+        """Store once more that all its clients have left: what was stored of a turn since may not say so."""
+        self._on_delivery(False)
+
     def _detach(self, *, acknowledged: bool) -> None:
         self._clients -= 1
         if acknowledged and not self._acknowledged:
@@ -491,18 +495,20 @@ class Deliveries:
         self._tasks = tasks
         self._grace = grace
         self._elsewhere: set[str] = set()  # turns that another proxy runs, and delivers to its own clients
+        self._left: dict[str, asyncio.Task[None]] = {}  # turns whose clients have left, until the store knows it
 
     def live(self, turn: Turn, agent_id: str, *, elsewhere: bool = False) -> LiveTurn:
         """The turn for its clients. `elsewhere`: another proxy runs it; see `came_here`."""
-        noted: list[asyncio.Task[None]] = []
         if elsewhere:
             self._elsewhere.add(turn.id)
 
         def on_delivery(arrived: bool) -> None:
-            noted[:] = [self._tasks.own(self._ended(live, arrived))]
+            note = self._tasks.own(self._ended(live, arrived))
+            if not arrived:
+                self._left[turn.id] = note
 
         def on_empty() -> None:
-            self._tasks.own(self._give_up(live, noted[-1]))
+            self._tasks.own(self._give_up(live))
 
         def on_return() -> None:
             self._tasks.own(self._returned(turn.id))
@@ -537,6 +543,9 @@ class Deliveries:
                 await self._store.unfollow(turn_id, self._instances.id)
         except StoreUnavailable as exc:
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
+        finally:
+            if self._left.get(turn_id) is asyncio.current_task():
+                del self._left[turn_id]
         if arrived:
             self._elsewhere.discard(turn_id)
 
@@ -549,10 +558,15 @@ class Deliveries:
         except StoreUnavailable as exc:
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
 
-    async def _give_up(self, live: LiveTurn, noted: asyncio.Task[None]) -> None:
+    async def noted(self, turn_id: str) -> None:
+        """Wait until the store knows it, where all clients of a turn have left without its answer."""
+        if (note := self._left.get(turn_id)) is not None:
+            await asyncio.wait([note])
+
+    async def _give_up(self, live: LiveTurn) -> None:
         """Cancel a turn without clients here, unless a client waits at another proxy (see `Engine._follow`)."""
-        await asyncio.wait([noted])
         turn_id = live.turn.id
+        await self.noted(turn_id)
         waited_for = False
         if turn_id not in self._elsewhere:
             try:

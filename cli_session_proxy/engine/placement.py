@@ -60,7 +60,7 @@ class Placement:
         instance: str,
         idempotency_hours: float,
         is_gone: Callable[[str | None], Awaitable[bool]],
-        is_abandoned: Callable[[str], bool],
+        was_left: Callable[[Turn], Awaitable[bool]],
         clock: Callable[[], float],
     ) -> None:
         self._store = store
@@ -69,7 +69,7 @@ class Placement:
         self._instance = instance  # the proxy that runs what is accepted here
         self._hours = idempotency_hours
         self._is_gone = is_gone  # a proxy that has ended, or does not respond
-        self._is_abandoned = is_abandoned  # a turn in this proxy that all its clients have left
+        self._was_left = was_left  # all clients of a turn have left this proxy without its answer
         self._clock = clock  # seconds since 1970, the same for all proxies of the store
 
     async def resolve(
@@ -241,12 +241,13 @@ class Placement:
         if latest is None:
             return None
         if latest.status not in FINISHED:
-            left = latest.delivery == "undelivered" or self._is_abandoned(latest.id)
+            left = latest.delivery == "undelivered" or await self._was_left(latest)
             return latest if request.is_retry or left or await self._is_gone(latest.instance) else None
         if latest.status in ON_PATH and latest.delivery in ("undelivered", "uncertain"):
             return latest
-        if latest.status in ON_PATH and latest.delivery == "pending" and await self._is_gone(latest.instance):
-            return latest  # nobody knows whether it has arrived
+        pending = latest.status in ON_PATH and latest.delivery == "pending"
+        if pending and (await self._was_left(latest) or await self._is_gone(latest.instance)):
+            return latest  # it has not arrived; where its proxy has ended, nobody knows
         if (latest.error or {}).get("code") == Interrupted.code:
             return latest  # a crash left it open
         return latest if request.is_retry and now - (latest.finished_at or now) < RETRY_WINDOW else None

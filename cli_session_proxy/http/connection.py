@@ -7,6 +7,7 @@ bound: from one that does not take its answers nothing more is read.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import OrderedDict
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .. import logs
+from ..wires.asgi import CLOSED
 from .gate import connections
 
 # Bytes that are gathered at most before they are sent, so that a full transport can say so: its own high-water mark.
@@ -50,7 +52,8 @@ class Corked:
         self._transport = transport
         self._pieces: list[bytes] = []
         self._size = 0
-        self.is_closing = transport.is_closing  # asked at each request; the rest goes through `__getattr__`
+        # asked at each request; the rest goes through `__getattr__`
+        self.is_closing, self.get_extra_info = transport.is_closing, transport.get_extra_info
 
     def write(self, data: bytes) -> None:
         if not self._pieces:
@@ -253,14 +256,14 @@ class Connection(HttpToolsProtocol):
         self._no_head_timer()
         self.connections.discard(self)
         self._handed_over = True
-        socket = Socket(config=self.config, server_state=self.server_state, app_state=self.app_state)
-        socket.connection_made(self.transport)
-        self.transport.set_protocol(socket)
-        socket.data_received(self._handshake)
-        if not socket.handshake_initiated:  # a head that its library does not take
+        web = Socket(config=self.config, server_state=self.server_state, app_state=self.app_state)
+        web.connection_made(self.transport)
+        self.transport.set_protocol(web)
+        web.data_received(self._handshake)
+        if not web.handshake_initiated:  # a head that its library does not take
             self.send_400_response("Invalid HTTP request received.")
         elif said := rest + self._waiting:
-            socket.data_received(said)
+            web.data_received(said)
         self._waiting = b""
 
     def on_headers_complete(self) -> None:
@@ -279,7 +282,25 @@ class Connection(HttpToolsProtocol):
         for name, value in self.headers:
             if name == b"content-length":
                 self._body_left = int(value)
+        self.scope["extensions"] = {CLOSED: {"is_closed": self._is_closed}}
         super().on_headers_complete()
+
+    def _is_closed(self) -> bool:
+        """The client has closed its end. The kernel knows it before the event loop, which may have been held up."""
+        if self.transport.is_closing():
+            return True
+        theirs = self.transport.get_extra_info("socket")  # the transport's own object does not read
+        if theirs is None:
+            return False
+        peeking = socket.socket(theirs.family, theirs.type, theirs.proto, theirs.fileno())
+        try:
+            return not peeking.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:  # neither a byte nor an end
+            return False
+        except OSError:
+            return True
+        finally:
+            peeking.detach()
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0

@@ -22,7 +22,7 @@ from ..domain.notes import header
 from ..engine.engine import Answer, Engine
 from ..errors import ProxyError
 from ..settings import Settings
-from .asgi import as_proxy_error, encoded, has_left, is_gone, read_call, send_error
+from .asgi import as_proxy_error, encoded, has_left, read_call, send_error
 from .base import Writer
 from .common import Names, Naming, compact, encoded_agent_id, own_names
 
@@ -70,9 +70,13 @@ class ClientGoneError(Exception):
 class Client:
     """One connection's side of a request: sends in order, and knows whether the client is still connected."""
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, leaves: Callable[[], None]) -> None:
+        """`leaves` is called as soon as the client is known to have left, and before anything else runs then: what it
+        asks next may be here already."""
+        self._scope = scope
         self._receive = receive
         self._send = send
+        self._leaves = leaves
         self._one_at_a_time = asyncio.Lock()
         self._gone = False
         self.finished = False
@@ -98,8 +102,9 @@ class Client:
     async def _watch(self, working: asyncio.Task[Any]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._gone = not self.finished  # the server says "disconnect" after a complete answer too
-        if self._gone:
+        if not self.finished:  # the server says "disconnect" after a complete answer too
+            self._gone = True
+            self._leaves()
             working.cancel()
 
     async def write(self, data: bytes, headers: dict[str, str], *, last: bool = False) -> None:
@@ -112,8 +117,9 @@ class Client:
                 return
             # uvicorn drops what is sent after a disconnect without a word. It may know of one before the watcher has
             # run: a dropped end is not to be taken for a delivered one.
-            if self._gone or (last and is_gone(self._receive)):
+            if self._gone or (last and has_left(self._scope, self._receive)):
                 self._gone = True
+                self._leaves()
                 raise ClientGoneError
             if not self.started:
                 # Head and body in one turn of the loop: they leave as one piece.
@@ -122,6 +128,7 @@ class Client:
             try:
                 await self._send({"type": "http.response.body", "body": data, "more_body": not last})
             except OSError as exc:  # how ASGI servers other than uvicorn report it (ASGI spec 2.4)
+                self._leaves()
                 raise ClientGoneError from exc
             if self._gone:
                 raise ClientGoneError
@@ -155,7 +162,7 @@ class TurnResponse(Response):
             self._head_fields |= ignored_header(call.ignored)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = Client(receive, send)
+        client = Client(scope, receive, send, self._answer.leave)
         try:
             await client.while_there(self._deliver(client))
         except ClientGoneError:
@@ -307,7 +314,7 @@ def answered(
 
     async def handle(request: Request) -> Response:
         call = await read_call(request, settings.max_body, read)
-        answer = await engine.submit(call.request, partial(has_left, request))
+        answer = await engine.submit(call.request, partial(has_left, request.scope, request.receive))
         return reply(answer, call, settings.keepalive, render, partial(writer, call, answer.turn_id))
 
     return handle

@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 # Seconds for a whole body: it is sent by a program on this machine, and one that takes longer is stuck.
 BODY_TIMEOUT = 300.0
+# The extension of a scope by which our own server tells whether the client has closed the connection (`is_closed`).
+CLOSED = "cli_session_proxy.closed"
 # Bytes that are read on the event loop: under 1 ms of text, 10 ms of the worst JSON (2,000 messages of one letter).
 SMALL = 64 * 1024
 # Bytes that are read in a thread: the longest call into C, which holds the event loop too, takes 20 ms of the worst
@@ -86,15 +88,13 @@ def at_once(receive: Receive) -> Message | None:
     return None
 
 
-def is_gone(receive: Receive) -> bool:
-    """The client of a request whose body was read has disconnected, as far as the server knows by now."""
+def has_left(scope: Scope, receive: Receive) -> bool:
+    """The client of a request whose body was read has disconnected: the server knows it, or the kernel by now."""
     message = at_once(receive)
-    return message is not None and message["type"] == "http.disconnect"
-
-
-async def has_left(request: Request) -> bool:
-    """The same, as the engine asks for it."""
-    return is_gone(request.receive)
+    if message is not None and message["type"] == "http.disconnect":
+        return True
+    kernel = scope.get("extensions", {}).get(CLOSED)
+    return kernel is not None and kernel["is_closed"]()
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -45,7 +45,7 @@ async def test_an_answer_that_nobody_took_is_left_off_the_path(settings: Setting
 async def test_nothing_is_run_for_a_client_that_left_before_its_request_was_accepted(settings: Settings) -> None:
     looks: list[int] = []
 
-    async def has_left() -> bool:
+    def has_left() -> bool:
         looks.append(engine.queued())
         return True
 

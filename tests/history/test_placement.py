@@ -40,7 +40,7 @@ class Grown:
     hash: str
 
 
-async def nobody(_proxy: str | None) -> bool:
+async def nobody(_one: object) -> bool:
     return False
 
 
@@ -59,7 +59,7 @@ async def placing() -> AsyncIterator[tuple[Store, Placement]]:
                     instance="p",
                     idempotency_hours=24.0,
                     is_gone=nobody,
-                    is_abandoned=bool,
+                    was_left=nobody,
                     clock=time.time,
                 ),
             )  # placing a turn needs no backend

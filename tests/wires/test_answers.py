@@ -8,7 +8,11 @@ import pytest
 from starlette.types import Message
 
 from cli_session_proxy.wires.answers import Client, ClientGoneError
-from cli_session_proxy.wires.asgi import at_once
+from cli_session_proxy.wires.asgi import CLOSED, at_once
+
+
+def nothing() -> None:
+    """Nobody is told that the client leaves."""
 
 
 class Wire:
@@ -28,7 +32,7 @@ class Wire:
 
 async def test_an_end_sent_in_the_moment_of_the_disconnect_is_not_taken_for_delivered() -> None:
     wire = Wire()
-    client = Client(wire.receive, wire.send)
+    client = Client({}, wire.receive, wire.send, nothing)
     delivered = False
 
     async def work() -> None:
@@ -48,7 +52,7 @@ async def test_an_end_sent_in_the_moment_of_the_disconnect_is_not_taken_for_deli
 @pytest.mark.parametrize("stopped", [True, False])
 async def test_the_work_ends_when_the_client_leaves_and_a_cancellation_stays_one(leaves: bool, stopped: bool) -> None:
     wire = Wire()
-    client = Client(wire.receive, wire.send)
+    client = Client({}, wire.receive, wire.send, nothing)
     under_way, cut = asyncio.Event(), []
 
     async def work() -> None:
@@ -78,7 +82,7 @@ async def test_the_work_ends_when_the_client_leaves_and_a_cancellation_stays_one
 
 async def test_a_cancellation_stays_one_while_work_ends_whose_write_came_too_late() -> None:
     wire, ending = Wire(), asyncio.Event()
-    client = Client(wire.receive, wire.send)
+    client = Client({}, wire.receive, wire.send, nothing)
 
     async def work() -> None:
         wire.gone.set()
@@ -98,7 +102,7 @@ async def test_a_cancellation_stays_one_while_work_ends_whose_write_came_too_lat
 
 async def test_a_disconnect_that_the_server_knows_of_is_known_before_the_watcher_has_run() -> None:
     wire = Wire()
-    client = Client(wire.receive, wire.send)
+    client = Client({}, wire.receive, wire.send, nothing)
     wire.gone.set()
     with pytest.raises(ClientGoneError):
         await client.write(b"the end", {}, last=True)
@@ -109,7 +113,7 @@ async def test_an_end_is_sent_without_a_turn_of_the_loop() -> None:
     wire = Wire()
     turns: list[None] = []
     asyncio.get_running_loop().call_soon(turns.append, None)
-    await Client(wire.receive, wire.send).write(b"the end", {}, last=True)
+    await Client({}, wire.receive, wire.send, nothing).write(b"the end", {}, last=True)
     assert (len(wire.sent), turns) == (2, [])
 
 
@@ -135,14 +139,14 @@ async def test_a_whole_answer_leaves_as_one_piece() -> None:
         await wire.send(message)
         asyncio.get_running_loop().call_soon(lambda: sent_by_then.append(len(wire.sent)))
 
-    await Client(wire.receive, send).write(b"all", {}, last=True)
+    await Client({}, wire.receive, send, nothing).write(b"all", {}, last=True)
     await asyncio.sleep(0)
     assert sent_by_then == [2, 2]
 
 
 async def test_a_disconnect_after_the_end_is_the_normal_course() -> None:
     wire = Wire()
-    client = Client(wire.receive, wire.send)
+    client = Client({}, wire.receive, wire.send, nothing)
 
     async def work() -> None:
         await client.write(b"the end", {}, last=True)
@@ -157,7 +161,7 @@ async def test_a_disconnect_after_the_end_is_the_normal_course() -> None:
 
 async def test_nothing_follows_the_end() -> None:
     wire = Wire()
-    client = Client(wire.receive, wire.send)
+    client = Client({}, wire.receive, wire.send, nothing)
     await client.write(b"the end", {}, last=True)
     await client.write(b": keep-alive\n\n", {})
     assert len(wire.sent) == 2
@@ -170,7 +174,34 @@ async def test_a_connection_that_reports_its_end_by_an_error_counts_as_gone() ->
         if message["type"] == "http.response.body":
             raise OSError("closed")
 
-    client = Client(wire.receive, broken)
+    client = Client({}, wire.receive, broken, nothing)
     with pytest.raises(ClientGoneError):
         await client.write(b"the end", {}, last=True)
     assert not client.finished
+
+
+async def test_who_has_closed_the_connection_is_not_given_the_end_although_the_server_has_not_seen_it() -> None:
+    wire, left = Wire(), []
+    scope = {"extensions": {CLOSED: {"is_closed": lambda: True}}}
+    client = Client(scope, wire.receive, wire.send, lambda: left.append(True))
+    await client.write(b"a piece", {})
+    with pytest.raises(ClientGoneError):
+        await client.write(b"the end", {}, last=True)
+    assert left
+    assert [message.get("body") for message in wire.sent] == [None, b"a piece"]
+
+
+async def test_a_client_is_known_to_have_left_before_its_work_has_ended() -> None:
+    wire, steps = Wire(), []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            steps.append("the work ends")
+
+    client = Client({}, wire.receive, wire.send, lambda: steps.append("it has left"))
+    asyncio.get_running_loop().call_soon(wire.gone.set)
+    with pytest.raises(ClientGoneError):
+        await client.while_there(work())
+    assert steps == ["it has left", "the work ends"]

@@ -212,7 +212,7 @@ class Slow(FakeEngine):
 
     async def submit(self, request: TurnRequest, has_left: HasLeft | None = None) -> FakeAnswer:
         assert has_left is not None
-        assert not await has_left()
+        assert not has_left()
         self.asked.set()
         await until(has_left)
         self.noticed.set()

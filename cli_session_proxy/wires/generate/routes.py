@@ -51,7 +51,7 @@ class GenerateRoutes:
             raise InvalidRequest("streamGenerateContent is served as events: add ?alt=sse", param="alt")
         read = partial(generate.read, model=model, stream=stream)
         call = await read_call(request, self._settings.max_body, read)
-        answer = await self._engine.submit(call.request, partial(has_left, request))
+        answer = await self._engine.submit(call.request, partial(has_left, request.scope, request.receive))
         request_id = request.scope["state"]["request_id"]
         writer = partial(generate.Writer, answer.turn_id, call.request.model, request_id, thoughts=call.thoughts)
         render = partial(generate.answer, thoughts=call.thoughts)

@@ -39,7 +39,8 @@ class InteractionsRoutes:
 
     async def create(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, interactions.read)
-        answer = await self._engine.submit(await self._continued(call), partial(has_left, request))
+        left = partial(has_left, request.scope, request.receive)
+        answer = await self._engine.submit(await self._continued(call), left)
         keepalive = self._settings.keepalive
         return kept_reply(self._engine, answer, call, keepalive, interactions.interaction, EventWriter)
 

@@ -57,7 +57,7 @@ class OllamaRoutes:
         call = await read_call(request, self._settings.max_body, read)
         if isinstance(call, ollama.Load):
             return JSONResponse(ollama.loaded(call))
-        answer = await self._engine.submit(call.request, partial(has_left, request))
+        answer = await self._engine.submit(call.request, partial(has_left, request.scope, request.receive))
         return reply(
             answer,
             call,

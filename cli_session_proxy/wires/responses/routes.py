@@ -59,7 +59,7 @@ class ResponsesRoutes:
 
     async def create(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, responses.read)
-        answer = await self._dialogues.submit(call, has_left=partial(has_left, request))
+        answer = await self._dialogues.submit(call, has_left=partial(has_left, request.scope, request.receive))
         return kept_reply(self._engine, answer, call, self._settings.keepalive, responses.response, EventWriter)
 
     async def input_tokens(self, request: Request) -> JSONResponse:

@@ -1,0 +1,163 @@
+"""A client leaves and says the same again, before its leaving was noticed or noted: it is one turn.
+
+The proxy may be held up meanwhile, by a pause, a full core or a slow disk: the client is a socket that the test writes
+to without giving the loop a turn. On both event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_session_proxy.domain.models import Delivery, Turn
+from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.base import Commit, RequestMatch, Store
+from cli_session_proxy.testing.script import Gate
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..talking import heard
+from ..until import until
+from ..without_cli import proxied_without_cli
+from .conftest import Run
+
+
+class Connection:
+    """One client's, over which the same is said whenever it is asked for."""
+
+    def __init__(self, port: int, *, stream: bool) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        body = json.dumps({"model": "sonnet", "stream": stream, "messages": [{"role": "user", "content": "one"}]})
+        head = f"POST /agents/a/v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}"
+        self.request = f"{head}\r\nContent-Type: application/json\r\n\r\n{body}".encode()
+
+    def say(self) -> None:
+        self.socket.sendall(self.request)
+
+    async def answer(self) -> bytes:
+        self.socket.setblocking(False)
+        return await asyncio.get_running_loop().sock_recv(self.socket, 64 * 1024)
+
+
+class Client:
+    """It leaves one connection, and says the same over another one."""
+
+    def __init__(self, port: int, *, stream: bool) -> None:
+        self.first, self.second = (Connection(port, stream=stream) for _ in range(2))
+
+    def leave(self) -> None:
+        self.first.socket.close()
+
+    def leave_and_say_it_again(self) -> None:
+        self.leave()
+        self.second.say()
+
+
+Case = Callable[[Client, Store, pytest.MonkeyPatch], None]
+
+
+def while_it_runs(client: Client, _store: Store, _patch: pytest.MonkeyPatch) -> None:
+    client.leave_and_say_it_again()
+
+
+def when_it_is_committed(client: Client, store: Store, patch: pytest.MonkeyPatch) -> None:
+    """The answer is in the store, and nobody was given it."""
+    commit = store.commit
+
+    async def committed(done: Commit) -> Turn:
+        patch.undo()
+        turn = await commit(done)
+        client.leave_and_say_it_again()
+        return turn
+
+    patch.setattr(store, "commit", committed)
+
+
+def while_a_slow_disk_notes_that_it_left(client: Client, store: Store, patch: pytest.MonkeyPatch) -> None:
+    """The next request has read what is known of the turn before its client's leaving is stored."""
+    commit, note, arrival = store.commit, store.set_delivery, store.arrival
+    looked = asyncio.Event()
+
+    async def committed(done: Commit) -> Turn:
+        turn = await commit(done)
+        client.leave()
+        return turn
+
+    async def looks(*of: Any) -> RequestMatch:
+        found = await arrival(*of)
+        looked.set()
+        return found
+
+    async def noted(turn_id: str, delivery: Delivery, **how: Any) -> None:
+        patch.undo()
+        patch.setattr(store, "arrival", looks)
+        client.second.say()
+        await looked.wait()
+        await note(turn_id, delivery, **how)
+
+    patch.setattr(store, "commit", committed)
+    patch.setattr(store, "set_delivery", noted)
+
+
+def before_its_answer_is_written_over_that_note(client: Client, store: Store, patch: pytest.MonkeyPatch) -> None:
+    """A store that writes side by side may note first that the client left."""
+    commit = store.commit
+
+    async def committed(done: Commit) -> Turn:
+        patch.undo()
+        client.leave()
+
+        async def noted() -> bool:
+            turn = await store.turn(done.turn_id)
+            return turn is not None and turn.delivery == "undelivered"
+
+        await until(noted)
+        turn = await commit(done)
+        client.second.say()
+        return turn
+
+    patch.setattr(store, "commit", committed)
+
+
+@asynccontextmanager
+async def proxied(var: Path) -> AsyncIterator[tuple[Engine, Upstream, int]]:
+    settings = Settings(var=var, port=0)
+    async with Upstream() as upstream, proxied_without_cli(settings, upstream) as (engine, root):
+        yield engine, upstream, int(root.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        while_it_runs,
+        when_it_is_committed,
+        while_a_slow_disk_notes_that_it_left,
+        before_its_answer_is_written_over_that_note,
+    ],
+)
+def test_who_left_unnoticed_and_says_the_same_again_has_said_it_once(
+    case: Case, stream: bool, run: Run, tmp_path: Path
+) -> None:
+    async def talk() -> None:
+        async with proxied(tmp_path / "var") as (engine, upstream, port):
+            gate, patch = Gate(), pytest.MonkeyPatch()
+            upstream.when("one", gate)
+            client = Client(port, stream=stream)
+            client.first.say()
+            await gate.reached.wait()
+            case(client, engine.store, patch)
+            gate.open()
+            assert b"200 OK" in await client.second.answer()
+            await until(lambda: not engine.progress())
+            client.second.socket.close()
+            assert heard(upstream) == ["one"]
+            patch.undo()
+
+    run(talk())
