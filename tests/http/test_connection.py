@@ -69,6 +69,9 @@ class Wire:
     def close(self) -> None:
         self.closed = True
 
+    def get_extra_info(self, _name: str) -> None:
+        """It has no socket."""
+
     def is_closing(self) -> bool:
         return self.closed
 
