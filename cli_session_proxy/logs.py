@@ -73,16 +73,16 @@ class _Event(dict[str, Any]):
 
 
 class _File(RotatingFileHandler):
-    """Like its base class, which makes every line twice: to see whether it still fits, and to write it."""
+    """Makes every line once. Its base class makes it twice: to see whether it still fits, and to write it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record) + self.terminator
-            written = 0 if self.stream is None else os.fstat(self.stream.fileno()).st_size
+            if self.stream is None:  # it could not be rotated
+                self.stream = self._open()
+            written = os.fstat(self.stream.fileno()).st_size
             if written and written + len(line.encode()) > self.maxBytes:
                 self.doRollover()
-            if self.stream is None:
-                self.stream = self._open()
             self.stream.write(line)
             self.flush()
         except Exception:  # noqa: BLE001 - as every handler does: told on stderr

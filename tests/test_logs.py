@@ -112,6 +112,19 @@ def test_the_file_rotates_and_is_bounded(settings: Settings, monkeypatch: pytest
     assert lines(settings)[-1]["number"] == 199
 
 
+def test_a_file_that_cannot_be_rotated_does_not_grow(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_names: object) -> None:
+        raise OSError("it cannot be renamed")
+
+    monkeypatch.setattr(logs, "ROTATE_BYTES", 1_000)
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    logs.configure(settings)
+    monkeypatch.setattr("logging.handlers.RotatingFileHandler.rotate", refuses)
+    for number in range(50):
+        logs.get().info("line", number=number)
+    assert 0 < logs.file_of(settings).stat().st_size <= 1_000
+
+
 def test_a_line_for_the_file_is_made_once(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     to_file = logging.getLogger(logs.NAME).handlers[0]
     made: list[str] = []

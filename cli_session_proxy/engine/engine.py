@@ -374,6 +374,7 @@ class Engine:
             if live is not None and not live.done and self._deliveries.here(live):
                 return live.attach(replayed=True, timeout=request.timeout)
             if turn.status in ANSWERED:
+                await self._deliveries.noted(turn_id)
                 if turn.status in ON_PATH and not await self.store.claim(turn_id, self._instances.id):
                     return None
                 live = self._deliveries.live(turn, agent.agent_id)

@@ -557,6 +557,13 @@ class Executor:
         )
         committed = await self._stored(commit)
         attempt.committed = True
+        while live.abandoned == (committed.delivery == "pending"):
+            # Its clients left, or came back, meanwhile: what was noted of that may have been written over.
+            committed = replace(committed, delivery="undelivered" if live.abandoned else "pending")
+            try:
+                await self.store.set_delivery(turn.id, committed.delivery)
+            except ProxyError as exc:  # of a turn that was deleted meanwhile, too
+                log.warning("delivery_not_noted", turn_id=turn.id, error=exc.message)
         # The clients first: the observers' turn comes when the answers have been handed over.
         attempt.start()
         if attempt.format is not None:
@@ -640,8 +647,6 @@ class Executor:
 
     def _finish(self, live: LiveTurn, turn: Turn, links: Sequence[Link]) -> None:
         live.finish(turn)
-        if live.abandoned and turn.delivery == "pending":  # its clients left while it was being stored
-            live.note_left()
         loop = asyncio.get_running_loop()
         for observer in self._observers:
             loop.call_soon(loop.call_soon, observer.turn_ended, turn, links)

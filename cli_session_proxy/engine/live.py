@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from .. import errors, logs
 from ..domain.models import (
@@ -285,10 +286,6 @@ class LiveTurn:
         self._clients += 1
         return Answer(self, replayed=replayed, timeout=timeout)
 
-    def note_left(self) -> None:
-        """Store once more that all its clients have left: what was stored of a turn since may not say so."""
-        self._on_delivery(False)
-
     def _detach(self, *, acknowledged: bool) -> None:
         self._clients -= 1
         if acknowledged and not self._acknowledged:
@@ -495,7 +492,7 @@ class Deliveries:
         self._tasks = tasks
         self._grace = grace
         self._elsewhere: set[str] = set()  # turns that another proxy runs, and delivers to its own clients
-        self._left: dict[str, asyncio.Task[None]] = {}  # turns whose clients have left, until the store knows it
+        self._notes: dict[str, asyncio.Task[None]] = {}  # by turn: the last one, until it is stored
 
     def live(self, turn: Turn, agent_id: str, *, elsewhere: bool = False) -> LiveTurn:
         """The turn for its clients. `elsewhere`: another proxy runs it; see `came_here`."""
@@ -503,15 +500,13 @@ class Deliveries:
             self._elsewhere.add(turn.id)
 
         def on_delivery(arrived: bool) -> None:
-            note = self._tasks.own(self._ended(live, arrived))
-            if not arrived:
-                self._left[turn.id] = note
+            self._note(turn.id, partial(self._ended, live, arrived))
 
         def on_empty() -> None:
             self._tasks.own(self._give_up(live))
 
         def on_return() -> None:
-            self._tasks.own(self._returned(turn.id))
+            self._note(turn.id, partial(self._returned, turn.id))
 
         live = LiveTurn(
             turn, agent_id, grace=self._grace, on_empty=on_empty, on_delivery=on_delivery, on_return=on_return,
@@ -543,9 +538,6 @@ class Deliveries:
                 await self._store.unfollow(turn_id, self._instances.id)
         except StoreUnavailable as exc:
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
-        finally:
-            if self._left.get(turn_id) is asyncio.current_task():
-                del self._left[turn_id]
         if arrived:
             self._elsewhere.discard(turn_id)
 
@@ -558,9 +550,24 @@ class Deliveries:
         except StoreUnavailable as exc:
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
 
+    def _note(self, turn_id: str, note: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Store what became of the turn's clients, behind what was noted of them before."""
+        before = self._notes.get(turn_id)
+
+        async def noting() -> None:
+            try:
+                if before is not None:  # a store may write side by side
+                    await asyncio.wait([before])
+                await note()
+            finally:
+                if self._notes.get(turn_id) is asyncio.current_task():
+                    del self._notes[turn_id]
+
+        self._notes[turn_id] = self._tasks.own(noting())
+
     async def noted(self, turn_id: str) -> None:
-        """Wait until the store knows it, where all clients of a turn have left without its answer."""
-        if (note := self._left.get(turn_id)) is not None:
+        """Wait until the store knows what became of the turn's clients."""
+        if (note := self._notes.get(turn_id)) is not None:
             await asyncio.wait([note])
 
     async def _give_up(self, live: LiveTurn) -> None:

@@ -294,7 +294,8 @@ class Connection(HttpToolsProtocol):
             return False
         peeking = socket.socket(theirs.family, theirs.type, theirs.proto, theirs.fileno())
         try:
-            return not peeking.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            peeking.setblocking(False)  # whatever the program's default is
+            return not peeking.recv(1, socket.MSG_PEEK)
         except BlockingIOError:  # neither a byte nor an end
             return False
         except OSError:

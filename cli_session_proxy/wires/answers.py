@@ -79,6 +79,7 @@ class Client:
         self._leaves = leaves
         self._one_at_a_time = asyncio.Lock()
         self._gone = False
+        self._cut = False  # the watcher has cancelled the work
         self.finished = False
         self.started = False
         self.last_sent = asyncio.get_running_loop().time()
@@ -92,7 +93,7 @@ class Client:
         try:
             await work
         except asyncio.CancelledError:
-            if self._gone and watching.done() and here.uncancel() <= before:  # by the watcher alone
+            if self._cut and here.uncancel() <= before:  # by the watcher alone
                 raise ClientGoneError from None
             raise
         finally:
@@ -103,7 +104,7 @@ class Client:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if not self.finished:  # the server says "disconnect" after a complete answer too
-            self._gone = True
+            self._gone = self._cut = True
             self._leaves()
             working.cancel()
 

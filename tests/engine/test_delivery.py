@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from cli_session_proxy.domain.models import Turn
+from cli_session_proxy.engine.live import Answer
 from cli_session_proxy.errors import Interrupted, TurnCancelled
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.base import Commit
 
 from ..talking import ask, request
 from ..until import until
@@ -128,3 +132,41 @@ async def test_a_follower_that_has_ended_does_not_keep_a_turn(settings: Settings
         answer.leave()
         with pytest.raises(TurnCancelled, match="every client has left"):
             await answer.turn()
+
+
+@pytest.mark.parametrize("returns", [False, True])
+async def test_what_is_noted_of_clients_before_their_turn_is_committed_is_not_written_over(
+    returns: bool, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that writes side by side may do so: the client leaves, or comes back, while its answer is on its way."""
+    async with core(settings) as (engine, backend):
+        store, commit = engine.store, engine.store.commit
+        submitted, again = asyncio.Event(), list[Answer]()
+
+        async def committed(done: Commit) -> Turn:
+            monkeypatch.setattr(store, "commit", commit)
+            await submitted.wait()
+            if returns:
+                done = replace(done, delivery="undelivered")  # as it was when the commit was made
+            else:
+                first.leave()
+
+                async def noted() -> bool:
+                    turn = await store.turn(done.turn_id)
+                    return turn is not None and turn.delivery == "undelivered"
+
+                await until(noted)
+            return await commit(done)
+
+        monkeypatch.setattr(store, "commit", committed)
+        first = await engine.submit(request("one"))
+        submitted.set()
+        turn = await first.turn()
+        assert turn.delivery == ("pending" if returns else "undelivered")
+        assert (await turns(engine))[0].delivery == turn.delivery
+        if not returns:
+            again.append(await engine.submit(request("one")))
+            assert (await again[0].turn()).id == turn.id
+        (again or [first])[0].acknowledge()
+        await ask(engine, "two")
+    assert words(backend.seen[-1]) == ["one", "two"]

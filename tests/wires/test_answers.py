@@ -205,3 +205,26 @@ async def test_a_client_is_known_to_have_left_before_its_work_has_ended() -> Non
     with pytest.raises(ClientGoneError):
         await client.while_there(work())
     assert steps == ["it has left", "the work ends"]
+
+
+async def test_a_cancellation_is_not_the_clients_leaving_where_its_watcher_broke() -> None:
+    ended = asyncio.Event()
+    coming: list[Message] = [{"type": "http.request"}]
+
+    async def receive() -> Message:
+        if coming:
+            return coming.pop()
+        raise RuntimeError("the host's receive broke")
+
+    async def work() -> None:
+        with pytest.raises(ClientGoneError):
+            await client.write(b"the end", {}, last=True)
+        ended.set()
+        await asyncio.Event().wait()
+
+    client = Client({"extensions": {CLOSED: {"is_closed": lambda: True}}}, receive, Wire().send, nothing)
+    there = asyncio.create_task(client.while_there(work()))
+    await ended.wait()
+    there.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await there

@@ -232,6 +232,7 @@ class Child:
                 if guardian.death_signal and not os.access(launch.capability.path, os.X_OK):
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # `setpriv` would say so too late
                 heard, says = socket.socketpair()
+                says.setblocking(True)  # whatever the program's default is: no CLI expects anything else
                 with says:
                     # Not asyncio's PIPE: what is read from that goes round the event loop once or twice more.
                     stdout, _ = await loop.create_unix_connection(lambda: output, sock=heard)
@@ -259,7 +260,8 @@ class Child:
         """Close stdin. The CLI still reads what was written, finishes its turn and exits."""
         self.input_ended = True
         with contextlib.suppress(OSError):  # it is gone
-            self.stdin.write_eof()
+            if not self.stdin.is_closing():  # uvloop raises then
+                self.stdin.write_eof()
 
     def signal(self, number: int) -> None:
         """Signal the whole group. A group that is gone is no error."""

@@ -58,7 +58,7 @@ def printable(text: str) -> str:
 STDERR_TAIL = 16 * 1024
 READ_SIZE = 256 * 1024
 INBOX = 256  # frames read ahead of the listener; then the socket, and so the CLI, waits
-DRAIN_WAIT = 1.0  # seconds for the last bytes of a dead process; a stranger may hold its pipes open for ever
+DRAIN_WAIT = 1.0  # seconds for the last bytes of a dead process; a stranger may hold its output open for ever
 
 
 class Unreadable(ValueError):
@@ -179,7 +179,7 @@ class Output(asyncio.Protocol):
             self._more.clear()
             await self._more.wait()
         frame = self._heard.popleft()
-        if (self._paused or self._lost) and len(self._heard) <= INBOX // 2:
+        if self._paused or self._lost:
             self._take()
         return frame
 

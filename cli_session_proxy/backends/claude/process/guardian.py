@@ -121,6 +121,7 @@ class Guardian:
         """One life of the program."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
+        theirs.setblocking(True)  # whatever the program's default is
         # In a frozen program, or in a server that embeds Python, `sys.executable` is that program.
         name = Path(sys.executable or "").name
         embedded = getattr(sys, "frozen", False) or not name.startswith(("python", "pypy"))

@@ -244,7 +244,7 @@ class ClaudeProcess:
 
         A dead CLI is noticed by the reader of stdout, which knows why it died.
         """
-        if not self._child.input_ended:
+        if not self._child.input_ended and not self._child.stdin.is_closing():  # uvloop raises then
             self._child.stdin.write(lines)
 
     def _check_init(self, frame: JSON) -> None:

@@ -5,7 +5,8 @@ echo (default), noise, no-result, huge (an answer of FAKE_SIZE bytes in one line
 holds its stdout), other-result (a result of another frame first), gate (answers when FAKE_GATE exists),
 silent (says nothing until it is interrupted), forget (No conversation found), unclaimed (refuses claim_session),
 death-signal (answers with its pid and the signal that it gets when its parent dies), hasty (answers the first byte of
-its input, and reads no more), asking (asks FAKE_SIZE times for what nobody serves, and reads no answer).
+its input, and reads no more), asking (asks FAKE_SIZE times for what nobody serves, and reads no answer), closed (the
+same, after it has shut its stdin; then it answers "yes").
 It takes MCP servers and asks them nothing. Its turns say that it is version FAKE_VERSION, where that is set.
 Started with "--await-claim" it does not boot before FAKE_GATE exists, where that is set.
 """
@@ -14,6 +15,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -87,10 +89,14 @@ def main() -> None:
         os.read(0, 1)
         say(type="result", subtype="success", is_error=False, result="yes", num_turns=1)
         forever()
-    if MODE == "asking":
+    if MODE in ("asking", "closed"):
         os.read(0, 1)
+        if MODE == "closed":
+            socket.socket(fileno=0).shutdown(socket.SHUT_RD)  # not `close`: uvloop has given it a second descriptor
         for _ in range(SIZE):
             say(type="control_request", request_id="r", request={"subtype": "s" * 100_000})
+        if MODE == "closed":
+            say(type="result", subtype="success", is_error=False, result="yes", num_turns=1)
         forever()
     if MODE == "flood":
         for _ in range(64):

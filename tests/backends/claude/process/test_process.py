@@ -7,10 +7,12 @@ import contextlib
 import os
 import resource
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from cli_session_proxy.backends.base import Activity
 from cli_session_proxy.backends.claude.process import child
@@ -201,6 +203,25 @@ async def test_one_that_asks_and_reads_no_answer_is_killed_before_the_answers_fi
     async with asyncio.timeout(30):
         with pytest.raises(ProcessDied, match="-9"):
             await ask(process, "x")
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_one_that_has_closed_its_stdin_is_still_heard(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], fake: Fake, settings: Settings
+) -> None:
+    async def run() -> str:
+        guardian = Guardian()
+        try:
+            process = await ClaudeProcess.spawn(await fake("closed", env={"FAKE_SIZE": "30"}), settings, guardian)
+            try:
+                return result(await ask(process)).text
+            finally:
+                await process.close()
+        finally:
+            await guardian.close()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(run()) == "yes"
 
 
 async def test_one_that_was_left_while_it_was_offered_tools_is_not_used_again(fake: Fake, start: Start) -> None:
