@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from starlette.types import Message, Receive, Scope, Send
 
+from ..wires.asgi import has_left
+
 # Of a request that is passed on: the cluster's key, and the owner whose key was checked, percent-encoded.
 HOP_KEY, OWNER = "x-cluster-key", "x-cluster-owner"
 # Of an answer: the hop was refused, and nothing was done.
@@ -39,6 +41,10 @@ class Incoming:
         """Returns when the client has disconnected."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
+
+    def has_left(self) -> bool:
+        """The client has disconnected, as far as the server or the kernel knows. Of a request whose body was read."""
+        return has_left(self.outer, self.receive)
 
     def again(self) -> Receive:
         """Brings what has come once more, then the rest."""

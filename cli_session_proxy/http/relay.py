@@ -21,12 +21,12 @@ import json
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import httpx
-from starlette.types import ASGIApp, Scope, Send
+from starlette.types import ASGIApp, Scope
 
 from .. import logs
 from ..domain.models import JSON, Agent
@@ -64,20 +64,22 @@ _OF_THE_CONNECTION = frozenset(
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Hop:
-    """An answer on its way. `heard`: when the other proxy last said something, by the loop's time.
+    """A request that is passed on, and its answer. `heard`: when the other proxy last said something, by the loop's
+    time.
 
-    `refused`: nothing was done there. `handed`: it has given all of it out of its hands; `arrived`: the client has it.
+    `refused`: nothing was done there. `turn_id`: of the turn that is answered; `arrived`: the client has all of it.
+    `over`: what became of it is noted.
     """
 
     address: str
-    send: Send
+    asked: Incoming
     heard: float
     refused: bool = False
     turn_id: str | None = None
-    handed: bool = False
     arrived: bool = False
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class _BrokenError(Exception):
@@ -93,6 +95,7 @@ class Relay:
         self._lease = lease  # seconds of silence after which a proxy is asked whether it is there
         self._note = note
         self._client: httpx.AsyncClient | None = None
+        self._hops: set[Hop] = set()
         self._heard: dict[str, float] = {}  # by address: the loop's time
         self._away: dict[str, float] = {}
 
@@ -117,6 +120,8 @@ class Relay:
                 await app(asked.inner, asked.receive, asked.send)
                 return
             state = asked.inner["state"]
+            for hop in [hop for hop in self._hops if hop.asked.has_left()]:
+                await hop.over.wait()  # this may be the same client, who says the same again
             try:
                 # Routes write into their scope: each way gets one of its own.
                 await app({**asked.inner, "state": dict(state)}, asked.recorded, asked.answer)
@@ -141,7 +146,8 @@ class Relay:
         body = b"".join(message.get("body", b"") for message in asked.body)
         asked.body.clear()
         request = self._request(there.address, asked.outer, body, state["owner"], state["request_id"])
-        hop = Hop(there.address, asked.send, asyncio.get_running_loop().time())
+        hop = Hop(there.address, asked, asyncio.get_running_loop().time())
+        self._hops.add(hop)
         work = asyncio.create_task(self._answered(hop, request))
         leaving = asyncio.create_task(asked.left())
         silent = asyncio.create_task(self._silent(hop))
@@ -150,7 +156,7 @@ class Relay:
             await asyncio.wait({work, leaving, silent}, return_when=asyncio.FIRST_COMPLETED)
             if work.done() or hop.arrived:
                 await work
-                result = "ran_here" if hop.refused else "answered"
+                result = "ran_here" if hop.refused else "answered" if hop.arrived else "left"
             elif silent.done():
                 quiet = asyncio.get_running_loop().time() - hop.heard
                 raise _BrokenError(f"it has not responded for {quiet:.0f} s")
@@ -167,8 +173,13 @@ class Relay:
                 task.cancel()
             await asyncio.gather(work, leaving, silent, return_exceptions=True)
             self._note(result)
-            if hop.handed and hop.turn_id is not None:
-                await self._engine.note_passed_on(hop.turn_id, arrived=hop.arrived)
+            try:
+                # The other proxy may have given it out of its hands: it does not know that the client has left, then.
+                if hop.turn_id is not None and result in ("answered", "left"):
+                    await self._engine.note_passed_on(hop.turn_id, arrived=hop.arrived)
+            finally:
+                self._hops.remove(hop)
+                hop.over.set()
         if hop.refused:
             asked.body.append({"type": "http.request", "body": body, "more_body": False})
         return not hop.refused
@@ -194,14 +205,16 @@ class Relay:
                 return
             headers = [(name.lower(), value) for name, value in response.headers.raw]
             head = [pair for pair in headers if pair[0] not in _OF_THE_CONNECTION]
-            await hop.send({"type": "http.response.start", "status": response.status_code, "headers": head})
+            send = hop.asked.send
+            if response.status_code == 200:
+                hop.turn_id = response.headers.get("x-turn-id")
+            await send({"type": "http.response.start", "status": response.status_code, "headers": head})
             async for chunk in response.aiter_raw():
                 hop.heard = clock()
-                await hop.send({"type": "http.response.body", "body": chunk, "more_body": True})
-            if response.status_code == 200:
-                hop.turn_id, hop.handed = response.headers.get("x-turn-id"), True
-            await asyncio.sleep(0)  # a disconnect that is known already is noticed first
-            await hop.send({"type": "http.response.body", "body": b"", "more_body": False})
+                if hop.asked.has_left():  # before it was given this, which may be the end
+                    return
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
             hop.arrived = True
         except httpx.HTTPError as exc:
             raise _BrokenError(type(exc).__name__) from exc

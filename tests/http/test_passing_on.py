@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +15,21 @@ import pytest
 from pydantic import SecretStr
 from websockets.asyncio.client import connect
 
-from cli_session_proxy.domain.models import Agent
+from cli_session_proxy.domain.models import Agent, Delivery
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.export import explain
 from cli_session_proxy.http import gate, relay
 from cli_session_proxy.http.hop import HOP_KEY, OWNER, REFUSED
 from cli_session_proxy.http.relay import Relay
 from cli_session_proxy.settings import Profile
-from cli_session_proxy.stores.base import Whereabouts
+from cli_session_proxy.stores.base import RequestMatch, Store, Whereabouts
+from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.wires import answers
 
 from ..stores.test_registry import certify
 from ..until import until
 from .cluster import KEY, PATIENCE, Host, Line, cluster, deaf, line
+from .test_leaving import Case, Client, when_it_is_committed, while_it_runs
 from .test_metrics import samples
 
 
@@ -116,6 +120,72 @@ async def test_a_client_that_leaves_is_known_to_have_left_where_its_turn_runs(
 
         await until(ended)
         assert ((await one.turns())[-1].error or {})["detail"] == {"by": "left"}
+
+
+def as_its_answer_comes_back(client: Client, store: Store, patch: pytest.MonkeyPatch) -> None:
+    """The other host has given the answer out of its hands, and does not know that nobody takes it."""
+    read = httpx.Response.aiter_raw
+
+    async def comes_back(response: httpx.Response) -> AsyncIterator[bytes]:
+        chunks = [chunk async for chunk in read(response)]
+        patch.undo()
+        client.leave_and_say_it_again()
+        for chunk in chunks:
+            yield chunk
+
+    patch.setattr(httpx.Response, "aiter_raw", comes_back)
+
+
+def when_it_is_known_that_it_left(client: Client, store: Store, patch: pytest.MonkeyPatch) -> None:
+    """The same is said again while it is noted that nobody took the answer: before the note is stored, the other host
+    has read what is known of the turn, unless this one waits for the note."""
+    note, arrival, read = store.set_delivery, PostgresqlStore.arrival, httpx.Response.aiter_raw
+    looked = asyncio.Event()
+
+    async def looks(at: PostgresqlStore, *of: Any) -> RequestMatch:
+        found = await arrival(at, *of)
+        looked.set()
+        return found
+
+    async def comes_back(response: httpx.Response) -> AsyncIterator[bytes]:
+        chunks = [chunk async for chunk in read(response)]
+        client.leave()
+        for chunk in chunks:
+            yield chunk
+
+    async def noted(turn_id: str, delivery: Delivery, **how: Any) -> None:
+        patch.undo()
+        patch.setattr(PostgresqlStore, "arrival", looks)
+        client.second.say()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await looked.wait()
+        await note(turn_id, delivery, **how)
+
+    patch.setattr(httpx.Response, "aiter_raw", comes_back)
+    patch.setattr(store, "set_delivery", noted)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    "case", [while_it_runs, when_it_is_committed, as_its_answer_comes_back, when_it_is_known_that_it_left]
+)
+async def test_who_left_the_host_that_passed_it_on_and_says_the_same_again_has_said_it_once(
+    case: Case, stream: bool, postgres_url: str, tmp_path: Path
+) -> None:
+    async with cluster(postgres_url, tmp_path, disconnect_grace=30.0) as (one, two):
+        await one.chat("zero")
+        one.model.open.clear()
+        client, patch = Client(two.settings.port, stream=stream), pytest.MonkeyPatch()
+        client.first.say()
+        await until(lambda: len(one.asked) == 2)
+        case(client, one.store if case is when_it_is_committed else two.store, patch)
+        one.model.open.set()
+        assert b"200 OK" in await client.second.answer()
+        await until(lambda: not one.engine.progress() and not two.engine.progress())
+        client.second.socket.close()
+        assert [path[-1] for host in (one, two) for path in host.asked] == ["zero", "one"]
+        patch.undo()
 
 
 async def test_a_refusal_of_the_other_host_comes_back_as_it_is(postgres_url: str, tmp_path: Path) -> None:
