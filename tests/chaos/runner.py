@@ -192,6 +192,7 @@ class _Run:
         self._whose: dict[int, Client] = {}
         self._told: set[int] = set()  # attempts whose end is in the report
         self._left_open: set[int] = set()  # turns whose proxy died while the upstream held their answer
+        self._left_here: dict[int, str] = {}  # turns whose clients have left, all at the proxy with this mark
         self._dice = random.Random(history.seed)
         self._database_back = 0.0  # when the store's server was last started
         self._watching: list[asyncio.Task[None]] = []  # what becomes of proxies that end
@@ -340,25 +341,32 @@ class _Run:
         if client is None:
             return
         # Without a key or a count the same words are the same turn only where a crash left it open, or where it is
-        # known that the answer did not arrive; in both cases only if the conversation has not gone on.
+        # known that the answer did not arrive: the chain has said so, or the proxy that runs it is the one that is
+        # asked again. In all cases only if the conversation has not gone on.
         gone_on = any(turn > repeat.turn and self._whose[turn] is client for turn in self._attempts)
-        anew = repeat.how == "plain" and (gone_on or repeat.turn not in self._left_open)
+        plan, proxy = self._model.plans[repeat.turn], self._world.proxies[repeat.proxy]
+        left_open = repeat.turn in self._left_open
+        left_open = left_open or (plan.held and self._left_here.get(repeat.turn) == plan.mark == proxy.mark)
+        anew = repeat.how == "plain" and (gone_on or not left_open)
         # A count alone says nothing to a proxy on another host while the first attempt is on its way to the store.
         on_its_way = any(not attempt.task.done() for attempt in self._attempts[repeat.turn])
-        anew = anew or (repeat.how == "count" and on_its_way and not self._model.plans[repeat.turn].asked)
-        proxy = self._world.proxies[repeat.proxy]
+        anew = anew or (repeat.how == "count" and on_its_way and not plan.asked)
         request, url = client.requests[repeat.turn], self._url(client, proxy)
         attempt = self._caller.send(client, request, url, repeat.proxy, again=repeat.how, anew=anew)
         self._attempts[repeat.turn].append(attempt)
         if repeat.wait:
-            await self._over(attempt, self._model.plans[repeat.turn].reached)
+            await self._over(attempt, plan.reached)
         elif repeat.attached:
             await self._delivery(self._attempts[repeat.turn], "pending")
 
     async def _leave(self, leave: Leave) -> None:
         here = self._attempts.get(leave.turn, [])
+        proxies = {self._world.proxies[attempt.proxy].mark for attempt in here if not attempt.task.done()}
         for attempt in here:
             attempt.leave()
+        # A load balancer and a proxy on another host would tell it on, in their own time.
+        if len(proxies) == 1 and not self._history.shape.hosts:
+            self._left_here[leave.turn] = proxies.pop()
         if leave.noticed and here and here[-1].got is None and await self._delivery(here, "undelivered"):
             self._left_open.add(leave.turn)
 
