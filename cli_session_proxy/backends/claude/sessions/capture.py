@@ -171,6 +171,8 @@ class Captures:
                 reader = None
         if reader is not None:
             taken = await asyncio.to_thread(self._take_behind, reader, ready, said)
+        if taken is None and mark is None:  # no file yet; looked at anew it may be one, which would pass for another
+            return CapturedRecords([], None, "frames", more=bool(said.calls))
         return await asyncio.to_thread(self._take_anew, ready, path, said) if taken is None else taken
 
     def _take_behind(

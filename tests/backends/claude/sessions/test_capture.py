@@ -59,27 +59,32 @@ async def test_a_proxy_that_was_paused_still_waits_for_what_its_cli_writes(
         assert (await ask(engine, "three")).continuity == "warm"
 
 
+@pytest.mark.parametrize("found", [["nothing", "a line"] * 3, ["nothing"]], ids=["in parts", "at once"])
 async def test_a_transcript_that_comes_to_be_between_two_looks_is_waited_for(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    claude_2: Path,
+    make_settings: MakeSettings,
+    upstream: Upstream,
+    monkeypatch: pytest.MonkeyPatch,
+    found: list[str],
 ) -> None:
-    looks = 0
+    looks = iter(found)
     appended = Reader.appended
 
     def late(reader: Reader, most: int = MAX_BYTES) -> tuple[Parsed, Reader] | None:
-        """No file, then one of which the first line is written, and so on; then what there is."""
-        nonlocal looks
+        """What is found at each look; then what there is."""
         got = appended(reader, most)
-        if got is None or looks == 6:
-            return got
-        looks += 1
-        return (transcript.parse(Path(reader.path).read_bytes().split(b"\n")[0]), reader) if looks % 2 == 0 else None
+        look = None if got is None else next(looks, None)
+        if look == "a line":
+            return transcript.parse(Path(reader.path).read_bytes().split(b"\n")[0]), reader
+        return None if look == "nothing" else got
 
     async with running(make_settings(claude_bin=claude_2)) as engine:
         monkeypatch.setattr(Reader, "appended", late)
         turn = await both(engine, upstream)
-        assert (looks, turn.evidence.records) == (6, "transcript")
+        assert (next(looks, None), turn.evidence.records) == (None, "transcript")
         weather, noon = calls(turn)
-        await ask(engine, results(result(weather, "sunny"), result(noon, "noon")), tools=TOOLS)
+        answered = await ask(engine, results(result(weather, "sunny"), result(noon, "noon")), tools=TOOLS)
+        assert answered.continuity == "warm"
     before, after = upstream.requests
     assert after.prefix_kept(before) == 1.0
 
