@@ -111,7 +111,7 @@ async def move_and_link(talk: Talk) -> None:
 
 def _into(talk: Talk, cwd: Path) -> None:
     slug = talk.projects / re.sub(r"[^a-zA-Z0-9]", "-", os.path.realpath(cwd))
-    slug.mkdir()
+    slug.mkdir(exist_ok=True)
     talk.transcript.rename(slug / talk.transcript.name)
 
 
