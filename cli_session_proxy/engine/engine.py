@@ -60,7 +60,7 @@ from .lanes import Lanes, Place, Slots
 from .live import Answer, Deliveries, LiveTurn, Progress, cancelled, kept, leave, replay
 from .mirroring import Mirrors
 from .ownership import Instances, Ownership, Unused
-from .passing import Elsewhere, Passing
+from .passing import HOP, Elsewhere, Passing
 from .placement import HOUR, Placement
 from .readiness import Readiness, State
 from .recovery import FOLLOW, Recovery
@@ -504,7 +504,8 @@ class Engine:
         return {address for address in there if address is not None}
 
     async def note_passed_on(self, turn_id: str, *, arrived: bool) -> None:
-        """Another proxy's whole answer was given to the client by this one, or the client had left by then."""
+        """What became of the answer of another proxy at the client that asked this one. The other proxy notes itself
+        whom else it gave the answer to: this is the last word only where that was nobody."""
         try:
             await self.store.set_delivery(turn_id, "delivered" if arrived else "undelivered", soon=arrived)
         except ProxyError as exc:  # of a turn that was deleted meanwhile, too
@@ -521,7 +522,11 @@ class Engine:
 
     def keep(self, answer: Answer) -> None:
         """Let the turn run to its end without a client: kept is as good as delivered, it can be asked for."""
-        self._tasks.own(kept(answer))
+        token = HOP.set("stays")  # it is kept here, whoever passed the request on
+        try:
+            self._tasks.own(kept(answer))
+        finally:
+            HOP.reset(token)
 
     async def ended(self, turn_id: str) -> None:
         """Wait until a turn of this proxy is over and stored; at once when it does not run here."""

@@ -32,6 +32,9 @@ from .passing import HOP
 
 log = logs.get(__name__)
 
+# `arrived`: a client has it (said once, last). `passed on`: it was given to another proxy for its client, and to nobody
+# else so far; that one notes whether it arrived. `left`: all have left without it, perhaps while it is being made.
+Handover = Literal["arrived", "passed on", "left"]
 # What a turn does, or waits for: the turn before it, another proxy that holds the agent, a free slot; a session that is
 # made ready; the model's first word, its next ones, a tool of the CLI's, the time at which the provider is asked again;
 # the commit.
@@ -87,8 +90,7 @@ class LiveTurn:
     The events are kept while the turn lives, because a retry may attach at any time; their size is the answer's.
     What one client was given every client gets: a stream that broke off is read on from where it was.
     `on_empty` is called `grace` seconds after the last client left a turn that is not finished. `on_delivery`
-    tells whether the answer has arrived: True = a client has it (said once, last), False = all left without it,
-    also while it is still being made; `on_return`, that somebody waits for it again.
+    tells what became of the answer (see `Handover`); `on_return`, that somebody waits for it again.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class LiveTurn:
         *,
         grace: float,
         on_empty: Callable[[], None],
-        on_delivery: Callable[[bool], None],
+        on_delivery: Callable[[Handover], None],
         on_return: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -122,7 +124,7 @@ class LiveTurn:
         self._waiters: list[asyncio.Future[None]] = []
         self._finished = asyncio.Event()
         self._clients = 0
-        self._acknowledged = False
+        self._acknowledged = self._arrived = False  # some client was given it; it is noted that it arrived
         self._grace = grace
         self._on_return = on_return
         self._on_empty = on_empty
@@ -288,12 +290,14 @@ class LiveTurn:
 
     def _detach(self, *, acknowledged: bool) -> None:
         self._clients -= 1
-        if acknowledged and not self._acknowledged:
-            self._acknowledged = True
-            self._on_delivery(True)
+        if acknowledged and not self._arrived:
+            # Of the first client only: where others were given it as well, it arrived, whatever becomes of that one.
+            passed_on = HOP.get() == "came" and not self._acknowledged
+            self._acknowledged, self._arrived = True, not passed_on
+            self._on_delivery("passed on" if passed_on else "arrived")
         if self._clients or self._acknowledged:
             return
-        self._on_delivery(False)
+        self._on_delivery("left")
         if not self._done:
             self._timer = asyncio.get_running_loop().call_later(self._grace, self._on_empty)
 
@@ -499,8 +503,8 @@ class Deliveries:
         if elsewhere:
             self._elsewhere.add(turn.id)
 
-        def on_delivery(arrived: bool) -> None:
-            self._note(turn.id, partial(self._ended, live, arrived))
+        def on_delivery(how: Handover) -> None:
+            self._note(turn.id, partial(self._ended, live, how))
 
         def on_empty() -> None:
             self._tasks.own(self._give_up(live))
@@ -523,13 +527,11 @@ class Deliveries:
         self._elsewhere.discard(live.turn.id)
         await self._store.unfollow(live.turn.id, self._instances.id)
 
-    async def _ended(self, live: LiveTurn, arrived: bool) -> None:
-        turn_id = live.turn.id
+    async def _ended(self, live: LiveTurn, how: Handover) -> None:
+        turn_id, arrived = live.turn.id, how == "arrived"
         elsewhere = turn_id in self._elsewhere
         try:
-            if arrived and HOP.get() == "came":
-                pass  # the proxy that gives it to the client notes it (see `Engine.note_passed_on`)
-            elif arrived or not elsewhere:
+            if arrived or (how == "left" and not elsewhere):
                 # "pending" and "delivered" are the same to the next turn; an undelivered one it would leave off.
                 soon = arrived and live.turn.delivery == "pending"
                 delivery: Delivery = "delivered" if arrived else "undelivered"
@@ -538,7 +540,7 @@ class Deliveries:
                 await self._store.unfollow(turn_id, self._instances.id)
         except StoreUnavailable as exc:
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
-        if arrived:
+        if how != "left":
             self._elsewhere.discard(turn_id)
 
     async def _returned(self, turn_id: str) -> None:

@@ -28,14 +28,15 @@ HOP: ContextVar[Hop] = ContextVar("hop", default="stays")
 
 
 class Elsewhere(Exception):
-    """The proxy at this address is to answer. `home`: it has the agent's files, so it is waited for.
+    """The proxy at this address is to answer for the agent. `home`: it has the agent's files, so it is waited for.
 
     Nothing was kept of the request here.
     """
 
-    def __init__(self, address: str, *, home: bool = False) -> None:
+    def __init__(self, address: str, agent_key: int, *, home: bool = False) -> None:
         super().__init__(address)
         self.address = address
+        self.agent_key = agent_key
         self.home = home
 
 
@@ -69,14 +70,14 @@ class Passing:
                     "POST, which is answered there",
                     retry=False,
                 )
-            raise Elsewhere(found.home.address, home=True)
+            raise Elsewhere(found.home.address, agent.key, home=True)
         if hop == "may" and found.address not in (None, self._here.address) and found.holder != self._here.id:
-            raise Elsewhere(found.address)
+            raise Elsewhere(found.address, agent.key)
 
     async def to_turn(self, turn: Turn) -> None:
         """To the proxy at which it waits or runs. Raises `Elsewhere`, and `StoreUnavailable`."""
         if HOP.get() == "may" and (address := await self.address_of(turn)) is not None:
-            raise Elsewhere(address)
+            raise Elsewhere(address, turn.agent_key)
 
     async def address_of(self, turn: Turn) -> str | None:
         """Where the proxy of an unfinished turn is reached; None where it is this one, or nobody knows."""

@@ -10,7 +10,8 @@
 - Once the request was sent nobody knows whether it was accepted. A connection that breaks is an error that the client's
   own retry helps against: the turn is found again by the contract's rules, here or there, and is never run twice.
 - The other proxy believes what `HOP_KEY` and `OWNER` say by the cluster's key alone, and passes nothing on itself.
-- Limits of an owner are counted here. Whether the answer arrived is noted here.
+- Limits of an owner are counted here. Whether the answer arrived is noted here, where it was given to nobody else: the
+  other proxy notes whom it gave it to itself (see `live.Handover`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ..engine.engine import Engine
 from ..engine.passing import HOP, Elsewhere
 from ..engine.subscription import POLL
 from ..errors import ClaudeUnavailable, Interrupted, Unauthorized
-from ..wires.asgi import raw_path
+from ..wires.asgi import at_once, raw_path
 from ..wires.common import encoded_agent_id
 from .hop import HOP_KEY, OWNER, REFUSED, Incoming
 
@@ -51,6 +52,8 @@ REACH = 1.0
 HEARD, AWAY = 0.5, 2.0
 # How often a host that has an agent's files is asked again, while it is waited for. Seconds.
 AGAIN = 0.25
+# For so long an answer is still read when its client has left, to see whether it had all of it. Seconds.
+ON_ITS_WAY = 0.1
 # Idle connections are closed before the other proxy closes them. Seconds.
 IDLE = 15.0
 # What is between two neighbours, or about who asks: the other proxy is told that by `OWNER`.
@@ -69,17 +72,25 @@ class Hop:
     """A request that is passed on, and its answer. `heard`: when the other proxy last said something, by the loop's
     time.
 
-    `refused`: nothing was done there. `turn_id`: of the turn that is answered; `arrived`: the client has all of it.
-    `over`: what became of it is noted.
+    `refused`: nothing was done there. `turn_id`: of the turn that is answered; `arrived`: the client has all of it;
+    `missed`: it left before it had what came.
+    `leaving` ends when the client disconnects; `over`: what became of it is noted.
     """
 
     address: str
+    agent_key: int
     asked: Incoming
+    leaving: asyncio.Task[None]
     heard: float
     refused: bool = False
     turn_id: str | None = None
     arrived: bool = False
+    missed: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def client_has_left(self) -> bool:
+        """Before it had all of the answer."""
+        return not self.arrived and self.asked.has_left()
 
 
 class _BrokenError(Exception):
@@ -120,8 +131,6 @@ class Relay:
                 await app(asked.inner, asked.receive, asked.send)
                 return
             state = asked.inner["state"]
-            for hop in [hop for hop in self._hops if hop.asked.has_left()]:
-                await hop.over.wait()  # this may be the same client, who says the same again
             try:
                 # Routes write into their scope: each way gets one of its own.
                 await app({**asked.inner, "state": dict(state)}, asked.recorded, asked.answer)
@@ -139,6 +148,12 @@ class Relay:
 
     async def _passed_on(self, asked: Incoming, there: Elsewhere, state: Mapping[str, Any]) -> bool:
         """False where nothing was sent. Raises `Interrupted` where nobody knows what became of it."""
+        for hop in [hop for hop in self._hops if hop.agent_key == there.agent_key and hop.client_has_left()]:
+            # This may be the same client, who says the same again: what it was not given is noted first.
+            hop.leaving.cancel()  # the server may not have been told yet, and may not listen
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._lease):
+                    await hop.over.wait()
         if not await self._is_there(there):
             log.warning("not_passed_on", address=there.address)
             self._note("ran_here")
@@ -146,18 +161,20 @@ class Relay:
         body = b"".join(message.get("body", b"") for message in asked.body)
         asked.body.clear()
         request = self._request(there.address, asked.outer, body, state["owner"], state["request_id"])
-        hop = Hop(there.address, asked, asyncio.get_running_loop().time())
+        leaving = asyncio.create_task(asked.left())
+        hop = Hop(there.address, there.agent_key, asked, leaving, asyncio.get_running_loop().time())
         self._hops.add(hop)
         work = asyncio.create_task(self._answered(hop, request))
-        leaving = asyncio.create_task(asked.left())
         silent = asyncio.create_task(self._silent(hop))
         result: Result = "left"
         try:
             await asyncio.wait({work, leaving, silent}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done() or hop.arrived:
+            if leaving.done():  # the end, or more, may be on its way
+                await asyncio.wait({work}, timeout=ON_ITS_WAY)
+            if work.done():
                 await work
                 result = "ran_here" if hop.refused else "answered" if hop.arrived else "left"
-            elif silent.done():
+            elif silent.done() and not leaving.done():
                 quiet = asyncio.get_running_loop().time() - hop.heard
                 raise _BrokenError(f"it has not responded for {quiet:.0f} s")
         except _BrokenError as exc:
@@ -169,13 +186,13 @@ class Relay:
                 retry_after=1.0,
             ) from exc
         finally:
-            for task in (work, leaving, silent):
-                task.cancel()
-            await asyncio.gather(work, leaving, silent, return_exceptions=True)
-            self._note(result)
             try:
-                # The other proxy may have given it out of its hands: it does not know that the client has left, then.
-                if hop.turn_id is not None and result in ("answered", "left"):
+                for task in (work, leaving, silent):
+                    task.cancel()
+                await asyncio.gather(work, leaving, silent, return_exceptions=True)
+                self._note(result)
+                # Where neither is known, the other proxy has not given all of it out of its hands: it notes it.
+                if hop.turn_id is not None and (hop.arrived or hop.missed):
                     await self._engine.note_passed_on(hop.turn_id, arrived=hop.arrived)
             finally:
                 self._hops.remove(hop)
@@ -211,11 +228,16 @@ class Relay:
             await send({"type": "http.response.start", "status": response.status_code, "headers": head})
             async for chunk in response.aiter_raw():
                 hop.heard = clock()
-                if hop.asked.has_left():  # before it was given this, which may be the end
+                if hop.asked.has_left():
+                    hop.missed = True
                     return
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                told = at_once(hop.asked.receive)
+                if told is not None and told["type"] == "http.disconnect":  # it waited for room, and was dropped
+                    hop.missed = True
+                    return
             hop.arrived = True
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         except httpx.HTTPError as exc:
             raise _BrokenError(type(exc).__name__) from exc
         finally:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent
-from cli_session_proxy.engine.live import Answer, LiveTurn, replay
+from cli_session_proxy.engine.live import Answer, Handover, LiveTurn, replay
 from cli_session_proxy.errors import QueueFull, UpstreamError
 
 TURN = Turn(
@@ -26,7 +26,7 @@ class Fate:
     """What the engine is told of a live turn."""
 
     def __init__(self) -> None:
-        self.deliveries: list[bool] = []
+        self.deliveries: list[Handover] = []
         self.empty = asyncio.Event()
 
     def live(self, grace: float = 60.0) -> LiveTurn:
@@ -135,7 +135,7 @@ async def test_the_answer_is_delivered_when_one_client_acknowledged() -> None:
     gone.leave()
     there.acknowledge()
     there.leave()
-    assert fate.deliveries == [True]
+    assert fate.deliveries == ["arrived"]
 
 
 async def test_the_answer_is_undelivered_when_all_left_without_it() -> None:
@@ -145,7 +145,7 @@ async def test_the_answer_is_undelivered_when_all_left_without_it() -> None:
     live.finish(TURN)
     answer.leave()
     answer.acknowledge()
-    assert fate.deliveries == [False]
+    assert fate.deliveries == ["left"]
 
 
 async def test_the_turn_is_given_up_only_when_nobody_comes_back_in_time() -> None:

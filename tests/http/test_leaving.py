@@ -27,14 +27,18 @@ from ..until import until
 from ..without_cli import proxied_without_cli
 from .conftest import Run
 
+CHAT = "chat/completions"
+
 
 class Connection:
-    """One client's, over which the same is said whenever it is asked for."""
+    """One client's, over which the same is said whenever it is asked for: "one" in chat, unless told otherwise."""
 
-    def __init__(self, port: int, *, stream: bool) -> None:
+    def __init__(self, port: int, *, stream: bool = False, key: str = "", path: str = CHAT, **other: Any) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
-        body = json.dumps({"model": "sonnet", "stream": stream, "messages": [{"role": "user", "content": "one"}]})
-        head = f"POST /agents/a/v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}"
+        said = other or {"messages": [{"role": "user", "content": "one"}]}
+        body = json.dumps({"model": "sonnet", "stream": stream, **said})
+        head = f"POST /agents/a/v1/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}"
+        head += f"\r\nIdempotency-Key: {key}" * bool(key)
         self.request = f"{head}\r\nContent-Type: application/json\r\n\r\n{body}".encode()
 
     def say(self) -> None:

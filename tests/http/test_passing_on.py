@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from cli_session_proxy.domain.models import Agent, Delivery
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.export import explain
 from cli_session_proxy.http import gate, relay
-from cli_session_proxy.http.hop import HOP_KEY, OWNER, REFUSED
+from cli_session_proxy.http.connection import AHEAD
+from cli_session_proxy.http.hop import HOP_KEY, OWNER, REFUSED, Incoming
 from cli_session_proxy.http.relay import Relay
 from cli_session_proxy.settings import Profile
 from cli_session_proxy.stores.base import RequestMatch, Store, Whereabouts
@@ -29,7 +31,7 @@ from cli_session_proxy.wires import answers
 from ..stores.test_registry import certify
 from ..until import until
 from .cluster import KEY, PATIENCE, Host, Line, cluster, deaf, line
-from .test_leaving import Case, Client, when_it_is_committed, while_it_runs
+from .test_leaving import Case, Client, Connection, when_it_is_committed, while_it_runs
 from .test_metrics import samples
 
 
@@ -122,36 +124,49 @@ async def test_a_client_that_leaves_is_known_to_have_left_where_its_turn_runs(
         assert ((await one.turns())[-1].error or {})["detail"] == {"by": "left"}
 
 
-def as_its_answer_comes_back(client: Client, store: Store, patch: pytest.MonkeyPatch) -> None:
-    """The other host has given the answer out of its hands, and does not know that nobody takes it."""
+Pieces = Callable[[AsyncIterator[bytes]], AsyncIterator[bytes]]
+
+
+def comes_back(patch: pytest.MonkeyPatch, pieces: Pieces) -> None:
+    """How the answers to turns come back from the other host."""
     read = httpx.Response.aiter_raw
 
-    async def comes_back(response: httpx.Response) -> AsyncIterator[bytes]:
-        chunks = [chunk async for chunk in read(response)]
+    def all_of(response: httpx.Response) -> AsyncIterator[bytes]:
+        passed_on = "x-cluster-key" in response.request.headers and "x-turn-id" in response.headers
+        return pieces(read(response)) if passed_on else read(response)
+
+    patch.setattr(httpx.Response, "aiter_raw", all_of)
+
+
+def as_its_answer_comes_back(client: Client, _store: Store, patch: pytest.MonkeyPatch) -> None:
+    """The other host has given the answer out of its hands, and does not know that nobody takes it."""
+
+    async def pieces(answer: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        whole = [piece async for piece in answer]
         patch.undo()
         client.leave_and_say_it_again()
-        for chunk in chunks:
-            yield chunk
+        for piece in whole:
+            yield piece
 
-    patch.setattr(httpx.Response, "aiter_raw", comes_back)
+    comes_back(patch, pieces)
 
 
 def when_it_is_known_that_it_left(client: Client, store: Store, patch: pytest.MonkeyPatch) -> None:
     """The same is said again while it is noted that nobody took the answer: before the note is stored, the other host
     has read what is known of the turn, unless this one waits for the note."""
-    note, arrival, read = store.set_delivery, PostgresqlStore.arrival, httpx.Response.aiter_raw
+    note, arrival = store.set_delivery, PostgresqlStore.arrival
     looked = asyncio.Event()
+
+    async def pieces(answer: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        whole = [piece async for piece in answer]
+        client.leave()
+        for piece in whole:
+            yield piece
 
     async def looks(at: PostgresqlStore, *of: Any) -> RequestMatch:
         found = await arrival(at, *of)
         looked.set()
         return found
-
-    async def comes_back(response: httpx.Response) -> AsyncIterator[bytes]:
-        chunks = [chunk async for chunk in read(response)]
-        client.leave()
-        for chunk in chunks:
-            yield chunk
 
     async def noted(turn_id: str, delivery: Delivery, **how: Any) -> None:
         patch.undo()
@@ -162,13 +177,19 @@ def when_it_is_known_that_it_left(client: Client, store: Store, patch: pytest.Mo
                 await looked.wait()
         await note(turn_id, delivery, **how)
 
-    patch.setattr(httpx.Response, "aiter_raw", comes_back)
+    comes_back(patch, pieces)
     patch.setattr(store, "set_delivery", noted)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
-    "case", [while_it_runs, when_it_is_committed, as_its_answer_comes_back, when_it_is_known_that_it_left]
+    "case",
+    [
+        while_it_runs,
+        when_it_is_committed,
+        as_its_answer_comes_back,
+        when_it_is_known_that_it_left,
+    ],
 )
 async def test_who_left_the_host_that_passed_it_on_and_says_the_same_again_has_said_it_once(
     case: Case, stream: bool, postgres_url: str, tmp_path: Path
@@ -176,16 +197,196 @@ async def test_who_left_the_host_that_passed_it_on_and_says_the_same_again_has_s
     async with cluster(postgres_url, tmp_path, disconnect_grace=30.0) as (one, two):
         await one.chat("zero")
         one.model.open.clear()
-        client, patch = Client(two.settings.port, stream=stream), pytest.MonkeyPatch()
+        client = Client(two.settings.port, stream=stream)
         client.first.say()
         await until(lambda: len(one.asked) == 2)
-        case(client, one.store if case is when_it_is_committed else two.store, patch)
-        one.model.open.set()
-        assert b"200 OK" in await client.second.answer()
-        await until(lambda: not one.engine.progress() and not two.engine.progress())
+        with pytest.MonkeyPatch.context() as patch:
+            case(client, one.store if case is when_it_is_committed else two.store, patch)
+            one.model.open.set()
+            assert b"200 OK" in await client.second.answer()
+            await until(lambda: not one.engine.progress() and not two.engine.progress())
         client.second.socket.close()
         assert [path[-1] for host in (one, two) for path in host.asked] == ["zero", "one"]
-        patch.undo()
+
+
+async def test_who_left_a_connection_that_is_not_read_any_more_has_left(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has said more than the server holds: it does not hear the end."""
+    async with cluster(postgres_url, tmp_path, disconnect_grace=30.0) as (one, two):
+        await one.chat("zero")
+        one.model.open.clear()
+        client, arrival, looked = Client(two.settings.port, stream=False), one.store.arrival, asyncio.Event()
+        client.first.say()
+        await until(lambda: len(one.asked) == 2)
+
+        async def looks(*of: Any) -> RequestMatch:
+            found = await arrival(*of)
+            looked.set()
+            return found
+
+        monkeypatch.setattr(one.store, "arrival", looks)
+        client.first.socket.sendall(b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * (AHEAD + 1))
+        client.leave_and_say_it_again()
+        await looked.wait()
+        one.model.open.set()
+        assert b"200 OK" in await client.second.answer()
+        await until(lambda: not one.engine.progress())
+        client.second.socket.close()
+        assert [path[-1] for path in one.asked] == ["zero", "one"]
+
+
+class HeldUp:
+    """A host that is held up just when the answer comes back: it goes on when it is `released`, and its client has
+    left. `notes` are what it notes of answers."""
+
+    def __init__(self, host: Host, client: socket.socket, patch: pytest.MonkeyPatch) -> None:
+        self.released = asyncio.Event()
+        self.notes: list[Delivery] = []
+        note = host.store.set_delivery
+
+        async def pieces(answer: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+            async for piece in answer:
+                if b"You said" in piece:
+                    await self.released.wait()
+                    client.close()
+                yield piece
+
+        async def noted(turn_id: str, delivery: Delivery, **how: Any) -> None:
+            await note(turn_id, delivery, **how)
+            self.notes.append(delivery)
+
+        comes_back(patch, pieces)
+        patch.setattr(host.store, "set_delivery", noted)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_an_answer_that_came_where_it_was_made_is_kept_although_it_was_lost_on_another_way(
+    stream: bool, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(postgres_url, tmp_path, disconnect_grace=30.0) as (one, two):
+        await one.chat("zero")
+        one.model.open.clear()
+        lost = Connection(two.settings.port, stream=stream, key="k")
+        held_up = HeldUp(two, lost.socket, monkeypatch)
+        lost.say()
+        await until(lambda: len(one.asked) == 2)
+        again = asyncio.create_task(one.chat("one", headers={"Idempotency-Key": "k"}, stream=stream))
+        await until(lambda: any(live._clients == 2 for live in one.engine._live.values()))
+        one.model.open.set()
+        assert "You said: one" in (await again).text
+        await until(lambda: _delivered(one))
+        held_up.released.set()
+        await until(lambda: held_up.notes == ["undelivered"])
+        await one.chat("two")
+        assert one.asked[-1] == ["zero", "one", "two"]
+
+
+async def test_a_background_turn_is_kept_although_the_client_left_the_host_that_passed_it_on(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(postgres_url, tmp_path, disconnect_grace=30.0) as (one, two):
+        await one.chat("zero")
+        leaves = Connection(two.settings.port, stream=True, path="responses", background=True, input="one")
+        held_up = HeldUp(two, leaves.socket, monkeypatch)
+        leaves.say()
+        await until(lambda: _delivered(one))
+        held_up.released.set()
+        await until(lambda: held_up.notes == ["undelivered"])
+        await one.chat("two")
+        assert one.asked[-1] == ["zero", "one", "two"]
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_an_answer_of_which_the_client_had_all_is_kept_although_it_left_before_the_end_was_known(
+    in_time: bool, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "ON_ITS_WAY", PATIENCE if in_time else 0.0)
+    async with cluster(postgres_url, tmp_path, disconnect_grace=30.0) as (one, two):
+        await one.chat("zero")
+        client, left, noticed = Connection(two.settings.port, stream=True), Incoming.left, asyncio.Event()
+
+        async def leaves(asked: Incoming) -> None:
+            await left(asked)
+            noticed.set()
+
+        async def pieces(answer: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+            async for piece in answer:
+                yield piece
+            if noticed.is_set():  # the answer to "two"
+                return
+            told = b""
+            while b"[DONE]" not in told:
+                told += await client.answer()
+            client.socket.close()
+            await noticed.wait()
+            for _ in range(100):  # whoever waits for that goes on before
+                await asyncio.sleep(0)
+            if not in_time:
+                await asyncio.Event().wait()
+
+        monkeypatch.setattr(Incoming, "left", leaves)
+        comes_back(monkeypatch, pieces)
+        client.say()
+        await noticed.wait()
+        await two.chat("two")
+        assert one.asked[-1] == ["zero", "one", "two"]
+        if in_time:
+            await until(lambda: _delivered(one))
+
+
+async def test_an_answer_whose_end_was_dropped_while_it_waited_for_room_did_not_arrive(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(postgres_url, tmp_path, disconnect_grace=30.0) as (one, two):
+        await one.chat("zero")
+        one.model.calls.append([{"type": "text", "text": "x" * 16 * 1024 * 1024}])
+        client = Connection(two.settings.port)
+        notes, note = list[Delivery](), two.store.set_delivery
+
+        async def pieces(answer: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+            whole = b"".join([piece async for piece in answer])
+            yield whole[:-100]  # more than the kernel takes: the rest waits for room
+            asyncio.get_running_loop().call_soon(client.socket.close)
+            yield whole[-100:]
+
+        async def noted(turn_id: str, delivery: Delivery, **how: Any) -> None:
+            await note(turn_id, delivery, **how)
+            notes.append(delivery)
+
+        comes_back(monkeypatch, pieces)
+        monkeypatch.setattr(two.store, "set_delivery", noted)
+        client.say()
+        await until(lambda: bool(notes))
+        assert notes == ["undelivered"]
+
+
+async def test_a_slow_store_holds_up_nobody_else(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(postgres_url, tmp_path, lease=600.0) as (one, two):
+        for agent in ("a", "b"):
+            await one.chat("zero", agent=agent)
+        goes_on, note = asyncio.Event(), two.store.set_delivery
+
+        async def noted(turn_id: str, delivery: Delivery, **how: Any) -> None:
+            noting.set()
+            await goes_on.wait()
+            await note(turn_id, delivery, **how)
+
+        monkeypatch.setattr(two.store, "set_delivery", noted)
+        client, noting = Connection(two.settings.port), asyncio.Event()
+
+        async def pieces(answer: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+            client.socket.close()
+            async for piece in answer:
+                yield piece
+
+        comes_back(monkeypatch, pieces)
+        client.say()
+        await noting.wait()
+        assert said(await two.chat("one", agent="b")) == "You said: one (2)"
+        goes_on.set()
 
 
 async def test_a_refusal_of_the_other_host_comes_back_as_it_is(postgres_url: str, tmp_path: Path) -> None:
