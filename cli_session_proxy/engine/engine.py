@@ -354,7 +354,7 @@ class Engine:
         live = self._live.get(turn.id)
         if live is not None and not live.done:
             return live.abandoned
-        if turn.instance != self._instances.id:
+        if turn.instance != self._instances.id or self._deliveries.has_arrived(turn.id):
             return False
         await self._deliveries.noted(turn.id)
         now = await self.store.turn(turn.id)

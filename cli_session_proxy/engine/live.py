@@ -497,6 +497,7 @@ class Deliveries:
         self._grace = grace
         self._elsewhere: set[str] = set()  # turns that another proxy runs, and delivers to its own clients
         self._notes: dict[str, asyncio.Task[None]] = {}  # by turn: the last one, until it is stored
+        self._arrived: set[str] = set()  # turns of which that one says so
 
     def live(self, turn: Turn, agent_id: str, *, elsewhere: bool = False) -> LiveTurn:
         """The turn for its clients. `elsewhere`: another proxy runs it; see `came_here`."""
@@ -505,6 +506,8 @@ class Deliveries:
 
         def on_delivery(how: Handover) -> None:
             self._note(turn.id, partial(self._ended, live, how))
+            if how == "arrived":
+                self._arrived.add(turn.id)
 
         def on_empty() -> None:
             self._tasks.own(self._give_up(live))
@@ -555,6 +558,7 @@ class Deliveries:
     def _note(self, turn_id: str, note: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Store what became of the turn's clients, behind what was noted of them before."""
         before = self._notes.get(turn_id)
+        self._arrived.discard(turn_id)
 
         async def noting() -> None:
             try:
@@ -564,8 +568,13 @@ class Deliveries:
             finally:
                 if self._notes.get(turn_id) is asyncio.current_task():
                     del self._notes[turn_id]
+                    self._arrived.discard(turn_id)
 
         self._notes[turn_id] = self._tasks.own(noting())
+
+    def has_arrived(self, turn_id: str) -> bool:
+        """A client has the answer, and the note of that is on its way to the store: nobody needs to wait for it."""
+        return turn_id in self._arrived
 
     async def noted(self, turn_id: str) -> None:
         """Wait until the store knows what became of the turn's clients."""

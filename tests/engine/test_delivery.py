@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from cli_session_proxy.domain.models import Turn
+from cli_session_proxy.domain.models import Delivery, Turn
 from cli_session_proxy.engine.live import Answer
 from cli_session_proxy.errors import Interrupted, TurnCancelled
 from cli_session_proxy.settings import Settings
@@ -132,6 +133,25 @@ async def test_a_follower_that_has_ended_does_not_keep_a_turn(settings: Settings
         answer.leave()
         with pytest.raises(TurnCancelled, match="every client has left"):
             await answer.turn()
+
+
+async def test_the_same_words_again_wait_for_no_disk_to_note_that_the_answer_before_arrived(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with core(settings) as (engine, backend):
+        note, disk = engine.store.set_delivery, asyncio.Event()
+
+        async def slow(turn_id: str, delivery: Delivery, **how: Any) -> None:
+            await disk.wait()
+            await note(turn_id, delivery, **how)
+
+        monkeypatch.setattr(engine.store, "set_delivery", slow)
+        first = await ask(engine, "one")
+        again = asyncio.create_task(ask(engine, "one"))
+        await until(again.done)
+        disk.set()
+        assert (await again).id != first.id
+    assert words(backend.seen[-1]) == ["one", "one"]
 
 
 @pytest.mark.parametrize("returns", [False, True])
