@@ -131,6 +131,7 @@ class Engine:
             retire=self.backend.retire,
             fenced=self._fenced,
             busy=lambda: bool(self._live),
+            in_lane=self.busy,
             end=self._end_here,
             address=settings.advertise,
         )

@@ -196,7 +196,8 @@ class Ownership:
     - `catch_up(agent, lease)` adopts what a person said here, before the lease is handed over: no other host sees it.
     - `retire(agent)` ends this proxy's idle processes of an agent, before the lease is handed over.
     - `fenced(agent_key)` is told of a lease that was lost: whatever runs for this agent here has to stop.
-    - `busy()`: turns wait or run here; `end(turn_id, by)` ends one of them, as another proxy wants.
+    - `busy()`: turns wait or run here, `in_lane(agent_key)`: turns of this agent; `end(turn_id, by)` ends one of them,
+      as another proxy wants.
     """
 
     def __init__(
@@ -210,6 +211,7 @@ class Ownership:
         retire: Callable[[Agent], Awaitable[None]],
         fenced: Callable[[int], None],
         busy: Callable[[], bool],
+        in_lane: Callable[[int], bool],
         end: Callable[[str, CancelledBy], None],
         address: str | None = None,
     ) -> None:
@@ -221,6 +223,7 @@ class Ownership:
         self._retire = retire
         self._fenced = fenced
         self._busy = busy
+        self._in_lane = in_lane
         self._end = end
         self._held: dict[int, _Holding] = {}
         self._locks: dict[int, asyncio.Lock] = {}
@@ -247,7 +250,7 @@ class Ownership:
         looks = True
         while True:
             await self._store.until_asked(self.proxy.id, LOOK * self.proxy.lease)
-            self._slept()
+            self._was_awake()
             lost, self._lost = self._lost, []
             await asyncio.gather(*(self._retire_lost(agent) for agent in lost))
             if not (self._held or self._busy()) or not (self._instances.spans_hosts or self._instances.others()):
@@ -371,9 +374,10 @@ class Ownership:
         then."""
         held = self._held.get(agent.key)
         if held is None:
-            got = await self._store.acquire(agent.key, self.proxy, expired=not self._slept(), asks=asks)
+            got = await self._store.acquire(agent.key, self.proxy, awake=self._was_awake, asks=asks)
             if isinstance(got, Held) and self._instances.has_ended(got.holder):
-                got = await self._store.acquire(agent.key, self.proxy, dead=(got.holder,), asks=asks)
+                ended = (got.holder,)
+                got = await self._store.acquire(agent.key, self.proxy, dead=ended, awake=self._was_awake, asks=asks)
             if isinstance(got, Held):
                 return None
             self._renewed = asyncio.get_running_loop().time()
@@ -386,14 +390,14 @@ class Ownership:
         held.uses += 1
         return held.lease
 
-    def _slept(self) -> bool:
-        """This process was paused within the last lease. If the machine slept, so did the other proxies: that their
+    def _was_awake(self) -> bool:
+        """This process was not paused within the last lease. If the machine slept, so did the other proxies: that their
         heartbeats have expired says nothing until they had the time for new ones."""
         now = time.time()
         if abs(now - self._ran) > HEARTBEAT * self.proxy.lease:
             self._awake = now
         self._ran = now
-        return now - self._awake < self.proxy.lease
+        return now - self._awake >= self.proxy.lease
 
     async def _is_first(self, agent: Agent, lease: Lease, turn: Turn | None) -> bool:
         """No turn of another proxy comes before this one.
@@ -415,7 +419,8 @@ class Ownership:
         return True
 
     async def _release_unused(self, agent_key: int) -> None:
-        if self._users[agent_key]:  # the turn that uses it is asked when it ends
+        # The turn that uses it is asked when it ends; one that does not use it yet comes first, or will give it back.
+        if self._users[agent_key] or self._in_lane(agent_key):
             return
         async with self._exclusively(agent_key):
             try:
@@ -427,14 +432,15 @@ class Ownership:
         """Hand the lease over before the next turn here, where others have asked for it as long as a lease lasts: while
         turns follow each other without a pause, `hand_over` never finds it unused.
 
-        Another proxy's turn needs none of this: it comes in the order of acceptance (`_is_first`).
+        Another proxy's turn needs none of this: it comes in the order of acceptance (`_is_first`), unless it is tried
+        again.
         """
         clock = asyncio.get_running_loop().time
         if clock() - self._asked[agent_key] < self.proxy.lease or agent_key not in self._held:
             return
         try:
             waiting = await self._store.waiting(agent_key)
-            if any(turn.instance not in (None, self._instances.id) for turn in waiting):
+            if any(turn.instance not in (None, self._instances.id) and not turn.attempts for turn in waiting):
                 return
             await self._release(agent_key)
             for _ in range(GAP):

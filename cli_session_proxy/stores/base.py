@@ -411,10 +411,17 @@ class Leases(Protocol):
         """A heartbeat. Returns the leases that this proxy holds now."""
 
     async def acquire(
-        self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = (), expired: bool = True, asks: bool = True
+        self,
+        agent_key: int,
+        proxy: Proxy,
+        *,
+        dead: Collection[str] = (),
+        awake: Callable[[], bool] = lambda: True,
+        asks: bool = True,
     ) -> Granted | Held:
-        """The agent's lease, or who has it. `dead` are proxies that the caller knows to have ended. Without `expired`
-        a holder whose heartbeat has expired is not replaced. Without `asks` a holder is not asked to hand it over."""
+        """The agent's lease, or who has it. `dead` are proxies that the caller knows to have ended. A holder whose
+        heartbeat has expired is replaced if the caller was `awake` meanwhile, which is asked behind the look at that
+        heartbeat, perhaps on another thread. Without `asks` a holder is not asked to hand it over."""
 
     async def release(self, lease: Lease) -> None:
         """Give it back, if it is still held."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from pathlib import Path
 
 import pytest
@@ -80,10 +80,16 @@ class SlowToAsk(SqliteStore):
         self.goes_on = asyncio.Event()
 
     async def acquire(
-        self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = (), expired: bool = True, asks: bool = True
+        self,
+        agent_key: int,
+        proxy: Proxy,
+        *,
+        dead: Collection[str] = (),
+        awake: Callable[[], bool] = lambda: True,
+        asks: bool = True,
     ) -> Granted | Held:
         await self.goes_on.wait()
-        return await super().acquire(agent_key, proxy, dead=dead, expired=expired, asks=asks)
+        return await super().acquire(agent_key, proxy, dead=dead, awake=awake, asks=asks)
 
 
 class Counting(SqliteStore):
@@ -115,6 +121,55 @@ async def test_a_turn_keeps_its_place_while_its_proxy_has_not_asked_for_the_leas
         assert (before.parent_id, after.parent_id) == (None, before.id)
     finally:
         slow.goes_on.set()
+        await first.stop()
+        await second.stop()
+
+
+class SleepsAsItAsks(SqliteStore):
+    """The machine sleeps for two leases behind a proxy's decision to ask for an agent, once another one has it."""
+
+    slept, asks_made = 0.0, 0
+
+    async def acquire(
+        self,
+        agent_key: int,
+        proxy: Proxy,
+        *,
+        dead: Collection[str] = (),
+        awake: Callable[[], bool] = lambda: True,
+        asks: bool = True,
+    ) -> Granted | Held:
+        self.asks_made += 1
+        self.slept = 2 * proxy.lease
+        return await super().acquire(agent_key, proxy, dead=dead, awake=awake, asks=asks)
+
+
+async def test_a_machine_that_sleeps_while_a_proxy_asks_for_an_agent_fences_nobody_out(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To it every lease of the others has expired."""
+    real, settings = time.time, settings.model_copy(update={"lease": 30.0})
+
+    def clock() -> float:
+        return real() + store.slept
+
+    store = SleepsAsItAsks(settings.var / FILE, clock=clock)
+    monkeypatch.setattr(time, "time", clock)
+    model = Model()
+    model.open.clear()
+    first = Engine(settings, SqliteStore(settings.var / FILE, clock=clock), MemoryBackend(model))
+    second = Engine(settings, store, MemoryBackend())
+    await first.start()
+    await second.start()
+    try:
+        one = asyncio.create_task(ask(first, "one"))
+        await model.reached.wait()
+        two = asyncio.create_task(ask(second, "two"))
+        await until(lambda: store.asks_made > 1)
+        model.open.set()
+        assert [turn.status for turn in await asyncio.gather(one, two)] == ["completed", "completed"]
+    finally:
+        model.open.set()
         await first.stop()
         await second.stop()
 
@@ -235,6 +290,28 @@ async def test_a_turn_elsewhere_keeps_its_place_behind_turns_without_a_pause(set
         await asked_for_long(engine)
         model.open.set()
         assert [(await turn).continuity for turn in said] == ["started", "warm", "warm", "rebuilt"]
+        assert backend.retired == ["a"]
+
+
+async def test_turns_without_a_pause_let_another_proxy_try_a_turn_again(settings: Settings) -> None:
+    """It has lost its place in the order of acceptance."""
+    settings = settings.model_copy(update={"lease": 0.3})
+    model, fails = Model(), Model()
+    fails.faults = [UpstreamError("overloaded")]
+    async with core(settings, model) as (engine, backend), core(settings, fails) as (other, _):
+        with pytest.raises(UpstreamError):
+            await ask(other, "one", idempotency_key="k")
+        model.open.clear()
+        said = [asyncio.create_task(ask(engine, "two"))]
+        await model.reached.wait()
+        answer = await other.submit(request("one", idempotency_key="k"))
+        said.append(asyncio.create_task(answer.turn()))
+        await asked_for_long(engine)
+        answer = await engine.submit(request("three"))
+        said.append(asyncio.create_task(answer.turn()))
+        model.open.set()
+        two, one, three = [await turn for turn in said]
+        assert (one.parent_id, three.parent_id) == (two.id, one.id)
         assert backend.retired == ["a"]
 
 
@@ -417,7 +494,7 @@ async def test_a_lease_is_not_unused_while_something_of_its_former_holder_is_to_
         assert isinstance(await store.acquire(agent.key, Proxy("gone", "here", -1.0)), Granted)
         own = Ownership(
             store, Instances(tmp_path), 60.0, settle=settle, catch_up=nothing, retire=nothing,
-            fenced=lambda _key: None, busy=lambda: False, end=lambda *_: None,
+            fenced=lambda _key: None, busy=lambda: False, in_lane=lambda _key: False, end=lambda *_: None,
         )  # fmt: skip
         with pytest.raises(StoreUnavailable):
             async with own.hold(agent):
@@ -432,6 +509,47 @@ async def test_a_lease_is_not_unused_while_something_of_its_former_holder_is_to_
         for first in (True, False):
             async with own.hold(agent):
                 assert own.since(unused) is first
+
+
+class Looked(SqliteStore):
+    looks = 0
+
+    async def asked(self, proxy_id: str) -> Asked:
+        self.looks += 1
+        return await super().asked(proxy_id)
+
+
+async def test_a_lease_is_not_handed_over_between_two_turns_of_a_lane(tmp_path: Path) -> None:
+    """The second would find its process ended."""
+    in_lane, retired = True, list[str]()
+
+    async def nothing(*_given: object) -> None: ...
+
+    async def retire(agent: Agent) -> None:
+        retired.append(agent.agent_id)
+
+    (tmp_path / RUN).mkdir()
+    beside = Instances(tmp_path)
+    beside.enter()
+    store = Looked(tmp_path / FILE)
+    async with opened(lambda: store):
+        agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
+        own = Ownership(
+            store, Instances(tmp_path), 0.3, settle=nothing, catch_up=nothing, retire=retire,
+            fenced=lambda _key: None, busy=lambda: False, in_lane=lambda _key: in_lane, end=lambda *_: None,
+        )  # fmt: skip
+        async with own.hold(agent):
+            pass
+        assert isinstance(await store.acquire(agent.key, Proxy(beside.id, "here", 60.0)), Held)
+        handing_over = asyncio.create_task(own.hand_over())
+        await until(lambda: store.looks > 2)
+        assert own.has(agent.key)
+        assert not retired
+        in_lane = False
+        await until(lambda: not own.has(agent.key))
+        handing_over.cancel()
+        await asyncio.wait([handing_over])
+    assert retired == ["a"]
 
 
 class Paused(SqliteStore):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -133,11 +133,17 @@ class DictStore:
         return [HeldLease(lease, None) for lease in self.leases.values() if lease.holder == proxy.id]
 
     async def acquire(
-        self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = (), expired: bool = True, asks: bool = True
+        self,
+        agent_key: int,
+        proxy: Proxy,
+        *,
+        dead: Collection[str] = (),
+        awake: Callable[[], bool] = lambda: True,
+        asks: bool = True,
     ) -> Granted | Held:
         await self.renew(proxy)
         now = self.leases.get(agent_key, Lease(agent_key, proxy.id, 0))
-        if now.holder != proxy.id and now.holder not in dead and (not expired or await self.responds(now.holder)):
+        if now.holder != proxy.id and now.holder not in dead and (await self.responds(now.holder) or not awake()):
             return Held(now.holder)
         self.leases[agent_key] = Lease(agent_key, proxy.id, now.epoch + 1)
         return Granted(self.leases[agent_key], None if now.holder == proxy.id else now.holder)

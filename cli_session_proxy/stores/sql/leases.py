@@ -107,7 +107,7 @@ def acquire(
     proxy: Proxy,
     dead: Collection[str],
     *,
-    expired: bool,
+    awake: Callable[[], bool],
     asks: bool,
     ring: Callable[[Connection, str], None],
 ) -> Granted | Held:
@@ -122,7 +122,7 @@ def acquire(
         assert row is not None
     if row.holder == proxy.id:
         return Granted(Lease(agent_key, proxy.id, row.epoch), None)
-    if row.holder is not None and row.holder not in dead and (not expired or responds(conn, row.holder)):
+    if row.holder is not None and row.holder not in dead and (responds(conn, row.holder) or not awake()):
         if asks and row.wanted is None:
             _CHANGE.run(conn, {"of_agent": agent_key, "wanted": proxy.id})
             ring(conn, row.holder)

@@ -307,10 +307,16 @@ class SqlStore(Store):
         return await self._db.write(lambda conn: leases.renew(conn, proxy), Urgency.JOURNAL, quick=True)
 
     async def acquire(
-        self, agent_key: int, proxy: Proxy, *, dead: Collection[str] = (), expired: bool = True, asks: bool = True
+        self,
+        agent_key: int,
+        proxy: Proxy,
+        *,
+        dead: Collection[str] = (),
+        awake: Callable[[], bool] = lambda: True,
+        asks: bool = True,
     ) -> Granted | Held:
         work = partial(
-            leases.acquire, agent_key=agent_key, proxy=proxy, dead=dead, expired=expired, asks=asks, ring=self._db.ring
+            leases.acquire, agent_key=agent_key, proxy=proxy, dead=dead, awake=awake, asks=asks, ring=self._db.ring
         )
         return await self._db.write(work, Urgency.JOURNAL, quick=True)
 

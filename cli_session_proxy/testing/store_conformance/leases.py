@@ -101,9 +101,9 @@ async def an_expired_lease_is_left_to_its_holder_by_who_cannot_tell_a_pause_from
     async with opened(factory) as store:
         agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
         former = await granted(store, agent, STOPPED)
-        assert await store.acquire(agent.key, OTHER, expired=False) == Held("stopped")
+        assert await store.acquire(agent.key, OTHER, awake=lambda: False) == Held("stopped")
         assert await store.asked("stopped") == Asked((agent.key,))
-        ended = await store.acquire(agent.key, OTHER, dead=("stopped",), expired=False)
+        ended = await store.acquire(agent.key, OTHER, dead=("stopped",), awake=lambda: False)
         assert follows(ended, former, "other", "stopped")
 
 

@@ -20,6 +20,7 @@ from cli_session_proxy.testing.upstream import Upstream
 from ...conftest import MakeSettings
 from ...every_wire import five_turns, google_client, proxied, the_one_chain
 from ...matrix import rest_in_full
+from ...until import until
 from ...without_cli import proxied_without_cli
 
 EVENT: TypeAdapter[Any] = TypeAdapter(InteractionSSEEvent)
@@ -129,8 +130,12 @@ async def test_a_background_interaction_goes_on_without_its_client(proxy: Proxy,
     done = await client.interactions.get(made.id, include_input=True)
     assert (done.status, done.output_text) == ("completed", "Done.")
     assert done.model_dump()["input"][0]["content"][0]["text"] == "hello"
-    [turn] = await the_one_chain(engine, 1)
-    assert turn.delivery == "delivered"
+
+    async def is_noted() -> bool:
+        [turn] = await the_one_chain(engine, 1)
+        return turn.delivery == "delivered"
+
+    await until(is_noted)
 
 
 async def test_a_background_interaction_is_cancelled_and_never_continued(proxy: Proxy, upstream: Upstream) -> None:
