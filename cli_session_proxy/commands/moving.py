@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from rich.progress import TaskProgressColumn
 
 from .. import logs
-from ..engine.ownership import HEARTBEAT, Instances
+from ..engine.ownership import HEARTBEAT, Instances, PauseWatch
 from ..errors import ConfigError, NotFound, StoreUnavailable
 from ..sandbox import make_private
 from ..settings import Settings
@@ -134,13 +134,15 @@ async def _take(store: Store, instances: Instances, proxy: Proxy, agent_keys: Se
     """Hold the leases of these agents. A turn that runs ends first. What a proxy that ended left stays as it is: it is
     settled in the new place, by the proxy that takes the agent from this one."""
     asking = asyncio.Semaphore(AT_ONCE)
+    pauses = PauseWatch(proxy.lease)
 
     async def take(agent_key: int) -> None:
         while True:
             async with asking:
-                got = await store.acquire(agent_key, proxy)
+                pauses.was_awake()
+                got = await store.acquire(agent_key, proxy, awake=pauses.was_awake)
                 if isinstance(got, Held) and instances.has_ended(got.holder):
-                    got = await store.acquire(agent_key, proxy, dead=(got.holder,))
+                    got = await store.acquire(agent_key, proxy, dead=(got.holder,), awake=pauses.was_awake)
             if isinstance(got, Granted):
                 return
             await asyncio.sleep(AGAIN)

@@ -231,8 +231,7 @@ class Ownership:
         self._asked: dict[int, float] = {}  # since when others ask for these leases, by the loop's time
         self._lost: list[Agent] = []  # agents that another proxy has taken over, with a process of ours left perhaps
         self._renewed = 0.0  # the loop's time of the last heartbeat that was stored
-        self._ran = time.time()  # when this process was last seen to run
-        self._awake = 0.0  # when it woke up from its last pause
+        self._pauses = PauseWatch(self.proxy.lease)
 
     async def keep(self) -> None:
         """Keep the leases alive. Until it is cancelled."""
@@ -250,7 +249,7 @@ class Ownership:
         looks = True
         while True:
             await self._store.until_asked(self.proxy.id, LOOK * self.proxy.lease)
-            self._was_awake()
+            self._pauses.was_awake()
             lost, self._lost = self._lost, []
             await asyncio.gather(*(self._retire_lost(agent) for agent in lost))
             if not (self._held or self._busy()) or not (self._instances.spans_hosts or self._instances.others()):
@@ -374,10 +373,11 @@ class Ownership:
         then."""
         held = self._held.get(agent.key)
         if held is None:
-            got = await self._store.acquire(agent.key, self.proxy, awake=self._was_awake, asks=asks)
+            got = await self._store.acquire(agent.key, self.proxy, awake=self._pauses.was_awake, asks=asks)
             if isinstance(got, Held) and self._instances.has_ended(got.holder):
-                ended = (got.holder,)
-                got = await self._store.acquire(agent.key, self.proxy, dead=ended, awake=self._was_awake, asks=asks)
+                got = await self._store.acquire(
+                    agent.key, self.proxy, dead=(got.holder,), awake=self._pauses.was_awake, asks=asks
+                )
             if isinstance(got, Held):
                 return None
             self._renewed = asyncio.get_running_loop().time()
@@ -389,15 +389,6 @@ class Ownership:
             held.settled = True
         held.uses += 1
         return held.lease
-
-    def _was_awake(self) -> bool:
-        """This process was not paused within the last lease. If the machine slept, so did the other proxies: that their
-        heartbeats have expired says nothing until they had the time for new ones."""
-        now = time.time()
-        if abs(now - self._ran) > HEARTBEAT * self.proxy.lease:
-            self._awake = now
-        self._ran = now
-        return now - self._awake >= self.proxy.lease
 
     async def _is_first(self, agent: Agent, lease: Lease, turn: Turn | None) -> bool:
         """No turn of another proxy comes before this one.
@@ -501,6 +492,27 @@ def differences(hosts: Iterable[tuple[str, Facts]]) -> dict[str, dict[str, list[
         if len(values) > 1:
             found[name] = values
     return found
+
+
+class PauseWatch:
+    """Whether this process was paused within the last `lease` seconds. It finds out by being asked, at least once in
+    `HEARTBEAT` of these, from any thread.
+
+    If the machine slept, so did the other proxies: that their heartbeats have expired says nothing until they had the
+    time for new ones.
+    """
+
+    def __init__(self, lease: float) -> None:
+        self._lease = lease
+        self._ran = time.time()  # when this process was last seen to run
+        self._woke = 0.0  # when it woke up from its last pause
+
+    def was_awake(self) -> bool:
+        now = time.time()
+        if abs(now - self._ran) > HEARTBEAT * self._lease:
+            self._woke = now
+        self._ran = now
+        return now - self._woke >= self._lease
 
 
 @dataclass(slots=True, eq=False)

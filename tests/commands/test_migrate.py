@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,19 @@ from typer.testing import CliRunner
 
 from cli_session_proxy.backends.memory import MemoryBackend, echo
 from cli_session_proxy.cli import app
-from cli_session_proxy.commands import bars
+from cli_session_proxy.commands import bars, moving
 from cli_session_proxy.commands.doctor import examine
 from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import ASKED_POLL
+from cli_session_proxy.stores.base import ASKED_POLL, Store
 from cli_session_proxy.stores.sql.moving import Move
 from cli_session_proxy.stores.sql.store import SqlStore
+from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
+from cli_session_proxy.testing.store_samples import opened
 
+from ..engine.test_ownership import SleepsAsItAsks
 from ..talking import ask, text
 from ..test_cli import done, error_of
 from ..until import PATIENCE, POLL, until
@@ -114,6 +118,45 @@ async def test_the_move_waits_for_a_turn_that_runs(postgres_url: str, tmp_path: 
         assert kept.output == answer.output
     finally:
         await there.stop()
+
+
+async def test_a_move_in_which_the_machine_sleeps_takes_no_agent_from_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To it every lease has expired."""
+    real, begun, ended = time.time, asyncio.Event(), asyncio.Event()
+    settings = settings_of(tmp_path / "var").model_copy(update={"lease": 3.0})
+
+    async def slow(path: Sequence[Message]) -> Sequence[Block]:
+        begun.set()
+        await ended.wait()
+        return await echo(path)
+
+    def clock() -> float:
+        return real() + store.slept
+
+    @asynccontextmanager
+    async def made(_settings: Settings) -> AsyncIterator[Store]:
+        async with opened(lambda: store):
+            yield store
+
+    engine = Engine(settings, SqliteStore(settings.var / FILE, clock=clock), MemoryBackend(slow))
+    store = SleepsAsItAsks(settings.var / FILE, clock=clock)
+    monkeypatch.setattr(time, "time", clock)
+    monkeypatch.setattr(moving, "made", made)
+    await engine.start()
+    try:
+        turn = asyncio.create_task(ask(engine, "hello"))
+        await begun.wait()
+        moved = asyncio.create_task(moving.migrate(settings, str(tmp_path / "there")))
+        await until(lambda: store.slept)
+        await until(lambda: engine.store.asked(engine._instances.id))
+        ended.set()
+        assert (await turn).status == "completed"
+        assert (await moved).rows["turns"] == 1
+    finally:
+        ended.set()
+        await engine.stop()
 
 
 @pytest.mark.parametrize("back", [False, True], ids=["to postgresql", "back"])
