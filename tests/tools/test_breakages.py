@@ -42,7 +42,7 @@ class Talk:
     @property
     def transcript(self) -> Path:
         assert self.engine.settings.claude_config_dir is not None
-        (found,) = self.engine.settings.claude_config_dir.rglob(f"{self.turn.session_id}.jsonl")
+        (found,) = self.engine.settings.claude_config_dir.glob(f"projects/*/{self.turn.session_id}.jsonl")
         return found
 
     @property
