@@ -127,7 +127,7 @@ class Engine:
             self._instances,
             settings.lease,
             settle=self._recovery.settle,
-            catch_up=self._catch_up,
+            leave=self._leave,
             retire=self.backend.retire,
             fenced=self._fenced,
             busy=lambda: bool(self._live),
@@ -386,20 +386,25 @@ class Engine:
             if self.passing is not None:
                 await self._send_on(turn.profile, self.passing, agent)
             try:
-                return await self._requeue(turn, agent, request.timeout)
+                turn, place = await self._requeue(turn)
             except StoreUnavailable as exc:
                 if "status" not in exc.detail:
                     raise not_run(exc) from exc
-                # somebody else was quicker: look again
+                continue  # somebody else was quicker: look again
+            return self._launch(turn, agent, place, request.timeout)
 
-    async def _requeue(self, turn: Turn, agent: Agent, timeout: float | None) -> Answer:
-        place = self._lanes.take(agent.key)
+    async def _requeue(self, turn: Turn) -> tuple[Turn, Place]:
+        """A new attempt, last in its lane. Raises `StoreUnavailable`: with a `status` somebody else was quicker."""
+        if turn.id in self._ends.waiting:  # how the attempt before ended: later it would end this one
+            await self._ends.store_all()
+        place = self._lanes.take(turn.agent_key)
         try:
-            turn = await self.store.requeue(turn.id, self._instances.id)
-        except BaseException:
+            return await self.store.requeue(turn.id, self._instances.id), place
+        except BaseException as exc:
             self._lanes.give_up(place)
+            if isinstance(exc, StoreUnavailable) and exc.detail.get("in_doubt"):
+                self._ends.never_ran(turn.id, turn.attempts)
             raise
-        return self._launch(turn, agent, place, timeout)
 
     async def _attach_elsewhere(self, turn: Turn, agent: Agent, *, timeout: float | None, again: bool) -> Answer:
         """The answer of a turn that another proxy runs: as it comes from there, else by the store, whole.
@@ -433,12 +438,7 @@ class Engine:
                     await self._take_over(live)
                 replay(live)
             elif again and (turn.error or {}).get("code") == Interrupted.code:
-                place = self._lanes.take(agent.key)
-                try:
-                    live.turn = await self.store.requeue(turn.id, self._instances.id)
-                except BaseException:
-                    self._lanes.give_up(place)
-                    raise
+                live.turn, place = await self._requeue(turn)
                 live.attempts = list(turn.attempts)
                 await self._deliveries.came_here(live)
                 await self._run(live, agent, place)
@@ -565,7 +565,8 @@ class Engine:
         """A cancellation that comes now finds the turn over: its clients hear the error all the same."""
         if isinstance(error, LeaseLost) and await uninterrupted(self._tasks.own(self._finished_by_the_next(live))):
             return
-        await uninterrupted(self._tasks.own(self._ends.failed(live, error)))
+        self._ends.failed(live, error)
+        await uninterrupted(self._tasks.own(self._ends.tell(live, error)))
 
     async def _finished_by_the_next(self, live: LiveTurn) -> bool:
         """Who takes an agent over first looks for what our CLI had finished, and keeps it: its clients hear it then.
@@ -733,6 +734,14 @@ class Engine:
                             await self._catch_up(agent, lease)
                 except ProxyError as exc:  # the session is verified before its next use all the same
                     log.warning("not_adopted", session_id=session_id, error=exc.message)
+
+    async def _leave(self, agent: Agent, lease: Lease) -> None:
+        """Before the lease is handed over: store how turns ended, and what a person said here, where the next proxy may
+        be on another host. Raises `StoreUnavailable`."""
+        if self._ends.waiting:
+            await self._ends.store_all()
+        if self.store.spans_hosts:
+            await self._catch_up(agent, lease)
 
     async def _catch_up(self, agent: Agent, lease: Lease) -> None:
         """Adopt what a person said behind the head, where it is complete. Only tries: it is logged where it fails."""

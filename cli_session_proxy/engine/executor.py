@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from .. import logs
@@ -697,8 +698,8 @@ class Ends:
         self.waiting: dict[str, _End] = {}  # those that are not stored yet, by turn
         self._one_at_a_time = asyncio.Lock()
 
-    async def failed(self, live: LiveTurn, error: ProxyError) -> None:
-        """Store it and tell the clients. Never raises."""
+    def failed(self, live: LiveTurn, error: ProxyError) -> None:
+        """It waits to be stored from now on (`tell`): the agent's lease is not handed over before."""
         status: Status = "cancelled" if isinstance(error, TurnCancelled | Interrupted) else "failed"
         log.warning("turn_failed", agent=live.agent_id, turn_id=live.turn.id, code=error.code, message=error.message)
         now = live.now()
@@ -706,6 +707,9 @@ class Ends:
         self.waiting[live.turn.id] = _End(
             live.turn.id, status, error.as_dict(), live.attempts, live.timings, now, live.lease
         )
+
+    async def tell(self, live: LiveTurn, error: ProxyError) -> None:
+        """Store the end of a turn that failed, and tell its clients. Never raises."""
         try:
             await self.store_all()
         except StoreUnavailable as exc:
@@ -714,11 +718,12 @@ class Ends:
             self._tasks.serve(self._keep_trying())
         live.fail(error)
 
-    def never_ran(self, turn_id: str) -> None:
-        """Nobody knows whether it was accepted, and its client was told that it was not: where it is there, it ends as
-        soon as the store can be told. Other proxies would wait for it."""
+    def never_ran(self, turn_id: str, attempts: Sequence[JSON] = ()) -> None:
+        """Nobody knows whether it waits in the store, and its client was told that it does not: where it does, it ends
+        as soon as the store can be told. Others would wait for it."""
         error = Interrupted("the store was lost while this turn was accepted; send it again")
-        self.waiting[turn_id] = _End(turn_id, "cancelled", error.as_dict(), [], {}, self._instances.now(), None)
+        now = self._instances.now()
+        self.waiting[turn_id] = _End(turn_id, "cancelled", error.as_dict(), list(attempts), {}, now, None)
         self._tasks.serve(self._keep_trying())
 
     async def store_all(self) -> None:
@@ -729,17 +734,29 @@ class Ends:
                 del self.waiting[end.turn_id]
 
     async def _store_one(self, end: _End) -> None:
+        fail = partial(
+            self._store.fail, end.turn_id, end.status, end.error, end.attempts, end.timings, end.at,
+            instance=self._instances.id,
+        )  # fmt: skip
         try:
-            turn = await self._store.fail(
-                end.turn_id, end.status, end.error, end.attempts, end.timings, end.at, lease=end.lease
-            )
-        except (NotFound, LeaseLost):
-            return  # its agent was deleted, or the new holder of the lease settles the turn
+            try:
+                turn = await fail(lease=end.lease) if end.lease is not None else None
+            except LeaseLost:
+                turn = None
+            if turn is None:
+                # One that waits is left to its proxy, which we are. The holder of the lease settles all others.
+                now = await self._store.turn(end.turn_id)
+                if now is None or now.status != "queued":
+                    return
+                turn = await fail()
+        except NotFound:
+            return  # its agent was deleted
         except StoreUnavailable as exc:
-            if exc.detail.get("status") not in ANSWERED:
+            if "status" not in exc.detail:
                 raise
-            # The commit was kept after all, and its client was told that it was not.
-            await self._store.set_delivery(end.turn_id, "undelivered")
+            if exc.detail["status"] in ANSWERED:
+                # The commit was kept after all, and its client was told that it was not.
+                await self._store.set_delivery(end.turn_id, "undelivered")
             return
         for observer in self._observers:
             observer.turn_ended(turn, ())

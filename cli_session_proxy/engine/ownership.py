@@ -193,7 +193,7 @@ class Ownership:
     """The leases of this proxy. One per engine.
 
     - `settle(agent, lease)` ends what former holders left unfinished: their processes and turns of this agent.
-    - `catch_up(agent, lease)` adopts what a person said here, before the lease is handed over: no other host sees it.
+    - `leave(agent, lease)` stores what only this proxy knows, before the lease is handed over.
     - `retire(agent)` ends this proxy's idle processes of an agent, before the lease is handed over.
     - `fenced(agent_key)` is told of a lease that was lost: whatever runs for this agent here has to stop.
     - `busy()`: turns wait or run here, `in_lane(agent_key)`: turns of this agent; `end(turn_id, by)` ends one of them,
@@ -207,7 +207,7 @@ class Ownership:
         lease: float,
         *,
         settle: Callable[[Agent, Lease], Awaitable[None]],
-        catch_up: Callable[[Agent, Lease], Awaitable[None]],
+        leave: Callable[[Agent, Lease], Awaitable[None]],
         retire: Callable[[Agent], Awaitable[None]],
         fenced: Callable[[int], None],
         busy: Callable[[], bool],
@@ -219,7 +219,7 @@ class Ownership:
         self._instances = instances
         self.proxy = Proxy(instances.id, socket.gethostname(), lease, address)
         self._settle = settle
-        self._catch_up = catch_up
+        self._leave = leave
         self._retire = retire
         self._fenced = fenced
         self._busy = busy
@@ -457,8 +457,7 @@ class Ownership:
         if held is None:
             return
         try:
-            if self._instances.spans_hosts:
-                await self._catch_up(held.agent, held.lease)
+            await self._leave(held.agent, held.lease)
             await self._retire(held.agent)
             await self._store.release(held.lease)
             self._asked.pop(agent_key, None)

@@ -530,10 +530,12 @@ class Turns(Protocol):
         finished_at: float,
         *,
         lease: Lease | None = None,
+        instance: str | None = None,
     ) -> Turn:
         """End a turn as `failed` or `cancelled`, and mark its session dirty. The head does not move.
 
-        Without a `lease` only a turn that has never begun, or that has ended so already.
+        Without a `lease` only a turn that has never begun, or that has ended so already; with an `instance` only while
+        that proxy is to run it.
         """
 
     async def requeue(self, turn_id: str, instance: str | None) -> Turn:

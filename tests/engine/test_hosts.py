@@ -18,7 +18,7 @@ from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.ownership import differences
-from cli_session_proxy.errors import LeaseLost, NotFound, ProxyError, StoreUnavailable
+from cli_session_proxy.errors import LeaseLost, NotFound, ProxyError, StoreUnavailable, UpstreamError
 from cli_session_proxy.settings import Profile, Settings
 from cli_session_proxy.stores.base import Accepted
 from cli_session_proxy.stores.postgresql.looking import look
@@ -288,6 +288,35 @@ async def test_a_turn_that_was_maybe_accepted_keeps_nobody_waiting(postgres_url:
         await ask(one.engine, "one")
         assert await path(two) == ["two", "one"]
         assert [turn.status for turn in await kept(two)].count("completed") == 2
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_turn_that_was_maybe_accepted_again_can_be_tried_again(
+    kept: bool, postgres_url: str, tmp_path: Path
+) -> None:
+    async with hosts(postgres_url, tmp_path) as (one, two):
+        one.model.faults = [UpstreamError("overloaded")]
+        with pytest.raises(UpstreamError):
+            await ask(one.engine, "one", idempotency_key="k")
+        requeue = one.store.requeue
+
+        async def lost(*given: Any) -> Turn:
+            one.store.requeue = requeue  # type: ignore[method-assign]
+            if kept:
+                await requeue(*given)
+            raise StoreUnavailable("the connection was lost", detail={"in_doubt": True})
+
+        one.store.requeue = lost  # type: ignore[method-assign, assignment]
+        with pytest.raises(StoreUnavailable, match="this turn was not run"):
+            await ask(one.engine, "one", idempotency_key="k")
+        one.model.open.clear()
+        one.model.reached.clear()
+        again = asyncio.create_task(ask(one.engine, "one", idempotency_key="k"))
+        await one.model.reached.wait()
+        await until(lambda: not one.engine._ends.waiting)
+        one.model.open.set()
+        assert (await again).status == "completed"
+        assert await path(two) == ["one"]
 
 
 async def test_an_answer_that_was_maybe_kept_is_given_to_the_same_request(postgres_url: str, tmp_path: Path) -> None:

@@ -6,12 +6,24 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli_session_proxy.backends.base import Adoptable, Event, Execution, Job, Settled
 from cli_session_proxy.backends.memory import MemoryBackend
-from cli_session_proxy.domain.models import Agent, Block, BlockDelta, BlockStart, Link, Message, Record, Session, Usage
+from cli_session_proxy.domain.models import (
+    Agent,
+    Block,
+    BlockDelta,
+    BlockStart,
+    Link,
+    Message,
+    Record,
+    Session,
+    Turn,
+    Usage,
+)
 from cli_session_proxy.engine import ownership
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.ownership import Instances, Ownership
@@ -315,6 +327,77 @@ async def test_turns_without_a_pause_let_another_proxy_try_a_turn_again(settings
         assert backend.retired == ["a"]
 
 
+async def test_a_turn_that_ends_before_it_began_holds_up_nobody_who_took_the_agent_over(
+    settings: Settings,
+) -> None:
+    """Who takes over settles what had begun, and leaves to a living proxy what had not."""
+    settings = settings.model_copy(update={"max_turns": 1})
+    model = Model()
+    model.open.clear()
+    async with core(settings, model) as (engine, _), core(settings) as (other, _):
+        running = asyncio.create_task(ask(engine, "hello", agent="b"))
+        await model.reached.wait()
+        waiting = await engine.submit(request("one"))
+        agent = await engine.store.agent("local", "a")
+        assert agent is not None
+        await until(lambda: engine._ownership.has(agent.key))  # it waits for the slot
+        proxy = other._ownership.proxy
+        taken = await other.store.acquire(agent.key, proxy, dead=(engine._instances.id,))
+        assert isinstance(taken, Granted)
+        assert await engine.cancel("local", "a", None) == [waiting.turn_id]
+        assert [turn.status for turn in await turns(engine)] == ["cancelled"]
+        assert (await ask(other, "two")).status == "completed"
+        model.open.set()
+        await running
+
+
+class SlowToNote(SqliteStore):
+    """That a turn failed is stored late: behind all that goes on meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.leaving = asyncio.Event()
+
+    async def fail(self, *given: Any, **named: Any) -> Turn:
+        await self.leaving.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        return await super().fail(*given, **named)
+
+
+async def test_how_a_turn_ended_is_stored_before_its_agent_is_handed_over(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, store = Model(), SlowToNote(settings.var / FILE)
+    model.faults = [UpstreamError("overloaded")]
+    model.open.clear()
+    engine = Engine(settings, store, MemoryBackend(model))
+    leave = engine._ownership._leave
+
+    async def noted(agent: Agent, lease: Lease) -> None:
+        store.leaving.set()
+        await leave(agent, lease)
+
+    monkeypatch.setattr(engine._ownership, "_leave", noted)
+    await engine.start()
+    try:
+        async with core(settings) as (other, _):
+            failing = asyncio.create_task(ask(engine, "one"))
+            await model.reached.wait()
+            second = await other.submit(request("two"))
+            model.open.set()
+            with pytest.raises(UpstreamError):
+                await failing
+            assert (await second.turn()).status == "completed"
+            assert [(turn.status, (turn.error or {}).get("code")) for turn in await turns(engine)] == [
+                ("failed", "upstream_error"), ("completed", None),
+            ]  # fmt: skip
+    finally:
+        store.leaving.set()
+        model.open.set()
+        await engine.stop()
+
+
 class TakenOver(SqliteStore):
     """Another proxy is granted every lease once `lost` is set."""
 
@@ -493,7 +576,7 @@ async def test_a_lease_is_not_unused_while_something_of_its_former_holder_is_to_
         agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
         assert isinstance(await store.acquire(agent.key, Proxy("gone", "here", -1.0)), Granted)
         own = Ownership(
-            store, Instances(tmp_path), 60.0, settle=settle, catch_up=nothing, retire=nothing,
+            store, Instances(tmp_path), 60.0, settle=settle, leave=nothing, retire=nothing,
             fenced=lambda _key: None, busy=lambda: False, in_lane=lambda _key: False, end=lambda *_: None,
         )  # fmt: skip
         with pytest.raises(StoreUnavailable):
@@ -535,7 +618,7 @@ async def test_a_lease_is_not_handed_over_between_two_turns_of_a_lane(tmp_path: 
     async with opened(lambda: store):
         agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
         own = Ownership(
-            store, Instances(tmp_path), 0.3, settle=nothing, catch_up=nothing, retire=retire,
+            store, Instances(tmp_path), 0.3, settle=nothing, leave=nothing, retire=retire,
             fenced=lambda _key: None, busy=lambda: False, in_lane=lambda _key: in_lane, end=lambda *_: None,
         )  # fmt: skip
         async with own.hold(agent):

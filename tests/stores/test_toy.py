@@ -101,6 +101,7 @@ class DictStore:
         finished_at: float,
         *,
         lease: Lease | None = None,
+        instance: str | None = None,
     ) -> Turn:
         if lease is not None:
             self._check(lease)

@@ -267,12 +267,14 @@ class SqlStore(Store):
         finished_at: float,
         *,
         lease: Lease | None = None,
+        instance: str | None = None,
     ) -> Turn:
         return await self._under_lease(
             lambda conn: writing.fail(
-                conn, turn_id, status, error=error, attempts=attempts, timings=timings, at=finished_at, lease=lease
+                conn, turn_id, status, error=error, attempts=attempts, timings=timings, at=finished_at, lease=lease,
+                instance=instance,
             )
-        )
+        )  # fmt: skip
 
     async def requeue(self, turn_id: str, instance: str | None) -> Turn:
         return await self._db.write(lambda conn: writing.requeue(conn, turn_id, instance))

@@ -143,12 +143,18 @@ def fail(
     timings: JSON,
     at: float,
     lease: Lease | None,
+    instance: str | None,
 ) -> Turn:
     if status not in _FAILED:
         raise ValueError(f"fail of {turn_id} as {status}")
     if lease is not None:
         hold(conn, lease)
     row = _need(conn, turn_id, _NOT_ANSWERED if lease is not None else _NEVER_BEGUN)
+    if instance not in (None, row.instance):
+        raise StoreUnavailable(
+            f"turn {turn_id} was sent again to another proxy, which has it now",
+            detail={"turn_id": turn_id, "status": row.status},
+        )
     ended = {"status": status, "error": error, "attempts": tuple(attempts), "timings": timings, "finished_at": at}
     (turn,) = rows.loaded_turns(conn, [row], **ended)
     how = {"error": rows.dumps(error), "attempts": rows.dumps(attempts), "timings": rows.dumps(timings)}

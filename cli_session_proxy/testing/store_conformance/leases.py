@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from ...domain.models import Placed
-from ...errors import LeaseLost
+from ...errors import LeaseLost, StoreUnavailable
 from ...stores.base import Asked, Granted, Held, Home, PathChanged, Proxy, Whereabouts
 from ..store_samples import (
     HOLDER,
@@ -146,6 +146,19 @@ async def a_running_turn_is_ended_only_under_a_lease(factory: StoreFactory) -> N
         await store.begin(a_begin(turn))
         assert await raised(store.fail("t1", "cancelled", {"code": "x"}, (), {}, 20.0)) is not None
         assert (await turn_of(store, "t1")).status == "running"
+
+
+async def a_turn_that_another_proxy_took_is_not_ended_by_the_former_one(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        turn = await store.accept(replace(a_turn(agent, "t1"), instance="holder"))
+        ended = await store.fail("t1", "cancelled", {"code": "x"}, (), {}, 20.0, instance="holder")
+        assert ended.status == "cancelled"
+        await store.requeue(turn.id, "other")
+        for lease in (None, a_lease(agent.key)):
+            late = store.fail("t1", "cancelled", {"code": "y"}, (), {}, 20.0, lease=lease, instance="holder")
+            assert isinstance(await raised(late), StoreUnavailable)
+        assert (await turn_of(store, "t1")).status == "queued"
 
 
 async def who_has_an_agent_is_known_while_it_responds(factory: StoreFactory) -> None:
