@@ -91,6 +91,24 @@ async def test_a_proxy_killed_just_as_calls_are_made_gives_them_to_who_asks_agai
     assert not any(MADE_UP in said for said in asked_of_the_chain(upstream))
 
 
+async def test_what_a_person_says_behind_a_turn_that_a_crash_left_open_is_a_turn_of_its_own(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    async with other_proxy(settings, die_at="after result") as other:
+        assert await other.ask("one") is not None
+        assert await other.ask("two", die=True) is None
+        await killed(other, settings)
+    await by_hand(settings, transcript_of(settings).stem, "by hand")
+    async with running(settings) as engine:
+        assert text(await ask(engine, "two")) == "You said: two (2)"
+        path = await engine.store.path((await ask(engine, "three")).id)
+        assert [[block["text"] for block in turn.input[0].content] for turn in path] == [
+            ["one"], ["two"], ["by hand"], ["three"],
+        ]  # fmt: skip
+    assert heard(upstream) == ["one", "two", "by hand", "three"]
+
+
 @pytest.mark.parametrize("when", ["while it is warm", "after a restart"])
 async def test_what_an_orphan_writes_behind_results_that_went_elsewhere_is_adopted_by_nobody(
     when: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream

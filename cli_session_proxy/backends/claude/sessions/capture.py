@@ -22,7 +22,7 @@ from ..process.process import ClaudeProcess
 from ..transcript import Entry, Head, Parsed, Reader, Scribe
 from ..transcript.entries import MAX_BYTES, MuchMore, contents
 from . import partials, paths, stopping
-from .exchanges import is_prompt
+from .exchanges import exchanges, is_prompt
 from .reopening import SYNTHETIC_MODEL, closing
 
 # How many transcripts are followed without reading them again; beyond it one is re-hashed at its next turn.
@@ -183,11 +183,14 @@ class Captures:
         if got is None:
             return None
         parsed, now = got
-        records = sound(parsed.entries, ready, said)
+        own = up_to_own(parsed.entries, said.frame_uuid)
+        records = sound(own, ready, said)
         if not records or parsed.broken:
             self.follow(ready.session.id, reader)  # to be read again, when more of it is there
-            more = parsed.broken > 0 or not is_whole(parsed.path, ready, said)
+            more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], ready, said)
             return CapturedRecords(records, None, "unlinked", more)
+        if len(own) < len(parsed.entries):  # somebody went on in it already: the next turn compares, and adopts that
+            return CapturedRecords(records, None, "transcript")
         self.follow(ready.session.id, now)
         return CapturedRecords(records, now.mark, "transcript")
 
@@ -197,7 +200,7 @@ class Captures:
         if got is None:
             # At calls there is no result yet that the CLI flushes its transcript before.
             return CapturedRecords([], None, "frames", more=bool(said.calls))
-        own = behind(got[0].entries, ready.leaf, ready.results)
+        own = up_to_own(behind(got[0].entries, ready.leaf, ready.results), said.frame_uuid)
         # A file that has only come to be since the last look is still being written.
         more = bool(said.calls) and not is_whole([entry for entry in own if entry.on_path], ready, said)
         return CapturedRecords(sound(own, ready, said), None, "replaced", more)
@@ -212,11 +215,14 @@ class Captures:
         if got is None:
             return CapturedRecords([], None, "frames", more=bool(said.calls))
         parsed, reader = got
-        own = behind_copy(known, parsed, ready.leaf)
+        added = behind_copy(known, parsed, ready.leaf)
+        own = up_to_own(added, said.frame_uuid)
         records = sound(own, ready, said)
         if not records or parsed.broken:
             more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], ready, said)
             return CapturedRecords(records, None, "unlinked", more)
+        if len(own) < len(added):
+            return CapturedRecords(records, None, "copy")
         self.follow(said.session_id, reader)
         return CapturedRecords(records, reader.mark, "copy")
 
@@ -373,6 +379,22 @@ def is_copied(known: Sequence[Entry], copy: Sequence[Entry], *, wholly: bool) ->
         return any(spoken in ours for spoken in said)
     rest = iter(ours)
     return bool(said) and all(spoken in rest for spoken in said)
+
+
+def up_to_own(entries: Sequence[Entry], frame_uuid: str) -> Sequence[Entry]:
+    """These lines up to the end of the exchange with this prompt; of the first one, where it is in none (CLI 1.x gives
+    it another name). What follows was said by somebody else meanwhile."""
+    spoken = [entry.kind for entry in entries if entry.on_path]
+    if "assistant" not in spoken or "user" not in spoken[spoken.index("assistant") :]:
+        return entries
+    found: list[Entry] = []
+    first: list[Entry] = []
+    for exchange in exchanges(entries):
+        found += exchange.entries
+        if any(entry.uuid == frame_uuid for entry in exchange.entries):
+            return found
+        first = first or list(found)
+    return first
 
 
 def sound(entries: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> list[Record]:

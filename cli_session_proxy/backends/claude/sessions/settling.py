@@ -15,7 +15,7 @@ from .. import transcript
 from ..transcript import Entry, Parsed
 from ..transcript.entries import contents
 from . import paths
-from .capture import is_damaged
+from .capture import is_damaged, up_to_own
 from .exchanges import TranscriptExchange, invented
 
 
@@ -82,6 +82,7 @@ def _read(path: Path, turn: Turn, known: Parsed) -> _Found | None:
         if at is None:
             return None
         entries = entries[at + 1 :]
+    entries = list(up_to_own(entries, turn.frame_uuid or ""))
     said = [entry for entry in entries if entry.on_path]
     if not transcript.is_complete(said) or not transcript.unbroken(said, leaf):
         return None

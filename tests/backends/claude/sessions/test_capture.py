@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from cli_session_proxy.backends.base import Kept
 from cli_session_proxy.backends.claude import transcript
-from cli_session_proxy.backends.claude.sessions.capture import SMALL, is_behind, is_copied
+from cli_session_proxy.backends.claude.sessions.capture import SMALL, LiveSession, TurnOutcome, is_behind, is_copied
+from cli_session_proxy.backends.claude.sessions.manager import Sessions
 from cli_session_proxy.backends.claude.transcript import Entry, Parsed, Reader, Scribe
 from cli_session_proxy.backends.claude.transcript.entries import MAX_BYTES
-from cli_session_proxy.domain.models import Message
+from cli_session_proxy.domain.models import Message, Turn
 from cli_session_proxy.testing.script import Reply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ....conftest import MakeSettings
-from ....talking import ask, heard, running, text
+from ....talking import ask, by_hand, heard, running, text
 from ....tools.test_loops import TOOLS, both, calls, result, results
 
 
@@ -57,6 +60,31 @@ async def test_a_proxy_that_was_paused_still_waits_for_what_its_cli_writes(
         turn = await ask(engine, "two")
         assert (hidden, turn.evidence.records) == (0, "transcript")
         assert (await ask(engine, "three")).continuity == "warm"
+
+
+async def test_what_a_person_says_before_an_answer_is_taken_over_is_a_turn_of_its_own(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, capture = make_settings(claude_bin=claude_2), Sessions.capture
+
+    async def later(self: Sessions, ready: LiveSession, turn: Turn, said: TurnOutcome) -> Kept:
+        monkeypatch.setattr(Sessions, "capture", capture)
+        await by_hand(settings, ready.session.id, "by hand")
+        return await capture(self, ready, turn, said)
+
+    async with running(settings) as engine:
+        await ask(engine, "one")
+        monkeypatch.setattr(Sessions, "capture", later)
+        two = await ask(engine, "two")
+        assert (text(two), two.evidence.records) == ("You said: two (2)", "transcript")
+        for word in ("three", "four"):
+            await ask(engine, word)
+        path = await engine.store.path((await ask(engine, "five")).id)
+        assert [turn.continuity for turn in path[-2:]] == ["warm", "warm"]
+    said = ["one", "two", "by hand", "three", "four", "five"]
+    assert [[block["text"] for block in turn.input[0].content] for turn in path] == [[word] for word in said]
+    assert heard(upstream) == said
+    assert all(after.prefix_kept(before) == 1.0 for before, after in pairwise(upstream.requests[-3:]))
 
 
 @pytest.mark.parametrize("found", [["nothing", "a line"] * 3, ["nothing"]], ids=["in parts", "at once"])
