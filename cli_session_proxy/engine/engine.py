@@ -571,12 +571,12 @@ class Engine:
     async def _finished_by_the_next(self, live: LiveTurn) -> bool:
         """Who takes an agent over first looks for what our CLI had finished, and keeps it: its clients hear it then.
 
-        False where nothing was kept. Bounded by `lease`.
+        False where nothing was kept: at once for a turn that had not begun. Bounded by `lease`.
         """
         give_up = asyncio.get_running_loop().time() + self.settings.lease
         try:
             while (turn := await self.store.turn(live.turn.id)) is not None and turn.status not in FINISHED:
-                if asyncio.get_running_loop().time() >= give_up:
+                if turn.status == "queued" or asyncio.get_running_loop().time() >= give_up:
                     return False
                 await asyncio.sleep(FOLLOW)
             if turn is None or turn.status not in ON_PATH:

@@ -327,11 +327,12 @@ async def test_turns_without_a_pause_let_another_proxy_try_a_turn_again(settings
         assert backend.retired == ["a"]
 
 
+@pytest.mark.parametrize("ends", ["cancelled", "fenced out"])
 async def test_a_turn_that_ends_before_it_began_holds_up_nobody_who_took_the_agent_over(
-    settings: Settings,
+    ends: str, settings: Settings
 ) -> None:
     """Who takes over settles what had begun, and leaves to a living proxy what had not."""
-    settings = settings.model_copy(update={"max_turns": 1})
+    settings = settings.model_copy(update={"max_turns": 1, "lease": 600.0})
     model = Model()
     model.open.clear()
     async with core(settings, model) as (engine, _), core(settings) as (other, _):
@@ -344,8 +345,13 @@ async def test_a_turn_that_ends_before_it_began_holds_up_nobody_who_took_the_age
         proxy = other._ownership.proxy
         taken = await other.store.acquire(agent.key, proxy, dead=(engine._instances.id,))
         assert isinstance(taken, Granted)
-        assert await engine.cancel("local", "a", None) == [waiting.turn_id]
-        assert [turn.status for turn in await turns(engine)] == ["cancelled"]
+        if ends == "cancelled":
+            assert await engine.cancel("local", "a", None) == [waiting.turn_id]
+        else:
+            await engine._ownership._renew()
+            with pytest.raises(LeaseLost):
+                await waiting.turn()
+        assert [turn.status for turn in await turns(engine)] == ["cancelled" if ends == "cancelled" else "failed"]
         assert (await ask(other, "two")).status == "completed"
         model.open.set()
         await running
