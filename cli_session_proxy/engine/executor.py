@@ -264,7 +264,12 @@ class Executor:
                 if attempt.exchange is not None and not attempt.committed:
                     # It knows a prompt that is not on the path: it must be gone before the agent's next turn.
                     owned = self._ownership.holds(lease)
-                    await uninterrupted(self._own(attempt.exchange.discard(owned=owned)))
+                    try:
+                        await uninterrupted(self._own(attempt.exchange.discard(owned=owned)))
+                    except (ProxyError, asyncio.CancelledError):
+                        raise
+                    except Exception:  # how the turn ended is for its client; a file that stays is used by nobody
+                        log.exception("not_discarded", turn_id=live.turn.id)
             if failed is None:
                 continue
             # Where another proxy has taken the agent over, it ended our CLI: that says more than how the CLI ended.
@@ -571,7 +576,10 @@ class Executor:
             for event in said(committed.output):
                 live.publish(event)
         self._finish(live, committed, commit.links)
-        await exchange.release()
+        try:
+            await exchange.release()
+        except Exception:  # the turn is kept, whatever becomes of who answered it
+            log.exception("not_released", turn_id=turn.id)
         for link in commit.links:
             if link.reason in REPAIR_REASONS:
                 log.info("repaired", agent=attempt.agent.agent_id, turn_id=turn.id, reason=link.reason)

@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
-from cli_session_proxy.backends.base import Lost
+from cli_session_proxy.backends.base import Adoptable, Execution, Job, Lost
+from cli_session_proxy.backends.memory import MemoryBackend
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import InvalidRequest, QueueFull, TurnCancelled, TurnTimeout, UpstreamError
 from cli_session_proxy.settings import Profile, Settings
 
@@ -48,6 +50,49 @@ async def test_each_attempt_has_a_frame_of_its_own(settings: Settings) -> None:
     frames = [attempt["frame_uuid"] for attempt in turn.attempts]
     assert len(frames) == len(set(frames)) == 2
     assert turn.frame_uuid == frames[-1]
+
+
+class Clumsy(MemoryBackend):
+    """What it holds for a turn cannot be put away."""
+
+    async def prepare(self, job: Job) -> Execution | Adoptable:
+        execution = await super().prepare(job)
+        assert not isinstance(execution, Adoptable)
+
+        async def fails(**_given: bool) -> None:
+            raise IsADirectoryError(21, "Is a directory")
+
+        execution.release = execution.discard = fails  # type: ignore[method-assign]
+        return execution
+
+
+async def test_an_answer_whose_process_cannot_be_put_away_stays_on_the_path(settings: Settings) -> None:
+    """Its client has not said yet that it has it."""
+    engine = Engine(settings, backend=Clumsy(Model()))
+    await engine.start()
+    try:
+        first = await engine.submit(request("one"))
+        await first.turn()
+        second = await ask(engine, "two")
+        first.acknowledge()
+        assert words([message for turn in await engine.store.path(second.id) for message in turn.input]) == [
+            "one",
+            "two",
+        ]
+    finally:
+        await engine.stop()
+
+
+async def test_why_a_turn_failed_is_told_although_its_process_cannot_be_put_away(settings: Settings) -> None:
+    model = Model()
+    model.faults = [UpstreamError("overloaded")]
+    engine = Engine(settings, backend=Clumsy(model))
+    await engine.start()
+    try:
+        with pytest.raises(UpstreamError, match="overloaded"):
+            await ask(engine, "one")
+    finally:
+        await engine.stop()
 
 
 async def test_a_full_lane_refuses_and_keeps_what_it_accepted(settings: Settings) -> None:

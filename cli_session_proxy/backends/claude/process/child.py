@@ -301,7 +301,10 @@ class Child:
         if self.gone:
             self._guardian.release(self.pid)
         if self._prompt_file is not None:
-            await asyncio.to_thread(self._prompt_file.unlink, missing_ok=True)
+            try:
+                self._prompt_file.unlink(missing_ok=True)
+            except OSError as exc:  # it lies where the agent's own tools may do as they like
+                log.warning("prompt_not_removed", pid=self.pid, error=exc.strerror)
 
     async def _exited(self, timeout: float) -> None:
         with contextlib.suppress(TimeoutError):  # the next step is harsher
