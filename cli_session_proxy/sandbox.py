@@ -69,6 +69,7 @@ class Sandboxes:
         self._prefix = (root or settings.var / "sandbox") / "agents"
         # A CLI with tools tells the model where its TMPDIR is, too: equal on every host with the rest of it.
         self._tmp = (root or settings.var) / "tmp"
+        self._private = settings.var / "confined"
         self._links = dict(settings.sandbox.links)
         self._prepared: dict[str, tuple[Path, Path]] = {}  # what `prepare` made, by agent
 
@@ -117,6 +118,10 @@ class Sandboxes:
         """The agent's own TMPDIR, outside its sandbox and short enough for the CLI's sockets; nothing is created."""
         return self._short(self._tmp / self.path(agent_dir).name)
 
+    def private(self, agent_dir: str) -> Path:
+        """The CLI's own directory of a confined agent, which it cannot rename; nothing is created."""
+        return self._private / self.path(agent_dir).name
+
     def ahead(self) -> tuple[Path, Path]:
         """Directory and TMPDIR of the CLIs that are started before they have an agent; nothing is written there."""
         cwd, tmpdir = self._prefix.with_name(AHEAD), self._short(self._tmp / f"~{AHEAD}")
@@ -126,9 +131,9 @@ class Sandboxes:
         return cwd, tmpdir
 
     def remove(self, agent_dir: str) -> None:
-        """Delete the sandbox and the TMPDIR; what links point at stays. Nothing there is fine."""
+        """Delete all directories of the agent; what links point at stays. Nothing there is fine."""
         self._prepared.pop(agent_dir, None)
-        for path in (self.path(agent_dir), self.tmpdir(agent_dir)):
+        for path in (self.path(agent_dir), self.tmpdir(agent_dir), self.private(agent_dir)):
             if path.is_symlink():  # rmtree refuses it as well, in words that do not help
                 raise SandboxError(
                     f"{path} is a symbolic link, not an agent's directory: left alone, remove it yourself"

@@ -91,6 +91,31 @@ async def test_a_confined_shell_sees_neither_the_store_nor_a_home_nor_other_agen
         assert "private" not in listed
 
 
+async def test_a_link_that_a_confined_shell_puts_in_the_place_of_a_folder_leads_nowhere(shells: Shells) -> None:
+    """What is behind the boundary is opened by its name when the next CLI starts."""
+    settings, config = shells.settings, shells.settings.claude_config_dir
+    make(settings.var)
+    shared = shells.shared / "folder"
+    shared.mkdir()
+    (shells.shared / "folder" / "inner").mkdir()
+    wide = CONFINED.model_copy(update={"add_dirs": (shared, shared / "inner")})
+    links = SandboxSettings(links={"rules": shared / "inner"})
+    settings = settings.model_copy(update={"profiles": {"confined": wide}, "sandbox": links})
+    replaced = f'[ -d "$TMPDIR/claude" ] || mkdir $TMPDIR/claude; for at in $TMPDIR/claude {shared}/inner; do '
+    replaced += f"mv $at $at.old && ln -s {settings.var} $at && echo replaced; done"
+    async with running(settings) as engine:
+        assert "replaced" in await shells.run(engine, "confined", replaced)
+    async with running(settings) as engine:
+        looks = f"ls -A {config} {shared}/inner/ rules/; cat {config}/key rules/key {shared}/inner/key"
+        said = await shells.run(engine, "confined", f"{looks}; echo x > {config}/x; echo looked")
+        assert "looked" in said
+        assert FILE not in said
+        assert "csp-" not in said
+        assert not (settings.var / "x").exists()
+        assert await engine.delete("local", "confined")
+    assert not [path for path in settings.var.glob("*/confined") if path.is_dir()]
+
+
 async def test_a_confined_shell_sees_and_ends_no_process_of_others(shells: Shells) -> None:
     async with running(shells.settings) as engine:
         command = f"cat /proc/{os.getpid()}/comm; kill -0 {os.getpid()} && echo could"

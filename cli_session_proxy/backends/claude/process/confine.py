@@ -6,6 +6,9 @@ Inside there is the system's own software, read-only, and of everything else:
     its transcripts (projects/<folder>), the CLI's login   to read and write, for the CLI itself
     the targets of links, `mcp_config`, the CLI, node      to read
 
+What is bound is opened by its name when the next CLI starts. So no such name lies in a folder that the agent can write:
+it could put a link to anything in its place.
+
 Not there: the proxy's `var` (the store, other agents, logs, the key), the home directory, other sessions' transcripts
 and the user's settings, other processes. What stays open: the network, and with it whatever listens on loopback. The
 CLI's own login is in its environment or its file, and so within reach of a shell that it starts.
@@ -24,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import SandboxError
+from ....sandbox import make_private
 from ....settings import Profile, Settings
 from ..transcript import project_dir
 
@@ -50,10 +54,10 @@ CLOUD_FOLDERS = {"AWS_": ".aws", "CLAUDE_CODE_USE_BEDROCK": ".aws", "CLAUDE_CODE
 LOGIN = ".credentials.json"
 # Of the user's own directory of the CLI, for profiles that load the user's settings.
 USER_SETTINGS = ("settings.json", "CLAUDE.md", "agents", "commands", "skills", "plugins", "output-styles", "rules")
-# The CLI's own directory is the agent's private one, in its TMPDIR. What a CLI names by its pid, which is small and
-# alike behind each boundary, is its own alone: its socket, and its entry in the register of running CLIs.
-PRIVATE_CONFIG = "claude"
+# What a CLI names by its pid, which is small and alike behind each boundary, is its own alone: its socket, and its
+# entry in the register of running CLIs.
 SOCKETS, REGISTER = "cc-socks", "sessions"
+MOST_LINKS = 40  # on the way to one file, as the kernel has it
 
 
 _works = False  # it was tried on this machine, and nothing was in its way
@@ -91,11 +95,12 @@ async def missing() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What one agent's CLI works with."""
+    """What one agent's CLI works with. It finds `private` in the place of the CLI's own directory, `config_dir`."""
 
     cwd: Path
     tmpdir: Path
     config_dir: Path
+    private: Path
 
 
 async def wrapper(
@@ -115,7 +120,7 @@ def _wrapper(
     settings: Settings, profile: Profile, program: Path, place: Place, env: Mapping[str, str]
 ) -> tuple[str, ...]:
     try:
-        mounts = list(_mounts(settings, profile, program, place, env))
+        mounts = _mounts(settings, profile, program, place, env)
     except OSError as exc:
         raise SandboxError(
             f"a confined CLI cannot be prepared ({exc}): make --var and the config dir writable"
@@ -147,35 +152,50 @@ def _system() -> Iterator[str]:
             yield from ("--ro-bind", str(path), str(path))
 
 
-def _mounts(
-    settings: Settings, profile: Profile, program: Path, place: Place, env: Mapping[str, str]
-) -> Iterator[_Mount]:
-    home = Path(env.get("HOME") or Path.home())
-    for hidden in (Path("/tmp"), home, settings.var):  # noqa: S108 - an empty one of its own
-        yield _Mount("--tmpfs", hidden)
-    private = place.tmpdir / PRIVATE_CONFIG
+def _mounts(settings: Settings, profile: Profile, program: Path, place: Place, env: Mapping[str, str]) -> list[_Mount]:
     project = project_dir(place.config_dir, place.cwd)
-    for made in (private, project):
-        made.mkdir(mode=0o700, parents=True, exist_ok=True)
-    yield _Mount("--bind", place.cwd, place.cwd)
-    yield _Mount("--bind", place.tmpdir, place.tmpdir)
-    yield _Mount("--tmpfs", place.tmpdir / SOCKETS)
-    yield _Mount("--bind", place.config_dir, private)
-    yield _Mount("--tmpfs", place.config_dir / REGISTER)
-    yield _Mount("--bind", project, project)
+    project.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(place.private)
+    home = Path(env.get("HOME") or Path.home())
+    mounts = [_Mount("--tmpfs", hidden) for hidden in (Path("/tmp"), home, settings.var)]  # noqa: S108 - its own
+    mounts.append(_Mount("--bind", place.config_dir, place.private))
+    mounts += [_Mount("--tmpfs", hidden) for hidden in (place.tmpdir / SOCKETS, place.config_dir / REGISTER)]
+    written: list[Path] = []
+    for folder in (place.cwd, place.tmpdir, project, *sorted(Path(os.path.abspath(at)) for at in profile.add_dirs)):
+        if not any(folder.is_relative_to(above) for above in written):
+            written.append(folder)
+            mounts.append(_Mount("--bind", folder, folder))
     if (login := place.config_dir / LOGIN).is_file():
-        yield _Mount("--bind", login, login)
-    if "user" in profile.setting_sources:
-        for name in USER_SETTINGS:
-            yield from _read_only(place.config_dir / name)
-    for folder in profile.add_dirs:
-        yield _Mount("--bind", Path(os.path.abspath(folder)), Path(os.path.abspath(folder)))
-    shown = [*_software(program, env, (home, settings.var)), *settings.sandbox.links.values(), Path("/etc/resolv.conf")]
+        mounts.append(_Mount("--bind", login, login))
+    shown = [place.config_dir / name for name in USER_SETTINGS] if "user" in profile.setting_sources else []
+    shown += [
+        *_software(program, env, (home, settings.var)),
+        *settings.sandbox.links.values(),
+        Path("/etc/resolv.conf"),
+    ]
     shown += [Path(env[name]) for name in NAMED_FILES if env.get(name)]
     shown += [home / folder for start, folder in CLOUD_FOLDERS.items() if any(name.startswith(start) for name in env)]
     shown += [] if profile.mcp_config is None else [profile.mcp_config]
-    for path in dict.fromkeys(shown):
-        yield from _read_only(path.expanduser())
+
+    def is_written(path: Path) -> bool:
+        """Its name lies in a folder that the agent writes, and that is not covered by another one."""
+        over = [mount.at for mount in mounts if path.is_relative_to(mount.at)]
+        return bool(over) and max(over, key=lambda at: len(at.parts)) in written
+
+    for path in dict.fromkeys(Path(os.path.abspath(one.expanduser())) for one in shown):
+        if not is_written(path) and not any(map(is_written, _links(path))):  # what is written there is seen already
+            mounts += [mount for mount in _read_only(path) if not is_written(mount.at)]
+    return mounts
+
+
+def _links(path: Path) -> Iterator[Path]:
+    """The links on the way to where this really lies."""
+    for _ in range(MOST_LINKS):
+        link = next((at for at in (*reversed(path.parents), path) if at.is_symlink()), None)
+        if link is None:
+            return
+        yield link
+        path = Path(os.path.abspath(link.parent / os.readlink(link) / path.relative_to(link)))
 
 
 def _read_only(path: Path) -> Iterator[_Mount]:

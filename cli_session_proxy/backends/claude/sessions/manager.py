@@ -115,7 +115,7 @@ class Sessions:
             raise InvalidRequest(unsafe, param="messages")
         wrapper: tuple[str, ...] = ()
         if job.profile.confined:
-            place = confine.Place(cwd, tmpdir, self._config_dir)
+            place = confine.Place(cwd, tmpdir, self._config_dir, self._sandboxes.private(agent.dir))
             wrapper = await confine.wrapper(self._settings, job.profile, capability.path, place, env)
         now = TurnContext(job, cwd, env, capability, plain, wrapper)
         # A history that came from elsewhere: this turn is the first one behind it, no session was ever written of it.
