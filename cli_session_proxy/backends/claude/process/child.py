@@ -178,6 +178,8 @@ def check_tools(launch: Launch, init: JSON) -> None:
 
 # --- The running process
 
+# What a look at the processes raises where there is no descriptor, or no thread, for a moment.
+NOT_NOW = (OSError, RuntimeError)
 KILL_WAIT = 10.0  # seconds the kernel gets to end a killed process
 GROUP_POLL = 0.005  # seconds between two looks at a killed group: its members are not our children, so no signal comes
 
@@ -222,8 +224,9 @@ class Child:
         mark = guardian.mark()
         loop = asyncio.get_running_loop()
         prompt_file = stdin = stdout = heard = None
-        ours, theirs = socket.socketpair()
+        ours: socket.socket | None = None
         try:
+            ours, theirs = socket.socketpair()
             with theirs:
                 # A socket, because its shutdown reaches the CLI although the guardian has a copy of our end.
                 _, stdin = await asyncio.open_unix_connection(sock=ours)
@@ -243,7 +246,8 @@ class Child:
                         env={**dict(launch.env), MARK_VARIABLE: mark}, start_new_session=True,
                     )  # fmt: skip
         except BaseException as exc:
-            ours.close() if stdin is None else stdin.close()
+            if ours is not None:
+                ours.close() if stdin is None else stdin.close()
             if heard is not None:
                 heard.close() if stdout is None else stdout.close()
             if prompt_file is not None:
@@ -286,12 +290,24 @@ class Child:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(KILL_WAIT):
                 while _exists(self.pid):
-                    if not await asyncio.to_thread(_members, self.pid):
-                        break  # zombies only
+                    with contextlib.suppress(*NOT_NOW):
+                        if not await asyncio.to_thread(_members, self.pid):
+                            break  # zombies only
                     await asyncio.sleep(GROUP_POLL)
                 self.gone = True
-        if self._launch.profile.tools:  # the shells of its Bash tool are not in its group
-            await asyncio.to_thread(sweep, self._mark)
+        if not self._launch.profile.tools:
+            return
+        # The shells of its Bash tool are not in its group.
+        give_up = time.monotonic() + KILL_WAIT
+        while True:
+            try:
+                await asyncio.to_thread(sweep, self._mark)
+                return
+            except NOT_NOW as exc:
+                if time.monotonic() >= give_up:
+                    log.warning("shells_left", pid=self.pid, error=str(exc))
+                    return
+            await asyncio.sleep(GROUP_POLL)
 
     async def close(self) -> None:
         """Release its resources, once its output was read."""
@@ -381,6 +397,10 @@ def _cannot_start(launch: Launch, exc: OSError | ValueError) -> ProxyError:
         return InvalidRequest(
             f"the system prompt is too large for the command line of Claude CLI {launch.capability.version}"
             f"{newer(SYSTEM_PROMPT_FILE)}"
+        )
+    if exc.errno in (errno.EMFILE, errno.ENFILE):
+        return ClaudeUnavailable(
+            "no CLI can be started now, too many files are open: raise the limit (`ulimit -n`), or lower max_processes"
         )
     if not launch.cwd.is_dir():
         return SandboxError(f"the sandbox {launch.cwd} is not a directory")

@@ -119,23 +119,25 @@ class Guardian:
 
     async def _run(self) -> None:
         """One life of the program."""
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        theirs.setblocking(True)  # whatever the program's default is
         # In a frozen program, or in a server that embeds Python, `sys.executable` is that program.
         name = Path(sys.executable or "").name
         embedded = getattr(sys, "frozen", False) or not name.startswith(("python", "pypy"))
         interpreter = (shutil.which("python3") or "python3") if embedded else sys.executable
         program = str(Path(guardian_program.__file__))
         directory = str(Path(psutil.__file__).parent.parent)
+        ours: socket.socket | None = None
         try:
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
             with theirs:
+                theirs.setblocking(True)  # whatever the program's default is
                 self._program = await asyncio.create_subprocess_exec(
                     interpreter, "-I", "-S", program, f"{self._id}.", directory,
                     stdin=theirs.fileno(), stdout=DEVNULL, stderr=PIPE, cwd="/", start_new_session=True,
                 )  # fmt: skip
         except OSError as exc:
-            ours.close()
+            if ours is not None:
+                ours.close()
             log.warning("no_guardian", program=interpreter, error=exc.strerror)
             self._tried.set()
             return

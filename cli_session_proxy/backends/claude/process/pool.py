@@ -508,11 +508,13 @@ class ProcessTable:
         self._ending.add(process)
 
     async def retire(self, process: ClaudeProcess) -> None:
-        """Close it. A process that cannot be killed is logged, not raised."""
+        """Close it. What goes wrong is logged, not raised: go on with the others."""
         try:
             await self.close(process)
-        except ClaudeUnavailable as exc:  # it cannot be killed; go on with the others
+        except ClaudeUnavailable as exc:  # it cannot be killed
             log.warning("process_left", pid=process.pid, error=exc.message)
+        except Exception:
+            log.exception("process_left", pid=process.pid)
 
     async def close_all(self) -> None:
         """End every process, at once and waited for. Nothing can be spawned afterwards."""

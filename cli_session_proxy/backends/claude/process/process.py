@@ -439,9 +439,11 @@ class ClaudeProcess:
         between_turns = not self.busy and self._reader is None and not self._spoiled
         if self._output.leave():  # who still waits for a result learns that there will be none
             self._spoiled = True
-        await self._child.end(gently=between_turns, grace=self._settings.stop_grace)
-        await self._output.drained()
-        await self._child.close()
-        await self._output.close()
+        try:
+            await self._child.end(gently=between_turns, grace=self._settings.stop_grace)
+            await self._output.drained()
+        finally:
+            await self._child.close()
+            await self._output.close()
         if not self._child.gone:
             raise ClaudeUnavailable(f"Claude CLI process {self.pid} cannot be killed: look at the machine")

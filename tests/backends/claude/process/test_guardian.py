@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -199,6 +200,25 @@ async def test_a_guardian_that_dies_is_replaced_and_told_everything(started: Gua
     assert is_gone(first)
     await started.close()
     assert sleeper.process.wait(10) == -signal.SIGKILL
+
+
+async def test_a_guardian_that_dies_while_no_descriptor_is_free_is_replaced_later(
+    started: Guardian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, pair, tries = started.pid, socket.socketpair, 0
+    assert first is not None
+
+    def short(*given: int) -> tuple[socket.socket, socket.socket]:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return pair(*given)
+
+    monkeypatch.setattr(socket, "socketpair", short)
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: started.pid not in (None, first))
+    assert tries > 1
 
 
 async def test_a_guardian_that_does_not_listen_holds_nobody_up_and_is_replaced(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.process.pool import Pool
+from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.errors import ClaudeUnavailable, QueueFull, SessionBusy, TurnCancelled
 from cli_session_proxy.settings import Settings
 
@@ -121,6 +123,27 @@ async def test_one_that_was_left_half_way_is_closed_at_checkin(settings: Setting
         await asyncio.wait_for(ask(process), 0.2)
     await pool.checkin(process)
     assert is_gone(process.pid)
+    await pool.close()
+
+
+async def test_a_process_that_cannot_be_closed_keeps_no_other_from_being_retired(
+    settings: Settings, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, failed = ClaudeProcess.close, list[int]()
+
+    async def fails_once(process: ClaudeProcess) -> None:
+        await close(process)
+        if not failed:
+            failed.append(process.pid)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(ClaudeProcess, "close", fails_once)
+    pool = Pool(bounded(settings, process_idle=0.2))
+    every = [(await pool.checkout(await fake()))[0] for _ in range(2)]
+    for process in every:
+        await pool.checkin(process)
+    await until(lambda: all(is_gone(process.pid) for process in every))
+    assert len(failed) == 1
     await pool.close()
 
 

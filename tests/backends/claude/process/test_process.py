@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import resource
 import signal
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import uvloop
 
@@ -20,11 +23,12 @@ from cli_session_proxy.backends.claude.process.capability import probe
 from cli_session_proxy.backends.claude.process.child import write_prompt
 from cli_session_proxy.backends.claude.process.events import ProcessDied, Result
 from cli_session_proxy.backends.claude.process.guardian import Guardian
+from cli_session_proxy.backends.claude.process.guardian_program import sweep
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.domain.client_tools import Offers
 from cli_session_proxy.domain.models import Tool
 from cli_session_proxy.errors import ClaudeUnavailable, SandboxError
-from cli_session_proxy.settings import Settings
+from cli_session_proxy.settings import Profile, Settings
 
 from ....until import until
 from ....wrappers import wrapped
@@ -61,6 +65,44 @@ async def test_noise_on_stdout_is_tolerated_and_seen(fake: Fake, start: Start) -
 
 async def test_a_result_of_another_frame_does_not_end_the_turn(fake: Fake, start: Start) -> None:
     assert result(await ask(await start(await fake("other-result")), "hi")).text == "2 hi"
+
+
+@pytest.mark.parametrize("times", [2, 10**6], ids=["for a moment", "for long"])
+async def test_a_process_is_closed_wholly_where_no_descriptor_is_free_to_look_for_its_shells(
+    times: int, fake: Fake, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    def short(mark: str) -> None:
+        nonlocal looks
+        looks += 1
+        if looks <= times:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        sweep(mark)
+
+    process = await start(await fake(profile=Profile(tools=("Bash",))))
+    await ask(process)
+    monkeypatch.setattr(child, "sweep", short)
+    monkeypatch.setattr(child, "KILL_WAIT", child.KILL_WAIT if times == 2 else 0.05)
+    before = psutil.Process().num_fds()
+    await process.close()
+    assert looks > 2
+    assert is_gone(process.pid)
+    await until(lambda: psutil.Process().num_fds() < before)  # its input and output
+
+
+async def test_a_cli_that_cannot_be_started_for_want_of_descriptors_says_so(
+    fake: Fake, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = await fake()
+    await start(wanted)
+
+    def short(*_given: int) -> tuple[socket.socket, socket.socket]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(socket, "socketpair", short)
+    with pytest.raises(ClaudeUnavailable, match="too many files are open"):
+        await start(wanted)
 
 
 async def test_an_end_without_a_result_is_told_with_its_exit_code(fake: Fake, start: Start) -> None:
