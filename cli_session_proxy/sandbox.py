@@ -134,12 +134,11 @@ class Sandboxes:
         """Delete all directories of the agent; what links point at stays. Nothing there is fine."""
         self._prepared.pop(agent_dir, None)
         for path in (self.path(agent_dir), self.tmpdir(agent_dir), self.private(agent_dir)):
-            if path.is_symlink():  # rmtree refuses it as well, in words that do not help
+            if path.is_symlink():
                 raise SandboxError(
                     f"{path} is a symbolic link, not an agent's directory: left alone, remove it yourself"
                 )
-            with _explained(f"cannot remove {path}"), contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(path)
+            remove_any(path)
 
     @staticmethod
     def _short(path: Path) -> Path:
@@ -147,6 +146,26 @@ class Sandboxes:
             return path
         digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"cli-session-proxy-{os.getuid()}" / digest
+
+
+def remove_any(path: Path) -> None:
+    """Remove what an agent's programs may have put there: a file, a link (not what it names), a folder with all below
+    it, also where they took away the right to write in it. Nothing there is fine. Raises `SandboxError`."""
+    with _explained(f"cannot remove {path}"), contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISDIR(path.lstat().st_mode):
+            path.unlink()
+            return
+        try:
+            shutil.rmtree(path)
+        except PermissionError:
+            closed = [str(path)]
+            while closed:
+                os.chmod(folder := closed.pop(), 0o700)
+                with os.scandir(folder) as entries:
+                    closed += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+            shutil.rmtree(path)
+        except RecursionError as exc:
+            raise SandboxError(f"cannot remove {path}: folders are nested too deep there; remove it yourself") from exc
 
 
 def make_private(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import stat
 import unicodedata
 from pathlib import Path
@@ -203,6 +204,29 @@ def test_remove_takes_the_sandbox_but_not_what_it_links_to(tmp_path: Path) -> No
     assert not boxes.tmpdir("a").exists()
     assert other.is_dir()
     assert (shared / "knowledge").read_text() == "kept"
+
+
+def test_a_folder_that_its_agent_has_closed_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for any user: nothing is closed to root."""
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o500)
+    boxes = sandboxes(tmp_path / "var")
+    sandbox = boxes.prepare("a")
+    for closed in (sandbox / "x" / "y", sandbox / "x"):
+        closed.mkdir(parents=True, exist_ok=True)
+        closed.chmod(0o500)
+    (sandbox / "out").symlink_to(outside)
+    rmtree = shutil.rmtree
+
+    def refuses(path: Path) -> None:
+        if any(not stat.S_IMODE(os.stat(folder).st_mode) & stat.S_IWUSR for folder, _, _ in os.walk(path)):
+            raise PermissionError(13, "Permission denied", str(path))
+        rmtree(path)
+
+    monkeypatch.setattr(shutil, "rmtree", refuses)
+    boxes.remove("a")
+    assert not sandbox.exists()
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o500
 
 
 def test_links_are_made_once_and_again_in_silence(tmp_path: Path) -> None:

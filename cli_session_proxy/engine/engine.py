@@ -767,8 +767,11 @@ class Engine:
     async def forget_idle(self, days: float) -> None:
         """Delete the agents whose last turn is older than this."""
         for agent in await self.store.expired_agents(self._instances.now() - days * 24 * HOUR):
-            await self.delete(agent.owner, agent.agent_id)
-            log.info("expired")  # without its name: nothing is left of it
+            try:
+                await self.delete(agent.owner, agent.agent_id)
+                log.info("expired")  # without its name: nothing is left of it
+            except Exception:  # the others are not kept longer for it
+                log.exception("not_expired", agent=agent.agent_id)
 
 
 def _prepare_var(var: Path) -> None:

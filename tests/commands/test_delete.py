@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from cli_session_proxy import logs
+from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.commands import showing
-from cli_session_proxy.domain.models import Message, Record
+from cli_session_proxy.domain.models import Agent, Message, Record
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.sandbox import directory_name
@@ -110,6 +112,24 @@ async def test_what_retention_forgets_is_gone_from_the_copies_too(tmp_path: Path
     assert holders(settings.var, of=f"{WORDS} {AGENT}") == []
     assert len(holders(settings.var, of=f"{WORDS} {OTHER}")) == 2
     assert len(holders(settings.var, of=IMAGE)) == 2  # the other one shows it too
+
+
+async def test_an_agent_that_cannot_be_deleted_keeps_no_other_from_being_forgotten(tmp_path: Path) -> None:
+    class Resists(MemoryBackend):
+        async def forget(self, agent: Agent, session_ids: Sequence[str]) -> None:
+            if agent.agent_id == AGENT:
+                raise IsADirectoryError(21, "Is a directory")
+
+    settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
+    engine = Engine(settings, backend=Resists())
+    await engine.start()
+    try:
+        for number, name in enumerate((AGENT, OTHER)):
+            await filled(engine, name, at=time.time() - (4 - number) * 24 * 3600)
+        await engine.forget_idle(days=1)
+        assert [row.agent.agent_id async for row in engine.store.summaries()] == [AGENT]
+    finally:
+        await engine.stop()
 
 
 async def test_a_copy_that_cannot_be_cleaned_is_said_and_nothing_is_deleted(tmp_path: Path) -> None:

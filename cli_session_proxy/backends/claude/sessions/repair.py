@@ -7,8 +7,10 @@ What the chain does not know is adopted, waited for, or kept aside: never lost.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -19,6 +21,7 @@ from typing import Literal
 from ....domain.evidence import NOTHING, Evidence, Repair
 from ....domain.models import JSON, Agent, Continuity, FileMark, Link, LinkReason, Record, Session, Turn
 from ....errors import SandboxError, SessionBusy
+from ....sandbox import remove_any
 from ....settings import Settings
 from ....stores.base import Store
 from ...base import Job
@@ -26,6 +29,7 @@ from .. import transcript
 from ..process import running
 from ..process.capability import Capability
 from ..transcript import Entry, Verdict
+from ..transcript.entries import MAX_BYTES
 from . import paths
 from .exchanges import exchanges, is_prompt
 from .tails import Tails
@@ -281,16 +285,24 @@ class Repairs:
         aside = self._settings.var / ASIDE / f"{path.stem}-{time.time_ns()}.jsonl"
         aside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            shutil.move(path, aside)  # the CLI's folder may be on another disk
-        except shutil.SpecialFileError:  # a pipe there: it holds nothing, and cannot be copied
-            aside = path.with_suffix(f".aside-{time.time_ns()}")
             path.rename(aside)
+        except OSError as exc:
+            if exc.errno != errno.EXDEV:
+                raise
+            # The CLI's folder is on another disk. What is larger than any transcript, or is none, would have to be
+            # copied, holes and all: it stays beside its place.
+            there = path.lstat()
+            if stat.S_ISREG(there.st_mode) and there.st_size <= MAX_BYTES:
+                shutil.move(path, aside)
+            else:
+                aside = path.with_name(f"{path.stem}{transcript.ASIDE}{time.time_ns()}")
+                path.rename(aside)
         return aside
 
     def forget_aside(self, session_id: str) -> None:
         """Remove what was kept aside of this session."""
         for kept in (self._settings.var / ASIDE).glob(f"{session_id}-*.jsonl"):
-            kept.unlink(missing_ok=True)
+            remove_any(kept)
 
     async def _write(self, now: TurnContext, parent: Turn, path: Path) -> tuple[FileMark, int]:
         records = await paths.shown(self._store, parent.id)

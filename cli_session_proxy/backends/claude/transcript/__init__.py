@@ -22,6 +22,7 @@ from .entries import (
     unbroken,
 )
 from .files import (
+    ASIDE,
     SUFFIX,
     copy_beside,
     find_elsewhere,
@@ -59,6 +60,7 @@ from .mending import (
 from .writing import NO_CONTENT, OPENED_BY_ASSISTANT, Scribe, in_strict_order, timestamp, with_session_id, write
 
 __all__ = [
+    "ASIDE",
     "NO_CONTENT",
     "OPENED_BY_ASSISTANT",
     "SUFFIX",

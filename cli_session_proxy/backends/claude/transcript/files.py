@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import json
 import os
 import re
@@ -18,12 +19,19 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
+from .... import logs
 from ....domain.limits import is_session_id
 from ....domain.models import Record
 from ....errors import SandboxError
+from ....sandbox import remove_any
+
+log = logs.get(__name__)
 
 SUFFIX = ".jsonl"
+ASIDE = ".aside-"  # behind the session's id: what was moved away from its place, and could not be moved further
+DEEPEST = 16  # folders in each other beside a transcript; the CLI makes two
 MEMORY = "memory"  # beside the sessions: what the model wrote down for later ones (2.1.329)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -64,17 +72,30 @@ def beside(path: Path) -> Path:
     return path.with_suffix("")
 
 
-def files_beside(path: Path) -> Iterator[Path]:
-    """The regular files in that folder, in order; no link is followed."""
-    folder = beside(path)
-    if folder.is_symlink():
-        return
-    for above, folders, names in os.walk(folder):
-        folders.sort()
-        for name in sorted(names):
-            file = Path(above, name)
-            if _is_plain(file):
-                yield file
+def temporary(session_id: str) -> str:
+    """How the name of a transcript that is being written begins."""
+    return f".{session_id[:8]}-"
+
+
+def _opened_beside(path: Path) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
+    """The regular files in that folder, opened, in order, by their names below the transcript's folder.
+
+    Each folder is opened from the one above it, and no link is followed, whatever happens meanwhile. What vanishes or
+    cannot be read is left out: it is the CLI's to remove.
+    """
+    top = beside(path)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for at, folders, names, fd in os.fwalk(top, follow_symlinks=False):
+            below = PurePosixPath(top.name, *Path(at).relative_to(top).parts)
+            folders[:] = sorted(folders) if len(below.parts) < DEEPEST else []
+            for name in sorted(names):
+                try:
+                    opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+                except OSError:
+                    continue
+                with open(opened, "rb") as file:
+                    if stat.S_ISREG(os.fstat(opened).st_mode):
+                        yield below / name, file
 
 
 def _is_plain(path: Path) -> bool:
@@ -83,28 +104,41 @@ def _is_plain(path: Path) -> bool:
 
 
 def copy_beside(source: Path, target: Path) -> int:
-    """Copy the files beside one transcript to beside another. Returns how many."""
+    """Copy the files beside one transcript to beside another. Returns how many.
+
+    Raises `SandboxError` where a link lies in the way, OSError.
+    """
     copied = 0
-    for file in files_beside(source):
-        place = beside(checked(target)) / file.relative_to(beside(source))
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.copy2(file, place, follow_symlinks=False)
+    for name, opened in _opened_beside(source):
+        place = PurePosixPath(checked(target).stem, *name.parts[1:])
+        with _folder_below(target.parent, place) as folder:
+            _write_in(folder, place.name, opened)
+            state = os.fstat(opened.fileno())
+            os.utime(place.name, ns=(state.st_atime_ns, state.st_mtime_ns), dir_fd=folder, follow_symlinks=False)
         copied += 1
     return copied
 
 
 def move(path: Path, target: Path) -> None:
-    """Move a transcript and what lies beside it to where the CLI looks."""
+    """Move a transcript and what lies beside it to where the CLI looks. Raises `SandboxError`, OSError."""
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if copy_beside(path, target):
-        shutil.rmtree(beside(path))
+        remove_any(beside(path))
     os.replace(path, target)
 
 
 def remove(path: Path) -> None:
-    """Remove a transcript and the folder beside it."""
-    checked(path).unlink(missing_ok=True)
-    shutil.rmtree(beside(path), ignore_errors=True)
+    """Remove a transcript, what was kept beside it, and what a proxy that was killed as it wrote it left of it.
+
+    Raises `SandboxError`.
+    """
+    remove_any(checked(path))
+    remove_any(beside(path))
+    ours = f"{path.stem}{ASIDE}", temporary(path.stem)
+    with contextlib.suppress(FileNotFoundError), os.scandir(path.parent) as entries:
+        for entry in entries:
+            if entry.name.startswith(ours):
+                remove_any(Path(entry.path))
 
 
 def remove_project(project: Path) -> None:
@@ -129,40 +163,47 @@ def write_below(project: Path, name: str, data: bytes) -> bool:
     """
     if not is_place(name):
         raise SandboxError(f"{name[:200]!r} is no file's place below a session's folder: nothing is written there")
-    *folders, last = PurePosixPath(name).parts
+    place = PurePosixPath(name)
+    with _folder_below(project, place) as folder:
+        with contextlib.suppress(FileNotFoundError):
+            there = os.lstat(place.name, dir_fd=folder)
+            if stat.S_ISREG(there.st_mode) and there.st_size == len(data):
+                return False
+        _write_in(folder, place.name, io.BytesIO(data))
+        return True
+
+
+@contextlib.contextmanager
+def _folder_below(project: Path, place: PurePosixPath) -> Iterator[int]:
+    """The folder that this is in, made where it is not there: each is opened from the one above it."""
     project.mkdir(mode=0o700, parents=True, exist_ok=True)
     held = [os.open(project, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
     try:
-        for folder in folders:
+        for folder in place.parent.parts:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder, 0o700, dir_fd=held[-1])
             try:
                 held.append(os.open(folder, _DIRECTORY, dir_fd=held[-1]))
             except OSError as exc:
                 raise SandboxError(
-                    f"{project / name}: {folder!r} is a link or a file where a folder belongs: move it away"
+                    f"{project / place}: {folder!r} is a link or a file where a folder belongs: move it away"
                 ) from exc
-        return _write_in(held[-1], last, data)
+        yield held[-1]
     finally:
         for fd in held:
             os.close(fd)
 
 
-def _write_in(folder: int, name: str, data: bytes) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        there = os.lstat(name, dir_fd=folder)
-        if stat.S_ISREG(there.st_mode) and there.st_size == len(data):
-            return False
+def _write_in(folder: int, name: str, source: BinaryIO) -> None:
     fresh = f".{os.getpid()}-{os.urandom(8).hex()}"
     created = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
     try:
         with open(created, "wb") as file:
-            file.write(data)
+            shutil.copyfileobj(source, file)
         os.replace(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         os.unlink(fresh, dir_fd=folder)
         raise
-    return True
 
 
 # --- What lies beside a transcript (large tool results, sub-agents' own transcripts), kept as records of the turn
@@ -173,29 +214,29 @@ def _write_in(folder: int, name: str, data: bytes) -> bool:
 KIND = "cli-session-proxy/file"
 _OPENING = f'{{"type":"{KIND}"'
 
-# A larger one stays on disk only; a tool's output of this size is no reading matter.
+# A larger one stays on disk only; a tool's output of this size is no reading matter. So do those beyond so many, or so
+# many bytes: of one turn.
 MAX_FILE = 64 * 1024 * 1024
+MAX_FILES, MAX_TOTAL = 10_000, 4 * MAX_FILE
 
 
 def gather(path: Path, after: int | None) -> list[Record]:
-    """The files beside this transcript that were written after that time (ns; None: all of them), as records.
-
-    A file that vanishes or cannot be read while we look is left out: it is the CLI's to remove.
-    """
+    """The files beside this transcript that were written after that time (ns; None: all of them), as records."""
     records: list[Record] = []
-    for file in files_beside(path):
+    total = 0
+    for name, file in _opened_beside(path):
+        state = os.fstat(file.fileno())
+        if (after is not None and state.st_mtime_ns <= after) or state.st_size > MAX_FILE:
+            continue
+        total += state.st_size
+        if len(records) == MAX_FILES or total > MAX_TOTAL:
+            log.warning("files_not_kept", folder=str(beside(path)), kept=len(records))
+            break
         try:
-            opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(opened, "rb") as source:
-                state = os.fstat(opened)
-                new = after is None or state.st_mtime_ns > after
-                if not stat.S_ISREG(state.st_mode) or not new or state.st_size > MAX_FILE:
-                    continue
-                data = base64.b64encode(source.read(MAX_FILE)).decode("ascii")
+            data = base64.b64encode(file.read(state.st_size)).decode("ascii")
         except OSError:
             continue
-        name = file.relative_to(path.parent).as_posix()
-        records.append(Record(json.dumps({"type": KIND, "name": name, "data": data}, separators=(",", ":"))))
+        records.append(Record(json.dumps({"type": KIND, "name": str(name), "data": data}, separators=(",", ":"))))
     return records
 
 

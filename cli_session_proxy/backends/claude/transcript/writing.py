@@ -16,7 +16,7 @@ from typing import Any
 
 from ....domain.models import FileMark, Message, Record
 from .entries import mark_of
-from .files import checked, is_file, put_back
+from .files import checked, is_file, put_back, temporary
 
 # The API wants a user message first; a history that opens with the assistant gets this one before it.
 OPENED_BY_ASSISTANT = "[The assistant opened the conversation.]"
@@ -61,16 +61,16 @@ def write(path: Path, records: Sequence[Record], session_id: str, *, strict_orde
         lines = in_strict_order(lines)
     data = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{session_id[:8]}-")
+    handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=temporary(session_id))
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            os.replace(temporary, path)
+            os.replace(fresh, path)
             stat = os.fstat(file.fileno())  # to be renamed is a change, too
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        Path(fresh).unlink(missing_ok=True)
         raise
     uuids = [
         record.uuid

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from cli_session_proxy.backends.claude import transcript
+from cli_session_proxy.backends.claude.transcript import files
 from cli_session_proxy.backends.claude.transcript.files import gather, put_back
 from cli_session_proxy.domain.models import Record
 from cli_session_proxy.errors import SandboxError
@@ -83,3 +85,92 @@ def test_what_links_lead_to_is_not_gathered(tmp_path: Path) -> None:
     (path.with_suffix("") / "dir").symlink_to(outside)
     (path.with_suffix("") / "file").symlink_to(outside / "key")
     assert gather(path, None) == []
+
+
+def test_a_file_is_copied_beside_another_transcript_through_no_link(tmp_path: Path) -> None:
+    source, outside = tmp_path / "one" / f"{SESSION}.jsonl", tmp_path / "outside"
+    result = source.with_suffix("") / "tool-results" / "x.txt"
+    result.parent.mkdir(parents=True)
+    result.write_text("of the session")
+    os.utime(result, ns=(1_000_000_000, 2_000_000_000))
+    target = tmp_path / "two" / source.name
+    assert transcript.copy_beside(source, target) == 1
+    copied = target.with_suffix("") / "tool-results" / "x.txt"
+    assert (copied.read_text(), copied.stat().st_mtime_ns) == ("of the session", 2_000_000_000)
+    outside.mkdir()
+    (outside / "x.txt").write_text("mine")
+    copied.unlink()
+    copied.parent.rmdir()
+    copied.parent.symlink_to(outside)
+    with pytest.raises(SandboxError, match="is a link or a file where a folder belongs"):
+        transcript.copy_beside(source, target)
+    assert (outside / "x.txt").read_text() == "mine"
+
+
+def test_a_folder_that_becomes_a_link_while_it_is_looked_at_brings_in_nothing_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, outside = tmp_path / f"{SESSION}.jsonl", tmp_path / "outside"
+    results = path.with_suffix("") / "tool-results"
+    results.mkdir(parents=True)
+    outside.mkdir()
+    for place, words in ((results, "of the session"), (outside, "a secret")):
+        (place / "x.txt").write_text(words)
+    open_file = os.open
+
+    def swapped(name: str | Path, *given: int, **named: int) -> int:
+        if Path(name).name == "x.txt" and not results.is_symlink():
+            results.rename(tmp_path / "away")
+            results.symlink_to(outside)
+        return open_file(name, *given, **named)
+
+    monkeypatch.setattr(os, "open", swapped)
+    [record] = gather(path, None)
+    assert base64.b64decode(json.loads(record.line)["data"]) == b"of the session"
+
+
+@pytest.mark.parametrize(("limit", "kept_of_them"), [("MAX_FILES", 3), ("MAX_TOTAL", 3), ("DEEPEST", 1)])
+def test_what_lies_beside_a_transcript_is_kept_within_bounds(
+    limit: str, kept_of_them: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"{SESSION}.jsonl"
+    for number in range(5):
+        folder = path.with_suffix("").joinpath(*["below"] * number)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "x.txt").write_text("12345")
+    assert len(gather(path, None)) == 5
+    monkeypatch.setattr(files, limit, {"MAX_FILES": 3, "MAX_TOTAL": 15, "DEEPEST": 1}[limit])
+    assert len(gather(path, None)) == kept_of_them
+
+
+@pytest.mark.parametrize("what", ["a file", "a folder", "a link"])
+def test_whatever_lies_in_a_transcripts_place_is_removed_with_all_that_was_left_of_it(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, outside = tmp_path / "project", tmp_path / "outside"
+    path, other = project / f"{SESSION}.jsonl", project / f"{SESSION[:-1]}2.jsonl"
+    outside.mkdir()
+    (outside / "x").write_text("mine")
+    transcript.write(other, [], other.stem, strict_order=False)
+
+    def killed(*_given: object, **_named: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", killed)
+        patched.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            transcript.write(path, [Record('{"words":"marmalade"}')], SESSION, strict_order=False)
+    assert [name.name for name in project.iterdir() if "marmalade" in name.read_text()] != []
+    if what == "a file":
+        path.write_text("{}")
+    elif what == "a folder":
+        (path / "below").mkdir(parents=True)
+        (path / "below" / "x").write_text("x")
+    else:
+        path.symlink_to(outside)
+    (path.with_suffix("") / "tool-results").mkdir(parents=True)
+    path.with_name(f"{SESSION}{transcript.ASIDE}1").write_text("marmalade")
+    transcript.remove(path)
+    assert list(project.iterdir()) == [other]
+    assert (outside / "x").read_text() == "mine"
