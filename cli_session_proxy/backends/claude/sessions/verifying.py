@@ -269,7 +269,11 @@ def _faults(verdict: Verdict) -> Iterator[tuple[str, str, int | None]]:
     if verdict.found == "different" and not wrong and not verdict.unknown:
         yield "order", "the records stand in another order, or some stand twice", None
     if verdict.cut:
-        yield "cut", f"{_count(verdict.broken, 'line')} of it not JSON (a cut last line is one)", None
+        yield (
+            "cut",
+            f"{_count(verdict.broken, 'line')} of it no JSON or no record of a CLI's (a cut last line is one)",
+            None,
+        )
 
 
 def _says(pair: Pair, of: int) -> str:

@@ -41,8 +41,8 @@ class Verdict:
     a person. `mark` describes the file where it is `equal`; `read` is how many bytes had to be read.
     `leaf` is the uuid of the path's last record in the file, on which a tail of somebody else's hangs.
     `pairs` and `unknown` (every record that the chain does not know) are there where records were compared, not
-    where the hash decided. `broken` counts lines that are not JSON, a cut last line among them. `earlier`: the file is
-    the path as it was some turns ago, and nothing else.
+    where the hash decided. `broken` counts lines that are no JSON or no sound record, a cut last line among them.
+    `earlier`: the file is the path as it was some turns ago, and nothing else.
     """
 
     found: Found

@@ -17,9 +17,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from ....domain import limits
 from ....domain.models import Block, FileMark, Record
+from .shapes import RECORD, SPOKEN
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
+
+
+# How a line of ours begins that is in the chain and in no transcript: a mark (`mending`), a kept file (`files`).
+OWN = '{"type":"cli-session-proxy/'
 
 
 @dataclass(slots=True)
@@ -27,11 +32,14 @@ class Entry:
     """One line, parsed as far as the chain needs it. `data` is the whole object. Never changed after it is made.
 
     `on_path`: part of the conversation, and not of a sub-agent's. A record of a sub-agent has a `uuid`, too. `content`:
-    the message's blocks; the CLI writes a lone text as a string and rewrites it as a list.
+    the message's blocks; the CLI writes a lone text as a string and rewrites it as a list. `sound`: of the shape that
+    its readers rely on (`shapes`), and none of our own lines, which no CLI writes. Another one is no record: it has no
+    uuid here, is on no path and has no content.
     """
 
     line: str
     data: dict[str, Any] = field(repr=False)
+    sound: bool = field(init=False, compare=False, repr=False)
     uuid: str | None = field(init=False, compare=False)
     parent: str | None = field(init=False, compare=False)
     kind: str = field(init=False, compare=False)
@@ -40,13 +48,16 @@ class Entry:
 
     def __post_init__(self) -> None:
         data = self.data
-        named = data.get("uuid")
-        self.uuid = named if isinstance(named, str) and "parentUuid" in data else None
-        self.parent = data.get("parentUuid")
+        named = "uuid" in data and "parentUuid" in data
         self.kind = str(data.get("type", ""))
-        self.on_path = self.uuid is not None and not data.get("isSidechain")
-        message = data.get("message")
-        said = message.get("content") if isinstance(message, dict) else None
+        shape = SPOKEN if self.kind in ("user", "assistant") else RECORD
+        self.sound = not self.line.startswith(OWN) and (not named or shape.isinstance_python(data))
+        is_record = named and self.sound
+        self.uuid = data["uuid"] if is_record else None
+        self.parent = data["parentUuid"] if is_record else None
+        self.on_path = is_record and not data.get("isSidechain")
+        message = data.get("message") if is_record else None
+        said = None if message is None else message.get("content")
         blocks = [{"type": "text", "text": said}] if isinstance(said, str) else said if isinstance(said, list) else ()
         self.content = [block for block in blocks if isinstance(block, dict)]
 
@@ -72,8 +83,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A transcript, or its tail, and of its entries those on the path. `broken` counts lines that are not JSON, or too
-    deep (a cut last line among them)."""
+    """A transcript, or its tail, and of its entries those on the path. `broken` counts lines that are not JSON, too
+    deep (a cut last line among them) or of no sound shape."""
 
     entries: tuple[Entry, ...]
     path: list[Entry]
@@ -96,8 +107,8 @@ def parse(data: bytes) -> Parsed:
         except ValueError:
             broken += 1
             continue
-        if isinstance(value, dict):
-            entries.append(Entry(line, value))
+        if isinstance(value, dict) and (entry := Entry(line, value)).sound:
+            entries.append(entry)
         else:
             broken += 1
     return Parsed(tuple(entries), [entry for entry in entries if entry.on_path], broken)
@@ -145,7 +156,7 @@ def has_ended(entries: Sequence[Entry]) -> bool:
     answers = [entry for entry in entries if entry.on_path and entry.kind == "assistant"]
     if not answers or answers[-1].data.get("isApiErrorMessage"):
         return False
-    return answers[-1].data.get("message", {}).get("stop_reason") not in (None, "tool_use", "max_tokens", "refusal")
+    return answers[-1].data["message"].get("stop_reason") not in (None, "tool_use", "max_tokens", "refusal")
 
 
 def copied_up_to(known: Sequence[Entry], copy: Sequence[Entry]) -> int | None:
