@@ -7,7 +7,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import mmap
 import os
 import stat
 from collections.abc import Iterable, Sequence
@@ -385,16 +384,26 @@ def reread(path: Path, mark: FileMark, *, lenient: bool = False) -> tuple[Reader
 
 
 _TOTAL = b'{"type":"cost-state",'
+_NOTE = 64 * 1024  # bytes of such a note, at most
 
 
 def total_cost(path: Path) -> float:
-    """US dollars that the CLI takes as spent when it resumes this transcript: its last note of it, else 0."""
+    """US dollars that the CLI takes as spent when it resumes this transcript: its last note of it, else 0.
+
+    Read from its end, piece by piece: others may cut the file meanwhile, and a mapped page that is gone kills.
+    """
+    line = b"{}"
     try:
-        with opened(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            at = data.rfind(_TOTAL)  # inside a record's text its quotes would be escaped
-            end = data.find(b"\n", at)
-            line = data[at : end if end >= 0 else len(data)] if at >= 0 else b"{}"
-        total = json.loads(line).get("totalCostUSD")
-    except (OSError, ValueError):  # no file, an empty one, or a cut line
+        with opened(path) as file:
+            fd, start, piece = file.fileno(), os.fstat(file.fileno()).st_size, b""
+            while start > 0:
+                size = min(CHUNK, start)
+                start -= size
+                piece = os.pread(fd, size, start) + piece[: len(_TOTAL) - 1]
+                if (at := piece.rfind(_TOTAL)) >= 0:  # inside a record's text its quotes would be escaped
+                    line = os.pread(fd, _NOTE, start + at).partition(b"\n")[0]
+                    break
+        total = limits.loads(line, limits.CLI_DEPTH).get("totalCostUSD")
+    except (OSError, ValueError):  # no file, or a cut line
         return 0.0
-    return float(total) if isinstance(total, int | float) else 0.0
+    return float(total) if isinstance(total, int | float) and 0 <= total <= limits.MOST_USD else 0.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_session_proxy.backends.claude import transcript
-from cli_session_proxy.backends.claude.transcript import Entry, Reader, Scribe
+from cli_session_proxy.backends.claude.transcript import Entry, Reader, Scribe, entries
 from cli_session_proxy.backends.claude.transcript.entries import MuchMore
 from cli_session_proxy.domain.models import FileMark, Message, Record
 
@@ -357,3 +359,54 @@ def test_the_total_cost_is_the_last_note_of_it(tmp_path: Path) -> None:
     notes = [f'{{"type":"cost-state","sessionId":"x","totalCostUSD":{total}}}' for total in (0.5, 0.75)]
     path.write_text("\n".join([notes[0], notes[1], quoted]), encoding="utf-8")
     assert transcript.total_cost(path) == 0.75
+
+
+def test_the_total_cost_is_found_wherever_its_note_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "session.jsonl"
+    note = b'{"type":"cost-state","totalCostUSD":0.5}\n'
+    monkeypatch.setattr(entries, "CHUNK", len(note))
+    for behind in range(3 * len(note)):
+        path.write_bytes(note + b"x" * behind)
+        assert transcript.total_cost(path) == 0.5
+    path.write_bytes(b"x" * 100)
+    assert transcript.total_cost(path) == 0.0
+
+
+@pytest.mark.parametrize("total", ["1" + 400 * "0", "-1", "1e999", "NaN", '"1"', "[" * 5000])
+def test_a_total_that_is_no_sum_is_none(total: str, tmp_path: Path) -> None:
+    path = tmp_path / "session.jsonl"
+    path.write_text(f'{{"type":"cost-state","totalCostUSD":{total}}}', encoding="utf-8")
+    assert transcript.total_cost(path) == 0.0
+
+
+# Cuts the file at the first, second, … call that is made while it is read, in a process that a fault may end.
+_CUT = """
+import os, sys
+from pathlib import Path
+from cli_session_proxy.backends.claude.transcript import total_cost
+
+path = Path(sys.argv[1])
+whole = path.read_bytes()
+at, left = 0, 0
+def cut(frame, event, argument):
+    global left
+    left -= 1
+    if left == 0:
+        os.truncate(path, 0)
+while left <= 0:
+    path.write_bytes(whole)
+    at += 1
+    left = at
+    sys.setprofile(cut)
+    total_cost(path)
+    sys.setprofile(None)
+print(at)
+"""
+
+
+def test_a_transcript_that_is_cut_while_its_cost_is_read_ends_no_process(tmp_path: Path) -> None:
+    path = tmp_path / "session.jsonl"
+    path.write_bytes(b'{"type":"note"}\n' * 10_000)
+    done = subprocess.run([sys.executable, "-c", _CUT, str(path)], stdout=subprocess.PIPE, check=False, timeout=60)
+    assert done.returncode == 0
+    assert int(done.stdout) > 3
