@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_session_proxy.backends.claude.transcript.entries import LINE_VALUES
 from cli_session_proxy.domain.models import JSON
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Gate
@@ -31,6 +32,7 @@ LINES: dict[str, Callable[[str], JSON]] = {
     "without a message": lambda parent: {**said(parent), "message": None},
     "an id that is a list": lambda parent: said(parent, content=[{"type": "tool_use", "id": []}]),
     "usage that is a list": lambda parent: said(parent, usage=[1]),
+    "more values than are read": lambda _: {"type": "note", "values": [[]] * LINE_VALUES},
 }
 
 
@@ -52,12 +54,16 @@ async def test_a_line_that_is_no_record_is_repaired_like_a_damaged_one(
     async with running(settings) as engine:
         turn = await ask(engine, "two")
         assert turn.continuity == "rebuilt"
+        repaired = turn.evidence.repaired
+        assert repaired is not None
+        assert repaired.found == ("unreadable" if "values" in line("") else "tail")
         assert (await ask(engine, "three")).continuity == "warm"
     assert heard(upstream) == ["one", "two", "three"]
 
 
+@pytest.mark.parametrize("which", ["an id that is a list", "more values than are read"])
 async def test_a_line_that_comes_while_a_turn_runs_costs_no_answer(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    which: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     settings = make_settings(claude_bin=claude_2)
     async with running(settings) as engine:
@@ -66,7 +72,7 @@ async def test_a_line_that_comes_while_a_turn_runs_costs_no_answer(
         upstream.when("two", gate)
         answer = await engine.submit(request("two"))
         await gate.reached.wait()
-        append(transcript_of(settings), LINES["an id that is a list"])
+        append(transcript_of(settings), LINES[which])
         gate.open()
         assert (await answer.turn()).status == "completed"
         answer.acknowledge()

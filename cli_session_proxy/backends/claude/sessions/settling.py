@@ -26,7 +26,7 @@ async def settled(
     """None where the exchange is not whole, or where it is not known to be this turn's. Only looks."""
     if turn.session_id is None or turn.frame_uuid is None:
         return None
-    known = transcript.parse_records(await paths.shown(store, turn.parent_id))
+    known = await paths.parsed(await paths.shown(store, turn.parent_id))
     asked = transcript_of(agent, turn.session_id)
     found = await asyncio.to_thread(_read, asked, turn, known)
     if found is None:
@@ -79,7 +79,7 @@ class _Found:
 
 def _read(path: Path, turn: Turn, known: Parsed) -> _Found | None:
     try:
-        parsed = transcript.parse(contents(path))
+        parsed = transcript.parse(contents(path), sum(len(entry.line) for entry in known.entries))
     except OSError:
         return None
     is_copy = path.stem != turn.session_id

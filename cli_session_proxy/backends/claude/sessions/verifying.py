@@ -143,8 +143,7 @@ class Verifier:
             yield Difference(tip, agent.head, True, "", "chain", "the chain's head is not one of its finished turns")
             return
         known = await paths.shown(self._store, head.id)
-        path = transcript.parse_records(known).path
-        if not path:
+        if not (await paths.parsed(known)).path:
             yield Difference(tip, head.id, True, "", "chain", "the chain holds no records of the path to its head")
 
     async def session(self, agent: Agent, session: Session) -> Looked:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import stat
@@ -94,14 +95,41 @@ class Parsed:
         return self.path[-1].uuid if self.path else None
 
 
-def parse(data: bytes) -> Parsed:
+# How much is read beyond what the chain knows. Others may write anything there, and one call of json.loads holds the
+# interpreter, and with it the event loop, while what it makes takes twenty times its bytes: a file of more than this
+# cannot be read. The prompt of a body of 64 MiB fits, which the CLI notes twice; so do lines and values as close as in
+# its own records, of 20,000 turns too.
+MORE_BYTES = 160 * 1024 * 1024
+MORE_LINES, BYTES_A_LINE = 200_000, 256
+MORE_VALUES, BYTES_A_VALUE = 2_000_000, 16
+# Objects, lists, texts and numbers in one line: what a body may hold (`limits`), and more than twice that. A line of so
+# few bytes cannot hold more.
+LINE_VALUES = 500_000
+SHORT = 1024 * 1024
+_BEFORE_VALUES = (b",", b"[", b"{")
+
+
+def parse(data: bytes, known: int = 0) -> Parsed:
+    """`known`: how many characters of it the chain knows. Raises OSError for much more than these."""
+    if len(data) > MORE_BYTES + 4 * known:  # a character has four bytes at most
+        raise _too_much(f"than {MORE_BYTES:,} bytes that the chain does not know")
+    lines, values = MORE_LINES + len(data) // BYTES_A_LINE, MORE_VALUES + len(data) // BYTES_A_VALUE
+    dense = sum(map(data.count, _BEFORE_VALUES)) > values  # hardly ever: in texts, too
     entries: list[Entry] = []
     broken = 0
-    for raw in data.split(b"\n"):
+    for raw in io.BytesIO(data):
+        lines -= 1
+        if dense or (len(raw) > SHORT and sum(map(raw.count, _BEFORE_VALUES)) > LINE_VALUES):
+            here = values_in(raw)
+            values -= here
+            if here > LINE_VALUES:
+                raise _too_much(f"than {LINE_VALUES:,} values in one line")
+        if lines < 0 or values < 0:
+            raise _too_much("lines, or values in them, than a CLI writes")
         if not raw.strip():
             continue
         try:
-            line = raw.decode("utf-8").rstrip("\r")
+            line = raw.decode("utf-8").rstrip("\r\n")
             value = limits.loads(line, limits.CLI_DEPTH)
         except ValueError:
             broken += 1
@@ -111,6 +139,21 @@ def parse(data: bytes) -> Parsed:
         else:
             broken += 1
     return Parsed(tuple(entries), [entry for entry in entries if entry.on_path], broken)
+
+
+def values_in(raw: bytes) -> int:
+    """No fewer than the objects, lists, texts and numbers in a line of JSON, without reading it: what stands before one
+    outside of texts."""
+    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    texts = bare.count(b'"') // 2
+    if texts > 2 * LINE_VALUES:  # half of them are names, at most
+        return texts // 2
+    outside = b"".join(bare.split(b'"')[::2])
+    return 1 + sum(map(outside.count, _BEFORE_VALUES))
+
+
+def _too_much(what: str) -> OSError:
+    return OSError(errno.EFBIG, f"it holds more {what}")
 
 
 def parse_records(records: Iterable[Record]) -> Parsed:
@@ -341,7 +384,8 @@ class Reader:
         return mine is not None and (mine.size, mine.device, mine.inode) == (there.st_size, there.st_dev, there.st_ino)
 
     def appended(self, most: int = MAX_BYTES) -> tuple[Parsed, Reader] | None:
-        """What was added behind this one, and a reader that has read it. None when it is not the same file.
+        """What was added behind this one, and a reader that has read it. None when it is not the same file, or when
+        more was added than can be read.
 
         Raises `MuchMore` where that is more than `most` bytes.
         """
@@ -353,14 +397,16 @@ class Reader:
                     return None
                 if there.st_size - size > most:
                     raise MuchMore
+                if there.st_size - size > MORE_BYTES:
+                    return None
                 data = os.pread(fd, there.st_size - size, size)  # no more than the mark's stat knows of
             finally:
                 os.close(fd)
+            parsed = parse(data)
         except OSError:
             return None
         read = self._hash.copy()
         read.update(data)
-        parsed = parse(data)
         leaf = parsed.leaf or (None if self.mark is None else self.mark.leaf)
         return parsed, Reader(self.path, mark_of(there, size + len(data), read.hexdigest(), leaf), read)
 
