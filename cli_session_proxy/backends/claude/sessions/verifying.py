@@ -254,7 +254,8 @@ def _faults(verdict: Verdict) -> Iterator[tuple[str, str, int | None]]:
     if verdict.found == "missing":
         yield "missing", f"{verdict.note}; the next turn writes it again from the chain", None
     if verdict.found == "unreadable":
-        yield "unreadable", f"{verdict.note}; give this user the right to read it", None
+        advice = "give this user the right to read it, or leave it to the next turn, which writes it again"
+        yield "unreadable", f"{verdict.note}; {advice}", None
     wrong = [pair for pair in verdict.pairs if pair.state != "equal"]
     for pair in wrong[:NAMED]:
         yield pair.state, _says(pair, len(verdict.pairs)), pair.number

@@ -102,10 +102,8 @@ class Parsed:
 MORE_BYTES = 160 * 1024 * 1024
 MORE_LINES, BYTES_A_LINE = 200_000, 256
 MORE_VALUES, BYTES_A_VALUE = 2_000_000, 16
-# Objects, lists, texts and numbers in one line: what a body may hold (`limits`), and more than twice that. A line of so
-# few bytes cannot hold more.
+# Objects, lists, texts and numbers in one line: what a body may hold (`limits`), and more than twice that.
 LINE_VALUES = 500_000
-SHORT = 1024 * 1024
 _BEFORE_VALUES = (b",", b"[", b"{")
 
 
@@ -119,7 +117,7 @@ def parse(data: bytes, known: int = 0) -> Parsed:
     broken = 0
     for raw in io.BytesIO(data):
         lines -= 1
-        if dense or (len(raw) > SHORT and sum(map(raw.count, _BEFORE_VALUES)) > LINE_VALUES):
+        if dense or (len(raw) > LINE_VALUES and sum(map(raw.count, _BEFORE_VALUES)) > LINE_VALUES):
             here = values_in(raw)
             values -= here
             if here > LINE_VALUES:
