@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -47,6 +48,18 @@ class Tasks:
             task.cancel()
         while tasks := self._work | self._services:
             await asyncio.wait(tasks)
+
+
+@contextmanager
+def survived(event: str, **about: object) -> Iterator[None]:
+    """What fails in here is logged under this name, and the caller goes on. For what a service does for one agent: it
+    goes on for the others."""
+    try:
+        yield
+    except ProxyError as exc:
+        log.warning(event, error=exc.message, **about)
+    except Exception:
+        log.exception(event, **about)
 
 
 class Limited:

@@ -30,6 +30,8 @@ SCHEMA_VALUES = 20_000
 # Stop texts, and characters of each. OpenAI takes 4, Google 5. Each is looked for in every piece of the answer.
 STOPS = 64
 STOP_LENGTH = 256
+# US dollars that a session may have cost. JSON has numbers that no float holds.
+MOST_USD = 1e9
 
 
 class TooDeep(ValueError):

@@ -53,7 +53,7 @@ from ..settings import NO_PROFILE, Settings
 from ..stores.auto import registry_for, store_for
 from ..stores.base import Accepted, KeyTaken, Lease, MirrorKey, Store
 from ..stores.registry import Registry
-from ..tasks import Limited, Tasks, uninterrupted
+from ..tasks import Limited, Tasks, survived, uninterrupted
 from .committing import Committed, Wanted, commit, history
 from .executor import Checks, Ends, Executor, Observer, adopt, not_run
 from .lanes import Lanes, Place, Slots
@@ -724,7 +724,8 @@ class Engine:
         """Adopt what a person said in a session of ours, once it is complete and the agent is idle."""
         async with aclosing(self.backend.changes()) as changes:
             async for session_id in changes:
-                try:
+                # The session is verified before its next use all the same.
+                with survived("not_adopted", session_id=session_id):
                     session = await self.store.session(session_id)
                     agent = await self.store.agent_by_key(session.agent_key) if session else None
                     if agent is None or self.busy(agent.key):
@@ -732,8 +733,6 @@ class Engine:
                     async with self._ownership.hold_if_free(agent) as lease:
                         if lease is not None and not await self.store.waiting(agent.key):
                             await self._catch_up(agent, lease)
-                except ProxyError as exc:  # the session is verified before its next use all the same
-                    log.warning("not_adopted", session_id=session_id, error=exc.message)
 
     async def _leave(self, agent: Agent, lease: Lease) -> None:
         """Before the lease is handed over: store how turns ended, and what a person said here, where the next proxy may
@@ -745,33 +744,27 @@ class Engine:
 
     async def _catch_up(self, agent: Agent, lease: Lease) -> None:
         """Adopt what a person said behind the head, where it is complete. Only tries: it is logged where it fails."""
-        try:
+        with survived("not_adopted", agent=agent.agent_id):
             now = await self.store.agent_by_key(agent.key)
             head = await self.store.turn(now.head) if now is not None and now.head is not None else None
             found = await self.backend.adoptable(agent, head) if head is not None else None
             if found is not None and found.ended:
                 adopted = await adopt(self.store, lease, found, self.observers)
                 log.info("adopted", agent=agent.agent_id, session_id=found.session.id, turn_id=adopted.id)
-        except ProxyError as exc:
-            log.warning("not_adopted", agent=agent.agent_id, error=exc.message)
 
     async def _retention(self, days: float) -> None:
         """Once an hour, delete the agents whose last turn is older than `retention_days`."""
         while True:
-            try:
+            with survived("not_expired"):
                 await self.forget_idle(days)
-            except ProxyError as exc:
-                log.warning("not_expired", error=exc.message)
             await asyncio.sleep(HOUR)
 
     async def forget_idle(self, days: float) -> None:
         """Delete the agents whose last turn is older than this."""
         for agent in await self.store.expired_agents(self._instances.now() - days * 24 * HOUR):
-            try:
+            with survived("not_expired", agent=agent.agent_id):
                 await self.delete(agent.owner, agent.agent_id)
                 log.info("expired")  # without its name: nothing is left of it
-            except Exception:  # the others are not kept longer for it
-                log.exception("not_expired", agent=agent.agent_id)
 
 
 def _prepare_var(var: Path) -> None:

@@ -35,6 +35,7 @@ from ..domain.models import Agent, CancelledBy, Turn
 from ..errors import LeaseLost, ProxyError, StoreUnavailable
 from ..locks import RUN, SUFFIX, is_held
 from ..stores.base import Facts, Held, Lease, Leases, Proxy, Store
+from ..tasks import survived
 
 log = logs.get(__name__)
 
@@ -414,10 +415,8 @@ class Ownership:
         if self._users[agent_key] or self._in_lane(agent_key):
             return
         async with self._exclusively(agent_key):
-            try:
+            with survived("lease_not_handed_over"):  # the next look tries again; the other agents do not wait for it
                 await self._release(agent_key)
-            except ProxyError as exc:  # the next look tries again; the other agents do not wait for it
-                log.warning("lease_not_handed_over", error=exc.message)
 
     async def _give_way(self, agent_key: int) -> None:
         """Hand the lease over before the next turn here, where others have asked for it as long as a lease lasts: while
@@ -446,10 +445,9 @@ class Ownership:
         if self._users[agent.key] or agent.key in self._held:  # whoever uses it compares it with the path
             return
         async with self._exclusively(agent.key):
-            try:
+            # Its next turn here compares it with the path, and ends it.
+            with survived("process_not_retired", agent=agent.agent_id):
                 await self._retire(agent)
-            except ProxyError as exc:  # its next turn here compares it with the path, and ends it
-                log.warning("process_not_retired", agent=agent.agent_id, error=exc.message)
 
     async def _release(self, agent_key: int) -> None:
         """Give the lease back, when no process of ours is left on the agent's sessions."""

@@ -17,9 +17,10 @@ from .. import logs
 from ..backends.base import Backend, Settled
 from ..domain import lineage
 from ..domain.models import FINISHED, Agent, Turn
-from ..errors import ProxyError
+from ..errors import StoreUnavailable
 from ..sandbox import Sandboxes
 from ..stores.base import Commit, Lease, Store
+from ..tasks import survived
 from .executor import Observer
 from .live import with_end
 from .ownership import Instances
@@ -85,14 +86,14 @@ class Recovery:
 
     async def watch(self, hold_if_free: HoldIfFree) -> None:
         """Recover what proxies beside this one leave when they end. Until it is cancelled."""
+        pause = NEIGHBOURS
         while True:
-            await asyncio.sleep(NEIGHBOURS)
-            try:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, SILENT)  # until nothing fails: what cannot be settled is tried less and less often
+            with survived("not_recovered"):
                 ended = any(not self._instances.alive(other) for other in self._instances.others())
-                if ended or await self._silent():
-                    await self.recover(hold_if_free)
-            except ProxyError as exc:
-                log.warning("not_recovered", error=exc.message)
+                if not (ended or await self._silent()) or await self.recover(hold_if_free):
+                    pause = NEIGHBOURS
 
     async def _silent(self) -> list[str]:
         """The proxies elsewhere that have not responded for so long that what they left is settled for them."""
@@ -100,28 +101,39 @@ class Recovery:
             return []
         return [other for other in await self._store.silent(SILENT) if not self._instances.alive(other)]
 
-    async def recover(self, hold_if_free: HoldIfFree) -> None:
+    async def recover(self, hold_if_free: HoldIfFree) -> bool:
         """Settle all that ended proxies left, of every agent, and forget them. Safe to run by several at once, and
-        again. Raises `StoreUnavailable`."""
+        again. Raises `StoreUnavailable`.
+
+        False where an agent could not be settled: the log says why. Its proxy is not forgotten, so that this is tried
+        again, at the latest by the agent's next turn.
+        """
         dead = [other for other in self._instances.others() if not self._instances.alive(other)]
         silent = await self._silent()
         strays = [stray for instance in dead for stray in self._instances.children(instance)]
         await self._backend.end_strays(strays)
         open_turns = [turn async for turn in self._store.unfinished() if await self._instances.is_gone(turn.instance)]
-        in_use = False
+        in_use, failed = False, 0
         for agent_key in dict.fromkeys(turn.agent_key for turn in open_turns):
             agent = await self._store.agent_by_key(agent_key)
             if agent is None:
                 continue
-            async with hold_if_free(agent) as lease:
-                if lease is None:
-                    in_use = True  # its holder settles this agent; the dead proxy is forgotten later
-                else:
-                    await self.settle(agent, lease)
+            try:
+                async with hold_if_free(agent) as lease:
+                    if lease is None:
+                        in_use = True  # its holder settles this agent; the dead proxy is forgotten later
+                    else:
+                        await self.settle(agent, lease)
+            except StoreUnavailable:
+                raise
+            except Exception:
+                failed += 1
+                log.exception("not_settled", agent=agent.agent_id)
         await self._uncertain()
-        for instance in () if in_use else {*dead, *silent}:
+        for instance in () if in_use or failed else {*dead, *silent}:
             await self._store.resign(instance)
             self._instances.forget(instance)
+        return not failed
 
     async def finished_elsewhere(self, turn_id: str, agent: Agent, hold: Hold) -> Turn | None:
         """Wait for the end of a turn that another proxy runs. Where that one has ended or does not respond: settle it.

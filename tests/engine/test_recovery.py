@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cli_session_proxy.backends.base import Adoptable, Settled
 from cli_session_proxy.backends.memory import MemoryBackend
+from cli_session_proxy.domain.models import Agent, Turn
+from cli_session_proxy.engine import recovery
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 
-from ..talking import ask, request
+from ..talking import ask, events, request
 from ..until import until
 from .test_core import Model, core, settings, turns, words
 
@@ -67,3 +76,104 @@ async def test_a_living_proxys_turns_stay_its_own(settings: Settings) -> None:
         model.open.set()
         await answer.turn()
         answer.acknowledge()
+
+
+# --- one agent's fault is no other's
+
+
+class Faulty(MemoryBackend):
+    """Fails, as nobody expects, at one agent, as long as `faults` holds its name."""
+
+    def __init__(self) -> None:
+        super().__init__(Model())
+        self.faults: set[str] = set()
+        self.writes: asyncio.Queue[str] = asyncio.Queue()  # sessions that somebody else writes to
+
+    def _check(self, agent: Agent) -> None:
+        if agent.agent_id in self.faults:
+            raise KeyError("message")
+
+    async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
+        self._check(agent)
+        return await super().settled(agent, turn)
+
+    async def adoptable(self, agent: Agent, parent: Turn) -> Adoptable | None:
+        self._check(agent)
+        return await super().adoptable(agent, parent)
+
+    async def retire(self, agent: Agent) -> None:
+        self._check(agent)
+        await super().retire(agent)
+
+    async def changes(self) -> AsyncGenerator[str, None]:
+        while True:
+            yield await self.writes.get()
+
+
+@asynccontextmanager
+async def faulty(settings: Settings, *faults: str) -> AsyncIterator[tuple[Engine, Faulty]]:
+    backend = Faulty()
+    backend.faults = set(faults)
+    engine = Engine(settings, backend=backend)
+    await engine.start()
+    try:
+        yield engine, backend
+    finally:
+        await engine.stop()
+
+
+async def test_an_agent_that_cannot_be_settled_holds_up_no_start_and_is_settled_later(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model()
+    model.open.clear()
+    dead = Engine(settings, backend=MemoryBackend(model))
+    await dead.start()
+    for agent in ("a", "b"):
+        await dead.submit(request("one", agent=agent))
+    await until(lambda: dead.running() == 2)
+    dead._instances.leave(settled=False)
+    dead.kill()
+    async with faulty(settings, "a") as (survivor, backend):
+        assert [turn.status for turn in await turns(survivor)] == ["running"]
+        other = await survivor.store.agent("local", "b")
+        assert other is not None
+        assert [turn.status async for turn in survivor.store.turns(other.key)] == ["cancelled"]
+        assert [event["agent"] for event in events(caplog) if event["event"] == "not_settled"] == ["a"]
+        assert dead._instances.id in survivor._instances.others()  # not forgotten
+        backend.faults.clear()
+        await ask(survivor, "two")
+        assert [turn.status for turn in await turns(survivor)] == ["cancelled", "completed"]
+
+
+async def test_a_neighbour_that_cannot_settle_an_agent_goes_on_to_look_at_others(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recovery, "NEIGHBOURS", 0.01)
+    async with faulty(settings, "a") as (survivor, backend):
+        await killed(settings, "one")
+        await until(lambda: [event for event in events(caplog) if event["event"] == "not_settled"])
+        backend.faults.clear()
+
+        async def settled() -> bool:
+            return [turn.status for turn in await turns(survivor)] == ["cancelled"]
+
+        await until(settled)
+
+
+async def test_an_agent_whose_session_cannot_be_read_ends_no_service_of_the_others(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with faulty(settings) as (engine, backend):
+        mine, other = await ask(engine, "one"), await ask(engine, "one", agent="b")
+        backend.faults.add("a")
+        for turn in (mine, other):
+            backend.writes.put_nowait(turn.session_id or "")
+        await until(backend.writes.empty)
+        await until(lambda: [event for event in events(caplog) if event["event"] == "not_adopted"])
+        async with faulty(settings) as (second, _):  # both leases are asked for
+            elsewhere = asyncio.create_task(ask(second, "two"))
+            await ask(second, "two", agent="b")
+            await until(lambda: [event for event in events(caplog) if event["event"] == "lease_not_handed_over"])
+            backend.faults.clear()
+            await elsewhere

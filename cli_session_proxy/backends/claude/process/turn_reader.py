@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ....domain.client_tools import ToolPolicy
-from ....domain.limits import is_session_id
+from ....domain.limits import MOST_USD, is_session_id
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
 from ...base import Abandoned, Activity, Called, Compacted, Retried, ToolActivity
 from .events import AssistantMessage, CliEvent, Declined, Refused, Result, SessionSeen, Truncated
@@ -294,7 +294,7 @@ class TurnReader:
             terminal_reason=_text(frame.get("terminal_reason")),
             api_error_status=status if isinstance(status, int) else None,
             usage=_usage(_dict(frame.get("usage"))).minus(self._told),
-            cost_total_usd=float(cost) if isinstance(cost, int | float) else None,
+            cost_total_usd=float(cost) if isinstance(cost, int | float) and 0 <= cost <= MOST_USD else None,
             num_turns=_count(frame.get("num_turns")),
             detail=detail,
             stop_sequence=self._stopped_at,

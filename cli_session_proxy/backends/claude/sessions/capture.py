@@ -130,7 +130,7 @@ class Captures:
         Raises WrongTranscript where what was written shows that the process went on from another conversation.
         """
         copied = said.session_id != ready.session.id
-        known = transcript.parse_records(await self._path(ready)).path if copied or said.stopped else []
+        known = (await paths.parsed(await self._path(ready))).path if copied or said.stopped else []
         if said.stopped:
             taken = await self._cut(ready, turn, path, said, known)
         else:
@@ -149,7 +149,7 @@ class Captures:
         if taken.records:
             return taken
         if not copied:
-            known = transcript.parse_records(await self._path(ready)).path
+            known = (await paths.parsed(await self._path(ready))).path
         if not await asyncio.to_thread(_goes_on, path, ready, known, said):
             raise WrongTranscript("conversation")
         return replace(taken, records=_made(ready, turn, said))
@@ -265,7 +265,7 @@ class Captures:
         return replace(taken, records=records, mark=mark, more=False)
 
     async def _written(self, ready: LiveSession, path: str, session_id: str, records: Sequence[Record]) -> FileMark:
-        path_records = transcript.shown([*await self._path(ready), *records])
+        path_records = await asyncio.to_thread(transcript.shown, [*await self._path(ready), *records])
         strict = not ready.process.launch.capability.keeps_session_id
         return await asyncio.to_thread(transcript.write, Path(path), path_records, session_id, strict_order=strict)
 

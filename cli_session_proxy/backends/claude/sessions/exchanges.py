@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from ....domain.client_tools import PREFIX
 from ....domain.models import JSON, Block, Message, Usage
@@ -101,7 +100,7 @@ class TranscriptExchange:
         return next((at for entry in self.entries if (at := began(entry)) is not None), None)
 
     def _answers(self) -> list[Entry]:
-        return [entry for entry in self.path if entry.kind == "assistant" and isinstance(entry.data["message"], dict)]
+        return [entry for entry in self.path if entry.kind == "assistant"]
 
 
 def exchanges(entries: Iterable[Entry]) -> Iterator[TranscriptExchange]:
@@ -188,7 +187,4 @@ def _sum(every: list[JSON], name: str) -> int:
 
 
 def began(entry: Entry) -> float | None:
-    try:
-        return datetime.fromisoformat(str(entry.data["timestamp"]).replace("Z", "+00:00")).timestamp()
-    except (KeyError, ValueError):
-        return None
+    return transcript.seconds(str(entry.data.get("timestamp")))

@@ -56,8 +56,6 @@ class ForeignFile:
             progress(done, self.size)
             if entry is None or (entry.on_path and entry.uuid not in self.kept):
                 continue
-            if transcript.is_file(record := entry.record()) or transcript.is_mark(record):
-                continue  # a line in a form of our own is none of the CLI's
             if entry.on_path and entry.uuid in self.mended:
                 yield entry.hung_on(self.mended[entry.uuid])
             else:
@@ -68,7 +66,7 @@ class ForeignFile:
         if self.dropped:
             yield f"{self.dropped} records of branches that nobody continued (edited prompts) were left out"
         if self.broken:
-            yield f"{self.broken} lines are not JSON (a cut last line is one) and were left out"
+            yield f"{self.broken} lines are no JSON or no record of a CLI's (a cut last line is one) and were left out"
         if self.mended:
             yield f"{len(self.mended)} records hung on a record that is not there: joined to the one before"
 
@@ -167,7 +165,7 @@ class _Scan:
 
 
 def _lines(path: Path, size: int) -> Iterator[tuple[Entry | None, int]]:
-    """Each line of the first `size` bytes (the file may grow), parsed, with the bytes read; None: not JSON."""
+    """Each line of the first `size` bytes (the file may grow), parsed, with the bytes read; None: broken."""
     done = 0
     with opened(path) as file:
         while done < size and (raw := file.readline(size - done)):

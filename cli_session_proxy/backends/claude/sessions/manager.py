@@ -294,7 +294,9 @@ class Sessions:
         scribe = Scribe(session_id, now.cwd, now.capability.version, time.time())
         uuid_of_closing = None if job.prompt else job.frame_uuid
         closed = now.capability.takes_tools
-        lead = reopening.lead(known, parent, job.answers, scribe, closed=closed, uuid=uuid_of_closing)
+        lead = await asyncio.to_thread(
+            reopening.lead, known, parent, job.answers, scribe, closed=closed, uuid=uuid_of_closing
+        )
         prepared = await self._repairs.written(now, session_id, [*known, *lead], job.session)
         return prepared, lead
 

@@ -81,10 +81,9 @@ def placed(
         entry = Entry(record.line, json.loads(record.line))
         scribe.parent = entry.uuid if entry.on_path else scribe.parent
         content: list[Block] = []
-        said = entry.data.get("message", {})
+        said = entry.on_path and entry.kind == "assistant" and not entry.data.get("isApiErrorMessage")
         # The CLI notes its errors in the model's place.
-        of_the_model = entry.kind == "assistant" and said.get("model") != SYNTHETIC_MODEL
-        is_answer = entry.on_path and of_the_model and not entry.data.get("isApiErrorMessage")
+        is_answer = said and entry.data["message"].get("model") != SYNTHETIC_MODEL
         for block in entry.content if is_answer else ():
             if _is_text(block) or block.get("id") in calls:
                 while left and left[0][0] <= finished:

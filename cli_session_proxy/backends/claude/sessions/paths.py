@@ -12,6 +12,8 @@ from .. import transcript
 NAME = "claude"  # kept with the turns that this backend answers
 # A turn of one of these was answered by no other model: those that a client or a session brought have none.
 OWN = (None, NAME)
+# Characters of records that are parsed on the event loop, in about a millisecond.
+SHORT = 64 * 1024
 
 
 async def shown(store: Store, turn_id: str | None, marks: Sequence[Record] = ()) -> Sequence[Record]:
@@ -20,6 +22,13 @@ async def shown(store: Store, turn_id: str | None, marks: Sequence[Record] = ())
     if not any(map(transcript.is_mark, records)):
         return records
     return await asyncio.to_thread(transcript.shown, records)
+
+
+async def parsed(records: Sequence[Record]) -> transcript.Parsed:
+    """These records, parsed; off the event loop where they are long."""
+    if sum(len(record.line) for record in records) <= SHORT:
+        return transcript.parse_records(records)
+    return await asyncio.to_thread(transcript.parse_records, records)
 
 
 async def own_above(store: Store, turn: Turn) -> Turn | None:

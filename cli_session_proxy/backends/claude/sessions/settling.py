@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from ....domain.limits import is_model, is_session_id
+from ....domain.limits import is_model, is_session_id, is_version
 from ....domain.models import JSON, Agent, Link, LinkReason, Session, Turn
 from ....stores.base import Store
 from ...base import Settled
@@ -25,16 +26,13 @@ async def settled(
     """None where the exchange is not whole, or where it is not known to be this turn's. Only looks."""
     if turn.session_id is None or turn.frame_uuid is None:
         return None
-    known = transcript.parse_records(await paths.shown(store, turn.parent_id))
+    known = await paths.parsed(await paths.shown(store, turn.parent_id))
     asked = transcript_of(agent, turn.session_id)
     found = await asyncio.to_thread(_read, asked, turn, known)
     if found is None:
         others: list[_Found] = []
         folder, began = asked.parent, turn.started_at or 0.0
-        written = await asyncio.to_thread(
-            lambda: sorted(path for path in folder.glob("*.jsonl") if path.stat().st_mtime >= began)
-        )
-        for path in written:
+        for path in await asyncio.to_thread(_written_since, began, folder):
             if path != asked and is_session_id(path.stem) and await store.session(path.stem) is None:
                 one = await asyncio.to_thread(_read, path, turn, known)
                 others += [one] if one else []
@@ -57,6 +55,16 @@ async def settled(
     )
 
 
+def _written_since(began: float, folder: Path) -> list[Path]:
+    """The transcripts in there. What is gone again, or a link to nothing, is none."""
+    found = []
+    for path in folder.glob("*.jsonl"):
+        with suppress(OSError):
+            if path.stat().st_mtime >= began:
+                found.append(path)
+    return sorted(found)
+
+
 class _Found:
     """A finished turn in a transcript."""
 
@@ -65,12 +73,13 @@ class _Found:
         self.exchange = TranscriptExchange(tuple(entries))
         last = [entry for entry in self.exchange.path if entry.kind == "assistant"][-1]
         self.stop_reason = last.data["message"].get("stop_reason")
-        self.version = str(last.data.get("version", ""))
+        version = last.data.get("version")
+        self.version = version if is_version(version) else ""
 
 
 def _read(path: Path, turn: Turn, known: Parsed) -> _Found | None:
     try:
-        parsed = transcript.parse(contents(path))
+        parsed = transcript.parse(contents(path), sum(len(entry.line) for entry in known.entries))
     except OSError:
         return None
     is_copy = path.stem != turn.session_id

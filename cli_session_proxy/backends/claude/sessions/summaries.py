@@ -76,7 +76,7 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> S
 
 def _read(path: Sequence[Record]) -> tuple[list[TranscriptExchange], list[str]]:
     """The exchanges that the model is shown, and what was said in each."""
-    entries = transcript.parse_records(path).entries
+    entries = transcript.parse_records(path).path
     # Since the CLI's last summary, and what that left as it was.
     at = next((at for at in range(len(entries) - 1, -1, -1) if is_compaction(entries[at])), 0)
     kept = (entries[at].data.get("compactMetadata") or {}).get("preservedSegment") if entries else None

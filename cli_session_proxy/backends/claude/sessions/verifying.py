@@ -143,8 +143,7 @@ class Verifier:
             yield Difference(tip, agent.head, True, "", "chain", "the chain's head is not one of its finished turns")
             return
         known = await paths.shown(self._store, head.id)
-        path = transcript.parse_records(known).path
-        if not path:
+        if not (await paths.parsed(known)).path:
             yield Difference(tip, head.id, True, "", "chain", "the chain holds no records of the path to its head")
 
     async def session(self, agent: Agent, session: Session) -> Looked:
@@ -255,7 +254,8 @@ def _faults(verdict: Verdict) -> Iterator[tuple[str, str, int | None]]:
     if verdict.found == "missing":
         yield "missing", f"{verdict.note}; the next turn writes it again from the chain", None
     if verdict.found == "unreadable":
-        yield "unreadable", f"{verdict.note}; give this user the right to read it", None
+        advice = "give this user the right to read it, or leave it to the next turn, which writes it again"
+        yield "unreadable", f"{verdict.note}; {advice}", None
     wrong = [pair for pair in verdict.pairs if pair.state != "equal"]
     for pair in wrong[:NAMED]:
         yield pair.state, _says(pair, len(verdict.pairs)), pair.number
@@ -269,7 +269,11 @@ def _faults(verdict: Verdict) -> Iterator[tuple[str, str, int | None]]:
     if verdict.found == "different" and not wrong and not verdict.unknown:
         yield "order", "the records stand in another order, or some stand twice", None
     if verdict.cut:
-        yield "cut", f"{_count(verdict.broken, 'line')} of it not JSON (a cut last line is one)", None
+        yield (
+            "cut",
+            f"{_count(verdict.broken, 'line')} of it no JSON or no record of a CLI's (a cut last line is one)",
+            None,
+        )
 
 
 def _says(pair: Pair, of: int) -> str:

@@ -57,7 +57,16 @@ from .mending import (
     window,
     window_of,
 )
-from .writing import NO_CONTENT, OPENED_BY_ASSISTANT, Scribe, in_strict_order, timestamp, with_session_id, write
+from .writing import (
+    NO_CONTENT,
+    OPENED_BY_ASSISTANT,
+    Scribe,
+    in_strict_order,
+    seconds,
+    timestamp,
+    with_session_id,
+    write,
+)
 
 __all__ = [
     "ASIDE",
@@ -104,6 +113,7 @@ __all__ = [
     "remove",
     "remove_project",
     "reread",
+    "seconds",
     "shown",
     "since_first",
     "summary",

@@ -6,6 +6,7 @@ given them new uuids: then the words decide, as long as the copy hangs together.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ from typing import Literal
 
 from ....domain.models import FileMark, Record
 from .entries import Entry, Parsed, copied_up_to, mark_of, opened, parse, parse_records, unbroken
+
+# Records behind the path. Whose they are is found out on the event loop; an agent has hardly so many in all its life.
+MORE_RECORDS = 100_000
 
 Found = Literal["equal", "tail", "missing", "unreadable", "different"]
 State = Literal["equal", "changed", "lost"]
@@ -41,8 +45,8 @@ class Verdict:
     a person. `mark` describes the file where it is `equal`; `read` is how many bytes had to be read.
     `leaf` is the uuid of the path's last record in the file, on which a tail of somebody else's hangs.
     `pairs` and `unknown` (every record that the chain does not know) are there where records were compared, not
-    where the hash decided. `broken` counts lines that are not JSON, a cut last line among them. `earlier`: the file is
-    the path as it was some turns ago, and nothing else.
+    where the hash decided. `broken` counts lines that are no JSON or no sound record, a cut last line among them.
+    `earlier`: the file is the path as it was some turns ago, and nothing else.
     """
 
     found: Found
@@ -70,16 +74,19 @@ def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> 
         with opened(path) as file:
             stat = os.fstat(file.fileno())
             data = file.read()
+        if mark is not None and len(data) >= mark.size and _sha(memoryview(data)[: mark.size]) == mark.sha256:
+            added = parse(data[mark.size :])
+            tail = tuple(added.path)
+            return _whole("what the last turn left is unchanged", (), tail, added.broken, stat, data, mark.leaf)
+        if known is None:
+            return None
+        characters = sum(len(record.line) for record in known)
+        return _by_records(parse_records(known).path, parse(data, characters), stat, data)
     except FileNotFoundError:
         dangling = f": a link there leads to {os.readlink(path)}, which is not" if path.is_symlink() else ""
         return Verdict("missing", f"no transcript at {path}{dangling}")
     except OSError as exc:
         return Verdict("unreadable", f"{path}: {exc.strerror}")
-    if mark is not None and len(data) >= mark.size and _sha(data[: mark.size]) == mark.sha256:
-        added = parse(data[mark.size :])
-        tail = tuple(added.path)
-        return _whole("what the last turn left is unchanged", (), tail, added.broken, stat, data, mark.leaf)
-    return None if known is None else _by_records(parse_records(known).path, parse(data), stat, data)
 
 
 def _by_records(wanted: list[Entry], parsed: Parsed, stat: os.stat_result, data: bytes) -> Verdict:
@@ -116,7 +123,9 @@ def _whole(
     data: bytes,
     leaf: str | None,
 ) -> Verdict:
-    """The path is there, from its first record to its last."""
+    """The path is there, from its first record to its last. Raises OSError where more follows than is looked at."""
+    if len(tail) > MORE_RECORDS:
+        raise OSError(errno.EFBIG, f"more than {MORE_RECORDS:,} records follow what the chain knows")
     if tail or broken:
         follow = "1 unknown record follows" if len(tail) == 1 else f"{len(tail)} unknown records follow"
         more = f"{note}; {follow}" + (", the last line is cut" if broken else "")
@@ -160,5 +169,5 @@ def _leaf(entries: Sequence[Entry]) -> str | None:
     return entries[-1].uuid if entries else None
 
 
-def _sha(data: bytes) -> str:
+def _sha(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
-import mmap
 import os
 import stat
 from collections.abc import Iterable, Sequence
@@ -17,9 +17,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from ....domain import limits
 from ....domain.models import Block, FileMark, Record
+from .shapes import RECORD, SPOKEN
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
+
+
+# How a line of ours begins that is in the chain and in no transcript: a mark (`mending`), a kept file (`files`).
+OWN = '{"type":"cli-session-proxy/'
 
 
 @dataclass(slots=True)
@@ -27,11 +32,14 @@ class Entry:
     """One line, parsed as far as the chain needs it. `data` is the whole object. Never changed after it is made.
 
     `on_path`: part of the conversation, and not of a sub-agent's. A record of a sub-agent has a `uuid`, too. `content`:
-    the message's blocks; the CLI writes a lone text as a string and rewrites it as a list.
+    the message's blocks; the CLI writes a lone text as a string and rewrites it as a list. `sound`: of the shape that
+    its readers rely on (`shapes`), and none of our own lines, which no CLI writes. Another one is no record: it has no
+    uuid here, is on no path and has no content.
     """
 
     line: str
     data: dict[str, Any] = field(repr=False)
+    sound: bool = field(init=False, compare=False, repr=False)
     uuid: str | None = field(init=False, compare=False)
     parent: str | None = field(init=False, compare=False)
     kind: str = field(init=False, compare=False)
@@ -40,13 +48,16 @@ class Entry:
 
     def __post_init__(self) -> None:
         data = self.data
-        named = data.get("uuid")
-        self.uuid = named if isinstance(named, str) and "parentUuid" in data else None
-        self.parent = data.get("parentUuid")
+        named = "uuid" in data and "parentUuid" in data
         self.kind = str(data.get("type", ""))
-        self.on_path = self.uuid is not None and not data.get("isSidechain")
-        message = data.get("message")
-        said = message.get("content") if isinstance(message, dict) else None
+        shape = SPOKEN if self.kind in ("user", "assistant") else RECORD
+        self.sound = not self.line.startswith(OWN) and (not named or shape.isinstance_python(data))
+        is_record = named and self.sound
+        self.uuid = data["uuid"] if is_record else None
+        self.parent = data["parentUuid"] if is_record else None
+        self.on_path = is_record and not data.get("isSidechain")
+        message = data.get("message") if is_record else None
+        said = None if message is None else message.get("content")
         blocks = [{"type": "text", "text": said}] if isinstance(said, str) else said if isinstance(said, list) else ()
         self.content = [block for block in blocks if isinstance(block, dict)]
 
@@ -72,8 +83,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A transcript, or its tail, and of its entries those on the path. `broken` counts lines that are not JSON, or too
-    deep (a cut last line among them)."""
+    """A transcript, or its tail, and of its entries those on the path. `broken` counts lines that are not JSON, too
+    deep (a cut last line among them) or of no sound shape."""
 
     entries: tuple[Entry, ...]
     path: list[Entry]
@@ -84,23 +95,63 @@ class Parsed:
         return self.path[-1].uuid if self.path else None
 
 
-def parse(data: bytes) -> Parsed:
+# How much is read beyond what the chain knows. Others may write anything there, and one call of json.loads holds the
+# interpreter, and with it the event loop, while what it makes takes twenty times its bytes: a file of more than this
+# cannot be read. The prompt of a body of 64 MiB fits, which the CLI notes twice; so do lines and values as close as in
+# its own records, of 20,000 turns too.
+MORE_BYTES = 160 * 1024 * 1024
+MORE_LINES, BYTES_A_LINE = 200_000, 256
+MORE_VALUES, BYTES_A_VALUE = 2_000_000, 16
+# Objects, lists, texts and numbers in one line: what a body may hold (`limits`), and more than twice that.
+LINE_VALUES = 500_000
+_BEFORE_VALUES = (b",", b"[", b"{")
+
+
+def parse(data: bytes, known: int = 0) -> Parsed:
+    """`known`: how many characters of it the chain knows. Raises OSError for much more than these."""
+    if len(data) > MORE_BYTES + 4 * known:  # a character has four bytes at most
+        raise _too_much(f"than {MORE_BYTES:,} bytes that the chain does not know")
+    lines, values = MORE_LINES + len(data) // BYTES_A_LINE, MORE_VALUES + len(data) // BYTES_A_VALUE
+    dense = sum(map(data.count, _BEFORE_VALUES)) > values  # hardly ever: in texts, too
     entries: list[Entry] = []
     broken = 0
-    for raw in data.split(b"\n"):
+    for raw in io.BytesIO(data):
+        lines -= 1
+        if dense or (len(raw) > LINE_VALUES and sum(map(raw.count, _BEFORE_VALUES)) > LINE_VALUES):
+            here = values_in(raw)
+            values -= here
+            if here > LINE_VALUES:
+                raise _too_much(f"than {LINE_VALUES:,} values in one line")
+        if lines < 0 or values < 0:
+            raise _too_much("lines, or values in them, than a CLI writes")
         if not raw.strip():
             continue
         try:
-            line = raw.decode("utf-8").rstrip("\r")
+            line = raw.decode("utf-8").rstrip("\r\n")
             value = limits.loads(line, limits.CLI_DEPTH)
         except ValueError:
             broken += 1
             continue
-        if isinstance(value, dict):
-            entries.append(Entry(line, value))
+        if isinstance(value, dict) and (entry := Entry(line, value)).sound:
+            entries.append(entry)
         else:
             broken += 1
     return Parsed(tuple(entries), [entry for entry in entries if entry.on_path], broken)
+
+
+def values_in(raw: bytes) -> int:
+    """No fewer than the objects, lists, texts and numbers in a line of JSON, without reading it: what stands before one
+    outside of texts."""
+    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    texts = bare.count(b'"') // 2
+    if texts > 2 * LINE_VALUES:  # half of them are names, at most
+        return texts // 2
+    outside = b"".join(bare.split(b'"')[::2])
+    return 1 + sum(map(outside.count, _BEFORE_VALUES))
+
+
+def _too_much(what: str) -> OSError:
+    return OSError(errno.EFBIG, f"it holds more {what}")
 
 
 def parse_records(records: Iterable[Record]) -> Parsed:
@@ -145,7 +196,7 @@ def has_ended(entries: Sequence[Entry]) -> bool:
     answers = [entry for entry in entries if entry.on_path and entry.kind == "assistant"]
     if not answers or answers[-1].data.get("isApiErrorMessage"):
         return False
-    return answers[-1].data.get("message", {}).get("stop_reason") not in (None, "tool_use", "max_tokens", "refusal")
+    return answers[-1].data["message"].get("stop_reason") not in (None, "tool_use", "max_tokens", "refusal")
 
 
 def copied_up_to(known: Sequence[Entry], copy: Sequence[Entry]) -> int | None:
@@ -331,7 +382,8 @@ class Reader:
         return mine is not None and (mine.size, mine.device, mine.inode) == (there.st_size, there.st_dev, there.st_ino)
 
     def appended(self, most: int = MAX_BYTES) -> tuple[Parsed, Reader] | None:
-        """What was added behind this one, and a reader that has read it. None when it is not the same file.
+        """What was added behind this one, and a reader that has read it. None when it is not the same file, or when
+        more was added than can be read.
 
         Raises `MuchMore` where that is more than `most` bytes.
         """
@@ -343,14 +395,16 @@ class Reader:
                     return None
                 if there.st_size - size > most:
                     raise MuchMore
+                if there.st_size - size > MORE_BYTES:
+                    return None
                 data = os.pread(fd, there.st_size - size, size)  # no more than the mark's stat knows of
             finally:
                 os.close(fd)
+            parsed = parse(data)
         except OSError:
             return None
         read = self._hash.copy()
         read.update(data)
-        parsed = parse(data)
         leaf = parsed.leaf or (None if self.mark is None else self.mark.leaf)
         return parsed, Reader(self.path, mark_of(there, size + len(data), read.hexdigest(), leaf), read)
 
@@ -374,16 +428,26 @@ def reread(path: Path, mark: FileMark, *, lenient: bool = False) -> tuple[Reader
 
 
 _TOTAL = b'{"type":"cost-state",'
+_NOTE = 64 * 1024  # bytes of such a note, at most
 
 
 def total_cost(path: Path) -> float:
-    """US dollars that the CLI takes as spent when it resumes this transcript: its last note of it, else 0."""
+    """US dollars that the CLI takes as spent when it resumes this transcript: its last note of it, else 0.
+
+    Read from its end, piece by piece: others may cut the file meanwhile, and a mapped page that is gone kills.
+    """
+    line = b"{}"
     try:
-        with opened(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            at = data.rfind(_TOTAL)  # inside a record's text its quotes would be escaped
-            end = data.find(b"\n", at)
-            line = data[at : end if end >= 0 else len(data)] if at >= 0 else b"{}"
-        total = json.loads(line).get("totalCostUSD")
-    except (OSError, ValueError):  # no file, an empty one, or a cut line
+        with opened(path) as file:
+            fd, start, piece = file.fileno(), os.fstat(file.fileno()).st_size, b""
+            while start > 0:
+                size = min(CHUNK, start)
+                start -= size
+                piece = os.pread(fd, size, start) + piece[: len(_TOTAL) - 1]
+                if (at := piece.rfind(_TOTAL)) >= 0:  # inside a record's text its quotes would be escaped
+                    line = os.pread(fd, _NOTE, start + at).partition(b"\n")[0]
+                    break
+        total = limits.loads(line, limits.CLI_DEPTH).get("totalCostUSD")
+    except (OSError, ValueError):  # no file, or a cut line
         return 0.0
-    return float(total) if isinstance(total, int | float) else 0.0
+    return float(total) if isinstance(total, int | float) and 0 <= total <= limits.MOST_USD else 0.0

@@ -24,6 +24,9 @@ OPENED_BY_ASSISTANT = "[The assistant opened the conversation.]"
 # What an assistant message without content is given, because the API refuses an empty one.
 NO_CONTENT = "(no content)"
 
+# Times of records are counted on from, a millisecond a record: in seconds, the year 5138, long before datetime's end.
+LAST_TIME = 1e11
+
 _SESSION_ID = re.compile(r'"sessionId":"([0-9a-fA-F-]{36})"')
 _TIMESTAMP = re.compile(r'"timestamp":"([^"]+)"')
 
@@ -41,10 +44,11 @@ def in_strict_order(lines: Iterable[str]) -> list[str]:
     last = 0
     for line in lines:
         match = _TIMESTAMP.search(line)
-        if match is None or json.loads(line).get("timestamp") != match[1]:
+        at = None if match is None or json.loads(line).get("timestamp") != match[1] else seconds(match[1])
+        if match is None or at is None:
             out.append(line)
             continue
-        now = round(datetime.fromisoformat(match[1].replace("Z", "+00:00")).timestamp() * 1000)
+        now = round(at * 1000)
         last = now if now > last else last + 1
         out.append(line if now == last else f"{line[: match.start(1)]}{timestamp(last / 1000)}{line[match.end(1) :]}")
     return out
@@ -83,6 +87,15 @@ def write(path: Path, records: Sequence[Record], session_id: str, *, strict_orde
 
 def timestamp(now: float) -> str:
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def seconds(written: str) -> float | None:
+    """The time that a record names; None where that is no time of ours, before 1970 or far ahead."""
+    try:
+        at = datetime.fromisoformat(written.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return at if 0 <= at < LAST_TIME else None
 
 
 @dataclass(slots=True)

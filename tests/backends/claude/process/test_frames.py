@@ -331,6 +331,13 @@ def test_what_is_no_session_id_is_not_taken_from_a_frame(named: object) -> None:
     assert end.session_id == ""
 
 
+@pytest.mark.parametrize("cost", [10**400, float("nan"), float("inf"), -1, "1", None])
+def test_a_cost_that_is_no_sum_is_not_taken_from_a_frame(cost: object) -> None:
+    *_, end = TurnReader(FRAME).feed({"type": "result", "user_message_uuids": [FRAME], "total_cost_usd": cost})
+    assert isinstance(end, Result)
+    assert end.cost_total_usd is None
+
+
 KEYS = st.sampled_from(["type", "event", "message", "content", "subtype", "index", "usage", "session_id"])
 ANYTHING = st.recursive(
     st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_session_proxy.backends.claude import transcript
-from cli_session_proxy.backends.claude.transcript import Entry, Reader, Scribe
-from cli_session_proxy.backends.claude.transcript.entries import MuchMore
-from cli_session_proxy.domain.models import FileMark, Message, Record
+from cli_session_proxy.backends.claude.transcript import Entry, Reader, Scribe, comparing, entries
+from cli_session_proxy.backends.claude.transcript.entries import MuchMore, values_in
+from cli_session_proxy.domain.limits import VALUES
+from cli_session_proxy.domain.models import Block, FileMark, Message, Record
 
 SESSION = "11111111-1111-4111-8111-111111111111"
 OTHER = "22222222-2222-4222-8222-222222222222"
+MEGABYTE = 1024 * 1024
 
 
 def _exchanges(count: int) -> list[Record]:
@@ -357,3 +361,150 @@ def test_the_total_cost_is_the_last_note_of_it(tmp_path: Path) -> None:
     notes = [f'{{"type":"cost-state","sessionId":"x","totalCostUSD":{total}}}' for total in (0.5, 0.75)]
     path.write_text("\n".join([notes[0], notes[1], quoted]), encoding="utf-8")
     assert transcript.total_cost(path) == 0.75
+
+
+def test_the_total_cost_is_found_wherever_its_note_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "session.jsonl"
+    note = b'{"type":"cost-state","totalCostUSD":0.5}\n'
+    monkeypatch.setattr(entries, "CHUNK", len(note))
+    for behind in range(3 * len(note)):
+        path.write_bytes(note + b"x" * behind)
+        assert transcript.total_cost(path) == 0.5
+    path.write_bytes(b"x" * 100)
+    assert transcript.total_cost(path) == 0.0
+
+
+@pytest.mark.parametrize("total", ["1" + 400 * "0", "-1", "1e999", "NaN", '"1"', "[" * 5000])
+def test_a_total_that_is_no_sum_is_none(total: str, tmp_path: Path) -> None:
+    path = tmp_path / "session.jsonl"
+    path.write_text(f'{{"type":"cost-state","totalCostUSD":{total}}}', encoding="utf-8")
+    assert transcript.total_cost(path) == 0.0
+
+
+# Cuts the file at the first, second, … call that is made while it is read, in a process that a fault may end.
+_CUT = """
+import os, sys
+from pathlib import Path
+from cli_session_proxy.backends.claude.transcript import total_cost
+
+path = Path(sys.argv[1])
+whole = path.read_bytes()
+at, left = 0, 0
+def cut(frame, event, argument):
+    global left
+    left -= 1
+    if left == 0:
+        os.truncate(path, 0)
+while left <= 0:
+    path.write_bytes(whole)
+    at += 1
+    left = at
+    sys.setprofile(cut)
+    total_cost(path)
+    sys.setprofile(None)
+print(at)
+"""
+
+
+def test_a_transcript_that_is_cut_while_its_cost_is_read_ends_no_process(tmp_path: Path) -> None:
+    path = tmp_path / "session.jsonl"
+    path.write_bytes(b'{"type":"note"}\n' * 10_000)
+    done = subprocess.run([sys.executable, "-c", _CUT, str(path)], stdout=subprocess.PIPE, check=False, timeout=60)
+    assert done.returncode == 0
+    assert int(done.stdout) > 3
+
+
+# --- more than is read
+
+
+def _values(value: object) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(_values, inner))
+
+
+SPELT = st.recursive(
+    st.none() | st.integers() | st.text(alphabet='a,[{"\\', max_size=5),
+    lambda one: st.lists(one) | st.dictionaries(st.text(alphabet=',"\\', max_size=2), one),
+)
+
+
+@given(SPELT, st.booleans())
+def test_the_values_of_a_line_are_counted_without_reading_it(value: object, spaced: bool) -> None:
+    text = json.dumps(value, separators=None if spaced else (",", ":"))
+    assert _values(value) <= values_in(text.encode()) <= 2 * _values(value)
+
+
+def _of(size: int, line: bytes) -> bytes:
+    return line * (size // len(line))
+
+
+TOO_MUCH = {
+    "a line of very many values": b'{"a":[' + _of(3 * entries.LINE_VALUES, b"[],") + b"[]]}\n",
+    "a line of very many texts": b'{"a":[' + _of(12 * entries.LINE_VALUES, b'"",') + b'""]}\n',
+    "very many values in all": _of(12 * entries.MORE_VALUES, b'{"a":[' + _of(3000, b"[],") + b"[]]}\n"),
+    "very many lines": _of(6 * entries.MORE_LINES, b"{}\n"),
+    "very many empty lines": _of(6 * entries.MORE_LINES, b"\n"),
+}
+
+
+@pytest.mark.parametrize("more", TOO_MUCH.values(), ids=TOO_MUCH)
+def test_a_file_of_more_than_can_be_read_beside_the_event_loop_is_unreadable(more: bytes, tmp_path: Path) -> None:
+    path = tmp_path / f"{SESSION}.jsonl"
+    records = _exchanges(2)
+    mark = transcript.write(path, records, SESSION, strict_order=False)
+    reader = Reader.behind(path, mark)
+    with path.open("ab") as file:
+        file.write(more)
+    for by_mark, known in ((mark, None), (None, records)):
+        verdict = transcript.check(path, by_mark, known)
+        assert verdict is not None
+        assert verdict.found == "unreadable"
+        assert "it holds more" in verdict.note
+    assert reader.appended() is None
+    with pytest.raises(transcript.Changed):
+        transcript.reread(path, mark)
+
+
+def test_more_bytes_than_can_be_read_are_unreadable_unless_the_chain_knows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"{SESSION}.jsonl"
+    records = _exchanges(20)
+    mark = transcript.write(path, records, SESSION, strict_order=False)
+    monkeypatch.setattr(entries, "MORE_BYTES", 100)
+    for by_mark, known in ((mark, None), (None, records)):
+        verdict = transcript.check(path, by_mark, known)
+        assert verdict is not None
+        assert verdict.found == "equal"
+    _append(path, " " * 101)
+    verdict = transcript.check(path, mark, None)
+    assert verdict is not None
+    assert verdict.found == "unreadable"
+    assert Reader.behind(path, mark).appended() is None
+
+
+def test_more_records_than_are_looked_at_behind_the_path_are_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "MORE_RECORDS", 3)
+    path = tmp_path / f"{SESSION}.jsonl"
+    records = _exchanges(4)
+    _write(path, records)
+    found = [transcript.check(path, None, records[:known]) for known in (5, 4)]
+    assert [verdict and verdict.found for verdict in found] == ["tail", "unreadable"]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [{"type": "text", "text": "a,b[c{\"d\\" * (2 * MEGABYTE)}],
+        [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 60 * MEGABYTE}}],
+        [{"type": "text", "text": ""}] * (VALUES // 3),
+    ],
+    ids=["text", "image", "blocks"],
+)  # fmt: skip
+def test_the_prompt_of_a_body_of_any_size_that_is_taken_can_be_read(prompt: list[Block]) -> None:
+    scribe = Scribe(SESSION, Path("/somewhere"), "2.1.330", 1_700_000_000.0)
+    [line] = [scribe.record(Message("user", tuple(prompt)), "sonnet").line]
+    noted = json.dumps({"type": "queue-operation", "content": line})  # once more, as a text
+    assert len(transcript.parse(f"{noted[: 64 * MEGABYTE]}\n{line}\n".encode()).path) == 1

@@ -1,0 +1,104 @@
+"""What a record of a transcript must look like, as far as anything here reads it.
+
+Others write to transcripts, too, and every reader relies on this: ids are texts that a store takes, what is a list or
+an object is one. A record of another shape is damage, like a line that is no JSON. Words may hold halves of characters:
+a CLI cuts a long output anywhere. What nobody here reads may be anything: a newer CLI may have more to say.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import ConfigDict, Field, InstanceOf, StringConstraints, TypeAdapter, with_config
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+Id = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,256}$")]
+Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+Words = InstanceOf[str]
+Object = dict[str, Any]
+
+
+class _Text(TypedDict):
+    type: Literal["text"]
+    text: Words
+    id: NotRequired[Words]
+
+
+class _Thinking(TypedDict):
+    type: Literal["thinking"]
+    thinking: Words
+    id: NotRequired[Words]
+
+
+class _Call(TypedDict):
+    type: Literal["tool_use"]
+    id: Words
+    name: Words
+
+
+class _Result(TypedDict):
+    type: Literal["tool_result"]
+    tool_use_id: Words
+    content: NotRequired[Words | list[Block] | None]
+    id: NotRequired[Words]
+
+
+class _Source(TypedDict):
+    type: Words
+    data: NotRequired[Words]
+    media_type: NotRequired[Words]
+
+
+class _Media(TypedDict):
+    type: Literal["image", "document"]
+    source: _Source
+    id: NotRequired[Words]
+
+
+@with_config(ConfigDict(regex_engine="python-re"))  # the other one cannot say what must not follow
+class _Other(TypedDict):
+    type: NotRequired[
+        Annotated[str, StringConstraints(pattern=r"^(?!(text|thinking|tool_use|tool_result|image|document)$)")]
+    ]
+    id: NotRequired[Words]
+    tool_use_id: NotRequired[Words]
+
+
+_Known = Annotated[_Text | _Thinking | _Call | _Result | _Media, Field(discriminator="type")]
+Block = Annotated[_Known | _Other, Field(union_mode="left_to_right")]
+
+
+class _About(TypedDict):
+    id: NotRequired[Words | None]
+    stop_reason: NotRequired[Word | None]
+    usage: NotRequired[Object | None]
+
+
+class _Note(_About):
+    content: NotRequired[Words | list[Block]]
+
+
+class _Message(_About):
+    content: Words | list[Block]
+
+
+class _Line(TypedDict):
+    uuid: Id
+    parentUuid: Id | None
+    logicalParentUuid: NotRequired[Id | None]
+    sourceToolAssistantUUID: NotRequired[Id | None]
+    timestamp: NotRequired[Words]
+    compactMetadata: NotRequired[Object | None]
+
+
+class _Record(_Line):
+    message: NotRequired[_Note]
+
+
+class _Spoken(_Line):
+    message: _Message
+
+
+# For lines with a `uuid`: of users and assistants, and of all others.
+SPOKEN = TypeAdapter(_Spoken).validator
+RECORD = TypeAdapter(_Record).validator
