@@ -269,7 +269,7 @@ class Execution(Protocol):
     async def keep(self, answered: Answered) -> Kept: ...
 
     async def release(self) -> None:
-        """What was kept is committed. The memory of the path may serve the next turn."""
+        """What was kept is committed, whatever happens here. The memory of the path may serve the next turn."""
 
     async def discard(self, *, owned: bool) -> None:
         """Nothing of the turn is kept. `owned` is False where another proxy writes the agent by now: what is stored

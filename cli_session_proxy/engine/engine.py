@@ -563,6 +563,9 @@ class Engine:
 
     async def _fail(self, live: LiveTurn, error: ProxyError) -> None:
         """A cancellation that comes now finds the turn over: its clients hear the error all the same."""
+        if live.done:  # it is stored, and its clients were given the answer: what failed behind that is not the turn
+            log.exception("failed_behind_its_answer", turn_id=live.turn.id, error=error.message)
+            return
         if isinstance(error, LeaseLost) and await uninterrupted(self._tasks.own(self._finished_by_the_next(live))):
             return
         self._ends.failed(live, error)

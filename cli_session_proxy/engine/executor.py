@@ -562,24 +562,30 @@ class Executor:
             move_head=attempt.agent.moves_head_to(turn),
         )
         committed = await self._stored(commit)
+        # From here on the turn stands: what fails is logged, and its clients get their answer.
         attempt.committed = True
-        while live.abandoned == (committed.delivery == "pending"):
+        delivery = committed.delivery
+        while live.abandoned == (delivery == "pending"):
             # Its clients left, or came back, meanwhile: what was noted of that may have been written over.
-            committed = replace(committed, delivery="undelivered" if live.abandoned else "pending")
+            delivery = "undelivered" if live.abandoned else "pending"
             try:
-                await self.store.set_delivery(turn.id, committed.delivery)
-            except ProxyError as exc:  # of a turn that was deleted meanwhile, too
-                log.warning("delivery_not_noted", turn_id=turn.id, error=exc.message)
-        # The clients first: the observers' turn comes when the answers have been handed over.
-        attempt.start()
-        if attempt.format is not None:
-            for event in said(committed.output):
-                live.publish(event)
-        self._finish(live, committed, commit.links)
+                await self.store.set_delivery(turn.id, delivery)
+                committed = replace(committed, delivery=delivery)  # else it is as the store has it
+            except Exception as exc:  # ProxyError: of a turn that was deleted meanwhile, too
+                trace = not isinstance(exc, ProxyError)
+                log.warning("delivery_not_noted", turn_id=turn.id, error=str(exc), exc_info=trace)
         try:
-            await exchange.release()
-        except Exception:  # the turn is kept, whatever becomes of who answered it
-            log.exception("not_released", turn_id=turn.id)
+            # The clients first: the observers' turn comes when the answers have been handed over.
+            attempt.start()
+            if attempt.format is not None:
+                for event in said(committed.output):
+                    live.publish(event)
+        finally:
+            self._finish(live, committed, commit.links)
+            try:
+                await exchange.release()
+            except Exception:
+                log.exception("not_released", turn_id=turn.id)
         for link in commit.links:
             if link.reason in REPAIR_REASONS:
                 log.info("repaired", agent=attempt.agent.agent_id, turn_id=turn.id, reason=link.reason)
@@ -720,8 +726,9 @@ class Ends:
         """Store the end of a turn that failed, and tell its clients. Never raises."""
         try:
             await self.store_all()
-        except StoreUnavailable as exc:
-            log.warning("failure_not_noted", turn_id=live.turn.id, error=exc.message)
+        except Exception as exc:
+            trace = not isinstance(exc, StoreUnavailable)
+            log.warning("failure_not_noted", turn_id=live.turn.id, error=str(exc), exc_info=trace)
             self._instances.failed(live.turn.id)
             self._tasks.serve(self._keep_trying())
         live.fail(error)
@@ -774,8 +781,8 @@ class Ends:
             await asyncio.sleep(AGAIN)
             try:
                 await self.store_all()
-            except StoreUnavailable as exc:
-                log.warning("failure_not_noted", error=exc.message)
+            except Exception as exc:
+                log.warning("failure_not_noted", error=str(exc), exc_info=not isinstance(exc, StoreUnavailable))
 
 
 # --- Answers and arguments against the client's JSON Schemas: strangers' programs, run where they can be ended

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cli_session_proxy.domain.models import Delivery, Turn
+from cli_session_proxy.backends import memory
+from cli_session_proxy.domain.models import CancelledBy, Delivery, Turn
+from cli_session_proxy.engine.executor import Attempt
 from cli_session_proxy.engine.live import Answer
-from cli_session_proxy.errors import Interrupted, TurnCancelled
+from cli_session_proxy.errors import Interrupted, StoreUnavailable, TurnCancelled
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import Commit
+from cli_session_proxy.stores.base import Commit, Lease
 
 from ..talking import ask, request
 from ..until import until
@@ -189,4 +193,89 @@ async def test_what_is_noted_of_clients_before_their_turn_is_committed_is_not_wr
             assert (await again[0].turn()).id == turn.id
         (again or [first])[0].acknowledge()
         await ask(engine, "two")
+    assert words(backend.seen[-1]) == ["one", "two"]
+
+
+@pytest.mark.parametrize("fails", ["event", "release", "lease"])
+async def test_what_fails_behind_a_commit_takes_no_answer_back(
+    fails: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process cannot be ended, say, while a slow client is still being given its answer."""
+
+    async def out_of_threads(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with core(settings) as (engine, backend):
+        await ask(engine, "one")
+        hold, start = engine._ownership.hold, Attempt.start
+
+        @asynccontextmanager
+        async def held(*of: Any, **how: Any) -> AsyncIterator[Lease]:
+            async with hold(*of, **how) as lease:
+                yield lease
+            await out_of_threads()
+
+        def published(attempt: Attempt) -> None:
+            start(attempt)
+            if attempt.committed:
+                raise MemoryError
+
+        with monkeypatch.context() as broken:
+            if fails == "event":
+                broken.setattr(Attempt, "start", published)
+            if fails == "release":
+                broken.setattr(memory._Execution, "release", out_of_threads)
+            if fails == "lease":
+                broken.setattr(engine._ownership, "hold", held)
+            slow = await engine.submit(request("two"))
+            assert (await slow.turn()).status == "completed"
+            await engine.ended(slow.turn_id)
+        assert (await turns(engine))[1].delivery == "pending"
+        await ask(engine, "three")
+        slow.acknowledge()
+        await ask(engine, "four")
+    assert words(backend.seen[-1]) == ["one", "two", "three", "four"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), StoreUnavailable("the disk is full")])
+async def test_a_note_that_fails_behind_a_commit_is_no_failure_of_the_turn_and_its_answer_is_not_left_off(
+    error: Exception, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with core(settings) as (engine, backend):
+        store, commit = engine.store, engine.store.commit
+
+        async def committed(done: Commit) -> Turn:
+            # As it was when the commit was made: its client has come back since.
+            return await commit(replace(done, delivery="undelivered"))
+
+        async def fails(*_: object) -> None:
+            monkeypatch.undo()
+            raise error
+
+        monkeypatch.setattr(store, "commit", committed)
+        monkeypatch.setattr(store, "set_delivery", fails)
+        await ask(engine, "one")
+        await ask(engine, "two")
+        assert [turn.status for turn in await turns(engine)] == ["completed", "completed"]
+    assert words(backend.seen[-1]) == ["one", "two"]
+
+
+@pytest.mark.parametrize("by", ["client", "deletion", "stopping", "takeover"])
+async def test_a_turn_that_is_cancelled_while_it_is_committed_stays_and_is_answered(
+    by: CancelledBy, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with core(settings) as (engine, backend):
+        commit = engine.store.commit
+
+        async def committed(done: Commit) -> Turn:
+            turn = await commit(done)
+            engine._live[turn.id].cancel(by)
+            await asyncio.sleep(0)
+            return turn
+
+        with monkeypatch.context() as cancelling:
+            cancelling.setattr(engine.store, "commit", committed)
+            await ask(engine, "one")
+        await ask(engine, "two")
+        assert [turn.status for turn in await turns(engine)] == ["completed", "completed"]
     assert words(backend.seen[-1]) == ["one", "two"]

@@ -271,10 +271,7 @@ class _Execution:
 
     async def release(self) -> None:
         self._owner._full.discard(self._job.turn.id)
-        try:
-            await self._owner.pool.checkin(self._ready.process, again=not self._job.turn.placed.side)
-        except ClaudeUnavailable as exc:  # it cannot be killed; the turn is committed all the same
-            log.warning("process_left", pid=self._ready.process.pid, error=exc.message)
+        await self._owner.pool.checkin(self._ready.process, again=not self._job.turn.placed.side)
 
     async def discard(self, *, owned: bool) -> None:
         if self._plain:

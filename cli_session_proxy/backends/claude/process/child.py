@@ -250,8 +250,7 @@ class Child:
                 ours.close() if stdin is None else stdin.close()
             if heard is not None:
                 heard.close() if stdout is None else stdout.close()
-            if prompt_file is not None:
-                prompt_file.unlink(missing_ok=True)
+            _remove_prompt(prompt_file)
             if isinstance(exc, OSError | ValueError):
                 raise _cannot_start(launch, exc) from exc
             raise
@@ -316,11 +315,7 @@ class Child:
         self._stdout.close()
         if self.gone:
             self._guardian.release(self.pid)
-        if self._prompt_file is not None:
-            try:
-                self._prompt_file.unlink(missing_ok=True)
-            except OSError as exc:  # it lies where the agent's own tools may do as they like
-                log.warning("prompt_not_removed", pid=self.pid, error=exc.strerror)
+        _remove_prompt(self._prompt_file)
 
     async def _exited(self, timeout: float) -> None:
         with contextlib.suppress(TimeoutError):  # the next step is harsher
@@ -387,6 +382,15 @@ def write_prompt(launch: Launch) -> Path:
             f"cannot write to {folder} ({exc.strerror}): make it a writable directory of a disk that is not full"
         ) from exc
     return Path(name)
+
+
+def _remove_prompt(file: Path | None) -> None:
+    """The directory is the agent's own: something else may be there by now, and stays."""
+    try:
+        if file is not None:
+            file.unlink(missing_ok=True)
+    except OSError as exc:
+        log.warning("prompt_file_left", file=str(file), error=exc.strerror)
 
 
 def _cannot_start(launch: Launch, exc: OSError | ValueError) -> ProxyError:

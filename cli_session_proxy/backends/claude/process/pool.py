@@ -123,7 +123,7 @@ class Pool:
             return current
 
     async def checkin(self, process: ClaudeProcess, *, again: bool = True) -> None:
-        """Give it back after a turn. One that cannot serve another turn of its session is closed (waited for).
+        """Give it back after a turn. One that cannot serve another turn of its session is retired (waited for).
 
         One that waits for its client's results may do so for `tool_timeout`; its place may be needed before. `again` is
         False where no other turn is expected: it is the first to be evicted, and is not kept for long.
@@ -131,7 +131,7 @@ class Pool:
         self.table.give_back(process, again=again)
         fits = (process.usable or process.waiting) and process.session_id == process.launch.session_id
         if self.table.closed or not fits:
-            await self.table.close(process)
+            await self.table.retire(process)
 
     async def discard(self, session_id: str) -> None:
         """Close and forget the session's process, in use or not. It is dead when this returns."""
@@ -508,13 +508,12 @@ class ProcessTable:
         self._ending.add(process)
 
     async def retire(self, process: ClaudeProcess) -> None:
-        """Close it. What goes wrong is logged, not raised: go on with the others."""
+        """Close it. What goes wrong is logged, not raised: others are to be closed, or a turn is committed."""
         try:
             await self.close(process)
-        except ClaudeUnavailable as exc:  # it cannot be killed
-            log.warning("process_left", pid=process.pid, error=exc.message)
-        except Exception:
-            log.exception("process_left", pid=process.pid)
+        except Exception as exc:  # ClaudeUnavailable: it cannot be killed
+            trace = not isinstance(exc, ClaudeUnavailable)
+            log.warning("process_left", pid=process.pid, error=str(exc), exc_info=trace)
 
     async def close_all(self) -> None:
         """End every process, at once and waited for. Nothing can be spawned afterwards."""

@@ -12,14 +12,19 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.claude import transcript
+from cli_session_proxy.backends.claude.process.child import Child
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
+from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.errors import ClaudeUnavailable, QueueFull, SessionBusy, TurnCancelled
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.base import Commit
+from cli_session_proxy.testing.upstream import Upstream
 
 from ....conftest import MakeSettings
 from ....simulated import still
-from ....talking import request, running
+from ....talking import ask as say
+from ....talking import claude, heard, request, running
 from ....until import until
 from .conftest import Fake
 from .helpers import ask, is_gone, said
@@ -230,3 +235,35 @@ async def test_a_turn_that_is_cancelled_just_after_its_checkout_leaves_no_proces
         with pytest.raises(TurnCancelled):
             await answer.turn()
         assert engine.processes()[:3] == (0, 0, 0)
+
+
+async def test_a_turn_stays_when_its_process_dies_behind_the_commit_and_cannot_be_closed(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = Child.close
+
+    async def out_of_threads(child: Child) -> None:
+        await close(child)
+        raise RuntimeError("can't start new thread")
+
+    async with running(make_settings(claude_bin=claude_2)) as engine:
+        await say(engine, "one")
+        commit = engine.store.commit
+
+        async def committed(done: Commit) -> Turn:
+            turn = await commit(done)
+            (process,) = claude(engine).pool.table.all()
+            os.kill(process.pid, signal.SIGKILL)
+            await until(lambda: not process.alive)
+            return turn
+
+        with monkeypatch.context() as broken:
+            broken.setattr(engine.store, "commit", committed)
+            broken.setattr(Child, "close", out_of_threads)
+            slow = await engine.submit(request("two"))
+            await slow.turn()
+            await engine.ended(slow.turn_id)
+        await say(engine, "three")  # another client, while that one is still being given its answer
+        slow.acknowledge()
+        await say(engine, "four")
+    assert heard(upstream) == ["one", "two", "three", "four"]

@@ -355,6 +355,30 @@ async def test_a_missing_directory_or_program_is_named(
         await ClaudeProcess.spawn(launch, settings, guardian)
 
 
+@pytest.mark.parametrize("there", ["a directory", "a link", "no folder"])
+async def test_a_prompt_file_that_cannot_be_removed_keeps_no_process_from_being_closed(
+    there: str, fake: Fake, start: Start, tmp_path: Path
+) -> None:
+    folder, other = tmp_path / "t", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    launch = await fake(system_prompt="Be terse.", env={"TMPDIR": str(folder)})
+    flags = launch.capability.flags | {"--system-prompt-file"}
+    process = await start(replace(launch, capability=replace(launch.capability, flags=flags)))
+    (file,) = folder.glob("system-prompt-*")
+    file.unlink()
+    if there == "a directory":
+        file.mkdir()
+    if there == "a link":
+        file.symlink_to(other)
+    if there == "no folder":
+        folder.rmdir()
+        folder.touch()
+    await process.close()
+    assert is_gone(process.pid)
+    assert other.is_dir()
+
+
 def test_a_system_prompt_for_which_there_is_no_room_leaves_nothing_behind(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
