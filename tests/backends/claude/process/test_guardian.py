@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +22,7 @@ from cli_session_proxy.backends.claude.process.child import end_left
 from cli_session_proxy.backends.claude.process.guardian import Guardian, start_time
 from cli_session_proxy.backends.claude.process.guardian_program import MARK_VARIABLE, status, sweep
 
+from ....talking import events
 from ....until import until
 from .conftest import Fake, Start
 from .helpers import ask, group, is_gone, said
@@ -216,6 +219,47 @@ async def test_a_guardian_that_does_not_listen_holds_nobody_up_and_is_replaced(
     await started.close()
     assert another.process.wait(10) == -signal.SIGKILL
     assert sleeper.process.poll() is None
+
+
+async def test_a_moment_without_descriptors_leaves_no_proxy_without_a_guardian(
+    started: Guardian, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started.guard(sleeper.pid, start_time(sleeper.pid), sleeper.stdin)
+    first, tries = started.pid, 0
+    assert first is not None
+
+    def none(*_: object) -> None:
+        nonlocal tries
+        tries += 1
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as short:
+        short.setattr(socket, "socketpair", none)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: tries == 3)
+        await started.start()  # nobody who starts a CLI waits for it
+    await until(lambda: started.pid not in (None, first))
+    assert [event["event"] for event in events(caplog)].count("no_guardian") == 1
+    await started.close()
+    assert sleeper.process.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="there is no parent-death signal")
+async def test_where_nothing_can_be_started_for_a_moment_the_parent_death_signal_is_looked_for_again(
+    guardian: Guardian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = asyncio.create_subprocess_exec
+
+    async def none(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as short:
+        short.setattr(asyncio, "create_subprocess_exec", none)
+        await guardian.start()
+    assert (guardian.pid, guardian.death_signal) == (None, ())
+    assert asyncio.create_subprocess_exec is start
+    await until(lambda: guardian.pid is not None)
+    assert guardian.death_signal
 
 
 async def test_signals_that_are_meant_for_the_proxy_do_not_end_it(started: Guardian, sleeper: Sleeper) -> None:
