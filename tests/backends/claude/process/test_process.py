@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import uvloop
 
@@ -24,7 +27,7 @@ from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.domain.client_tools import Offers
 from cli_session_proxy.domain.models import Tool
 from cli_session_proxy.errors import ClaudeUnavailable, SandboxError
-from cli_session_proxy.settings import Settings
+from cli_session_proxy.settings import Profile, Settings
 
 from ....until import until
 from ....wrappers import wrapped
@@ -144,6 +147,52 @@ async def test_the_end_of_a_cli_behind_a_script_is_over_when_the_cli_itself_is_d
     alive = False
     await closing
     assert group(process.pid) == []
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("no new thread")])
+@pytest.mark.parametrize("what", ["_members", "sweep"])
+async def test_where_nobody_can_look_for_what_a_cli_left_it_is_looked_again_once_its_own_descriptors_are_free(
+    what: str, error: Exception, fake: Fake, start: Start, guardian: Guardian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await start(await fake(profile=Profile(tools=("Bash",))))
+    await ask(process)
+    open_, looked = psutil.Process().num_fds(), list[int]()
+
+    def look(*_: object) -> list[int]:
+        looked.append(psutil.Process().num_fds())
+        if len(looked) == 1:
+            raise error
+        return []
+
+    monkeypatch.setattr(child, "_exists", lambda _group: True)
+    monkeypatch.setattr(child, what, look)
+    await process.close()
+    assert looked[1] < open_
+    assert process.pid not in guardian._guarded
+
+
+@pytest.mark.parametrize("what", ["_members", "sweep"])
+async def test_where_nobody_can_ever_look_all_is_released_and_what_may_be_left_stays_guarded(
+    what: str, fake: Fake, settings: Settings, guardian: Guardian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await guardian.start()
+    launch = await fake(profile=Profile(tools=("Bash",)))
+    before = psutil.Process().num_fds()
+    process = await ClaudeProcess.spawn(launch, settings, guardian)
+    await ask(process)
+
+    def look(*_: object) -> None:
+        monkeypatch.setattr(child, "KILL_WAIT", 0.0)  # it is over now
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(child, "_exists", lambda _group: what == "_members")
+    monkeypatch.setattr(child, what, look)
+    unseen = pytest.raises(ClaudeUnavailable, match="cannot be seen to be dead")
+    with unseen if what == "_members" else contextlib.nullcontext():
+        await process.close()
+    await until(lambda: psutil.Process().num_fds() == before)
+    assert is_gone(process.pid)
+    assert process.pid in guardian._guarded
 
 
 async def test_a_deaf_cli_with_a_large_prompt_can_still_be_closed(fake: Fake, start: Start) -> None:
@@ -311,6 +360,66 @@ async def test_a_missing_directory_or_program_is_named(
     launch.capability.path.unlink()
     with pytest.raises(ClaudeUnavailable):
         await ClaudeProcess.spawn(launch, settings, guardian)
+
+
+@contextmanager
+def free_descriptors(number: int) -> Iterator[None]:
+    """This process can open so many more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 40, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(held[0]))
+        for _ in range(number):
+            os.close(held.pop())
+        yield
+    finally:
+        for one in held:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_however_few_descriptors_are_free_a_start_says_so_and_leaves_nothing_open(
+    fake: Fake, settings: Settings, guardian: Guardian, tmp_path: Path
+) -> None:
+    await guardian.start()
+    launch = await fake(system_prompt="Be terse.", env={"TMPDIR": str(tmp_path)})
+    flags = launch.capability.flags | {"--system-prompt-file"}
+    launch = replace(launch, capability=replace(launch.capability, flags=flags))
+    before, refused = psutil.Process().num_fds(), list[str]()
+    for number in range(20):
+        with free_descriptors(number):
+            try:
+                process = await ClaudeProcess.spawn(launch, settings, guardian)
+            except ClaudeUnavailable as exc:
+                refused.append(exc.message)
+            else:
+                await process.close()
+                assert is_gone(process.pid)
+        await until(lambda: psutil.Process().num_fds() == before)
+        assert not [name for name in os.listdir(tmp_path) if name.startswith("system-prompt-")]
+    assert 0 < len(refused) < 20
+    assert all("raise the limit of open files" in why for why in refused)
+    assert guardian._guarded == {}
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("no new thread")])
+async def test_one_that_was_started_and_cannot_be_guarded_is_ended(
+    error: Exception, fake: Fake, settings: Settings, guardian: Guardian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await guardian.start()
+    launch, pids = await fake("stubborn"), list[int]()
+
+    def start_time(pid: int) -> str:
+        pids.append(pid)
+        raise error
+
+    monkeypatch.setattr(child, "start_time", start_time)
+    with pytest.raises(ClaudeUnavailable, match="raise the limit of"):
+        await ClaudeProcess.spawn(launch, settings, guardian)
+    await until(lambda: is_gone(pids[0]))
 
 
 @pytest.mark.parametrize("there", ["a directory", "a link", "no folder"])
