@@ -27,6 +27,7 @@ from ....domain.client_tools import SERVER, Offers
 from ....domain.models import JSON
 from ....errors import ClaudeUnavailable, InvalidRequest, ProxyError, SandboxError
 from ....settings import Profile
+from . import descriptors
 from .capability import SYSTEM_PROMPT_FILE, Capability, newer
 from .frames import printable
 from .guardian import Guardian, start_time
@@ -238,6 +239,7 @@ class Child:
                 with says:
                     # Not asyncio's PIPE: what is read from that goes round the event loop once or twice more.
                     stdout, _ = await loop.create_unix_connection(lambda: output, sock=heard)
+                    descriptors.check()
                     transport, protocol = await loop.subprocess_exec(
                         lambda: SubprocessStreamProtocol(limit=limit, loop=loop),
                         *guardian.death_signal, *launch.argv(prompt_file),
@@ -378,7 +380,7 @@ def write_prompt(launch: Launch) -> Path:
             Path(name).unlink(missing_ok=True)
             raise
     except OSError as exc:
-        if exc.errno in NO_DESCRIPTOR:
+        if exc.errno in descriptors.NONE_FREE:
             raise
         raise SandboxError(
             f"cannot write to {folder} ({exc.strerror}): make it a writable directory of a disk that is not full"
@@ -395,21 +397,14 @@ def _remove_prompt(file: Path | None) -> None:
         log.warning("prompt_file_left", file=str(file), error=exc.strerror)
 
 
-# The proxy has as many files open as it may, or the machine has.
-NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
-
-
 def _cannot_start(launch: Launch, exc: OSError | ValueError | RuntimeError) -> ProxyError:
     """The error for a process that the system refused to start. A `RuntimeError` says that there is no thread."""
     if isinstance(exc, ValueError):
         return InvalidRequest("the system prompt or model holds a character that the Claude CLI cannot be given")
     if isinstance(exc, RuntimeError):
         return ClaudeUnavailable(f"{launch.capability.path} cannot be started ({exc}): raise the limit of processes")
-    if exc.errno in NO_DESCRIPTOR:
-        return ClaudeUnavailable(
-            f"no file descriptor is free for another Claude CLI ({exc.strerror}): raise the limit of open files "
-            "(`ulimit -n`), or lower max_processes"
-        )
+    if exc.errno in descriptors.NONE_FREE:
+        return descriptors.unavailable(exc)
     if exc.errno == errno.E2BIG:
         return InvalidRequest(
             f"the system prompt is too large for the command line of Claude CLI {launch.capability.version}"

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import psutil
 
 from .... import logs
-from . import guardian_program
+from . import descriptors, guardian_program
 from .guardian_program import GUARD, NONE_LEFT, RECORD, RELEASE
 
 log = logs.get(__name__)
@@ -43,7 +43,7 @@ END_WAIT = 5.0
 SETPRIV_WAIT = 5.0
 LAST_WORDS = 2000  # bytes of its stderr that are logged
 # Why nothing can be started for a moment: no descriptor, process or memory is free.
-SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+SHORTAGES = (*descriptors.NONE_FREE, errno.EAGAIN, errno.ENOMEM)
 
 
 class _Guarded(NamedTuple):
@@ -121,7 +121,8 @@ class Guardian:
                     failing = False
                 except Exception as exc:  # no such program; or no descriptor, no process or no thread is free just now
                     if not failing:
-                        log.warning("no_guardian", program=_interpreter(), error=str(exc), exc_info=True)
+                        trace = not isinstance(exc, OSError | RuntimeError)
+                        log.warning("no_guardian", program=_interpreter(), error=str(exc), exc_info=trace)
                     failing = True
                 self._tried.set()
                 pause = 0.0 if loop.time() - began > STABLE else min(max(2 * pause, FIRST_PAUSE), LONGEST_PAUSE)
@@ -139,6 +140,7 @@ class Guardian:
         theirs.setblocking(True)  # whatever the program's default is
         try:
             with theirs:
+                descriptors.check()
                 self._program = await asyncio.create_subprocess_exec(
                     _interpreter(), "-I", "-S", program, f"{self._id}.", directory,
                     stdin=theirs.fileno(), stdout=DEVNULL, stderr=PIPE, cwd="/", start_new_session=True,
@@ -213,6 +215,7 @@ async def _death_signal() -> tuple[str, ...]:
         return ()
     command = (setpriv, "--pdeathsig", "KILL", "--")  # util-linux has it since 2.33, other versions have not
     try:
+        descriptors.check()
         check = await asyncio.create_subprocess_exec(
             *command, setpriv, "--version", stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL
         )

@@ -12,10 +12,12 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+import uvloop
 
 from cli_session_proxy.backends.claude.process import guardian as module
 from cli_session_proxy.backends.claude.process.child import end_left
@@ -25,7 +27,7 @@ from cli_session_proxy.backends.claude.process.guardian_program import MARK_VARI
 from ....talking import events
 from ....until import until
 from .conftest import Fake, Start
-from .helpers import ask, group, is_gone, said
+from .helpers import ask, free_descriptors, group, is_gone, said
 
 SLEEP = [sys.executable, "-c", "print(flush=True); input()"]
 
@@ -242,6 +244,25 @@ async def test_a_moment_without_descriptors_leaves_no_proxy_without_a_guardian(
     assert [event["event"] for event in events(caplog)].count("no_guardian") == 1
     await started.close()
     assert sleeper.process.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_however_few_descriptors_are_free_its_start_leaves_none_open(run: Callable[..., None]) -> None:
+    async def main() -> None:
+        first = Guardian()
+        await first.start()  # a loop's first process opens more: what it hears of the end of all of them
+        await first.close()
+        before, without = psutil.Process().num_fds(), 0
+        for number in range(24):
+            guardian = Guardian()
+            with free_descriptors(number):
+                await guardian.start()
+                without += guardian.pid is None
+                await guardian.close()
+            await until(lambda: psutil.Process().num_fds() == before)
+        assert 0 < without < 24
+
+    run(main())
 
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="there is no parent-death signal")

@@ -8,8 +8,7 @@ import errno
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from ....until import until
 from ....wrappers import wrapped
 from .acting import launch
 from .conftest import Fake, Start
-from .helpers import ask, group, is_gone, result, said
+from .helpers import ask, free_descriptors, group, is_gone, result, said
 
 
 async def test_a_warm_process_takes_turn_after_turn(fake: Fake, start: Start) -> None:
@@ -362,47 +361,34 @@ async def test_a_missing_directory_or_program_is_named(
         await ClaudeProcess.spawn(launch, settings, guardian)
 
 
-@contextmanager
-def free_descriptors(number: int) -> Iterator[None]:
-    """This process can open so many more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = [os.open(os.devnull, os.O_RDONLY)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 40, hard))
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                held.append(os.dup(held[0]))
-        for _ in range(number):
-            os.close(held.pop())
-        yield
-    finally:
-        for one in held:
-            os.close(one)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-async def test_however_few_descriptors_are_free_a_start_says_so_and_leaves_nothing_open(
-    fake: Fake, settings: Settings, guardian: Guardian, tmp_path: Path
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_however_few_descriptors_are_free_a_start_says_so_and_leaves_nothing_open(
+    run: Callable[..., None], fake: Fake, settings: Settings, tmp_path: Path
 ) -> None:
-    await guardian.start()
-    launch = await fake(system_prompt="Be terse.", env={"TMPDIR": str(tmp_path)})
-    flags = launch.capability.flags | {"--system-prompt-file"}
-    launch = replace(launch, capability=replace(launch.capability, flags=flags))
-    before, refused = psutil.Process().num_fds(), list[str]()
-    for number in range(20):
-        with free_descriptors(number):
-            try:
-                process = await ClaudeProcess.spawn(launch, settings, guardian)
-            except ClaudeUnavailable as exc:
-                refused.append(exc.message)
-            else:
-                await process.close()
-                assert is_gone(process.pid)
-        await until(lambda: psutil.Process().num_fds() == before)
-        assert not [name for name in os.listdir(tmp_path) if name.startswith("system-prompt-")]
-    assert 0 < len(refused) < 20
-    assert all("raise the limit of open files" in why for why in refused)
-    assert guardian._guarded == {}
+    async def main() -> None:
+        guardian, refused = Guardian(), list[str]()
+        await guardian.start()
+        launch = await fake(system_prompt="Be terse.", env={"TMPDIR": str(tmp_path)})
+        flags = launch.capability.flags | {"--system-prompt-file"}
+        launch = replace(launch, capability=replace(launch.capability, flags=flags))
+        before = psutil.Process().num_fds()
+        for number in range(24):
+            with free_descriptors(number):
+                try:
+                    process = await ClaudeProcess.spawn(launch, settings, guardian)
+                except ClaudeUnavailable as exc:
+                    refused.append(exc.message)
+                else:
+                    await process.close()
+                    assert is_gone(process.pid)
+            await until(lambda: psutil.Process().num_fds() == before)
+            assert not [name for name in os.listdir(tmp_path) if name.startswith("system-prompt-")]
+        assert 0 < len(refused) < 24
+        assert all("raise the limit of open files" in why for why in refused)
+        assert guardian._guarded == {}
+        await guardian.close()
+
+    run(main())
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("no new thread")])
