@@ -22,6 +22,7 @@ from pathlib import Path
 from .... import logs
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
+from . import descriptors
 
 log = logs.get(__name__)
 
@@ -224,11 +225,14 @@ async def _asked(key: _Key, binary: Path, env: Mapping[str, str], cwd: Path) -> 
 
 async def _ask(binary: Path, flag: str, env: Mapping[str, str], cwd: Path) -> str:
     try:
+        descriptors.check()
         process = await asyncio.create_subprocess_exec(
             binary, flag, env=dict(env), cwd=cwd, start_new_session=True,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
     except OSError as exc:
+        if exc.errno in descriptors.NONE_FREE:
+            raise descriptors.unavailable(exc) from exc
         raise ClaudeUnavailable(f"{binary} cannot be started ({exc.strerror}): {INSTALL}", retry=False) from exc
     assert process.stdout is not None
     output = b""

@@ -27,6 +27,7 @@ from ....domain.client_tools import SERVER, Offers
 from ....domain.models import JSON
 from ....errors import ClaudeUnavailable, InvalidRequest, ProxyError, SandboxError
 from ....settings import Profile
+from . import descriptors
 from .capability import SYSTEM_PROMPT_FILE, Capability, newer
 from .frames import printable
 from .guardian import Guardian, start_time
@@ -178,10 +179,9 @@ def check_tools(launch: Launch, init: JSON) -> None:
 
 # --- The running process
 
-# What a look at the processes raises where there is no descriptor, or no thread, for a moment.
-NOT_NOW = (OSError, RuntimeError)
 KILL_WAIT = 10.0  # seconds the kernel gets to end a killed process
 GROUP_POLL = 0.005  # seconds between two looks at a killed group: its members are not our children, so no signal comes
+LOOK_AGAIN = 0.1  # seconds until it is looked again, where nobody could: no descriptor, or no thread, was free
 
 
 class Child:
@@ -206,6 +206,7 @@ class Child:
         self.stderr = process.stderr
         self.input_ended = False
         self.gone = False  # dead and reaped, and its group dead
+        self.unseen: Exception | None = None  # why nobody could see whether all that it started is dead
         self._launch = launch
         self._guardian = guardian
         self._transport = transport
@@ -223,8 +224,7 @@ class Child:
         await guardian.start()
         mark = guardian.mark()
         loop = asyncio.get_running_loop()
-        prompt_file = stdin = stdout = heard = None
-        ours: socket.socket | None = None
+        prompt_file = ours = stdin = heard = stdout = transport = None
         try:
             ours, theirs = socket.socketpair()
             with theirs:
@@ -239,22 +239,22 @@ class Child:
                 with says:
                     # Not asyncio's PIPE: what is read from that goes round the event loop once or twice more.
                     stdout, _ = await loop.create_unix_connection(lambda: output, sock=heard)
+                    descriptors.check()
                     transport, protocol = await loop.subprocess_exec(
                         lambda: SubprocessStreamProtocol(limit=limit, loop=loop),
                         *guardian.death_signal, *launch.argv(prompt_file),
                         stdin=theirs.fileno(), stdout=says.fileno(), stderr=PIPE, cwd=launch.cwd,
                         env={**dict(launch.env), MARK_VARIABLE: mark}, start_new_session=True,
                     )  # fmt: skip
+            child = cls(launch, guardian, transport, Process(transport, protocol, loop), stdin, stdout)
         except BaseException as exc:
-            if ours is not None:
-                ours.close() if stdin is None else stdin.close()
-            if heard is not None:
-                heard.close() if stdout is None else stdout.close()
+            for opened in (stdin or ours, stdout or heard, transport):  # it is killed, where it was started
+                if opened is not None:
+                    opened.close()
             _remove_prompt(prompt_file)
-            if isinstance(exc, OSError | ValueError):
+            if isinstance(exc, OSError | ValueError | RuntimeError):
                 raise _cannot_start(launch, exc) from exc
             raise
-        child = cls(launch, guardian, transport, Process(transport, protocol, loop), stdin, stdout)
         child._mark, child._prompt_file = mark, prompt_file
         guardian.guard(child.pid, child.start_time, ours)
         return child
@@ -284,36 +284,38 @@ class Child:
                 await self._exited(grace)
         self.signal(signal.SIGKILL)
         await self._exited(KILL_WAIT)
-        if self.process.returncode is None:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(KILL_WAIT):
-                while _exists(self.pid):
-                    with contextlib.suppress(*NOT_NOW):
+        if self.process.returncode is not None:
+            await self._end_rest()
+
+    async def _end_rest(self) -> None:
+        """Its first process is dead, and its group was killed."""
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KILL_WAIT):
+                    while not self.gone and _exists(self.pid):
                         if not await asyncio.to_thread(_members, self.pid):
                             break  # zombies only
-                    await asyncio.sleep(GROUP_POLL)
-                self.gone = True
-        if not self._launch.profile.tools:
-            return
-        # The shells of its Bash tool are not in its group.
-        give_up = time.monotonic() + KILL_WAIT
-        while True:
-            try:
+                        await asyncio.sleep(GROUP_POLL)
+                    self.gone = True
+            if self._launch.profile.tools:  # the shells of its Bash tool are not in its group
                 await asyncio.to_thread(sweep, self._mark)
-                return
-            except NOT_NOW as exc:
-                if time.monotonic() >= give_up:
-                    log.warning("shells_left", pid=self.pid, error=str(exc))
-                    return
-            await asyncio.sleep(GROUP_POLL)
+            self.unseen = None
+        except (OSError, RuntimeError) as exc:
+            self.unseen = exc
 
     async def close(self) -> None:
         """Release its resources, once its output was read."""
         self._transport.close()
         self.stdin.close()
         self._stdout.close()
-        if self.gone:
+        clock = asyncio.get_running_loop().time
+        give_up = clock() + KILL_WAIT
+        while self.unseen is not None and clock() < give_up:
+            await asyncio.sleep(LOOK_AGAIN)  # this very end frees descriptors
+            await self._end_rest()
+        if self.unseen is not None:  # it stays guarded: what is left of it dies with us
+            log.warning("process_unseen", pid=self.pid, error=str(self.unseen))
+        elif self.gone:
             self._guardian.release(self.pid)
         _remove_prompt(self._prompt_file)
 
@@ -378,6 +380,8 @@ def write_prompt(launch: Launch) -> Path:
             Path(name).unlink(missing_ok=True)
             raise
     except OSError as exc:
+        if exc.errno in descriptors.NONE_FREE:
+            raise
         raise SandboxError(
             f"cannot write to {folder} ({exc.strerror}): make it a writable directory of a disk that is not full"
         ) from exc
@@ -393,18 +397,18 @@ def _remove_prompt(file: Path | None) -> None:
         log.warning("prompt_file_left", file=str(file), error=exc.strerror)
 
 
-def _cannot_start(launch: Launch, exc: OSError | ValueError) -> ProxyError:
-    """The error for a process that the system refused to start."""
+def _cannot_start(launch: Launch, exc: OSError | ValueError | RuntimeError) -> ProxyError:
+    """The error for a process that the system refused to start. A `RuntimeError` says that there is no thread."""
     if isinstance(exc, ValueError):
         return InvalidRequest("the system prompt or model holds a character that the Claude CLI cannot be given")
+    if isinstance(exc, RuntimeError):
+        return ClaudeUnavailable(f"{launch.capability.path} cannot be started ({exc}): raise the limit of processes")
+    if exc.errno in descriptors.NONE_FREE:
+        return descriptors.unavailable(exc)
     if exc.errno == errno.E2BIG:
         return InvalidRequest(
             f"the system prompt is too large for the command line of Claude CLI {launch.capability.version}"
             f"{newer(SYSTEM_PROMPT_FILE)}"
-        )
-    if exc.errno in (errno.EMFILE, errno.ENFILE):
-        return ClaudeUnavailable(
-            "no CLI can be started now, too many files are open: raise the limit (`ulimit -n`), or lower max_processes"
         )
     if not launch.cwd.is_dir():
         return SandboxError(f"the sandbox {launch.cwd} is not a directory")

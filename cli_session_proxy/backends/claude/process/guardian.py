@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import os
 import shutil
@@ -28,7 +29,7 @@ from typing import NamedTuple
 import psutil
 
 from .... import logs
-from . import guardian_program
+from . import descriptors, guardian_program
 from .guardian_program import GUARD, NONE_LEFT, RECORD, RELEASE
 
 log = logs.get(__name__)
@@ -41,6 +42,8 @@ LONGEST_PAUSE = 60.0
 END_WAIT = 5.0
 SETPRIV_WAIT = 5.0
 LAST_WORDS = 2000  # bytes of its stderr that are logged
+# Why nothing can be started for a moment: no descriptor, process or memory is free.
+SHORTAGES = (*descriptors.NONE_FREE, errno.EAGAIN, errno.ENOMEM)
 
 
 class _Guarded(NamedTuple):
@@ -106,11 +109,22 @@ class Guardian:
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
         pause = 0.0
+        asked = failing = False
         try:
-            self.death_signal = await _death_signal()
             while not self._closing.is_set():
                 began = loop.time()
-                await self._run()
+                try:
+                    if not asked:
+                        self.death_signal = await _death_signal()
+                        asked = True
+                    await self._run()
+                    failing = False
+                except Exception as exc:  # no such program; or no descriptor, no process or no thread is free just now
+                    if not failing:
+                        trace = not isinstance(exc, OSError | RuntimeError)
+                        log.warning("no_guardian", program=_interpreter(), error=str(exc), exc_info=trace)
+                    failing = True
+                self._tried.set()
                 pause = 0.0 if loop.time() - began > STABLE else min(max(2 * pause, FIRST_PAUSE), LONGEST_PAUSE)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), pause)
@@ -118,29 +132,22 @@ class Guardian:
             self._tried.set()
 
     async def _run(self) -> None:
-        """One life of the program."""
-        # In a frozen program, or in a server that embeds Python, `sys.executable` is that program.
-        name = Path(sys.executable or "").name
-        embedded = getattr(sys, "frozen", False) or not name.startswith(("python", "pypy"))
-        interpreter = (shutil.which("python3") or "python3") if embedded else sys.executable
+        """One life of the program. Raises OSError, RuntimeError where it cannot be started."""
         program = str(Path(guardian_program.__file__))
         directory = str(Path(psutil.__file__).parent.parent)
-        ours: socket.socket | None = None
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(True)  # whatever the program's default is
         try:
-            ours, theirs = socket.socketpair()
-            ours.setblocking(False)
             with theirs:
-                theirs.setblocking(True)  # whatever the program's default is
+                descriptors.check()
                 self._program = await asyncio.create_subprocess_exec(
-                    interpreter, "-I", "-S", program, f"{self._id}.", directory,
+                    _interpreter(), "-I", "-S", program, f"{self._id}.", directory,
                     stdin=theirs.fileno(), stdout=DEVNULL, stderr=PIPE, cwd="/", start_new_session=True,
                 )  # fmt: skip
-        except OSError as exc:
-            if ours is not None:
-                ours.close()
-            log.warning("no_guardian", program=interpreter, error=exc.strerror)
-            self._tried.set()
-            return
+        except BaseException:
+            ours.close()
+            raise
         self._line = ours
         for pid in self._guarded:
             self._tell(GUARD, pid)
@@ -191,17 +198,30 @@ class Guardian:
         line.close()
 
 
+def _interpreter() -> str:
+    """In a frozen program, or in a server that embeds Python, `sys.executable` is that program."""
+    name = Path(sys.executable or "").name
+    embedded = getattr(sys, "frozen", False) or not name.startswith(("python", "pypy"))
+    return (shutil.which("python3") or "python3") if embedded else sys.executable
+
+
 async def _death_signal() -> tuple[str, ...]:
-    """What begins a command whose process gets SIGKILL when its parent dies; empty where there is no such thing."""
+    """What begins a command whose process gets SIGKILL when its parent dies; empty where there is no such thing.
+
+    Raises OSError where it cannot be told just now.
+    """
     setpriv = shutil.which("setpriv") if sys.platform == "linux" else None
     if setpriv is None:
         return ()
     command = (setpriv, "--pdeathsig", "KILL", "--")  # util-linux has it since 2.33, other versions have not
     try:
+        descriptors.check()
         check = await asyncio.create_subprocess_exec(
             *command, setpriv, "--version", stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL
         )
-    except OSError:
+    except OSError as exc:
+        if exc.errno in SHORTAGES:
+            raise
         return ()
     try:
         async with asyncio.timeout(SETPRIV_WAIT):

@@ -200,7 +200,7 @@ class Pool:
                 return
             try:
                 spare = await self.table.spawn_if_free(self._launch_ahead)
-            except (ProxyError, ProcessDied) as exc:
+            except (ProxyError, ProcessDied, OSError, RuntimeError) as exc:
                 log.warning("no_spare", error=str(exc))
                 return
             if spare is None:
@@ -544,7 +544,10 @@ class ProcessTable:
             await self._used.wait()
             self._used.clear()
             # One that is still starting has hardly any memory yet.
-            await self._memory.weigh({process.pid for process in self.all() if process.started.is_set()})
+            try:
+                await self._memory.weigh({process.pid for process in self.all() if process.started.is_set()})
+            except (OSError, RuntimeError) as exc:  # no descriptor or thread is free: the last weights hold
+                log.warning("not_weighed", error=str(exc))
             self._changed.set()  # there may be more room now
             while self._memory.over({process.pid for process in self.all()}):
                 if (least := self._candidate()) is None:

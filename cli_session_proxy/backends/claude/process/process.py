@@ -443,7 +443,11 @@ class ClaudeProcess:
             await self._child.end(gently=between_turns, grace=self._settings.stop_grace)
             await self._output.drained()
         finally:
-            await self._child.close()
-            await self._output.close()
+            try:
+                await self._child.close()
+            finally:
+                await self._output.close()
         if not self._child.gone:
-            raise ClaudeUnavailable(f"Claude CLI process {self.pid} cannot be killed: look at the machine")
+            unseen = self._child.unseen
+            what = "cannot be killed" if unseen is None else f"cannot be seen to be dead ({unseen})"
+            raise ClaudeUnavailable(f"Claude CLI process {self.pid} {what}: look at the machine")

@@ -74,6 +74,7 @@ class Actor:
         self.waiting = False
         self.returncode: int | None = None
         self.unkillable = False
+        self.fault: Exception | None = None  # why it cannot be closed properly
         self.closes_at_once = False
         self._stage = stage
         self._ended = ended
@@ -157,6 +158,8 @@ class Actor:
             raise ClaudeUnavailable(f"Claude CLI process {self.pid} cannot be killed: look at the machine")
         self.die()
         self._stage.living.discard(self)
+        if self.fault is not None:
+            raise self.fault
 
 
 def _fields(wanted: Launch) -> dict[str, Any]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import subprocess
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +58,22 @@ def group(pgid: int) -> list[str]:
 async def unchecked(_arguments: object, _schema: dict[str, object]) -> str | None:
     """A `Check` for tools that are not strict."""
     return None
+
+
+@contextmanager
+def free_descriptors(number: int) -> Iterator[None]:
+    """This process can open so many more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 40, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(held[0]))
+        for _ in range(number):
+            os.close(held.pop())
+        yield
+    finally:
+        for one in held:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

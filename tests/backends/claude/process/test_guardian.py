@@ -6,24 +6,28 @@ import asyncio
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+import uvloop
 
 from cli_session_proxy.backends.claude.process import guardian as module
 from cli_session_proxy.backends.claude.process.child import end_left
 from cli_session_proxy.backends.claude.process.guardian import Guardian, start_time
 from cli_session_proxy.backends.claude.process.guardian_program import MARK_VARIABLE, status, sweep
 
+from ....talking import events
 from ....until import until
 from .conftest import Fake, Start
-from .helpers import ask, group, is_gone, said
+from .helpers import ask, free_descriptors, group, is_gone, said
 
 SLEEP = [sys.executable, "-c", "print(flush=True); input()"]
 
@@ -202,25 +206,6 @@ async def test_a_guardian_that_dies_is_replaced_and_told_everything(started: Gua
     assert sleeper.process.wait(10) == -signal.SIGKILL
 
 
-async def test_a_guardian_that_dies_while_no_descriptor_is_free_is_replaced_later(
-    started: Guardian, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, pair, tries = started.pid, socket.socketpair, 0
-    assert first is not None
-
-    def short(*given: int) -> tuple[socket.socket, socket.socket]:
-        nonlocal tries
-        tries += 1
-        if tries == 1:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return pair(*given)
-
-    monkeypatch.setattr(socket, "socketpair", short)
-    os.kill(first, signal.SIGKILL)
-    await until(lambda: started.pid not in (None, first))
-    assert tries > 1
-
-
 async def test_a_guardian_that_does_not_listen_holds_nobody_up_and_is_replaced(
     started: Guardian, sleeper: Sleeper, another: Sleeper
 ) -> None:
@@ -236,6 +221,66 @@ async def test_a_guardian_that_does_not_listen_holds_nobody_up_and_is_replaced(
     await started.close()
     assert another.process.wait(10) == -signal.SIGKILL
     assert sleeper.process.poll() is None
+
+
+async def test_a_moment_without_descriptors_leaves_no_proxy_without_a_guardian(
+    started: Guardian, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started.guard(sleeper.pid, start_time(sleeper.pid), sleeper.stdin)
+    first, tries = started.pid, 0
+    assert first is not None
+
+    def none(*_: object) -> None:
+        nonlocal tries
+        tries += 1
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as short:
+        short.setattr(socket, "socketpair", none)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: tries == 3)
+        await started.start()  # nobody who starts a CLI waits for it
+    await until(lambda: started.pid not in (None, first))
+    assert [event["event"] for event in events(caplog)].count("no_guardian") == 1
+    await started.close()
+    assert sleeper.process.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_however_few_descriptors_are_free_its_start_leaves_none_open(run: Callable[..., None]) -> None:
+    async def main() -> None:
+        first = Guardian()
+        await first.start()  # a loop's first process opens more: what it hears of the end of all of them
+        await first.close()
+        before, without = psutil.Process().num_fds(), 0
+        for number in range(24):
+            guardian = Guardian()
+            with free_descriptors(number):
+                await guardian.start()
+                without += guardian.pid is None
+                await guardian.close()
+            await until(lambda: psutil.Process().num_fds() == before)
+        assert 0 < without < 24
+
+    run(main())
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="there is no parent-death signal")
+async def test_where_nothing_can_be_started_for_a_moment_the_parent_death_signal_is_looked_for_again(
+    guardian: Guardian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = asyncio.create_subprocess_exec
+
+    async def none(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as short:
+        short.setattr(asyncio, "create_subprocess_exec", none)
+        await guardian.start()
+    assert (guardian.pid, guardian.death_signal) == (None, ())
+    assert asyncio.create_subprocess_exec is start
+    await until(lambda: guardian.pid is not None)
+    assert guardian.death_signal
 
 
 async def test_signals_that_are_meant_for_the_proxy_do_not_end_it(started: Guardian, sleeper: Sleeper) -> None:

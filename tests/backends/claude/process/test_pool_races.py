@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from cli_session_proxy.backends.base import ProcessHooks
 from cli_session_proxy.backends.claude.process import memory
+from cli_session_proxy.backends.claude.process import pool as pools
 from cli_session_proxy.backends.claude.process.child import Launch
 from cli_session_proxy.backends.claude.process.memory import FIRST_WEIGHT
 from cli_session_proxy.backends.claude.process.pool import CALM, Pool
@@ -171,6 +174,45 @@ async def test_one_that_cannot_be_killed_keeps_no_other_from_being_ended(stage: 
         await pool.close()
         assert not other.alive
         assert stage.on_exit == [other.pid]  # the next proxy looks after the other
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("no new thread")])
+async def test_one_that_cannot_be_closed_properly_keeps_no_other_from_being_ended(
+    stage: Stage, fault: Exception
+) -> None:
+    async with pooled(stage) as pool:
+        stuck, other, last = await idle(pool), await idle(pool), await taken(pool)
+        stuck.fault = last.fault = fault
+        stuck.die()
+        await until(lambda: stage.on_exit == [stuck.pid])
+        other.die()  # the reaper goes on
+        await until(lambda: stage.on_exit == [stuck.pid, other.pid])
+        behind = await idle(pool)
+        await pool.close()
+        assert not last.alive
+        assert not behind.alive
+        assert sorted(stage.on_exit[2:]) == [last.pid, behind.pid]
+
+
+async def test_processes_that_cannot_be_weighed_for_a_moment_are_weighed_later(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = 0
+
+    def weigh(pids: Collection[int]) -> dict[int, int]:
+        nonlocal tried
+        tried += 1
+        if tried == 1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return dict.fromkeys(pids, 1)
+
+    monkeypatch.setattr(memory, "weigh", weigh)
+    monkeypatch.setattr(pools, "WEIGH_EVERY", 0.0)
+    async with pooled(stage, max_memory=10 * FIRST_WEIGHT) as pool:
+        actor = await idle(pool)
+        await until(lambda: tried == 1)
+        await given(pool, await taken(pool, actor.launch))  # it was used again
+        await until(lambda: pool.table.weight() == 1)
 
 
 async def test_who_needs_its_place_does_not_suffer_for_one_that_cannot_be_killed(stage: Stage) -> None:

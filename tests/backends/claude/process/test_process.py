@@ -8,7 +8,6 @@ import errno
 import os
 import resource
 import signal
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from cli_session_proxy.backends.claude.process.capability import probe
 from cli_session_proxy.backends.claude.process.child import write_prompt
 from cli_session_proxy.backends.claude.process.events import ProcessDied, Result
 from cli_session_proxy.backends.claude.process.guardian import Guardian
-from cli_session_proxy.backends.claude.process.guardian_program import sweep
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.domain.client_tools import Offers
 from cli_session_proxy.domain.models import Tool
@@ -34,7 +32,7 @@ from ....until import until
 from ....wrappers import wrapped
 from .acting import launch
 from .conftest import Fake, Start
-from .helpers import ask, group, is_gone, result, said
+from .helpers import ask, free_descriptors, group, is_gone, result, said
 
 
 async def test_a_warm_process_takes_turn_after_turn(fake: Fake, start: Start) -> None:
@@ -65,44 +63,6 @@ async def test_noise_on_stdout_is_tolerated_and_seen(fake: Fake, start: Start) -
 
 async def test_a_result_of_another_frame_does_not_end_the_turn(fake: Fake, start: Start) -> None:
     assert result(await ask(await start(await fake("other-result")), "hi")).text == "2 hi"
-
-
-@pytest.mark.parametrize("times", [2, 10**6], ids=["for a moment", "for long"])
-async def test_a_process_is_closed_wholly_where_no_descriptor_is_free_to_look_for_its_shells(
-    times: int, fake: Fake, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = 0
-
-    def short(mark: str) -> None:
-        nonlocal looks
-        looks += 1
-        if looks <= times:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        sweep(mark)
-
-    process = await start(await fake(profile=Profile(tools=("Bash",))))
-    await ask(process)
-    monkeypatch.setattr(child, "sweep", short)
-    monkeypatch.setattr(child, "KILL_WAIT", child.KILL_WAIT if times == 2 else 0.05)
-    before = psutil.Process().num_fds()
-    await process.close()
-    assert looks > 2
-    assert is_gone(process.pid)
-    await until(lambda: psutil.Process().num_fds() < before)  # its input and output
-
-
-async def test_a_cli_that_cannot_be_started_for_want_of_descriptors_says_so(
-    fake: Fake, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = await fake()
-    await start(wanted)
-
-    def short(*_given: int) -> tuple[socket.socket, socket.socket]:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(socket, "socketpair", short)
-    with pytest.raises(ClaudeUnavailable, match="too many files are open"):
-        await start(wanted)
 
 
 async def test_an_end_without_a_result_is_told_with_its_exit_code(fake: Fake, start: Start) -> None:
@@ -186,6 +146,52 @@ async def test_the_end_of_a_cli_behind_a_script_is_over_when_the_cli_itself_is_d
     alive = False
     await closing
     assert group(process.pid) == []
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("no new thread")])
+@pytest.mark.parametrize("what", ["_members", "sweep"])
+async def test_where_nobody_can_look_for_what_a_cli_left_it_is_looked_again_once_its_own_descriptors_are_free(
+    what: str, error: Exception, fake: Fake, start: Start, guardian: Guardian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await start(await fake(profile=Profile(tools=("Bash",))))
+    await ask(process)
+    open_, looked = psutil.Process().num_fds(), list[int]()
+
+    def look(*_: object) -> list[int]:
+        looked.append(psutil.Process().num_fds())
+        if len(looked) == 1:
+            raise error
+        return []
+
+    monkeypatch.setattr(child, "_exists", lambda _group: True)
+    monkeypatch.setattr(child, what, look)
+    await process.close()
+    assert looked[1] < open_
+    assert process.pid not in guardian._guarded
+
+
+@pytest.mark.parametrize("what", ["_members", "sweep"])
+async def test_where_nobody_can_ever_look_all_is_released_and_what_may_be_left_stays_guarded(
+    what: str, fake: Fake, settings: Settings, guardian: Guardian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await guardian.start()
+    launch = await fake(profile=Profile(tools=("Bash",)))
+    before = psutil.Process().num_fds()
+    process = await ClaudeProcess.spawn(launch, settings, guardian)
+    await ask(process)
+
+    def look(*_: object) -> None:
+        monkeypatch.setattr(child, "KILL_WAIT", 0.0)  # it is over now
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(child, "_exists", lambda _group: what == "_members")
+    monkeypatch.setattr(child, what, look)
+    unseen = pytest.raises(ClaudeUnavailable, match="cannot be seen to be dead")
+    with unseen if what == "_members" else contextlib.nullcontext():
+        await process.close()
+    await until(lambda: psutil.Process().num_fds() == before)
+    assert is_gone(process.pid)
+    assert process.pid in guardian._guarded
 
 
 async def test_a_deaf_cli_with_a_large_prompt_can_still_be_closed(fake: Fake, start: Start) -> None:
@@ -353,6 +359,53 @@ async def test_a_missing_directory_or_program_is_named(
     launch.capability.path.unlink()
     with pytest.raises(ClaudeUnavailable):
         await ClaudeProcess.spawn(launch, settings, guardian)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_however_few_descriptors_are_free_a_start_says_so_and_leaves_nothing_open(
+    run: Callable[..., None], fake: Fake, settings: Settings, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        guardian, refused = Guardian(), list[str]()
+        await guardian.start()
+        launch = await fake(system_prompt="Be terse.", env={"TMPDIR": str(tmp_path)})
+        flags = launch.capability.flags | {"--system-prompt-file"}
+        launch = replace(launch, capability=replace(launch.capability, flags=flags))
+        before = psutil.Process().num_fds()
+        for number in range(24):
+            with free_descriptors(number):
+                try:
+                    process = await ClaudeProcess.spawn(launch, settings, guardian)
+                except ClaudeUnavailable as exc:
+                    refused.append(exc.message)
+                else:
+                    await process.close()
+                    assert is_gone(process.pid)
+            await until(lambda: psutil.Process().num_fds() == before)
+            assert not [name for name in os.listdir(tmp_path) if name.startswith("system-prompt-")]
+        assert 0 < len(refused) < 24
+        assert all("raise the limit of open files" in why for why in refused)
+        assert guardian._guarded == {}
+        await guardian.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("no new thread")])
+async def test_one_that_was_started_and_cannot_be_guarded_is_ended(
+    error: Exception, fake: Fake, settings: Settings, guardian: Guardian, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await guardian.start()
+    launch, pids = await fake("stubborn"), list[int]()
+
+    def start_time(pid: int) -> str:
+        pids.append(pid)
+        raise error
+
+    monkeypatch.setattr(child, "start_time", start_time)
+    with pytest.raises(ClaudeUnavailable, match="raise the limit of"):
+        await ClaudeProcess.spawn(launch, settings, guardian)
+    await until(lambda: is_gone(pids[0]))
 
 
 @pytest.mark.parametrize("there", ["a directory", "a link", "no folder"])
