@@ -7,6 +7,7 @@ import contextlib
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from itertools import chain
 
 from .program import ANSWER, CALL
 
@@ -47,9 +48,11 @@ class Helper:
         assert stdin is not None
         assert stdout is not None
         try:
-            stdin.write(CALL.pack(len(given), seconds))
-            for at in range(0, len(given), PIECE):
-                stdin.write(given[at : at + PIECE])
+            pieces = (given[at : at + PIECE] for at in range(0, len(given), PIECE))
+            for piece in chain([CALL.pack(len(given), seconds)], pieces):
+                if stdin.is_closing():  # it has ended: uvloop raises RuntimeError at a write
+                    raise BrokenPipeError
+                stdin.write(piece)
                 await stdin.drain()
             (size,) = ANSWER.unpack(await stdout.readexactly(ANSWER.size))
             return await stdout.readexactly(size)

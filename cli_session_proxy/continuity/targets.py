@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import signal
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -343,13 +344,16 @@ async def print_mode(
     argv += [f"--resume={session_id}"] if session_id else []
     pipe = asyncio.subprocess.PIPE
     try:
-        child = await asyncio.create_subprocess_exec(
-            *argv, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd, env=env, limit=64 * 1024 * 1024
-        )
+        with tempfile.TemporaryFile() as prompt:  # not a pipe: uvloop raises where the CLI has ended before it read it
+            prompt.write(said.encode("utf-8", "surrogatepass"))
+            prompt.seek(0)
+            child = await asyncio.create_subprocess_exec(
+                *argv, stdin=prompt, stdout=pipe, stderr=pipe, cwd=cwd, env=env, limit=64 * 1024 * 1024
+            )
     except OSError as exc:
         raise Refused("cannot start") from exc
     children[child.pid] = child
-    asking = asyncio.ensure_future(child.communicate(said.encode("utf-8", "surrogatepass")))
+    asking = asyncio.ensure_future(child.communicate())
     waited: list[asyncio.Future[Any]] = [asking]
     if leave_after is not None:
         waited.append(asyncio.ensure_future(leave_after.wait()))

@@ -7,12 +7,15 @@ to `git commit`.
   signatures, pagers or differences, writing uses `write-tree`, `commit-tree` and `update-ref`.
 - Nothing is fetched: of a partial or shallow clone only what is there is read.
 - Every call has a limit of time and of bytes; what is over it ends the call, not the proxy.
+- Its input is a file. A git that has ended before it read a pipe would make uvloop raise RuntimeError.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
@@ -71,10 +74,10 @@ class Repository:
         self, *words: str, stdin: str = "", limit: float = LIMIT, environment: dict[str, str] | None = None
     ) -> str:
         """What git prints. Raises `Failed`, and `ConfigError` where there is no git or no such directory."""
-        child = await self._started(words, environment)
+        child = await self._started(words, environment, stdin)
         try:
             async with asyncio.timeout(limit):
-                out, error = await child.communicate(stdin.encode("utf-8", "replace"))
+                out, error = await child.communicate()
         except TimeoutError as exc:
             raise Failed(-1, f"git {words[0]} took longer than {limit:g} s") from exc
         finally:
@@ -86,10 +89,8 @@ class Repository:
 
     async def pieces(self, *words: str) -> AsyncGenerator[bytes, None]:
         """The bytes that git prints, as they come; closing it ends git. Raises `Failed` at the end."""
-        child = await self._started(words, None, stderr=asyncio.subprocess.DEVNULL)
-        assert child.stdin is not None
+        child = await self._started(words, None, "", stderr=asyncio.subprocess.DEVNULL)
         assert child.stdout is not None
-        child.stdin.close()
         try:
             while piece := await child.stdout.read(PIECE):
                 yield piece
@@ -99,15 +100,18 @@ class Repository:
             await _ended(child)
 
     async def _started(
-        self, words: Sequence[str], more: dict[str, str] | None, stderr: int = asyncio.subprocess.PIPE
+        self, words: Sequence[str], more: dict[str, str] | None, given: str, stderr: int = asyncio.subprocess.PIPE
     ) -> asyncio.subprocess.Process:
-        pipe = asyncio.subprocess.PIPE
         options = [word for value in _CONFIGURATION for word in ("-c", value)]
         env = {name: os.environ[name] for name in _ALLOWED if name in os.environ} | _ENVIRONMENT | (more or {})
         try:
-            return await asyncio.create_subprocess_exec(
-                "git", "--no-pager", *options, *words, cwd=self.path, env=env, stdin=pipe, stdout=pipe, stderr=stderr
-            )
+            with tempfile.TemporaryFile() if given else open(os.devnull, "rb+") as stdin:  # noqa: ASYNC230 - a few KiB
+                stdin.write(given.encode("utf-8", "replace"))
+                stdin.seek(0)
+                return await asyncio.create_subprocess_exec(
+                    "git", "--no-pager", *options, *words, cwd=self.path, env=env,
+                    stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=stderr,
+                )  # fmt: skip
         except FileNotFoundError as exc:
             why = "git is not installed" if self.path.is_dir() else "there is no such directory"
             raise ConfigError(f"the git repository {self.path} cannot be read: {why}") from exc
@@ -135,7 +139,7 @@ class Repository:
 
 
 async def _ended(child: asyncio.subprocess.Process) -> None:
-    if child.returncode is None:
+    with contextlib.suppress(ProcessLookupError):
         child.kill()
     # To the end of its pipes: what waits there would keep the transport open.
     await child.communicate()

@@ -9,11 +9,14 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from cli_session_proxy.aside import pool
 from cli_session_proxy.aside.pool import Aside, Helpers, OutOfBoundsError
+from cli_session_proxy.aside.process import PIECE, Ended, Helper
 from cli_session_proxy.backends.claude.process.guardian import start_time
 from cli_session_proxy.errors import ClaudeUnavailable, InvalidRequest, QueueFull
 
@@ -91,6 +94,24 @@ async def test_a_process_that_died_while_nobody_used_it_is_replaced(helpers: Hel
     os.kill(idle, signal.SIGKILL)
     await gone(idle)
     assert await helpers.call(jobs.pid) != idle
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("size", [0, 8 * PIECE])
+def test_one_that_has_ended_says_so_on_both_event_loops(run: Any, size: int) -> None:
+    """On uvloop, a write to a pipe that is closed already raises RuntimeError."""
+
+    async def case() -> None:
+        helper = await Helper.start(MEMORY)
+        try:
+            helper.kill()
+            await until(lambda: helper._child.returncode is not None)
+            with pytest.raises(Ended):
+                await helper.call(bytes(size), 1.0)
+        finally:
+            await helper.end()
+
+    run(case())
 
 
 async def test_a_process_that_does_not_use_the_processor_is_ended_as_well(

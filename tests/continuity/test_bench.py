@@ -10,10 +10,11 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, get_args
 from xml.etree import ElementTree
 
 import pytest
+import uvloop
 
 from cli_session_proxy import cli
 from cli_session_proxy.commands import benching
@@ -21,8 +22,8 @@ from cli_session_proxy.continuity import report as table
 from cli_session_proxy.continuity import rows
 from cli_session_proxy.continuity.running import Result, provider, run
 from cli_session_proxy.continuity.score import Fact, Score, score
-from cli_session_proxy.continuity.talk import Talk
-from cli_session_proxy.continuity.targets import Server, ServerTalk, WireName
+from cli_session_proxy.continuity.talk import Refused, Talk
+from cli_session_proxy.continuity.targets import Server, ServerTalk, WireName, print_mode
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
@@ -252,3 +253,19 @@ def test_a_row_that_was_left_out_says_why() -> None:
     assert "– (it has no files)" in table.table("toy", results)
     assert table.as_json("toy", results)["rows"][0]["left_out"] == "it has no files"
     assert table.kept(results) == (0, 0)
+
+
+@pytest.mark.parametrize("run_on", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_cli_that_ends_before_it_reads_its_prompt_is_refused(tmp_path: Path, run_on: Any) -> None:
+    """On uvloop, a write to a pipe that is closed already raises RuntimeError."""
+    program = tmp_path / "claude"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+
+    async def case() -> None:
+        with pytest.raises(Refused, match="exit 3"):
+            await print_mode(
+                program, "words " * 200_000, None, model="m", system="s", cwd=tmp_path, env={}, children={}
+            )
+
+    run_on(case())

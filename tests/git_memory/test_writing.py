@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from asyncio.subprocess import Process
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from cli_session_proxy.errors import ConfigError, InvalidRequest
 from cli_session_proxy.git_memory.reading import NOTES, earlier
 from cli_session_proxy.git_memory.writing import write
 
+from ..until import until
 from .repository import Repo, attempt
 
 
@@ -81,3 +86,29 @@ async def test_a_merge_under_way_an_unmerged_index_and_a_bare_repository_are_ref
     repo_head.unlink()
     with pytest.raises(ConfigError, match="could not write"):
         await write(repo.path, attempt(1))
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_git_that_ends_before_we_look_is_heard(repo: Repo, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine each of these has ended when its start returns. With a pipe for stdin, uvloop raises then."""
+    start = asyncio.create_subprocess_exec
+
+    async def ended(*words: Any, **options: Any) -> Process:
+        child = await start(*words, **options)
+
+        async def has_ended() -> bool:
+            return child.returncode is not None
+
+        await until(has_ended)
+        return child
+
+    async def case() -> None:
+        made = await write(repo.path, attempt(1), options=("--quiet",))
+        await write(repo.path, attempt(2), note=made)
+        assert len((await earlier(repo.path, "login-500", 9)).attempts) == 2
+        assert await write(repo.path, attempt(3)) == repo("rev-parse", "HEAD")
+        with pytest.raises(ConfigError, match="no-such-option"):  # it reads nothing of what it is given
+            await write(repo.path, attempt(4) * 1000, options=("--no-such-option",))
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", ended)
+    run(case())
