@@ -22,11 +22,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 BUILD_REQUIRES := $(BIN)/python -c 'import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")'
 
-# Which chaos: minutes (of each of the four kinds, 15; of each of the cluster's two, 10), and the seed of their first
+# Which chaos, by every wire: minutes (of each of the four kinds, 15; of each of the cluster's two, 10), and the seed of their first
 # history (none: a random one).
 MINUTES ?=
 SEED ?=
-CHAOS := $(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED))
+CHAOS := $(BIN)/python -m tests.chaos --wide $(if $(SEED),--seed $(SEED))
 
 .PHONY: serve login demo test bench bench-quick million peers trace check continuity full chaos agents conformance dist image lock tools chromium \
 	bubblewrap postgresql redis haproxy continuity-hosts cluster clean

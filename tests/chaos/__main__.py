@@ -56,6 +56,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--wrapper", action="store_true", help="a CLI behind a script that does not exec it")
     parser.add_argument("--length", type=int, default=LENGTH, help=f"steps of a history (default {LENGTH})")
     parser.add_argument("--no-pauses", action="store_true")
+    parser.add_argument("--wide", action="store_true", help="every wire, pictures, edits, rewinding, deleting, moving")
+    parser.add_argument("--agents", type=int, default=0, help="so many agents (default: two or three)")
     parser.add_argument("--steps", help="only these, such as 0-4,9")
     parser.add_argument("--replay", type=Path, help="a printed report: its history, and not the seed's")
     parser.add_argument("--shrink", action="store_true", help="the fewest steps that still show a fault")
@@ -94,7 +96,10 @@ async def main() -> int:
     assert this is not None
     # As Ctrl-C does: the proxies of the history are ended on the way out.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
-    shape = Shape(args.proxies, args.tools, args.cli, args.wrapper, args.length, not args.no_pauses, args.hosts)
+    shape = Shape(
+        args.proxies, args.tools, args.cli, args.wrapper, args.length, not args.no_pauses, args.hosts, args.wide,
+        args.agents,
+    )  # fmt: skip
     seed = random.randrange(1_000_000) if args.seed is None else args.seed
     history = made(seed, shape) if args.replay is None else read(args.replay.read_text(), seed)
     if args.steps is not None:

@@ -27,6 +27,7 @@ from .journal import (
     Said,
     Sent,
     Stale,
+    TakenOff,
     Told,
     Uncounted,
     Unserved,
@@ -160,6 +161,7 @@ class _Judge:
         self._turn_of: dict[int, Turn] = {}  # the turn that each request was made for
         self._extends: dict[int, int] = {}
         self._told: set[int] = set()
+        self._off: list[TakenOff] = []
         self._rest: list[Crashed | Orphans | Hung | Unserved | Stale | Uncounted] = []
         for entry in journal:
             self._note(entry)
@@ -204,6 +206,8 @@ class _Judge:
                 self._told.add(entry.number)
             case Died():
                 self._died[entry.proxy] = entry.at
+            case TakenOff():
+                self._off.append(entry)
             case Crashed() | Orphans() | Hung() | Unserved() | Stale() | Uncounted():
                 self._rest.append(entry)
 
@@ -316,7 +320,7 @@ class _Judge:
             before = exchange.answer
         yield from self._of_calls(asked, turn, told[-1], before)
         number = None if before is None else self._made_for(before)
-        if number is not None:
+        if number is not None and _goes_on(told, self._read[number]):
             self._extends[asked.number] = number
         yield from self._of_path(asked, turn, path, told[:-1])
 
@@ -372,17 +376,24 @@ class _Judge:
         def fault(kind: Kind, one: Turn, says: str) -> Fault:
             return Fault(kind, turn.agent, one.number, says, asked.number)
 
+        if turn.path is not None:
+            yield from self._of_named_path(asked, turn, path, told)
+            return
         for number, count in Counter(one.number for one in (*path, turn)).items():
             one = self._turns[number]
             if count > one.copies(asked.at):
                 yield fault("doubled", one, f"on the path {count} times")
-        if turn.path is not None:
-            yield from self._of_named_path(asked, turn, path, told)
-            return
         on_path = {one.number for one in path}
+        taken_off = [off for off in self._off if off.agent == turn.agent and off.at <= turn.begun]
+        for off in taken_off:
+            for number in sorted(off.turns & on_path):
+                if off.certain and not self._turns[number].said_anew:
+                    yield fault("unasked", self._turns[number], f"taken off {turn.begun - off.at:.1f} s before")
         branches = [one for one in path if one.path is not None]
         for one in self._turns.values():
             if one.agent != turn.agent or one is turn or one.known is None or one.known >= turn.begun:
+                continue
+            if any(one.number in off.turns for off in taken_off):
                 continue
             if one.number not in on_path and not any(_leaves_off(branch, one) for branch in branches):
                 ago = turn.begun - one.known
@@ -407,6 +418,13 @@ class _Judge:
             if number not in wanted:
                 says = f"turn {turn.number} continues {wanted}, the model was shown {found}"
                 yield Fault("unasked", turn.agent, number, says, asked.number)
+        for number, count in Counter(found).items():
+            if 0 < wanted.count(number) < count:
+                says = f"on the path {count} times, its client named it {wanted.count(number)} times"
+                yield Fault("doubled", turn.agent, number, says, asked.number)
+            elif count < wanted.count(number):
+                says = f"on the path {count} times, its client named it {wanted.count(number)} times"
+                yield Fault("lost", turn.agent, number, says, asked.number)
         if sorted(wanted) == sorted(found) and wanted != found:
             yield Fault("reordered", turn.agent, turn.number, f"{wanted} became {found}", asked.number)
         if wanted == found and len(told) == len(wanted):
@@ -431,6 +449,13 @@ class _Judge:
     def _number(self, request: int) -> int | None:
         turn = self._turn_of.get(request)
         return None if turn is None else turn.number
+
+
+def _goes_on(told: Sequence[Exchange], before: Sequence[Exchange]) -> bool:
+    """Is this the conversation of that request, and what was said since? Not where a client has edited it."""
+    return [(one.asked, one.answer) for one in told[: len(before) - 1]] == [
+        (one.asked, one.answer) for one in before[:-1]
+    ]
 
 
 def _leaves_off(branch: Turn, one: Turn) -> bool:

@@ -9,38 +9,33 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 from urllib.parse import quote
 
 import httpx
 
-from cli_session_proxy.domain.lineage import TEXT_JOIN
-
+from . import doors
 from .checker import NOT_JSON
-from .journal import JSON, Answer, Asking, Entry, Heard, Result, Said, Sent
-from .model import TOOL
-from .reading import TOKEN
+from .doors import Exchanged, Got, Reader, Wire
+from .journal import JSON, Asking, Entry, Heard, Result, Said, Sent
 
-Wire = Literal["chat", "responses", "messages"]
 # How a client says whose conversation it is: the agent's name in a header and only what is new, its whole history
 # without a name, both, or the id of the answer that it continues.
 Naming = Literal["name", "history", "both", "ids"]
 # How the same request comes again: under its key, with the SDKs' retry count, or as it is.
 Again = Literal["key", "count", "plain"]
+# What a client that brings its history does to it: it leaves out an exchange, or the first ones, changes the order of
+# two, or tells one twice.
+Edit = Literal["drop", "front", "swap", "twice"]
 
-MODEL = "sonnet"
-SCHEMA = {"type": "object", "properties": {TOKEN: {"type": "string"}}, "required": [TOKEN]}
-DESCRIPTION = "Looks something up."
-# Behind the code of an error that does not tell whether the turn was kept: the store was lost as it was written, or the
-# load balancer, or a proxy that passed it on, lost the host that had been given the request.
-IN_DOUBT = ", in doubt"
-HOST_LOST = "host_lost"
-# The code of an answer that the model refused to give: for its client the turn is none.
-REFUSED = "refused"
 # A slow reader's buffer, so that it is the proxy that waits and not the kernel.
 SMALL_BUFFER = 16 * 1024
+# Characters of an answer that is a slow reader's.
+LONG = 100_000
+# The media types of a stream: events, or (Ollama) a JSON object a line.
+SERVER_SENT, LINES = "text/event-stream", "application/x-ndjson"
 # How much of its answer a slow reader reads before it stops.
 FIRST_BYTES = 64 * 1024
 
@@ -58,31 +53,21 @@ class Speaker:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    id: str
-    token: str
-
-
-@dataclass(frozen=True, slots=True)
-class Got:
-    """What a client read to its end."""
-
-    answer: Answer
-    calls: tuple[Call, ...] = ()
-    response_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Request:
-    """A turn's request as it is sent, and sent again."""
+    """A turn's request as it is sent, and sent again. `before` are the turns that it continues, the newest last."""
 
     turn: int
     asked: Asking
+    wire: Wire
     route: str
     body: JSON
     headers: Mapping[str, str]
     path: tuple[Said, ...] | None
-    parent: int | None
+    before: tuple[int, ...]
+
+    @property
+    def parent(self) -> int | None:
+        return self.before[-1] if self.before else None
 
 
 @dataclass(slots=True)
@@ -91,15 +76,6 @@ class Known:
 
     request: Request
     got: Got
-
-
-class Reader(Protocol):
-    """Reads one wire's stream. `got` is there at the finish event, `error` at an event that is one."""
-
-    got: Got | None
-    error: str | None
-
-    def feed(self, data: JSON) -> None: ...
 
 
 class Client:
@@ -112,25 +88,38 @@ class Client:
         self.tip: int | None = None
         self.gave_up: set[int] = set()  # turns whose calls the proxy says are not open any more
 
-    def next(self, turn: int, *, text: str, keyed: bool, back: int = 0) -> Request:
-        """The request for a new turn: the results of the calls that wait, or a prompt. `back`: so many turns earlier
-        than the last one that is known."""
-        parent = self.tip
-        for _ in range(back):
-            if parent is not None and self.known[parent].request.parent is not None:
-                parent = self.known[parent].request.parent
+    def next(
+        self, turn: int, *, text: str, keyed: bool, back: int = 0, wire: Wire | None = None, edit: Edit | None = None
+    ) -> Request:
+        """The request for a new turn: the results of the calls that wait, or a prompt.
+
+        `back`: so many turns earlier than the last one that is known. `wire`: by this one, where the client names no
+        answer of another. `edit` changes the history of a client that brings one, where it is long enough.
+        """
+        speaker = self.speaker
+        wire = speaker.wire if wire is None or speaker.naming == "ids" else wire
+        before = self._above(self.tip)
+        before = before[: max(1, len(before) - back)] if back else before
+        parent = before[-1] if before else None
         calls = self.known[parent].got.calls if parent is not None and parent not in self.gave_up else ()
         asked: Asking = text
         if calls:
             asked = tuple(Result(call.token, f"result of {call.token}: {text}") for call in calls)
-        named = self.speaker.naming in ("name", "both")
-        explicit = self.speaker.naming != "name"
-        path = tuple(Said(number, self.known[number].got.answer) for number in self._above(parent))
-        headers = {"X-Agent-Id": quote(self.speaker.name)} if named else {}
+        brings = speaker.naming in ("history", "both")
+        # What is new to the chain is weighed by its length: the CLI would compact a conversation with a slow reader's.
+        long = any(len(self.known[number].got.answer.text) > LONG for number in before)
+        if edit is not None and brings and not calls and not long:
+            before = self._edited(before, edit)
+        path = tuple(Said(number, self.known[number].got.answer) for number in before)
+        headers = {"X-Agent-Id": quote(speaker.name)} if speaker.naming in ("name", "both") else {}
         if keyed:
             headers["Idempotency-Key"] = f"key-{turn}"
-        route, body = self._body(parent, asked, calls)
-        request = Request(turn, asked, route, body, headers, path if explicit else None, parent)
+        previous = self.known[parent].got.id if speaker.naming == "ids" and parent is not None else None
+        said = self._exchanges(before) if brings else []
+        said.append(Exchanged(asked, calls))
+        route, body = doors.written(wire, said, stream=speaker.stream, tools=speaker.tools, previous=previous)
+        path_or_head = path if speaker.naming != "name" else None
+        request = Request(turn, asked, wire, route, body, headers, path_or_head, before)
         self.requests[turn] = request
         return request
 
@@ -140,210 +129,36 @@ class Client:
             self.known[turn] = Known(self.requests[turn], got)
             self.tip = max(turn, self.tip or turn)
 
-    def _above(self, turn: int | None) -> list[int]:
-        path: list[int] = []
-        while turn is not None:
-            path.insert(0, turn)
-            turn = self.known[turn].request.parent
-        return path
+    def _above(self, turn: int | None) -> tuple[int, ...]:
+        return () if turn is None else (*self.known[turn].request.before, turn)
 
-    def _body(self, parent: int | None, asked: Asking, calls: tuple[Call, ...]) -> tuple[str, JSON]:
-        before = [] if self.speaker.naming in ("name", "ids") else self._above(parent)
-        body: JSON = {"model": MODEL}
-        if self.speaker.stream:
-            body["stream"] = True
-        if self.speaker.wire == "responses":
-            body["input"] = _items(asked, calls)
-            if self.speaker.naming == "ids" and parent is not None:
-                body["previous_response_id"] = self.known[parent].got.response_id
-            if self.speaker.tools:
-                tool = {"type": "function", "name": TOOL, "description": DESCRIPTION, "parameters": SCHEMA}
-                body["tools"] = [{**tool, "strict": False}]
-            return "/v1/responses", body
-        say = _chat if self.speaker.wire == "chat" else _messages
-        answered = _chat_answer if self.speaker.wire == "chat" else _messages_answer
-        messages: list[JSON] = []
+    def _exchanges(self, before: Sequence[int]) -> list[Exchanged]:
+        said: list[Exchanged] = []
         for number in before:
             known = self.known[number]
-            above = known.request.parent
-            messages += say(known.request.asked, self.known[above].got.calls if above is not None else ())
-            messages.append(answered(known.got))
-        body["messages"] = messages + say(asked, calls)
-        if self.speaker.wire == "chat":
-            if self.speaker.tools:
-                function = {"name": TOOL, "description": DESCRIPTION, "parameters": SCHEMA}
-                body["tools"] = [{"type": "function", "function": function}]
-            return "/v1/chat/completions", body
-        body["max_tokens"] = 4096
-        if self.speaker.tools:
-            body["tools"] = [{"name": TOOL, "description": DESCRIPTION, "input_schema": SCHEMA}]
-        return "/v1/messages", body
+            calls = said[-1].got.calls if said and said[-1].got is not None else ()
+            said.append(Exchanged(known.request.asked, calls, known.got))
+        return said
 
-    def reader(self) -> Reader:
-        readers: dict[Wire, type[Reader]] = {
-            "chat": _ChatReader,
-            "responses": _ResponsesReader,
-            "messages": _MessagesReader,
-        }
-        return readers[self.speaker.wire]()
-
-
-# --- what the wires look like -------------------------------------------------------------------------------
-
-
-def _chat(asked: Asking, calls: tuple[Call, ...]) -> list[JSON]:
-    if isinstance(asked, str):
-        return [{"role": "user", "content": asked}]
-    ids = {call.token: call.id for call in calls}
-    return [{"role": "tool", "tool_call_id": ids[result.call], "content": result.text} for result in asked]
-
-
-def _chat_answer(got: Got) -> JSON:
-    message: JSON = {"role": "assistant", "content": got.answer.text}
-    if got.calls:
-        functions = [{"name": TOOL, "arguments": json.dumps({TOKEN: call.token})} for call in got.calls]
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": function}
-            for call, function in zip(got.calls, functions, strict=True)
-        ]
-    return message
-
-
-def _messages(asked: Asking, calls: tuple[Call, ...]) -> list[JSON]:
-    if isinstance(asked, str):
-        return [{"role": "user", "content": asked}]
-    ids = {call.token: call.id for call in calls}
-    content = [{"type": "tool_result", "tool_use_id": ids[result.call], "content": result.text} for result in asked]
-    return [{"role": "user", "content": content}]
-
-
-def _messages_answer(got: Got) -> JSON:
-    content: list[JSON] = [{"type": "text", "text": got.answer.text}] if got.answer.text else []
-    content += [{"type": "tool_use", "id": one.id, "name": TOOL, "input": {TOKEN: one.token}} for one in got.calls]
-    return {"role": "assistant", "content": content}
-
-
-def _items(asked: Asking, calls: tuple[Call, ...]) -> str | list[JSON]:
-    if isinstance(asked, str):
-        return asked
-    ids = {call.token: call.id for call in calls}
-    return [{"type": "function_call_output", "call_id": ids[result.call], "output": result.text} for result in asked]
-
-
-def _got(text: str, calls: list[Call], response_id: str | None = None) -> Got:
-    # As the model is shown them: texts are stripped one by one (a cut one may end in a blank).
-    text = TEXT_JOIN.join(part.strip() for part in text.split(TEXT_JOIN)).strip()
-    return Got(Answer(text, tuple(call.token for call in calls)), tuple(calls), response_id)
-
-
-def _token(arguments: str) -> str:
-    return str(json.loads(arguments).get(TOKEN))
-
-
-class _ChatReader:
-    def __init__(self) -> None:
-        self.got: Got | None = None
-        self.error: str | None = None
-        self._text = ""
-        self._calls: dict[int, list[str]] = {}
-
-    def feed(self, data: JSON) -> None:
-        if "error" in data:
-            self.error = _code(data)
-            return
-        for choice in data.get("choices", ()):
-            delta = choice["delta"] if "delta" in choice else choice["message"]
-            self._text += delta.get("content") or ""
-            for at, call in enumerate(delta.get("tool_calls") or ()):
-                known = self._calls.setdefault(call.get("index", at), ["", ""])
-                known[0] = call.get("id") or known[0]
-                known[1] += call["function"].get("arguments") or ""
-            if choice.get("finish_reason") == "content_filter":
-                self.error = REFUSED
-            elif choice.get("finish_reason"):
-                self.got = _got(self._text, [Call(one, _token(said)) for one, said in self._calls.values()])
-
-
-class _ResponsesReader:
-    def __init__(self) -> None:
-        self.got: Got | None = None
-        self.error: str | None = None
-        self._texts: dict[str, str] = {}  # of each item
-
-    def feed(self, data: JSON) -> None:
-        kind = data.get("type")
-        if kind == "response.output_text.delta":
-            self._texts[data["item_id"]] = self._texts.get(data["item_id"], "") + data["delta"]
-        elif kind == "response.completed":
-            got = self._whole(data["response"])
-            # What was streamed is what the client has shown.
-            self.got = _got(TEXT_JOIN.join(self._texts.values()), list(got.calls), got.response_id)
-        elif kind in ("response.failed", "error"):
-            self.error = _code(data.get("response", data))
-        elif data.get("response", data).get("incomplete_details"):
-            self.error = REFUSED
-        elif "output" in data:
-            self.got = self._whole(data)
-
-    def _whole(self, response: JSON) -> Got:
-        said = [part["text"] for item in response["output"] if item["type"] == "message" for part in item["content"]]
-        calls = [
-            Call(item["call_id"], _token(item["arguments"]))
-            for item in response["output"]
-            if item["type"] == "function_call"
-        ]
-        return _got(TEXT_JOIN.join(said), calls, response["id"])
-
-
-class _MessagesReader:
-    def __init__(self) -> None:
-        self.got: Got | None = None
-        self.error: str | None = None
-        self._blocks: dict[int, JSON] = {}
-        self._stop_reason = ""
-
-    def feed(self, data: JSON) -> None:
-        kind = data.get("type")
-        if kind == "error":
-            self.error = _code(data)
-        elif kind == "message":
-            self._blocks = dict(enumerate(data["content"]))
-            self._finish(data["stop_reason"])
-        elif kind == "message_delta":
-            self._stop_reason = data["delta"]["stop_reason"]
-        elif kind == "content_block_start":
-            self._blocks[data["index"]] = {**data["content_block"], "json": ""}
-        elif kind == "content_block_delta":
-            block, delta = self._blocks[data["index"]], data["delta"]
-            if delta["type"] == "text_delta":
-                block["text"] += delta["text"]
-            elif delta["type"] == "input_json_delta":
-                block["json"] += delta["partial_json"]
-        elif kind == "message_stop":
-            self._finish(self._stop_reason)
-
-    def _finish(self, stop_reason: str) -> None:
-        if stop_reason == "refusal":
-            self.error = REFUSED
-            return
-        blocks = self._blocks.values()
-        calls = [
-            Call(block["id"], _token(block["json"]) if block.get("json") else str(block["input"].get(TOKEN)))
-            for block in blocks
-            if block["type"] == "tool_use"
-        ]
-        self.got = _got(TEXT_JOIN.join(block["text"] for block in blocks if block["type"] == "text"), calls)
-
-
-def _code(data: JSON) -> str:
-    """The contract's code in a wire's error."""
-    error = data.get("error") or {}
-    if not isinstance(error, dict):
-        return str(error)
-    code = str((error.get("details") or {}).get("error_code") or error.get("code") or error.get("type") or error)
-    said = str(error.get("message"))
-    nobody_knows = code == HOST_LOST or any(words in said for words in ("may be there or not", "where it was accepted"))
-    return code + IN_DOUBT * nobody_knows
+    def _edited(self, before: tuple[int, ...], edit: Edit) -> tuple[int, ...]:
+        """A conversation is edited by whole exchanges: a prompt with its calls, their results and the answer."""
+        units: list[tuple[int, ...]] = []
+        for number in before:
+            if isinstance(self.known[number].request.asked, str) or not units:
+                units.append((number,))
+            else:
+                units[-1] = (*units[-1], number)
+        if len(units) > 2:
+            match edit:
+                case "drop":
+                    del units[1]
+                case "front":
+                    del units[0]
+                case "swap":
+                    units[-2], units[-3] = units[-3], units[-2]
+                case "twice":
+                    units.append(units[-2])
+        return tuple(number for unit in units for number in unit)
 
 
 # --- an attempt ---------------------------------------------------------------------------------------------
@@ -399,7 +214,7 @@ class Caller:
         return attempt
 
     async def _run(self, attempt: Attempt, client: Client, url: str, headers: dict[str, str], slow: bool) -> Heard:
-        reader = client.reader()
+        reader = doors.reader(attempt.request.wire)
         if not slow:
             attempt.reading_on.set()
         try:
@@ -417,7 +232,7 @@ class Caller:
             attempt.got = reader.got
             heard = Heard(now, attempt.number, "acknowledged", reader.got.answer)
             client.acknowledged(attempt.request.turn, reader.got)
-        elif reader.error is not None and not reader.error.endswith(IN_DOUBT):
+        elif reader.error is not None and not reader.error.endswith(doors.IN_DOUBT):
             heard = Heard(now, attempt.number, "failed", code=reader.error)
         else:
             heard = Heard(now, attempt.number, "unknown", code=reader.error or "")
@@ -429,7 +244,8 @@ class Caller:
     ) -> None:
         async with http.stream("POST", url, json=attempt.request.body, headers=headers) as response:
             attempt.headers = dict(response.headers)
-            if not response.headers["content-type"].startswith("text/event-stream"):
+            kind = response.headers["content-type"].partition(";")[0]
+            if kind not in (SERVER_SENT, LINES):
                 content = await response.aread()
                 try:
                     body = json.loads(content)
@@ -437,7 +253,7 @@ class Caller:
                     reader.error = f"{response.status_code} {NOT_JSON}: {content[:100]!r}"
                     return
                 if response.status_code >= 400:
-                    reader.error = f"{response.status_code} {_code(body)}"
+                    reader.error = f"{response.status_code} {doors.code(body)}"
                 else:
                     reader.feed(body)
                 return
@@ -447,7 +263,9 @@ class Caller:
                 if size > FIRST_BYTES and not attempt.reading_on.is_set():
                     attempt.read.set()
                     await attempt.reading_on.wait()
-                if line.startswith("data: ") and line != "data: [DONE]":
+                if kind == LINES and line:
+                    reader.feed(json.loads(line))
+                elif line.startswith("data: ") and line != "data: [DONE]":
                     reader.feed(json.loads(line.removeprefix("data: ")))
                 if reader.got is not None or reader.error is not None:
                     return

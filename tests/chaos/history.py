@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from .client import Again, Naming, Speaker, Wire
+from .client import Again, Edit, Naming, Speaker
+from .doors import WIRES, WITH_HISTORY, WITH_IDS, Wire
 from .model import FaultKind, Hold
 
 Cli = Literal["2", "1"]
@@ -42,7 +43,8 @@ LONG_ANSWER = 5_000_000
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What kind of history. `wrapper`: the CLI is behind a script that does not `exec` it. `hosts`: each proxy is on a
-    host of its own, and the chains are in PostgreSQL (see `cluster`)."""
+    host of its own, and the chains are in PostgreSQL (see `cluster`). `wide`: every wire, pictures, edited histories,
+    rewinding, deleting and moving of chains. `agents`: so many of them; 0: two or three."""
 
     proxies: int = 1
     tools: bool = False
@@ -50,7 +52,10 @@ class Shape:
     wrapper: bool = False
     length: int = 20
     pauses: bool = True
-    hosts: bool = field(default=False, repr=False)  # not in the text that older seeds are made of
+    # Not in the text that older seeds are made of:
+    hosts: bool = field(default=False, repr=False)
+    wide: bool = field(default=False, repr=False)
+    agents: int = field(default=0, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,8 @@ class Say:
     """Agent `agent` says something new at a proxy.
 
     The step ends with the attempt, or when the upstream holds the answer; with `wait` off it ends at once.
-    `leave_after`: the client leaves so many seconds after it sent the request.
+    `leave_after`: the client leaves so many seconds after it sent the request. `wire`, `edit`: see `Client.next`.
+    `picture`: the prompt shows one.
     """
 
     turn: int
@@ -73,6 +79,9 @@ class Say:
     slow: bool = False
     size: int = 240
     leave_after: float | None = None
+    wire: Wire | None = None
+    edit: Edit | None = None
+    picture: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +210,31 @@ class Registry:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewind:
+    """The last `turns` turns of a named agent are taken off its path, at a moment when it is asked nothing."""
+
+    agent: int
+    proxy: int
+    turns: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """A named agent is deleted, at a moment when it is asked nothing: its next turn begins a chain."""
+
+    agent: int
+    proxy: int
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """A named agent is exported, deleted, and imported again: its conversation goes on."""
+
+    agent: int
+    proxy: int
+
+
+@dataclass(frozen=True, slots=True)
 class Skew:
     """A host's clock is wrong by so many seconds from now on."""
 
@@ -226,6 +260,9 @@ Step = (
     | Database
     | Registry
     | Skew
+    | Rewind
+    | Delete
+    | Carry
 )
 
 
@@ -292,10 +329,13 @@ class _Maker:
     def __init__(self, seed: int, shape: Shape) -> None:
         self._seed = seed
         self._shape = shape
-        self._dice = random.Random(f"{seed} {shape}" + " hosts" * shape.hosts)
+        self._dice = random.Random(f"{seed} {shape}" + " hosts" * shape.hosts + f" {shape.agents}" * (shape.agents > 0))
         self._turns = 0
         self._up = set(range(shape.proxies))
-        self._speakers = tuple(self._speaker(name) for name in NAMES[: self._dice.randint(2, 3)])
+        names = NAMES[: self._dice.randint(2, 3)]
+        if shape.agents:
+            names = tuple(f"agent {number}" for number in range(shape.agents))
+        self._speakers = tuple(self._speaker(name) for name in names)
 
     def history(self) -> History:
         steps: list[Step] = [self._say(agent) for agent in range(len(self._speakers))]
@@ -314,6 +354,8 @@ class _Maker:
         wires: tuple[Wire, ...] = ("responses",) if naming == "ids" else ("chat", "messages")
         if naming == "name":
             wires = ("chat", "responses", "messages")
+        if self._shape.wide:
+            wires = WITH_IDS if naming == "ids" else WIRES if naming == "name" else WITH_HISTORY
         wire, stream = dice.choice(wires), dice.random() < 0.7
         tools = self._shape.tools and dice.random() < 0.8
         return Speaker(name, naming, wire, stream, tools, self._shape.hosts and dice.random() < 0.3)
@@ -331,6 +373,8 @@ class _Maker:
             scenes += [(self._alone, 5), (self._registry_gone, 2)]
         if self._shape.tools:
             scenes += [(self._tool_loop, 4), (self._killed_at_calls, 5)]
+        if self._shape.wide:
+            scenes += [(self._edited, 4), (self._rewound, 3), (self._deleted, 1), (self._carried, 1)]
         return self._dice.choices([scene for scene, _ in scenes], [weight for _, weight in scenes])[0]
 
     # --- the parts
@@ -348,7 +392,20 @@ class _Maker:
         if self._speakers[agent].tools and "calls" not in more and self._dice.random() < 0.3:
             calls = self._dice.randint(1, 3)
         given: dict[str, object] = {"proxy": self._proxy(), "keyed": self._dice.random() < 0.5, "calls": calls}
+        if self._shape.wide:
+            if self._dice.random() < 0.3:
+                given["wire"] = self._dice.choice(self._wires(self._speakers[agent]))
+            given["picture"] = self._dice.random() < 0.2
         return Say(self._turns, agent, **(given | more))  # type: ignore[arg-type]
+
+    def _wires(self, speaker: Speaker) -> tuple[Wire, ...]:
+        """By which a client may go on that began with another wire. generateContent has results as objects: told in
+        the history of another wire they are other words."""
+        if speaker.naming == "name":
+            return WIRES
+        if not speaker.tools:
+            return WITH_HISTORY
+        return ("generate",) if speaker.wire == "generate" else ("chat", "messages", "ollama")
 
     def _repeat(self, say: Say, *, other_than: int | None = None, wait: bool = True) -> Repeat:
         how: Again = "key" if say.keyed else self._dice.choice(("count", "count", "plain"))
@@ -598,3 +655,34 @@ class _Maker:
             ]
         steps += [self._say(agent, calls=0, proxy=other), self._say(agent, calls=0, proxy=other)]
         return steps if alone else [*steps, Start(say.proxy)]
+
+    # what only wide histories have
+
+    def _edited(self, agent: int) -> list[Step]:
+        """The client changes the history that it brings, perhaps twice at once, and goes on from it."""
+        steps: list[Step] = [self._say(agent), self._say(agent), self._say(agent, calls=0)]
+        edit: Edit = self._dice.choice(get_args(Edit))
+        if self._dice.random() < 0.3:
+            twins = [self._say(agent, calls=0, edit=edit, wait=False) for _ in range(2)]
+            return [*steps, *twins, Join(), self._say(agent)]
+        edited = self._say(agent, edit=edit, calls=0)
+        if self._dice.random() < 0.3:
+            steps.append(Spoil(agent, "delete"))
+        return [*steps, edited, self._say(agent), self._say(agent)]
+
+    def _rewound(self, agent: int) -> list[Step]:
+        steps: list[Step] = [self._say(agent, calls=0), self._say(agent, calls=0), Join()]
+        steps.append(Rewind(agent, self._proxy(), self._dice.randint(1, 2)))
+        dies = self._dice.random()
+        if dies < 0.3:
+            steps.append(KillCli(self._proxy()))
+        elif dies < 0.6:
+            killed = self._proxy()
+            steps += [Kill(killed), Start(killed)]
+        return [*steps, self._say(agent), self._say(agent)]
+
+    def _deleted(self, agent: int) -> list[Step]:
+        return [self._say(agent, calls=0), Join(), Delete(agent, self._proxy()), self._say(agent), self._say(agent)]
+
+    def _carried(self, agent: int) -> list[Step]:
+        return [self._say(agent, calls=0), Join(), Carry(agent, self._proxy()), self._say(agent), self._say(agent)]

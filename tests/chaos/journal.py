@@ -148,4 +148,17 @@ class Uncounted:
     counted: int
 
 
-Entry = Sent | Heard | Asked | Told | Died | Crashed | Orphans | Hung | Unserved | Stale | Uncounted
+@dataclass(frozen=True, slots=True)
+class TakenOff:
+    """These turns of an agent were taken off its path, by rewinding or deleting it, while it was asked nothing.
+
+    `certain` is off where the command's answer did not arrive.
+    """
+
+    at: float
+    agent: str
+    turns: frozenset[int]
+    certain: bool
+
+
+Entry = TakenOff | Sent | Heard | Asked | Told | Died | Crashed | Orphans | Hung | Unserved | Stale | Uncounted

@@ -16,7 +16,7 @@ from cli_session_proxy.testing.script import Behaviour, Block, Cut, ErrorEvent, 
 from cli_session_proxy.testing.seen import Seen
 
 from .journal import Answer, Asked
-from .reading import GO_ON, TOKEN
+from .reading import GO_ON, KEPT_PICTURE, arguments
 
 # The header that each CLI sends: whose proxy's child it is.
 MARK_HEADER = "x-chaos-proxy"
@@ -36,7 +36,7 @@ CUT_AFTER = 0.3
 # Characters that are said before a refusal.
 SAID = 60
 
-_TURN = re.compile(r"#(\d+)#")
+TURN = re.compile(r"#(\d+)#")
 _WORDS = (
     "lorem", "ipsum", "dolor", "sit", "amet", "consectetur", "adipiscing", "elit", "sed", "do", "eiusmod", "tempor",
     "incididunt", "ut", "labore", "et", "dolore", "magna", "aliqua",
@@ -82,22 +82,24 @@ def filler(seed: int, size: int) -> str:
 
 @dataclass(slots=True)
 class Model:
-    """`behave` is the upstream's: it answers a request, and notes it in the journal."""
+    """`behave` is the upstream's: it answers a request, and notes it in the journal. `before`: the number of the last
+    request of a journal that this one goes on."""
 
     note: Callable[[Asked], None]
     plans: dict[int, Plan] = field(default_factory=dict)
     seen: dict[int, Seen] = field(default_factory=dict)
     next_request: asyncio.Event = field(default_factory=asyncio.Event)
+    before: int = 0
 
     def behave(self, seen: Seen) -> Behaviour:
-        number = len(self.seen) + 1
+        number = self.before + len(self.seen) + 1
         self.seen[number] = seen
         self.next_request.set()
         self.next_request = asyncio.Event()
         said = seen.user_texts()
-        while len(said) > 1 and said[-1].lstrip().startswith(GO_ON):  # the CLI's own words
+        while len(said) > 1 and said[-1].lstrip().startswith((*GO_ON, KEPT_PICTURE)):  # the CLI's own words
             said.pop()
-        found = _TURN.search(said[-1]) if said else None
+        found = TURN.search(said[-1]) if said else None
         turn = int(found[1]) if found else None
         plan = self.plans.get(turn, Plan()) if turn is not None else Plan()
         plan.asked += 1
@@ -108,7 +110,7 @@ class Model:
         blocks: list[Block] = [{"type": "text", "text": text}]
         for at, call in enumerate(calls):
             tool_id = f"toolu_{number:012d}{at:012d}"
-            blocks.append({"type": "tool_use", "id": tool_id, "name": cli_name(TOOL), "input": {TOKEN: call}})
+            blocks.append({"type": "tool_use", "id": tool_id, "name": cli_name(TOOL), "input": arguments(call)})
         return _misbehaving(plan, Reply(blocks, USAGE, "tool_use" if calls else "end_turn"))
 
 

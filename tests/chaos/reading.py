@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import base64
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from cli_session_proxy.domain.client_tools import NOT_ANSWERED
 from cli_session_proxy.domain.lineage import TEXT_JOIN
 from cli_session_proxy.testing.seen import parts, spoken
 
+from . import pictures
 from .journal import JSON, Answer, Asking, Result
 
 # How 2.1.330 asks the model to go on from the blocks of an answer that were finished before its stream was cut, or had
@@ -17,6 +22,26 @@ from .journal import JSON, Answer, Asking, Result
 GO_ON = ("Your response above was cut off mid-stream.", "Your response above was stopped by a safety classifier")
 # The key of a call's arguments under which the scripted model puts the call's token.
 TOKEN = "token"
+# The text that the CLI puts behind a picture: the file in which it has kept it (2.1.330).
+KEPT_PICTURE = "[Image: source: "
+# Under which generateContent's clients wrap the text of a result.
+WRAPPED = "result"
+
+
+def arguments(call: str) -> JSON:
+    """All that the scripted model says in the call of this token: of each JSON type, and of no other call."""
+    number = zlib.crc32(call.encode())
+    return {
+        TOKEN: call,
+        "where": {"line": number, "column": number % 7 + 0.5},
+        "of": ["ä\u2028\n", None, number % 2 == 0],
+    }
+
+
+def token(given: Mapping[str, Any]) -> str:
+    """The token of a call; beside it what was said, where that is not what the model says in this call."""
+    call = str(given.get(TOKEN))
+    return call if given == arguments(call) else f"{call} with {json.dumps(given, sort_keys=True)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +75,7 @@ def exchanges(messages: Sequence[JSON]) -> list[Exchange]:
             continue
         for block in blocks:
             if block["type"] == "tool_use":
-                calls[block["id"]] = str(block["input"].get(TOKEN))
+                calls[block["id"]] = token(block["input"])
         if not told or told[-1].answer is not None:
             told.append(Exchange("", None))
         last, answer = told.pop(), _answer(blocks)
@@ -71,9 +96,15 @@ def _asked(blocks: Sequence[JSON], calls: dict[str, str]) -> Iterator[Exchange]:
         left_open = tuple(result.call for result in results)
     elif results:
         yield Exchange(results, None)
-    texts = [text for block in blocks if (text := _told(block)) is not None]
-    for text in texts:
-        yield Exchange(text, None, left_open)
+    shown = ""  # the pictures before a text
+    for text in (text for block in blocks if (text := _told(block)) is not None):
+        if text.startswith(pictures.SHOWN):
+            shown += f"{text} "
+            continue
+        yield Exchange(shown + text, None, left_open)
+        left_open, shown = (), ""
+    if shown:
+        yield Exchange(shown, None, left_open)
         left_open = ()
     if left_open:
         yield Exchange("", None, left_open)
@@ -83,17 +114,23 @@ def _told(block: JSON) -> str | None:
     """A prompt; None of a result and of the CLI's own reminders."""
     if block["type"] == "tool_result":
         return None
+    if block["type"] == "image":
+        return pictures.mark(base64.b64decode(block["source"]["data"]))
     if block["type"] != "text":
         return f"[{block['type']}]"
     text = spoken(block["text"])
-    return None if text is None else text.strip()
+    return None if text is None or text.startswith(KEPT_PICTURE) else text.strip()
 
 
 def _answer(blocks: Sequence[JSON]) -> Answer:
     texts = [block["text"].strip() for block in blocks if block["type"] == "text"]
-    calls = [str(block["input"].get(TOKEN)) for block in blocks if block["type"] == "tool_use"]
+    calls = [token(block["input"]) for block in blocks if block["type"] == "tool_use"]
     return Answer(TEXT_JOIN.join(filter(None, texts)), tuple(calls))
 
 
 def _text(content: object) -> str:
-    return "".join(part.get("text", "[image]") for part in parts(content))
+    text = "".join(part.get("text", "[image]") for part in parts(content))
+    if not text.startswith("{"):
+        return text
+    whole = json.loads(text)
+    return str(whole[WRAPPED]) if list(whole) == [WRAPPED] else text

@@ -28,8 +28,10 @@ from .client import Attempt, Caller, Client
 from .cluster import cluster
 from .history import (
     LONG_PAUSE,
+    Carry,
     Cut,
     Database,
+    Delete,
     History,
     Join,
     Kill,
@@ -41,6 +43,7 @@ from .history import (
     Pause,
     Registry,
     Repeat,
+    Rewind,
     Say,
     Skew,
     Spoil,
@@ -50,8 +53,9 @@ from .history import (
     Wake,
     told,
 )  # fmt: skip
-from .journal import JSON, Died, Entry, Hung, Told, Unserved
-from .model import Model, Plan, filler
+from .journal import JSON, Died, Entry, Hung, TakenOff, Told, Unserved
+from .model import TURN, Model, Plan, filler
+from .pictures import with_picture
 from .world import Proxy, World
 
 # Seconds after which an attempt that nothing holds back has hung. A proxy's own bounds end it before: a lease, a
@@ -101,6 +105,8 @@ class Report:
             " --hosts" * shape.hosts
             + " --tools" * shape.tools
             + " --wrapper" * shape.wrapper
+            + " --wide" * shape.wide
+            + f" --agents {shape.agents}" * (shape.agents > 0)
             + " --no-pauses" * (not shape.pauses)
         )
         return said + f" --cli {shape.cli}" * (shape.cli != "2")
@@ -154,6 +160,21 @@ def drawn(dump: JSON, numbers: Mapping[str, int]) -> Iterator[str]:
             f"  {number} after {parent}: {turn['status']}, {turn['delivery']}, {explained(turn)}; "
             f"session {str(turn['session_id'])[:8]}, {reason}{tries}{head}"
         )
+
+
+class NotDone(Exception):
+    """A command of the history failed, in words."""
+
+
+def path_of(dump: JSON) -> list[int]:
+    """The history's numbers of the turns on the path to the head, the newest last."""
+    turns = {turn["id"]: turn for turn in dump["turns"]}
+    at, path = dump["head"], []
+    while at is not None:
+        marks = TURN.findall(json.dumps(turns[at]["input"]))
+        path += [int(marks[-1])] if marks else []
+        at = turns[at]["parent_id"]
+    return path[::-1]
 
 
 async def run(history: History, binary: Path, folder: Path) -> Report:
@@ -268,6 +289,8 @@ class _Run:
                 self._database_back = time.monotonic()
             case Registry():
                 await self._world.registry(step.seconds)
+            case Rewind() | Delete() | Carry():
+                await self._command(step, self._clients[step.agent], self._world.proxies[step.proxy])
             case _:
                 await self._to_a_proxy(step, self._world.proxies[step.proxy])
 
@@ -326,7 +349,9 @@ class _Run:
         plan = Plan(say.calls if client.speaker.tools else 0, say.fault, say.hold, say.size)
         self._model.plans[say.turn] = plan
         self._whose[say.turn] = client
-        request = client.next(say.turn, text=text, keyed=say.keyed, back=say.back)
+        if say.picture:
+            text = with_picture(say.turn, text)
+        request = client.next(say.turn, text=text, keyed=say.keyed, back=say.back, wire=say.wire, edit=say.edit)
         attempt = self._caller.send(client, request, self._url(client, proxy), say.proxy, slow=say.slow)
         self._attempts[say.turn] = [attempt]
         if say.leave_after is not None:
@@ -462,6 +487,51 @@ class _Run:
                 if attempt.task.done() or waited < TAKEN_OVER or self._blocked(attempt, taken_over=True):
                     continue
                 self._journal.append(Hung(attempt.number, waited))
+
+    async def _command(self, step: Rewind | Delete | Carry, client: Client, proxy: Proxy) -> None:
+        """Where the agent is asked something now, or nobody could be asked, nothing is done."""
+        mine = [one for turn, all_ in self._attempts.items() if self._whose[turn] is client for one in all_]
+        if client.speaker.naming != "name" or not mine or not proxy.running or proxy.away_at is not None:
+            return
+        for attempt in mine:
+            await self._over(attempt)
+        if not all(attempt.task.done() for attempt in mine):
+            return
+        name, began = client.speaker.name, time.monotonic()
+        try:
+            before = path_of(await self._chain(proxy, name))
+            match step:
+                case Rewind():
+                    await self._asked(proxy, "POST", f"/v1/chains/{quote(name)}/rewind", {"to": f"-{step.turns}"})
+                case Delete():
+                    await self._asked(proxy, "DELETE", f"/v1/chains/{quote(name)}")
+                case Carry():
+                    await self._world.carried(proxy, name)
+            dump = {"turns": [], "head": None} if isinstance(step, Delete) else await self._chain(proxy, name)
+        except (httpx.HTTPError, NotDone) as exc:
+            self._say(f"  not done, or nobody knows: {exc}")
+            known = frozenset(turn for turn in client.known if not isinstance(step, Carry))
+            self._journal.append(TakenOff(time.monotonic(), name, known, certain=False))
+            return
+        after = path_of(dump)
+        off = frozenset(before) - frozenset(after)
+        certain = len(off) == (
+            step.turns if isinstance(step, Rewind) else len(before) if isinstance(step, Delete) else 0
+        )
+        self._say(f"  off the path: {sorted(off)}, in {time.monotonic() - began:.1f} s")
+        self._journal.append(TakenOff(time.monotonic(), name, off, certain=certain))
+        client.tip = after[-1] if after and after[-1] in client.known else None
+
+    async def _chain(self, proxy: Proxy, name: str) -> JSON:
+        return await self._asked(proxy, "GET", f"/v1/chains/{quote(name)}?format=json")
+
+    async def _asked(self, proxy: Proxy, method: str, address: str, body: JSON | None = None) -> JSON:
+        async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE, headers=self._world.headers) as http:
+            answer = await http.request(method, proxy.url + address, json=body)
+        if answer.status_code >= 300:
+            raise NotDone(f"{method} {address}: {answer.status_code} {answer.text[:200]}")
+        told: JSON = answer.json() if answer.content else {}
+        return told
 
     async def _kill(self, proxy: Proxy) -> None:
         if not proxy.running:

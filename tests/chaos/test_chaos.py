@@ -33,6 +33,10 @@ HISTORIES = [
     pytest.param(
         15, Shape(2, tools=True, length=SHORT, pauses=False, wrapper=True), id="behind a script", marks=pytest.mark.full
     ),
+    pytest.param(3, Shape(1, tools=True, length=SHORT, pauses=False, wide=True), id="every wire"),
+    pytest.param(
+        4, Shape(3, tools=True, length=SHORT, wide=True), id="every wire, three proxies", marks=pytest.mark.full
+    ),
     pytest.param(16, Shape(2, cli="1", length=SHORT, pauses=False), id="CLI 1.0.120", marks=pytest.mark.full),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,12 +31,14 @@ from .journal import (
     Said,
     Sent,
     Stale,
+    TakenOff,
     Told,
     Uncounted,
     Unserved,
 )  # fmt: skip
 from .model import TOOL
-from .reading import GO_ON, TOKEN, exchanges
+from .pictures import split, with_picture
+from .reading import GO_ON, KEPT_PICTURE, arguments, exchanges
 
 INTERRUPTED = "The tool call was interrupted before a result was received."
 Pair = tuple[Asking, Answer]
@@ -57,7 +60,12 @@ def as_messages(pairs: Sequence[Pair], newest: Asking) -> list[JSON]:
     for asked, answer in [*pairs, (newest, None)]:
         content: list[JSON] = [{"type": "text", "text": "<system-reminder>be kind</system-reminder>"}]
         if isinstance(asked, str):
-            content.append({"type": "text", "text": asked})
+            image, words = split(asked)
+            if image is not None:
+                data = base64.b64encode(image).decode()
+                content.append({"type": "image", "source": {"type": "base64", "data": data}})
+                content.append({"type": "text", "text": f"{KEPT_PICTURE}/tmp/images/1.png]"})
+            content.append({"type": "text", "text": words})
         else:
             content = [
                 {"type": "tool_result", "tool_use_id": ids.get(one.call, one.call), "content": one.text}
@@ -68,7 +76,7 @@ def as_messages(pairs: Sequence[Pair], newest: Asking) -> list[JSON]:
             said: list[JSON] = [{"type": "text", "text": answer.text}] if answer.text else []
             for call in answer.calls:
                 ids[call] = f"toolu_{call}"
-                said.append({"type": "tool_use", "id": ids[call], "name": cli_name(TOOL), "input": {TOKEN: call}})
+                said.append({"type": "tool_use", "id": ids[call], "name": cli_name(TOOL), "input": arguments(call)})
             messages += [{"role": "assistant", "content": said}, {"role": "system", "content": "the time has changed"}]
     return messages
 
@@ -469,6 +477,67 @@ def test_another_answer_than_the_named_one_is_found(tale: Tale) -> None:
     named = [*tale.paths["ada"], (prompt(5), first)]
     tale.hear(tale.send(6, path=named), "acknowledged", tale.ask(prompt(6), [*named[:-1], (prompt(5), second)]))
     assert tale.kinds() == {("altered", 5)}
+
+
+def test_a_turn_that_was_taken_off_is_not_lost(tale: Tale) -> None:
+    tale.journal.append(TakenOff(tale.now(), "ada", frozenset({4}), certain=True))
+    del tale.paths["ada"][2:]
+    tale.turn(5)
+    assert tale.faults() == []
+
+
+def test_a_turn_that_was_taken_off_and_is_shown_all_the_same_is_found(tale: Tale) -> None:
+    tale.journal.append(TakenOff(tale.now(), "ada", frozenset({4}), certain=True))
+    tale.turn(5)
+    assert tale.kinds() == {("unasked", 4)}
+
+
+def test_nobody_knows_of_a_turn_whose_taking_off_was_not_answered(tale: Tale) -> None:
+    tale.journal.append(TakenOff(tale.now(), "ada", frozenset({4}), certain=False))
+    tale.turn(5)
+    tale.turn(6, shown=lambda path: path[:2] + path[3:])
+    assert tale.faults() == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "kind"), [([0, 1, 1], None), ([0, 1], "lost"), ([0, 1, 1, 1], "doubled"), ([1, 0, 1], "reordered")]
+)
+def test_a_history_that_tells_an_exchange_twice_is_shown_as_it_is_told(
+    tale: Tale, shown: list[int], kind: Kind | None
+) -> None:
+    path = tale.paths["ada"]
+    attempt = tale.send(5, path=[path[0], path[1], path[1]])
+    tale.hear(attempt, "acknowledged", tale.ask(prompt(5), [path[at] for at in shown]))
+    assert {fault.kind for fault in tale.faults()} == ({kind} if kind else set())
+
+
+def test_a_request_does_not_extend_another_one_that_its_client_has_edited(tale: Tale) -> None:
+    path = tale.paths["ada"]
+    attempt = tale.send(5, path=[path[2], path[1]])
+    tale.hear(attempt, "acknowledged", tale.ask(prompt(5), [path[2], path[1]]))
+    assert judge(tale.journal).extends == {3: 1, 4: 3}
+
+
+def test_another_picture_than_the_clients_is_found(tale: Tale) -> None:
+    asked = with_picture(5, prompt(5))
+    answer = tale.turn(5, asked=asked)
+    tale.paths["ada"][-1] = (with_picture(6, prompt(5)), answer)
+    tale.turn(6)
+    assert {fault.kind for fault in tale.faults()} >= {"phantom"}
+
+
+def test_other_arguments_than_the_models_are_found() -> None:
+    tale = Tale()
+    tale.turn(1, calls=["c1"])
+    tale.turn(2, asked=results("c1"))
+    [called] = [block for block in last_messages(tale)[1]["content"] if block["type"] == "tool_use"]
+    assert tale.faults() == []
+    called["input"]["where"]["line"] += 1
+    assert {fault.kind for fault in tale.faults()} >= {"phantom"}
+
+
+def last_messages(tale: Tale) -> list[JSON]:
+    return [entry for entry in tale.journal if isinstance(entry, Asked)][-1].messages
 
 
 def test_a_request_of_an_orphan_is_found(tale: Tale) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .client import REFUSED, Client, Speaker, Wire
+from .doors import REFUSED, Wire, reader
 
 # As each wire tells it, in a whole answer and at the end of a stream.
 REFUSALS: list[tuple[Wire, list[dict[str, Any]]]] = [
@@ -15,14 +15,17 @@ REFUSALS: list[tuple[Wire, list[dict[str, Any]]]] = [
     ("responses", [{"output": [], "incomplete_details": {"reason": "content_filter"}, "id": "resp_1"}]),
     ("responses", [{"type": "response.incomplete", "response": {"incomplete_details": {"reason": "content_filter"}}}]),
     ("messages", [{"type": "message", "content": [{"type": "text", "text": "I"}], "stop_reason": "refusal"}]),
+    ("generate", [{"candidates": [{"content": {"parts": [{"text": "I"}]}, "finishReason": "SAFETY"}]}]),
+    ("ollama", [{"message": {"content": "I"}, "done": True, "done_reason": "content_filter"}]),
+    ("interactions", [{"status": "incomplete", "steps": [], "id": "interaction_1"}]),
     ("messages", [{"type": "message_delta", "delta": {"stop_reason": "refusal"}}, {"type": "message_stop"}]),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("wire", "said"), REFUSALS)
 def test_an_answer_that_is_refused_is_no_answer(wire: Wire, said: list[dict[str, Any]]) -> None:
-    reader = Client(Speaker("ada", "name", wire, stream=True)).reader()
+    reading = reader(wire)
     for data in said:
-        assert reader.error is None
-        reader.feed(data)
-    assert (reader.got, reader.error) == (None, REFUSED)
+        assert reading.error is None
+        reading.feed(data)
+    assert (reading.got, reading.error) == (None, REFUSED)

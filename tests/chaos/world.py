@@ -243,6 +243,19 @@ class World:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    async def carried(self, proxy: Proxy, agent_id: str) -> None:
+        """Export an agent, delete it, and import it again, by the program's own commands beside the running proxies."""
+        file = self.folder / f"carried-{proxy.number}.jsonl"
+        file.unlink(missing_ok=True)
+        for words in (["export", agent_id, "-o", str(file)], ["delete", agent_id, "--yes"], ["import", str(file)]):
+            process = await forked(main, *words, env=self.environment(proxy), cwd=self.folder, stderr=True)
+            assert process.stdout is not None
+            said = await process.stdout.read()
+            code = await process.wait()
+            process.close()
+            if code != 0:
+                raise RuntimeError(f"{words}: exit code {code}: {said.decode(errors='replace')[-500:]}")
+
     # --- what only hosts have
 
     def cut(self, proxy: Proxy, network: Network) -> None:

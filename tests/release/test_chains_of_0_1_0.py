@@ -1,0 +1,72 @@
+"""Chains that 0.1.0 wrote go on: everything that its clients were acknowledged stands in the next requests."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..chaos.checker import judge
+from ..chaos.client import Caller, Client
+from ..chaos.journal import Asked, Entry, Told
+from ..chaos.model import Model
+from ..conftest import MakeSettings
+from ..serving import serve
+from .keeping import known_read, read
+from .writing import SPEAKERS, said
+
+CHAINS = Path(__file__).parent / "chains-0.1.0.tar.gz"
+MORE_TURNS = 2
+
+
+@pytest.fixture
+def chains(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "release"
+    with tarfile.open(CHAINS) as archive:
+        archive.extractall(folder, filter="data")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def clients_of(folder: Path) -> list[Client]:
+    told: dict[str, list[dict[str, Any]]] = json.loads((folder / "clients.json").read_text())
+    clients = [Client(speaker) for speaker in SPEAKERS]
+    for client in clients:
+        for known in map(known_read, told[client.speaker.name]):
+            client.requests[known.request.turn] = known.request
+            client.acknowledged(known.request.turn, known.got)
+    return clients
+
+
+@pytest.mark.parametrize("transcripts", ["there", "gone"])
+async def test_a_conversation_of_0_1_0_goes_on_with_every_word(
+    chains: Path, transcripts: str, claude_2: Path, upstream: Upstream, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    clients = clients_of(chains)
+    journal: list[Entry] = read((chains / "journal.jsonl").read_text())
+    before = max(entry.number for entry in journal if isinstance(entry, Asked))
+    model = Model(journal.append, before=before)
+    if transcripts == "gone":
+        shutil.rmtree(chains / "claude-config")
+    upstream.behave = model.behave
+    settings = make_settings(claude_bin=claude_2, var=chains / "var", claude_config_dir=chains / "claude-config")
+    turn = max(turn for client in clients for turn in client.known)
+    async with serve(settings, tmp_path) as (url, _):
+        caller = Caller(journal.append, {})
+        for _ in range(MORE_TURNS):
+            for client in clients:
+                turn += 1
+                await said(caller, model, client, url, turn, 0)
+        await caller.close()
+    journal += [Told(number) for number, seen in model.seen.items() if seen.outcome == "answered"]
+    verdict = judge(journal)
+    assert verdict.faults == []
+    assert verdict.counts["acknowledged"] == turn
+    assert len(model.seen) == MORE_TURNS * len(clients)
