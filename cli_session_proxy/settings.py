@@ -80,9 +80,10 @@ _TRUSTED_OF_PROFILES = {
 # What a client without a system prompt gets when no tools are on; one sentence, so that it costs next to nothing.
 NEUTRAL_SYSTEM_PROMPT = "You are a helpful assistant."
 
-# The allow-list of DESIGN.md: nothing else of the proxy's environment reaches the CLI. A trailing * is a prefix.
+# Nothing else of the proxy's environment reaches the CLI. A trailing * is a prefix.
 ENVIRONMENT_ALLOWED = (
-    "PATH", "HOME", "LANG", "LC_*", "TZ", "ANTHROPIC_*", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_USE_*",
+    "PATH", "HOME", "USER", "LOGNAME", "CLAUDE_CONFIG_DIR", "CLAUDE_SECURESTORAGE_CONFIG_DIR",
+    "LANG", "LC_*", "TZ", "ANTHROPIC_*", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_USE_*",
     "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE",
 )  # fmt: skip

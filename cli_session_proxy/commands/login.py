@@ -104,12 +104,13 @@ async def login(settings: Settings, options: Sequence[str], say: Say) -> bool:
         env = environment.interactive(settings, tmpdir=Path(tmpdir))
         # CLIs before `auth` have the login as a command of their conversation.
         words = ("auth", "login", *options) if await _has_auth(claude, env) else ("/login", *options)
-        say(f"running {claude} {' '.join(words)}; its login is kept in {environment.config_dir(settings)}")
+        say(f"running {claude} {' '.join(words)}; its login is for {environment.config_dir(settings)}")
         code = await _in_terminal(claude, words, env, tmpdir)
         if code != 0:
             say(f"the CLI's login ended with exit code {code}: run this again, or see `doctor`")
             return False
-        advice = await missing_login(settings, claude, env)
+        served = environment.build(settings, tmpdir=Path(tmpdir), config_dir=environment.config_dir(settings))
+        advice = await missing_login(settings, claude, served)
         say(advice or "logged in: `serve` needs nothing more")
         return advice is None or words[0] != "auth"
 

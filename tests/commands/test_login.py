@@ -31,6 +31,7 @@ if "--help" in sys.argv:
     raise SystemExit
 config = Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude")
 if sys.argv[1:3] == ["auth", "status"]:
+    (Path(__file__).parent / "asked.json").write_text(json.dumps(dict(os.environ)))
     print(json.dumps({{"loggedIn": (config / "token").exists()}}))
     raise SystemExit
 how = {{
@@ -219,7 +220,7 @@ async def test_login_runs_the_clis_own_in_this_terminal_where_serve_looks_for_it
     claude = recorder(tmp_path / "its place")
     config = tmp_path / "config"
     options = ("--claude-bin", claude, "--claude-config-dir", config, "--", "--console")
-    display = {"DISPLAY": ":7", "BROWSER": "firefox"}
+    display = {"DISPLAY": ":7", "BROWSER": "firefox", "USER": "somebody"}
     async with terminal("login", *options, env=env | display, cwd=tmp_path) as shown:
         await shown.shows("Paste code here: ")
         shown.type("1234\n")
@@ -232,6 +233,10 @@ async def test_login_runs_the_clis_own_in_this_terminal_where_serve_looks_for_it
     assert was["env"].items() >= display.items()
     assert was["env"]["TERM"] == "xterm"
     assert "SECRET" not in was["env"]
+    assert was["env"]["USER"] == "somebody"
+    asked = json.loads((claude.parent / "asked.json").read_text())
+    assert asked["USER"] == "somebody"
+    assert not {"DISPLAY", "BROWSER", "TERM"} & set(asked)  # as `serve` will ask, which has no terminal
     assert (config / "token").read_text() == "1234"
     assert "logged in" in shown.text
     assert str(config) in shown.text

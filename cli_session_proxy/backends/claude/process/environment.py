@@ -5,11 +5,14 @@ Besides `settings` this is the only place that reads the proxy's own environment
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import re
 import shlex
 import shutil
 import sys
+import unicodedata
 from pathlib import Path
 
 from .... import redact
@@ -17,7 +20,11 @@ from ....settings import ENVIRONMENT_ALLOWED, ENVIRONMENT_OF_PROVIDERS, Settings
 
 TMPDIR = "TMPDIR"
 CONFIG_DIR = "CLAUDE_CONFIG_DIR"
+# On macOS it names the Keychain's entry in the place of CLAUDE_CONFIG_DIR; elsewhere the folder of the login's file.
+LOGIN_DIR = "CLAUDE_SECURESTORAGE_CONFIG_DIR"
 DEFAULT_CONFIG_DIR = ".claude"
+# The CLI finds its login in the Keychain by them; launchd and cron may set neither.
+USER_NAMES = ("USER", "LOGNAME")
 
 # Of tools behind MCP, where the settings say nothing else: the model is shown all of them and sees whole results
 # (run on 2.1.329: else some are deferred behind a placeholder, and a long result becomes a preview and a file).
@@ -36,9 +43,9 @@ NO_COMPACTION = {"DISABLE_AUTO_COMPACT": "1"}
 _OFF = frozenset({"", "0", "false", "no", "off"})
 # Names of values that are redacted everywhere: stderr of a CLI may quote them.
 _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$")
-# What an interactive CLI needs besides: a terminal, a way to open a browser, and the user's keychain.
+# What an interactive CLI needs besides: a terminal and a way to open a browser.
 INTERACTIVE = (
-    "TERM", "COLORTERM", "USER", "LOGNAME", "BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR",
+    "TERM", "COLORTERM", "BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR",
     "DBUS_SESSION_BUS_ADDRESS", "SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "WSL_DISTRO_NAME", "WSL_INTEROP",
 )  # fmt: skip
 
@@ -55,22 +62,49 @@ def inherited(settings: Settings) -> dict[str, str]:
     exact = {pattern for pattern in patterns if not pattern.endswith("*")}
     prefixes = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
     passed = {name: value for name, value in os.environ.items() if name in exact or name.startswith(prefixes)}
-    env = passed | settings.claude_env
+    passed = {name: value for name, value in passed.items() if value or name not in USER_NAMES}
+    env = _user() | passed | settings.claude_env
     redact.know(value for name, value in env.items() if _SECRET_NAME.search(name))
     return env
 
 
-def _default_config_dir(settings: Settings) -> Path:
-    home = inherited(settings).get("HOME")
-    return (Path(home) if home else Path.home()) / DEFAULT_CONFIG_DIR
+def _user() -> dict[str, str]:
+    """The user's name, from the user database; nothing where this user is not in it, as in some containers."""
+    with contextlib.suppress(KeyError):
+        return dict.fromkeys(USER_NAMES, pwd.getpwuid(os.getuid()).pw_name)
+    return {}
+
+
+def _own_config_dir(env: dict[str, str]) -> Path:
+    """Where a CLI in this environment keeps its sessions, had it our working directory. It reads the name in NFC."""
+    home = Path(env.get("HOME") or Path.home())
+    named = env.get(CONFIG_DIR) or home / DEFAULT_CONFIG_DIR
+    return Path(unicodedata.normalize("NFC", os.path.abspath(os.path.expanduser(named))))
 
 
 def config_dir(settings: Settings) -> Path:
     """Where the CLI keeps its sessions: the setting, else CLAUDE_CONFIG_DIR, else `~/.claude`. Absolute."""
     if settings.claude_config_dir is not None:
-        return settings.claude_config_dir
-    named = settings.claude_env.get(CONFIG_DIR) or os.environ.get(CONFIG_DIR)
-    return Path(os.path.abspath(Path(named).expanduser())) if named else _default_config_dir(settings)
+        return Path(unicodedata.normalize("NFC", str(settings.claude_config_dir)))
+    return _own_config_dir(inherited(settings))
+
+
+def _named(env: dict[str, str], config_dir: Path) -> dict[str, str]:
+    """What names that directory to a CLI whose working directory is another: `env` as it stands where it can.
+
+    On macOS the login's entry in the Keychain is named by a hash of CLAUDE_CONFIG_DIR, every byte of it, and by none
+    where it is not set. So the variable is only set or rewritten for another directory, or where the value depends on
+    the working directory; of such a value the entry's name is kept.
+    """
+    named = env.get(CONFIG_DIR)
+    if named == "":  # the CLI takes it for its working directory, with the Keychain's entry of an unset one
+        env = {name: value for name, value in env.items() if name != CONFIG_DIR}
+    if config_dir != _own_config_dir(env):
+        return env | {CONFIG_DIR: str(config_dir)}
+    if not named or os.path.isabs(named):
+        return env
+    kept = {LOGIN_DIR: named} if sys.platform == "darwin" else {}
+    return kept | env | {CONFIG_DIR: str(config_dir)}
 
 
 def build(settings: Settings, *, tmpdir: Path, config_dir: Path) -> dict[str, str]:
@@ -79,10 +113,7 @@ def build(settings: Settings, *, tmpdir: Path, config_dir: Path) -> dict[str, st
 
 
 def common(settings: Settings, config_dir: Path) -> dict[str, str]:
-    """What all CLIs of these settings have in their environment: everything but their TMPDIR.
-
-    CLAUDE_CONFIG_DIR is left unset for `~/.claude`: where it is set, the macOS keychain login is not found.
-    """
+    """What all CLIs of these settings have in their environment: everything but their TMPDIR."""
     ours = {
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
@@ -94,11 +125,9 @@ def common(settings: Settings, config_dir: Path) -> dict[str, str]:
         "CLAUDE_ENABLE_BYTE_WATCHDOG": "1",
         "CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS": str(int(settings.idle_timeout * 500)),
     }
-    if config_dir != _default_config_dir(settings):
-        ours[CONFIG_DIR] = str(config_dir)
     if settings.on_context_full == "error":
         ours |= NO_COMPACTION
-    return TOOL_DEFAULTS | inherited(settings) | ours
+    return TOOL_DEFAULTS | _named(inherited(settings), config_dir) | ours
 
 
 def interactive(settings: Settings, *, tmpdir: Path) -> dict[str, str]:
@@ -109,8 +138,8 @@ def interactive(settings: Settings, *, tmpdir: Path) -> dict[str, str]:
 
 def resume_command(settings: Settings, sandbox: Path, session_id: str) -> str:
     """What a person types to go on in a session."""
-    directory = config_dir(settings)
-    named = [] if directory == _default_config_dir(settings) else [f"{CONFIG_DIR}={shlex.quote(str(directory))}"]
+    env = common(settings, config_dir(settings))
+    named = [f"{name}={shlex.quote(env[name])}" for name in (CONFIG_DIR, LOGIN_DIR) if name in env]
     program = shlex.quote(str(settings.claude_bin or "claude"))
     return " ".join(["cd", shlex.quote(str(sandbox)), "&&", *named, program, "--resume", shlex.quote(session_id)])
 
