@@ -223,6 +223,8 @@ class _Execution:
                                     raise Lost("the context is full, and the CLI may compact it", failed)
                                 remedy = await self._remedy(failed)
                                 raise failed if remedy is None else Lost(failed.message, failed, remedy)
+                            if event.silent and not self._interrupted:
+                                raise failures.no_words(event, self._ready.process.launch.capability)
                             if event.session_id:
                                 self._answered = self.session_id = event.session_id
                             self._total = cost = event.cost_total_usd

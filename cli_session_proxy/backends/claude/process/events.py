@@ -69,8 +69,9 @@ class Result:
     """The end of a turn, as the CLI reports it.
 
     `cost_total_usd` is cumulative for the session (facts: bill from deltas); `usage` is this turn's.
-    `text` is the CLI's own result text: only an error's message is taken from it, never an answer. `stop_sequence` is
-    the one that the provider stopped at.
+    `text` is the CLI's own result text: an error's message, or the answer where no frame before it held one.
+    `stop_sequence` is the one that the provider stopped at. `silent`: it reports success, and neither it nor any frame
+    before it held words of an answer.
     """
 
     session_id: str
@@ -85,6 +86,7 @@ class Result:
     num_turns: int
     detail: JSON = field(default_factory=dict)
     stop_sequence: str | None = None
+    silent: bool = False
 
 
 CliEvent = (

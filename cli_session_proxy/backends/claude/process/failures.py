@@ -34,6 +34,7 @@ from ....errors import (
 )
 from ....settings import MODELS
 from ...base import Remedy
+from .capability import Capability
 from .events import ProcessDied, Result, WrongTranscript
 
 TEXT_LIMIT = 500
@@ -201,6 +202,16 @@ def remedies(error: ProxyError) -> tuple[Remedy, ...]:
     if error.detail.get("status") not in (None, 400) or not isinstance(error, InvalidRequest | UpstreamError):
         return ()
     return tuple(remedy for words, remedy in _REMEDIES if words.search(error.message))
+
+
+def no_words(result: Result, cli: Capability) -> ProxyError:
+    """The error of a turn that the CLI calls a success, and of whose answer nothing was heard."""
+    return UpstreamError(
+        f"Claude CLI {cli.version} at {cli.path} ended the turn as a success with {result.usage.output_tokens} output "
+        "tokens, and gave no words of an answer: nothing was kept. Send it again; if that does not help, this version "
+        "prints what this proxy does not understand: use another one (--claude-bin), and see `doctor`",
+        detail={"cli_version": cli.version, "output_tokens": result.usage.output_tokens},
+    )
 
 
 def error_for_death(died: ProcessDied) -> ProxyError:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from ....domain.client_tools import ToolPolicy
 from ....domain.limits import MOST_USD, is_session_id
@@ -14,6 +14,7 @@ from .events import AssistantMessage, CliEvent, Declined, Refused, Result, Sessi
 
 # What of an answer reaches a client; every other block belongs to the CLI's own tools.
 ANSWER_BLOCKS = frozenset({"text", "thinking", "redacted_thinking"})
+WORDS = frozenset({"text", "tool_use"})  # without one of these an answer says nothing
 HALF_AN_ANSWER = "the provider's stream was cut, and the CLI took what it had for the whole answer: send it again"
 SYNTHETIC_MODEL = "<synthetic>"  # messages the CLI makes itself: API errors, "No response requested."
 _TAG = "user_message_uuids"
@@ -76,6 +77,9 @@ class TurnReader:
       message is complete, and it ends with `Called`. The reader is kept for what follows the results (`go_on`).
     - A message that ends at `max_tokens` is `Truncated` before the CLI asks for more.
     - A refusal is `Declined`, at the first word of it: what the CLI makes of it comes later, and is not read.
+    - A CLI whose frames or blocks have other names than we know: where no assistant frame brought words, the answer is
+      what was streamed. Where the result's text is not among the words, it follows them. Without any the result is
+      `silent`.
     - `garbage` counts what was no frame at all.
     """
 
@@ -95,12 +99,18 @@ class TurnReader:
         self._stopped_at: str | None = None  # a stop sequence, by the provider
         self._truncated = False  # what the CLI asks for behind that is nobody's
         self._rate_limit: JSON | None = None
+        self._spoke = False  # an assistant frame brought words or calls
+        self._texts: list[str] = []  # of these frames
+        self._synthetic = False  # the CLI spoke in the model's place
+        self._pieces: dict[int, list[Block]] = {}  # until it spoke: what was streamed and not heard whole, by block
         self.garbage = 0
 
     def go_on(self, judge: ToolPolicy | None) -> None:
         """The results are on their way: what follows is another turn of the client's."""
         self._calls.judge = judge
         self._next = 0
+        self._spoke = False
+        self._texts.clear()
 
     def feed(self, frame: JSON | None) -> list[CliEvent]:
         """The events of one frame; None stands for a line that was no frame."""
@@ -164,9 +174,14 @@ class TurnReader:
                 index = self._blocks[at] = self._next
                 self._next += 1
                 self._open.add(at)
+                if not self._spoke:
+                    self._pieces[index] = [block]
                 return [BlockStart(index, block)]
             case "content_block_delta" if at in self._open:
-                return [BlockDelta(self._blocks[at], _dict(event.get("delta")))]
+                delta, index = _dict(event.get("delta")), self._blocks[at]
+                if index in self._pieces:
+                    self._pieces[index].append(delta)
+                return [BlockDelta(index, delta)]
             case "content_block_stop" if at in self._open:
                 self._open.remove(at)
                 return [BlockStop(self._blocks[at])]
@@ -203,6 +218,8 @@ class TurnReader:
 
     def _abandon(self, blocks: Iterable[int]) -> list[CliEvent]:
         void = frozenset(self._blocks[at] for at in blocks)
+        for index in void:
+            self._pieces.pop(index, None)
         return [*self._close_all(), Abandoned(void)]
 
     def _called(self) -> list[CliEvent]:
@@ -222,6 +239,7 @@ class TurnReader:
         message = _dict(frame.get("message"))
         model = message.get("model")
         if model == SYNTHETIC_MODEL or frame.get("is_api_error_message") or frame.get("isApiErrorMessage"):
+            self._synthetic = True
             return [Activity("synthetic")]
         message_id = str(message.get("id"))
         cut = self._cut_short() if message_id != self._streaming else []
@@ -233,12 +251,17 @@ class TurnReader:
             if block.get("type") in ANSWER_BLOCKS:
                 answer.append(block)
                 words.append(block)
+                if block["type"] == "text":
+                    self._texts.append(str(block.get("text", "")))
             elif block.get("type") == "tool_use":
                 verdict = self._calls.decide(block)
                 if isinstance(verdict, Refused):
                     refused.append(verdict)
                 elif verdict is not None:
                     answer.append(verdict)
+        if answer:
+            self._pieces.clear()
+            self._spoke = self._spoke or any(block.get("type") in WORDS for block in answer)
         events = [] if message_id in self._streamed else self._made(words)
         said = AssistantMessage(_text(frame.get("uuid")), _text(message.get("id")), _text(model), tuple(answer))
         return [*cut, *events, said, *refused, *self._tools(frame)]
@@ -299,7 +322,26 @@ class TurnReader:
             detail=detail,
             stop_sequence=self._stopped_at,
         )
-        return [*cut, *([seen] if isinstance(seen, SessionSeen) else []), result]
+        said: list[CliEvent] = []
+        if not (result.is_error or self._truncated or (self._texts and self._texts[-1] == text)):
+            said = self._unheard(text)
+            silent = not self._spoke and not said and self._stopped_at is None
+            result = replace(result, silent=silent)
+        return [*cut, *said, *([seen] if isinstance(seen, SessionSeen) else []), result]
+
+    def _unheard(self, text: str) -> list[CliEvent]:
+        """What of the answer no assistant frame brought: what was streamed of it, and the text of the result."""
+        streamed = [_whole(pieces) for pieces in self._pieces.values()]
+        said = [str(block["text"]) for block in streamed if block.get("type") == "text"]
+        if not any(map(str.strip, said)):
+            streamed = []
+        events: list[CliEvent] = [AssistantMessage(None, None, None, tuple(streamed))] if streamed else []
+        bare = "".join(text.split())
+        # What the CLI says in the model's place is no answer.
+        if bare and not self._synthetic and bare not in "".join("".join([*self._texts, *said]).split()):
+            block: Block = {"type": "text", "text": text}
+            events += [*self._made([block]), AssistantMessage(None, None, None, (block,))]
+        return events
 
 
 def _seen(frame: JSON, cause: str) -> SessionSeen | Activity:
@@ -346,6 +388,15 @@ def _usage(usage: JSON) -> Usage:
         cache_write_tokens=_count(usage.get("cache_creation_input_tokens")),
         thinking_tokens=_count(_dict(usage.get("output_tokens_details")).get("thinking_tokens")),
     )
+
+
+def _whole(pieces: Sequence[Block]) -> Block:
+    """A block that was streamed: its start, then its deltas."""
+    block = dict(pieces[0])
+    for name in ("text", "thinking", "signature"):
+        if said := [piece[name] for piece in pieces if isinstance(piece.get(name), str)]:
+            block[name] = "".join(said)
+    return block
 
 
 def _as_stream(block: Block) -> tuple[Block, list[Block]]:

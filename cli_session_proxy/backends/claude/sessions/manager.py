@@ -320,6 +320,8 @@ class Sessions:
                                 answer += [str(block["text"]) for block in event.blocks if block.get("type") == "text"]
                             case Result() if event.is_error:
                                 raise failures.error_for(event, model=job.model)
+                            case Result() if event.silent:
+                                raise failures.no_words(event, now.capability)
                             case _:
                                 pass
             finally:

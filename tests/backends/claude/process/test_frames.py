@@ -207,6 +207,35 @@ def test_only_the_result_of_our_frame_counts_where_the_cli_tags() -> None:
     assert reader.feed(untagged) == [Activity("result_of_another_frame")]
 
 
+@pytest.mark.parametrize(
+    ("before", "silent"),
+    [
+        ([], True),
+        ([{"type": "message_start", "message": {"id": "m"}}, {"type": "message_stop"}], True),
+        ([{"type": "message_delta", "delta": {"stop_reason": "stop_sequence", "stop_sequence": "END"}}], False),
+        ([{"type": "message_delta", "delta": {"stop_reason": "max_tokens"}}], False),
+    ],
+)
+def test_a_success_without_words_is_silent_unless_the_request_ended_it(before: list[Any], silent: bool) -> None:
+    reader = TurnReader(FRAME)
+    for event in before:
+        reader.feed({"type": "stream_event", "event": event})
+    *_, end = reader.feed({"type": "result", "subtype": "success", "user_message_uuids": [FRAME]})
+    assert isinstance(end, Result)
+    assert end.silent is silent
+
+
+def test_what_the_cli_says_in_the_models_place_is_no_answer() -> None:
+    reader = TurnReader(FRAME)
+    own = {"id": "m", "model": "<synthetic>", "content": [text("No response requested.")]}
+    reader.feed({"type": "assistant", "message": own})
+    end = {"type": "result", "subtype": "success", "result": "No response requested.", "user_message_uuids": [FRAME]}
+    events = reader.feed(end)
+    assert not blocks(events)
+    assert isinstance(events[-1], Result)
+    assert events[-1].silent
+
+
 def test_sub_agents_are_never_part_of_the_answer() -> None:
     reader = TurnReader(FRAME)
     call = {"type": "tool_use", "id": "t2", "name": "Bash", "input": {}}
