@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 CLAUDE_1 := .tools/claude-1.0.120
 MERMAID := .tools/mermaid
 AI_SDK := .tools/ai-sdk
+VENDORS := .tools/vendors
 AGENTS := .tools/agents
 AGENTS_MORE := .tools/agents-more
 AXE := .tools/axe
@@ -101,7 +102,7 @@ check: $(VENV)/.test  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(AGENTS)/.programs $(AXE)/.installed chromium bubblewrap postgresql redis haproxy  ## the old CLI and the npm packages that the tests use
+tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(VENDORS)/.installed $(AGENTS)/.programs $(AXE)/.installed chromium bubblewrap postgresql redis haproxy  ## the old CLI and the npm packages that the tests use
 
 # The tests of the page drive Debian's own chromium; nothing is downloaded past apt.
 chromium:
@@ -211,6 +212,14 @@ $(AI_SDK)/.installed:
 	npm install --prefix $(AI_SDK) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
 		ai@7 @ai-sdk/openai@4 @ai-sdk/anthropic@4 @ai-sdk/google@4
 	@test -d $(AI_SDK)/node_modules/ai
+	@touch $@
+
+# The clients of the vendors themselves.
+$(VENDORS)/.installed:
+	@mkdir -p $(VENDORS)
+	npm install --prefix $(VENDORS) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+		openai@7 @anthropic-ai/sdk@1 @google/genai@3 ollama@0.6
+	@test -d $(VENDORS)/node_modules/openai
 	@touch $@
 
 # Agent programs as they come; nothing of theirs runs at the installation. Claude Code is the one of the venv.

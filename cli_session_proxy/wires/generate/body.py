@@ -237,8 +237,17 @@ def _response(turn_id: str, model: str, parts: list[JSON], finished: Turn | None
     return {"candidates": [candidate], **end, "modelVersion": model, "responseId": turn_id}
 
 
-class Writer(EventStream):
-    """Turn events in, server-sent `GenerateContentResponse`s out, `data:` lines only. One for each stream."""
+_DATA = b"data: "
+
+
+class Writer:
+    """Turn events in, server-sent `GenerateContentResponse`s out, `data:` lines only. One for each stream.
+
+    Google's clients take no comment: those for Python (2.34, 3.4) parse it as JSON, the one for Go (1.69) fails on any
+    event without `data:`, on an empty line too. All take spaces before the JSON: so a silence begins the next event.
+    """
+
+    media_type = EventStream.media_type
 
     def __init__(self, turn_id: str, model: str, request_id: str, *, thoughts: bool) -> None:
         self._turn_id = turn_id
@@ -248,6 +257,11 @@ class Writer(EventStream):
         self._join = TextJoin()
         self._sent: list[str] = []
         self._held = ""
+        self._begun = False  # the line of the next event, by a keep-alive
+
+    def keep_alive(self) -> bytes:
+        begun, self._begun = self._begun, True
+        return b" " if begun else _DATA
 
     def feed(self, event: TurnEvent) -> list[bytes]:
         """What this event adds to the stream; nothing for events that the wire has no words for."""
@@ -268,7 +282,7 @@ class Writer(EventStream):
     def error(self, error: ProxyError) -> list[bytes]:
         """What ends a stream that has begun and failed: Google's client raises on a chunk that starts so."""
         held = [self._chunk([{"text": self._held}])] if self._held else []
-        return [*held, sse(google_error(error, self._request_id))]
+        return [*held, self._sse(google_error(error, self._request_id))]
 
     def _piece(self, kind: str, text: object) -> list[bytes]:
         if not isinstance(text, str) or not text:
@@ -288,7 +302,11 @@ class Writer(EventStream):
         rest = self._held + (whole.removeprefix(sent) if whole.startswith(sent) else "")
         parts = [{"text": rest}] if rest else []
         # Chats of google-genai take no answer without a part for a good one.
-        return [sse(_response(self._turn_id, turn.told_model, [*parts, *_calls(turn)] or [{"text": ""}], turn))]
+        return [self._sse(_response(self._turn_id, turn.told_model, [*parts, *_calls(turn)] or [{"text": ""}], turn))]
 
     def _chunk(self, parts: list[JSON]) -> bytes:
-        return sse(_response(self._turn_id, self._model, parts))
+        return self._sse(_response(self._turn_id, self._model, parts))
+
+    def _sse(self, data: JSON) -> bytes:
+        begun, self._begun = self._begun, False
+        return sse(data).removeprefix(_DATA if begun else b"")
