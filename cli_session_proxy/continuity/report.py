@@ -31,7 +31,7 @@ def as_json(target: str, results: Sequence[Result]) -> dict[str, Any]:
             continue
         score = result.score
         counts = {name: getattr(score, name) for name in ("acknowledged", "remembered", *FAULTS, "flattened")}
-        measured = {"prefix": score.prefix, "refused": score.refused, "calls": result.calls}
+        measured = {"prefix": score.prefix, "cached": score.cached, "refused": score.refused, "calls": result.calls}
         rows.append({**row, **counts, **measured, "seconds": round(result.seconds, 2)})
     return {"schema": SCHEMA, "target": target, "whole": whole, "rows_run": ran, "rows": rows}
 
@@ -42,20 +42,24 @@ def table(target: str, results: Sequence[Result]) -> str:
     lines = [
         f"{target}: {whole} of {ran} rows kept every acknowledged turn once and in order.",
         "",
-        "| | broken | kept | prefix | calls | s |",
-        "|---|---|---|---|---|---|",
+        "| | broken | kept | prefix | cache | calls | s |",
+        "|---|---|---|---|---|---|---|",
     ]
     last = ""
     for result in results:
         group = result.row.group if result.row.group != last else ""
         last = result.row.group
         if result.score is None:
-            lines.append(f"| {group} | {result.row.name} | – ({result.why}) | | | |")
+            lines.append(f"| {group} | {result.row.name} | – ({result.why}) | | | | |")
             continue
-        prefix = "–" if result.score.prefix is None else f"{result.score.prefix:.2f}"
-        cells = [group, result.row.name, str(result.score), prefix, str(result.calls), f"{result.seconds:.1f}"]
+        shares = [share(result.score.prefix), share(result.score.cached)]
+        cells = [group, result.row.name, str(result.score), *shares, str(result.calls), f"{result.seconds:.1f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
+
+
+def share(measured: float | None) -> str:
+    return "–" if measured is None else f"{measured:.2f}"
 
 
 def badge(results: Sequence[Result]) -> str:

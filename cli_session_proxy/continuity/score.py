@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ..testing.prompt_cache import share_read
 from ..testing.seen import Seen
 
 FAULTS = ("doubled", "lost", "reordered", "foreign")
@@ -37,8 +38,9 @@ class Fact:
 @dataclass(frozen=True, slots=True)
 class Score:
     """Counts of acknowledged turns. `prefix`: bytes of the request before the breakage that are still a prefix of
-    this one ÷ its bytes. `refused`: the client got this error instead of an answer. `flattened`: told once, with their
-    answers, but squeezed into one text of the user's with others."""
+    this one ÷ its bytes. `cached`: of what that request wrote into the prompt cache, the share that this one reads
+    (`testing.prompt_cache`). `refused`: the client got this error instead of an answer. `flattened`: told once, with
+    their answers, but squeezed into one text of the user's with others."""
 
     acknowledged: int
     remembered: int = 0
@@ -47,6 +49,7 @@ class Score:
     reordered: int = 0
     foreign: int = 0
     prefix: float | None = None
+    cached: float | None = None
     refused: str | None = None
     flattened: int = 0
 
@@ -115,6 +118,7 @@ def score(seen: Seen, facts: Sequence[Fact], probe: Fact, before: Sequence[Seen]
         reordered=sum(later < earlier for earlier, later in pairwise(places)),
         foreign=len(strangers),
         prefix=min((seen.prefix_kept(one) for one in before), default=None),
+        cached=min((share_read(seen, one) for one in before), default=None),
         flattened=flattened,
     )
 

@@ -66,13 +66,13 @@ def _check(rules: Rules, body: JSON) -> None:
     messages = [message for message in body.get("messages") or () if isinstance(message, dict)]
     _check_blocks(rules, messages)
     _check_pairs([message for message in messages if message.get("role") != "system"])
-    marked = sum(marker for _, marker in marked_lines(body))
+    marked = sum(line.marked for line in marked_lines(body))
     if marked > rules.breakpoints:
         raise _Refused(f"A maximum of {rules.breakpoints} blocks with cache_control may be provided. Found {marked}.")
     _check_images(rules, messages)
     _check_seals(body)
     if rules.context is not None:
-        tokens = sum(len(line) for line, _ in marked_lines(body)) // BYTES_PER_TOKEN
+        tokens = sum(len(line.text) for line in marked_lines(body)) // BYTES_PER_TOKEN
         if tokens > rules.context:
             raise _Refused(f"prompt is too long: {tokens} tokens > {rules.context} maximum")
 
@@ -212,8 +212,8 @@ def _check_document(rules: Rules, source: JSON, where: str) -> None:
 def sealed(body: JSON, blocks: Iterable[Block]) -> list[Block]:
     """The blocks of an answer to this request, with a seal on each thought that the script gave none."""
     seal = _Seal(body)
-    for line, _ in marked_lines(body):
-        seal.add(line)
+    for line in marked_lines(body):
+        seal.add(line.text)
     out: list[Block] = []
     seal.add(next(_lines({"role": "assistant", "content": ()})))
     for block in blocks:
@@ -229,8 +229,8 @@ def _check_seals(body: JSON) -> None:
     if not any(block.get("type") in SEALS for message in messages for block in parts(message.get("content"))):
         return
     seal = _Seal(body)
-    for line, _ in marked_lines({name: body.get(name) for name in ("tools", "system")}):
-        seal.add(line)
+    for head in marked_lines({name: body.get(name) for name in ("tools", "system")}):
+        seal.add(head.text)
     for at, message in enumerate(messages):
         role, *lines = _lines(message)
         seal.add(role)
@@ -263,4 +263,4 @@ class _Seal:
 def _lines(data: JSON) -> Iterator[bytes]:
     """The canonical lines of one message, its role first; or of one block."""
     whole = {"messages": [data]} if "role" in data else {"system": [data]}
-    return (line for line, _ in marked_lines(whole))
+    return (line.text for line in marked_lines(whole))

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from .script import TOOL_RESULT
 
@@ -67,7 +67,21 @@ class Seen:
         `cache_control` is removed, and a content string is the list of one text that it stands for: the CLI sends
         the same message as a list with a marker first, and as a string later.
         """
-        return [line for line, _ in marked_lines(self.body)]
+        return [line.text for line in marked_lines(self.body)]
+
+    def form(self) -> list[JSON]:
+        """How each part of the prompt is written, without its words: whether it is a string or a list of blocks, the
+        types of the blocks, and the breakpoints on them."""
+        parts_of = [("tools", self.body.get("tools")), ("system", self.body.get("system"))]
+        parts_of += [(message["role"], message["content"]) for message in self.messages]
+        return [
+            {
+                "part": name,
+                "string": isinstance(content, str),
+                "blocks": [(block.get("type"), block.get("cache_control")) for block in parts(content)],
+            }
+            for name, content in parts_of
+        ]
 
     def prefix_kept(self, previous: Seen) -> float:
         """The share of the previous request's bytes that this one still starts with: 1.0 = the cache holds."""
@@ -92,21 +106,29 @@ def parts(content: Any) -> list[JSON]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
 
 
-def marked_lines(body: JSON) -> Iterator[tuple[bytes, bool]]:
-    """The canonical lines of a request, each with whether it ends in a cache breakpoint."""
+class Line(NamedTuple):
+    """`marked`: it ends at a cache breakpoint. `block`: it is a tool or a block, and not the head of a message."""
+
+    text: bytes
+    marked: bool
+    block: bool
+
+
+def marked_lines(body: JSON) -> Iterator[Line]:
+    """The canonical lines of a request."""
     for tool in body.get("tools") or ():
         yield _line(tool)
     for block in parts(body.get("system")):
         yield _line(block)
     for message in body.get("messages") or ():
-        yield _line({key: value for key, value in message.items() if key != "content"})
+        yield _line({key: value for key, value in message.items() if key != "content"}, block=False)
         for block in parts(message["content"]):
             yield _line(block)
 
 
-def _line(data: JSON) -> tuple[bytes, bool]:
+def _line(data: JSON, *, block: bool = True) -> Line:
     text = json.dumps(_without_markers(data), ensure_ascii=False, sort_keys=True)
-    return text.encode("utf-8", "surrogatepass") + b"\n", "cache_control" in data
+    return Line(text.encode("utf-8", "surrogatepass") + b"\n", "cache_control" in data, block)
 
 
 def _without_markers(block: JSON) -> JSON:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import hashlib
 import json
 import socket
 import threading
@@ -30,9 +29,10 @@ import uvicorn
 
 from ..http.listening import Listening
 from .exchange import GoneError, Receive, ScriptedRequest, Send, before, stream
+from .prompt_cache import PromptCache
 from .rules import BYTES_PER_TOKEN, Rules, refusal, sealed
 from .script import Answer, Behaviour, Block, Cut, ErrorEvent, Fail, Reply, Rule, scripted_answer
-from .seen import Seen, marked_lines
+from .seen import Seen
 
 Scope = dict[str, Any]
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class Upstream:
         self._others: deque[Seen] = deque(maxlen=keep)
         self._rules: list[Rule] = []
         self._queue: deque[Behaviour] = deque()
-        self._cache: set[bytes] = set()
+        self._cache = PromptCache()
         self._arrival = asyncio.Condition()
         self._closing = asyncio.Event()
         self._failures: list[Exception] = []
@@ -245,21 +245,10 @@ class Upstream:
         }
 
     def _prompt_usage(self, body: Block) -> dict[str, Any]:
-        """Tokens of the prompt: read from the cache up to the longest prefix written before, written up to the
-        last breakpoint of this request, and the rest."""
-        digest = hashlib.sha256()
-        size = read = written = 0
-        marks: set[bytes] = set()
-        for line, marked in marked_lines(body):
-            digest.update(line)
-            size += len(line)
-            if (key := digest.digest()) in self._cache:
-                read = size
-            if marked:
-                written = size
-                marks.add(key)
-        self._cache |= marks
-        tokens = [count // BYTES_PER_TOKEN for count in (size - max(read, written), read, max(0, written - read))]
+        """Tokens of the prompt: read from the cache, written up to the last breakpoint, and the rest."""
+        used = self._cache.use(body)
+        parts = (used.size - max(used.read, used.written), used.read, max(0, used.written - used.read))
+        tokens = [size // BYTES_PER_TOKEN for size in parts]
         return {
             "input_tokens": tokens[0] + 1,
             "cache_read_input_tokens": tokens[1],

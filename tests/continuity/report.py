@@ -17,11 +17,13 @@ Each row ran on the real CLI over a scripted upstream: three turns are acknowled
 is sent, and the `messages` array that reaches the model is read. "3/3" = all acknowledged turns are there exactly
 once, with their answers, in order. The bare CLI is driven as a script would (`claude -p`, `--resume` of the last id;
 a turn that failed is sent again). Prefix = bytes of the request before the breakage that still start the next one ÷
-its bytes: at 1.00 the prompt cache holds; over a change of CLI, system prompt or tools it cannot.
+its bytes. For it breakpoints are left out, and a text counts as the list of one text. Cache = of what that request
+wrote into the prompt cache, the share that the next one reads: a cache that writes an entry at each breakpoint, and
+looks back over 20 blocks from each. Over a change of CLI, system prompt or tools neither can be 1.00.
 Made by `make continuity`.
 
-| | broken | bare CLI 2.1 | proxy, CLI 2.1 | prefix | proxy, CLI 1.0 |
-|---|---|---|---|---|---|
+| | broken | bare CLI 2.1 | proxy, CLI 2.1 | prefix | cache | proxy, CLI 1.0 |
+|---|---|---|---|---|---|---|
 """
 _SERVED = """
 ## The same from outside
@@ -39,6 +41,7 @@ class Report:
     groups: dict[str, tuple[str, str]] = field(default_factory=dict)
     served: list[Result] = field(default_factory=list)  # the rows of `bench-continuity`, on a proxy that is served
     measures: dict[str, dict[str, list[Thinking]]] = field(default_factory=dict)
+    forms: list[str] = field(default_factory=list)
 
     def add(self, row: Row, cli: str, bare: bool, score: Score) -> None:
         self.groups[str(row)] = (row.group, row.name)
@@ -46,6 +49,10 @@ class Report:
 
     def measure(self, cli: str, found: Thinking) -> None:
         self.measures.setdefault(found.what, {}).setdefault(cli, []).append(found)
+
+    def same_form(self, what: str) -> None:
+        """After this, a request was written as that of a CLI to which nothing had happened."""
+        self.forms.append(what)
 
     def write(self, path: Path) -> None:
         served = _SERVED + benchmark.table("cli-session-proxy", self.served) if self.served else ""
@@ -58,8 +65,8 @@ class Report:
         for key, (group, name) in self.groups.items():
             scores = self.scores[key]
             new = scores.get("2.1")
-            prefix = "–" if new is None or new.prefix is None else f"{new.prefix:.2f}"
-            cells = [_cell(scores.get("bare")), _cell(new), prefix, _cell(scores.get("1.0"))]
+            shares = (None, None) if new is None else (new.prefix, new.cached)
+            cells = [_cell(scores.get("bare")), _cell(new), *map(benchmark.share, shares), _cell(scores.get("1.0"))]
             lines.append(f"| {group if group != last else ''} | {name} | {' | '.join(cells)} |")
             last = group
         return lines
@@ -84,6 +91,11 @@ class Report:
                 prefix = f", prefix {min(prefixes):.2f}" if prefixes else ""
                 told.append(f"CLI {cli} {kept / of:.2f} ({kept} of {of}){prefix}")
             lines.append(f"Sealed thinking that is still accepted after {what}: {'; '.join(told)}.\n")
+        if self.forms:
+            lines.append(
+                "Strictly: beside a CLI to which nothing happened, the next request had the same form after "
+                f"{', '.join(sorted(self.forms))}: strings and lists of blocks, their types, and the breakpoints.\n"
+            )
         return "".join(f"\n{line}" for line in lines)
 
 
