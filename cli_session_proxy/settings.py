@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import (
     BaseModel,
@@ -137,6 +137,10 @@ OWN_PARAMS = frozenset({
     "model", "messages", "stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls", "functions",
     "api_base", "base_url", "api_key", "timeout", "num_retries", "max_retries", "n", "response_format",
 })  # fmt: skip
+# Files that a URL of PostgreSQL or Redis may name, that libpq's environment names, and where it looks by itself.
+_FILES_IN_URLS = ("passfile", "sslkey", "servicefile", "ssl_keyfile")
+_FILES_OF_LIBPQ = ("PGPASSFILE", "PGSSLKEY", "PGSERVICEFILE")
+_HOME_OF_LIBPQ = (".pgpass", ".pg_service.conf", ".postgresql/postgresql.key")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -453,6 +457,24 @@ class Settings(BaseSettings):
         if len(secret) < MIN_SECRET or not secret.isascii() or any(char.isspace() for char in secret):
             raise ConfigError(f"cluster_key must have at least {MIN_SECRET} characters, ASCII without spaces")
         return secret
+
+    def secret_files(self) -> dict[Path, str]:
+        """Files and sockets that give access to more than one agent's own, and what names each. No confined agent may
+        read one. They need not exist."""
+        found = {path: "a file of settings" for path in (self.config, Path.cwd() / CONFIG_FILE) if path is not None}
+        named = {"keys_file": self.keys_file, "cluster_key_file": self.cluster_key_file, "uds": self.uds}
+        found |= {path: name for name, path in named.items() if path is not None}
+        for name, url in (("store", self.store), ("registry", self.registry)):
+            if url is not None:
+                told = parse_qs(urlsplit(url.get_secret_value()).query)
+                found |= {Path(path): name for option in _FILES_IN_URLS for path in told.get(option, ())}
+        if self.store is not None:  # libpq looks there by itself
+            found |= {Path(path): name for name in _FILES_OF_LIBPQ if (path := os.environ.get(name))}
+            found |= {Path.home() / name: "store" for name in _HOME_OF_LIBPQ}
+        for name, model in self.models.items():
+            texts = (value for value in model.params.values() if isinstance(value, str))
+            found |= {Path(text): f"models.{name}" for text in texts if text.startswith(("/", "~"))}
+        return {Path(os.path.abspath(path.expanduser())): what for path, what in found.items()}
 
     def refuse_loop(self, model: str, base: str | None) -> None:
         """Raises `ConfigError` where LiteLLM would ask this proxy itself for one of `models`: at `base`, where it would

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from cli_session_proxy.backends.claude.process import confine
 from cli_session_proxy.commands.login import report
@@ -21,7 +23,7 @@ from cli_session_proxy.errors import ConfigError, SandboxError
 from cli_session_proxy.http.keys import make
 from cli_session_proxy.http.server import serve
 from cli_session_proxy.http.watchdog import Watchdog
-from cli_session_proxy.settings import Profile, SandboxSettings, Settings
+from cli_session_proxy.settings import ModelSettings, Profile, SandboxSettings, Settings
 from cli_session_proxy.stores.sqlite.store import FILE
 from cli_session_proxy.testing.script import ToolUse
 from cli_session_proxy.testing.upstream import Upstream
@@ -89,6 +91,131 @@ async def test_a_confined_shell_sees_neither_the_store_nor_a_home_nor_other_agen
         assert "other" not in listed
         assert FILE not in listed
         assert "private" not in listed
+
+
+async def test_a_confined_shell_reads_no_file_that_settings_name_as_secret(
+    shells: Shells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lie where a link's target, `add_dirs` and /etc are shown."""
+    added = shells.shared.parent / "added"
+    (shells.shared / "deep").mkdir()
+    added.mkdir()
+    secrets = {
+        "keys_file": shells.shared / "deep" / "keys.toml", "cluster_key_file": added / "cluster",
+        "config": shells.shared / "proxy.toml", "passfile": shells.shared / "pgpass",
+        "model": shells.shared / "cloud.json", "key": shells.shared / "redis.key",
+    }  # fmt: skip
+    for name, path in secrets.items():
+        path.write_text(f"{name}=marmalade-secret")
+    (shells.shared / "linked").symlink_to(secrets["keys_file"])
+    monkeypatch.setenv("PGPASSFILE", str(secrets["passfile"]))
+    named = {"registry": f"rediss://localhost/?ssl_keyfile={secrets['key']}", "store": "postgresql://localhost/x"}
+    wide = CONFINED.model_copy(update={"add_dirs": (added,)})
+    settings = shells.settings.model_copy(update={"profiles": {"confined": wide, "free": FREE}})
+    given = {name: secrets[name] for name in ("keys_file", "cluster_key_file", "config")}
+    urls = {name: SecretStr(url) for name, url in named.items()}
+    params = ModelSettings(litellm="vertex_ai/x", params={"vertex_credentials": str(secrets["model"])})
+    told = settings.model_copy(update={**given, **urls, "models": {"cloud": params}})
+    assert {*secrets.values()} <= told.secret_files().keys()
+    monkeypatch.setattr(Settings, "secret_files", lambda _settings: {path: name for name, path in secrets.items()})
+    looks = (
+        "cat " + " ".join(map(str, secrets.values())) + f" rules/linked rules/proxy.toml; cat {added}/*; echo looked"
+    )
+    async with running(settings) as engine:
+        assert "marmalade-secret" in await shells.run(engine, "free", looks)
+        said = await shells.run(engine, "confined", looks)
+        assert "looked" in said
+        assert "marmalade" not in said
+        moved = f"mv {added}/cluster {added}/other; rm -f {added}/cluster; cat {added}/other; echo tried"
+        said = await shells.run(engine, "confined", moved)
+        assert "tried" in said
+        assert "marmalade" not in said
+
+
+async def test_of_etc_and_of_other_software_folders_a_confined_shell_sees_a_short_list(shells: Shells) -> None:
+    async with running(shells.settings) as engine:
+        command = (
+            "cat /etc/shadow /etc/gshadow; ls -A /opt /snap /nix /etc/ssl/private /etc/default; cat /etc/passwd; id -un"
+        )
+        free = await shells.run(engine, "free", command)
+        assert "daemon:" in free
+        said = await shells.run(engine, "confined", command)
+        assert "daemon:" not in said
+        assert said.count("No such file") >= 6
+        assert pwd.getpwuid(os.getuid()).pw_name in said.splitlines()[-1]
+        certificates = "import ssl; print(len(ssl.create_default_context().get_ca_certs()), 'certificates')"
+        works = f'getent hosts localhost && echo named; date +%Z; python3 -c "{certificates}"; touch /x /etc/x /dev/x'
+        said = await shells.run(engine, "confined", works)
+        assert "named" in said
+        assert "certificates" in said
+        assert "0 certificates" not in said.split("\n")
+        assert said.count("Read-only") == 3
+
+
+async def test_no_confined_cli_starts_where_a_secret_is_visible(shells: Shells) -> None:
+    """Seen from inside, or reached by moving a folder that the agent writes."""
+    deep = shells.shared / "one" / "two"
+    deep.mkdir(parents=True)
+    key = deep / "keys.toml"
+    key.write_text('ada = "marmalade-marmalade"\n')
+    settings, var = shells.settings, shells.settings.var
+
+    def with_profile(**more: object) -> Settings:
+        profile = CONFINED.model_copy(update=more)
+        return settings.model_copy(update={"profiles": {"confined": profile}, "keys_file": key})
+
+    under = settings.model_copy(update={"var": deep / "var"})
+    cases = (
+        (with_profile(add_dirs=(shells.shared,)), "keys_file"),
+        (with_profile(add_dirs=(deep.parent,)), "keys_file"),
+        (with_profile(mcp_config=key), "keys_file"),
+        (with_profile(mcp_config=var / "key"), "--var"),
+        (with_profile(add_dirs=(var / "sandbox" / "agents",)), "--var"),
+        (
+            under.model_copy(
+                update={"profiles": {"confined": CONFINED.model_copy(update={"add_dirs": (shells.shared,)})}}
+            ),
+            "--var",
+        ),
+    )
+    for number, (changed, what) in enumerate(cases):
+        make(changed.var)
+        async with running(changed) as engine:
+            with pytest.raises(SandboxError, match=what):
+                await shells.run(engine, "confined", f"cat {key}; echo {number}")
+    assert shells.upstream.requests == []
+
+
+async def test_another_profiles_agents_replace_nothing_that_a_confined_one_is_shown(shells: Shells) -> None:
+    inner = shells.shared / "inner"
+    inner.mkdir()
+    profiles = {
+        "confined": CONFINED.model_copy(update={"add_dirs": (shells.shared,)}),
+        "inner": CONFINED.model_copy(update={"add_dirs": (inner,)}),
+    }
+    settings = shells.settings.model_copy(update={"profiles": profiles, "sandbox": SandboxSettings()})
+    async with running(settings) as engine:
+        said = await shells.run(
+            engine, "confined", f"mv {inner} {inner}.old && ln -s {shells.home} {inner} && echo replaced"
+        )
+        assert "replaced" in said
+        with pytest.raises(SandboxError, match="agents of profile confined write"):
+            await shells.run(engine, "inner", f"cat {inner}/private")
+
+
+async def test_a_cli_that_a_link_under_home_names_runs_confined(shells: Shells) -> None:
+    """The native installer makes ~/.local/bin/claude → ~/.local/share/claude/versions/…"""
+    versions = shells.home / ".local" / "share" / "claude" / "versions"
+    versions.mkdir(parents=True)
+    os.link(shells.settings.claude_bin or "", versions / "2.1")
+    link = shells.home / ".local" / "bin" / "claude"
+    link.parent.mkdir()
+    link.symlink_to(versions / "2.1")
+    settings = shells.settings.model_copy(update={"claude_bin": link})
+    async with running(settings) as engine:
+        assert "here" in await shells.run(engine, "confined", "echo here")
+        said = await shells.run(engine, "confined", "ls -AR ~/.local; echo looked")
+        assert "looked" in said
 
 
 async def test_a_link_that_a_confined_shell_puts_in_the_place_of_a_folder_leads_nowhere(shells: Shells) -> None:

@@ -17,6 +17,7 @@ import tempfile
 import time
 import uuid
 from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -54,6 +55,9 @@ MCP_HELPERS = frozenset({"ListMcpResourcesTool", "ReadMcpResourceTool"})
 ALL_TOOLS = "default"  # the word that --tools takes for the whole set
 
 
+Wrapper = Callable[[], Awaitable[tuple[str, ...]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One start of a CLI. Two are equal where one running process may serve both: what differs then only concerns the
@@ -65,8 +69,8 @@ class Launch:
     `profile.tools`: plain names become available, rules such as `Bash(git *)` or `mcp__…` are allowed as well;
     everything else is up to `permission_mode`. `settings` is merged into --settings. `env` is everything.
     `offers` are the client's own tools: given to the running process, which can be given others later.
-    `ahead`: it has no session's directory yet and waits for one (`ClaudeProcess.claim`). `wrapper` is the beginning of
-    the command line of a confined one (`confine`).
+    `ahead`: it has no session's directory yet and waits for one (`ClaudeProcess.claim`). `wrapper` makes the beginning
+    of the command line of a confined one, when it is started (`confine`).
     """
 
     capability: Capability
@@ -82,7 +86,7 @@ class Launch:
     settings: JSON = field(default_factory=dict, hash=False)
     offers: Offers = field(default_factory=Offers, compare=False)
     ahead: bool = field(default=False, compare=False)
-    wrapper: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    wrapper: Wrapper | None = field(default=None, compare=False, repr=False)
 
     def argv(self, prompt_file: Path | None = None) -> list[str]:
         """The command line. With `prompt_file` the system prompt is read from there (see `wants_prompt_file`)."""
@@ -93,7 +97,7 @@ class Launch:
             argv.append("--system-prompt-snapshot=off")
         if self.ahead:
             argv.append("--await-claim")
-        return [*self.wrapper, str(self.capability.path), *argv, session, *self._choices(prompt_file)]
+        return [str(self.capability.path), *argv, session, *self._choices(prompt_file)]
 
     @property
     def kind(self) -> str | None:
@@ -221,6 +225,7 @@ class Child:
 
         Raises ClaudeUnavailable, SandboxError, InvalidRequest (see `_cannot_start`).
         """
+        wrapper = () if launch.wrapper is None else await launch.wrapper()
         await guardian.start()
         mark = guardian.mark()
         loop = asyncio.get_running_loop()
@@ -242,7 +247,7 @@ class Child:
                     descriptors.check()
                     transport, protocol = await loop.subprocess_exec(
                         lambda: SubprocessStreamProtocol(limit=limit, loop=loop),
-                        *guardian.death_signal, *launch.argv(prompt_file),
+                        *guardian.death_signal, *wrapper, *launch.argv(prompt_file),
                         stdin=theirs.fileno(), stdout=says.fileno(), stderr=PIPE, cwd=launch.cwd,
                         env={**dict(launch.env), MARK_VARIABLE: mark}, start_new_session=True,
                     )  # fmt: skip

@@ -5,13 +5,19 @@ Inside there is the system's own software, read-only, and of everything else:
     the agent's sandbox, its TMPDIR, `add_dirs`           to read and write
     its transcripts (projects/<folder>), the CLI's login   to read and write, for the CLI itself
     the targets of links, `mcp_config`, the CLI, node      to read
+    of /etc what programs need (`ETC`), with a user list that holds this user alone
 
-What is bound is opened by its name when the next CLI starts. So no such name lies in a folder that the agent can write:
-it could put a link to anything in its place.
+A mount's source is opened by its name when the next CLI starts. So no such name may lie in a folder that the agent can
+write: the agent could put a link to anything in its place.
 
 Not there: the proxy's `var` (the store, other agents, logs, the key), the home directory, other sessions' transcripts
-and the user's settings, other processes. What stays open: the network, and with it whatever listens on loopback. The
-CLI's own login is in its environment or its file, and so within reach of a shell that it starts.
+and the user's settings, other processes. A file that the settings name as secret (`Settings.secret_files`) is covered
+where it lies in a folder that is shown. Before each start a program looks from inside the boundary: where it can open a
+secret, no CLI is started.
+
+What stays open: the network, and with it whatever listens on loopback without asking for a password. The proxy itself
+asks for a key (`serve` refuses to start without one), and no key is visible inside. The CLI's own login is in its
+environment or its file, and so within reach of a shell that it starts.
 """
 
 from __future__ import annotations
@@ -19,10 +25,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pwd
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,10 +48,27 @@ BOUNDARY = (
     "--die-with-parent", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
     "--cap-drop", "ALL",
 )  # fmt: skip
+MOVE = "move it out of what confined agents are shown, or set confined = false"
 TRIAL = 10.0  # seconds for a program that does nothing
 
-# Top-level folders of software and its configuration; a link among them (/bin → usr/bin) is made again as one.
-SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix", "snap")
+# Folders of software; a link among them (/bin → usr/bin) is made again as one. What is installed elsewhere (/opt, a
+# home) is shown where it is the CLI itself or a link's target.
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
+# Below those, where configuration with passwords may lie (npmrc, database clients).
+HIDDEN_SYSTEM = ("/usr/etc", "/usr/local/etc", "/usr/local/var")
+# What programs need of /etc: names, certificates, the loader, time. Everything else there may hold a secret.
+ETC = (
+    "alternatives", "bash.bashrc", "ca-certificates", "ca-certificates.conf", "crypto-policies", "debian_version",
+    "fonts", "gai.conf", "host.conf", "hostname", "hosts", "inputrc", "java*/security", "java*/jvm*.cfg",
+    "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "localtime", "magic", "magic.mime", "mime.types",
+    "networks", "nsswitch.conf", "os-release", "pki/ca-trust", "pki/tls/cert.pem", "pki/tls/certs",
+    "pki/tls/openssl.cnf", "protocols", "resolv.conf", "services", "shells", "ssl/cert.pem", "ssl/certs",
+    "ssl/openssl.cnf", "terminfo", "timezone",
+)  # fmt: skip
+# Bytes of each folder that is kept in memory: /tmp, /dev/shm, the home. TMPDIR and the sandbox lie on the disk.
+IN_MEMORY = 256 * 1024 * 1024
+# Run inside, with paths: prints those that can be opened, and a last line that tells that it ran to its end.
+LOOK = 'for at; do if { [ -f "$at" ] || [ -S "$at" ]; } && [ -r "$at" ]; then echo "$at"; fi; done; echo looked'
 # Files that variables of the CLI's environment name: certificates, a cloud's credentials.
 NAMED_FILES = (
     "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "GOOGLE_APPLICATION_CREDENTIALS",
@@ -54,6 +79,7 @@ CLOUD_FOLDERS = {"AWS_": ".aws", "CLAUDE_CODE_USE_BEDROCK": ".aws", "CLAUDE_CODE
 LOGIN = ".credentials.json"
 # Of the user's own directory of the CLI, for profiles that load the user's settings.
 USER_SETTINGS = ("settings.json", "CLAUDE.md", "agents", "commands", "skills", "plugins", "output-styles", "rules")
+NODE = ("bin/node", "bin/npm", "bin/npx", "lib/node_modules")  # of the folder that node is installed in
 # What a CLI names by its pid, which is small and alike behind each boundary, is its own alone: its socket, and its
 # entry in the register of running CLIs.
 SOCKETS, REGISTER = "cc-socks", "sessions"
@@ -72,25 +98,38 @@ async def missing() -> str | None:
         return "confined profiles need Linux: bubblewrap is not there for this system; set confined = false"
     if shutil.which(PROGRAM) is None:
         return f"a confined profile needs bubblewrap, which is not installed: {INSTALL}"
-    child = await asyncio.create_subprocess_exec(
-        PROGRAM, *BOUNDARY, "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true", start_new_session=True,
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    trial = ("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--size", "4096", "--tmpfs", "/tmp", "true")  # noqa: S108
+    code, _, said = await _run([PROGRAM, *BOUNDARY, *trial])
+    if code is None:
+        return f"bubblewrap did not end within {TRIAL:.0f} s: {INSTALL}"
+    if "--size" in said:
+        return "a confined profile needs bubblewrap 0.7 or newer, which bounds what is kept in memory: update it"
+    if code != 0:
+        return f"bubblewrap cannot make a boundary here ({said.strip()[-200:]}): {ALLOW}"
+    _works = True
+    return None
+
+
+async def _run(argv: Sequence[str]) -> tuple[int | None, str, str]:
+    """Exit code, stdout and stderr of a short program; a code of None: it did not end in time."""
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *argv, start_new_session=True, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+    except OSError as exc:
+        return -1, "", exc.strerror or str(exc)
     try:
         async with asyncio.timeout(TRIAL):
-            _, said = await child.communicate()
+            out, err = await child.communicate()
     except TimeoutError:
-        return f"bubblewrap did not end within {TRIAL:.0f} s: {INSTALL}"
+        return None, "", ""
     finally:
         if child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             await child.wait()
-    if child.returncode != 0:
-        why = said.decode(errors="replace").strip()[-200:]
-        return f"bubblewrap cannot make a boundary here ({why}): {ALLOW}"
-    _works = True
-    return None
+    return child.returncode, out.decode(errors="replace"), err.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,84 +147,237 @@ async def wrapper(
 ) -> tuple[str, ...]:
     """The beginning of the command line of a CLI of this confined profile.
 
-    Makes the directories that it binds. Raises `SandboxError` where it cannot be confined.
+    Makes the directories that it binds. Raises `SandboxError` where it cannot be confined, and where a program inside
+    could read a secret.
     """
     why = await missing()
     if why is not None:
         raise SandboxError(why)
-    return await asyncio.to_thread(_wrapper, settings, profile, program, place, env)
+    words, secrets = await asyncio.to_thread(_wrapper, settings, profile, program, place, env)
+    code, seen, said = await _run([*words, "/bin/sh", "-c", LOOK, "look", *secrets])
+    if code != 0 or not seen.endswith("looked\n"):
+        raise SandboxError(f"a confined CLI cannot be started: bubblewrap said {said.strip()[-200:]!r}")
+    if (visible := seen.removesuffix("looked\n").splitlines()) != []:
+        raise SandboxError(
+            f"a confined agent could read {visible[0]} ({secrets[visible[0]]}), so its CLI is not started: {MOVE}"
+        )
+    return words
 
 
 def _wrapper(
     settings: Settings, profile: Profile, program: Path, place: Place, env: Mapping[str, str]
-) -> tuple[str, ...]:
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command line, and the places that must not be readable behind it, with what they are."""
     try:
-        mounts = _mounts(settings, profile, program, place, env)
+        boundary = _Boundary(settings, profile, program, place, env)
+        mounts = boundary.mounts()
     except OSError as exc:
         raise SandboxError(
             f"a confined CLI cannot be prepared ({exc}): make --var and the config dir writable"
         ) from exc
     # From the top downwards: what is hidden first, then what of it is shown again.
     mounts.sort(key=lambda mount: len(mount.at.parts))
-    base = (PROGRAM, *BOUNDARY, *_system(), "--proc", "/proc", "--dev", "/dev")
-    return (*base, *(word for mount in mounts for word in mount.words()), "--chdir", str(place.cwd), "--")
+    words = (word for mount in mounts for word in mount.words())
+    closed = (word for at in ("/dev", str(settings.var), "/") for word in ("--remount-ro", at))
+    start = ("--proc", "/proc", "--dev", "/dev")
+    return (PROGRAM, *BOUNDARY, *start, *words, *closed, "--chdir", str(place.cwd), "--"), boundary.secrets
 
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """`how` is bwrap's option; a `source` of None is an empty directory."""
+    """`how` is bwrap's option; a `source` of None is an empty directory of this size."""
 
     how: str
     at: Path
     source: Path | None = None
+    size: int = 1024 * 1024
 
     def words(self) -> Sequence[str]:
-        return (self.how, *([] if self.source is None else [str(self.source)]), str(self.at))
+        if self.source is None:
+            return ("--size", str(self.size), self.how, str(self.at))
+        return (self.how, str(self.source), str(self.at))
 
 
-def _system() -> Iterator[str]:
-    for name in SYSTEM:
-        path = Path("/", name)
-        if path.is_symlink():
-            yield from ("--symlink", os.readlink(path), str(path))
-        elif path.is_dir():
-            yield from ("--ro-bind", str(path), str(path))
+class _Boundary:
+    """What one agent's CLI finds inside. Raises `SandboxError` where that cannot be kept apart from what it must not
+    see."""
+
+    def __init__(
+        self, settings: Settings, profile: Profile, program: Path, place: Place, env: Mapping[str, str]
+    ) -> None:
+        self._settings, self._profile, self._program, self._place, self._env = settings, profile, program, place, env
+        self._home = Path(env.get("HOME") or Path.home())
+        self._project = project_dir(place.config_dir, place.cwd)
+        # Others' own: nothing but this agent's directories is shown of them.
+        self._others = {
+            settings.var: "--var",
+            place.config_dir: "the CLI's directory",
+            **({} if settings.sandbox_root is None else {settings.sandbox_root: "sandbox_root"}),
+        }
+        self._written: list[Path] = []
+        self._mounts: list[_Mount] = []
+        self.secrets: dict[str, str] = {}
+
+    def mounts(self) -> list[_Mount]:
+        self._project.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self._place.private)
+        self._system()
+        self._own()
+        self._shown()
+        self._secrets()
+        return self._mounts
+
+    def _system(self) -> None:
+        for path in map(Path, SYSTEM):
+            if path.is_symlink():
+                self._mounts.append(_Mount("--symlink", path, Path(os.readlink(path))))
+            elif path.is_dir():
+                self._mounts.append(_Mount("--ro-bind", path, path))
+        self._mounts += [_Mount("--tmpfs", path) for path in map(Path, HIDDEN_SYSTEM) if path.is_dir()]
+        etc = Path("/etc")
+        for path in sorted(path for name in ETC for path in etc.glob(name)):
+            if path.is_symlink() and _in_system(path):  # node reads the time zone's name out of this link
+                self._mounts.append(_Mount("--symlink", path, Path(os.readlink(path))))
+            elif path.exists():
+                self._mounts.append(_Mount("--ro-bind", path, path))
+        for name, line in _users(self._home).items():
+            made = self._settings.var / "confined" / f"~{name}"
+            if not made.is_file() or made.read_text() != line:
+                _write(made, line)
+            self._mounts.append(_Mount("--ro-bind", etc / name, made))
+
+    def _own(self) -> None:
+        """What is the agent's, and the empty folders that hide everything around it."""
+        place = self._place
+        for path in (Path("/tmp"), Path("/dev/shm"), self._home):  # noqa: S108 - its own
+            self._mounts.append(_Mount("--tmpfs", path, size=IN_MEMORY))
+        for path in (self._settings.var, self._settings.sandbox_root):
+            self._mounts += [] if path is None else [_Mount("--tmpfs", path)]
+        self._mounts.append(_Mount("--bind", place.config_dir, place.private))
+        self._mounts += [_Mount("--tmpfs", path) for path in (place.tmpdir / SOCKETS, place.config_dir / REGISTER)]
+        added = _folders(self._profile)
+        for folder in (place.cwd, place.tmpdir, self._project, *added):
+            if not any(folder.is_relative_to(above) for above in self._written):
+                if folder in added:
+                    self._check_added(folder)
+                self._written.append(folder)
+                self._mounts.append(_Mount("--bind", folder, folder))
+        if (login := place.config_dir / LOGIN).is_file():
+            self._mounts.append(_Mount("--bind", login, login))
+
+    def _check_added(self, folder: Path) -> None:
+        """Nothing that must stay hidden is reached by moving folders of a folder that the agent writes.
+
+        What lies directly in it is a mount of its own inside, and a mount's name cannot be changed there.
+        """
+        self._check_name(folder)
+        kept = self._others | self._settings.secret_files()
+        for path, what in kept.items():
+            for here, there in ((folder, path), (folder.resolve(), path.resolve())):
+                below = there.is_relative_to(here) and (there.parent != here or path.is_symlink())
+                if below or (path in self._others and here.is_relative_to(there)):
+                    raise SandboxError(
+                        f"a confined agent may write {folder} (add_dirs), and could so reach {path} ({what}): {MOVE}"
+                    )
+
+    def _check_name(self, path: Path) -> None:
+        """It does not lie in a folder in which another confined profile's agents could put a link in its place."""
+        for name, profile in self._settings.profiles.items():
+            for folder in _folders(profile) if profile.confined else ():
+                if path != folder and path.is_relative_to(folder) and folder not in self._written:
+                    raise SandboxError(f"agents of profile {name} write {folder}, and could replace {path}: {MOVE}")
+
+    def _shown(self) -> None:
+        """What is read there: the CLI, targets of links, files that the CLI's environment names."""
+        env, place, profile = self._env, self._place, self._profile
+        shown = [place.config_dir / name for name in USER_SETTINGS] if "user" in profile.setting_sources else []
+        shown += [*_software(self._program, env), *(Path(env[name]) for name in NAMED_FILES if env.get(name))]
+        clouds = {folder for start, folder in CLOUD_FOLDERS.items() if any(name.startswith(start) for name in env)}
+        shown += [self._home / folder for folder in sorted(clouds)]
+        named = [*self._settings.sandbox.links.values()] + [one for one in (profile.mcp_config,) if one is not None]
+        ways = {
+            path: [path, *_links(path), Path(os.path.realpath(path))]
+            for path in (Path(os.path.abspath(one.expanduser())) for one in (*shown, *named))
+        }
+        # What is written there is seen already, and no mount goes by a name that the agent can change.
+        ways = {path: way for path, way in ways.items() if not any(map(self._is_written, way[:-1]))}
+        for at in (at for way in ways.values() for at in way):
+            self._check_name(at)
+        for path in (Path(os.path.abspath(one.expanduser())) for one in named):
+            self._check_named(ways.get(path, ()))
+        for at in dict.fromkeys(way[-1] for way in ways.values()):
+            if at.exists() and not _in_system(at) and not self._is_written(at):
+                self._mounts.append(_Mount("--ro-bind", at, at))
+        made = {mount.at for mount in self._mounts}
+        for link in dict.fromkeys(link for way in ways.values() for link in way[1:-1]):
+            if link not in made and not self._is_there(link):
+                self._mounts.append(_Mount("--symlink", link, Path(os.readlink(link))))
+
+    def _check_named(self, way: Iterable[Path]) -> None:
+        for at in way:
+            for other, what in self._others.items():
+                if any(map(at.is_relative_to, (other, other.resolve()))):
+                    raise SandboxError(f"a confined agent would be shown {at}, which lies in {other} ({what}): {MOVE}")
+
+    def _secrets(self) -> None:
+        """Cover what the settings name as secret, and note where it must not be readable."""
+        var = self._settings.var
+        self.secrets = {str(var / name): "of --var" for name in ("key", "chains.sqlite3", "logs/proxy.log")}
+        shown = {
+            mount.at: mount.source.resolve() for mount in self._mounts if mount.source and mount.how != "--symlink"
+        }
+        covers = []
+        for path, what in self._settings.secret_files().items():
+            real = path.resolve()
+            seen = {at / real.relative_to(source) for at, source in shown.items() if real.is_relative_to(source)}
+            self.secrets |= dict.fromkeys(map(str, {path, real, *seen}), what)
+            # One that is itself what is to be shown is left to be found.
+            covers += [at for at in seen - shown.keys() if real.is_file() and self._is_there(at)]
+        self._mounts += [_Mount("--ro-bind", at, Path(os.devnull)) for at in covers]
+
+    def _over(self, path: Path) -> _Mount | None:
+        """The mount that decides what is seen there."""
+        over = [mount for mount in self._mounts if path.is_relative_to(mount.at) and mount.how != "--symlink"]
+        return max(over, key=lambda mount: len(mount.at.parts), default=None)
+
+    def _is_written(self, path: Path) -> bool:
+        over = self._over(path)
+        return over is not None and over.at in self._written
+
+    def _is_there(self, path: Path) -> bool:
+        over = self._over(path)
+        return over is not None and over.source is not None
 
 
-def _mounts(settings: Settings, profile: Profile, program: Path, place: Place, env: Mapping[str, str]) -> list[_Mount]:
-    project = project_dir(place.config_dir, place.cwd)
-    project.mkdir(mode=0o700, parents=True, exist_ok=True)
-    make_private(place.private)
-    home = Path(env.get("HOME") or Path.home())
-    mounts = [_Mount("--tmpfs", hidden) for hidden in (Path("/tmp"), home, settings.var)]  # noqa: S108 - its own
-    mounts.append(_Mount("--bind", place.config_dir, place.private))
-    mounts += [_Mount("--tmpfs", hidden) for hidden in (place.tmpdir / SOCKETS, place.config_dir / REGISTER)]
-    written: list[Path] = []
-    for folder in (place.cwd, place.tmpdir, project, *sorted(Path(os.path.abspath(at)) for at in profile.add_dirs)):
-        if not any(folder.is_relative_to(above) for above in written):
-            written.append(folder)
-            mounts.append(_Mount("--bind", folder, folder))
-    if (login := place.config_dir / LOGIN).is_file():
-        mounts.append(_Mount("--bind", login, login))
-    shown = [place.config_dir / name for name in USER_SETTINGS] if "user" in profile.setting_sources else []
-    shown += [
-        *_software(program, env, (home, settings.var)),
-        *settings.sandbox.links.values(),
-        Path("/etc/resolv.conf"),
-    ]
-    shown += [Path(env[name]) for name in NAMED_FILES if env.get(name)]
-    shown += [home / folder for start, folder in CLOUD_FOLDERS.items() if any(name.startswith(start) for name in env)]
-    shown += [] if profile.mcp_config is None else [profile.mcp_config]
+def _in_system(path: Path) -> bool:
+    """It lies in a folder of software, wherever links lead."""
+    real = Path(os.path.realpath(path))
+    return any(map(real.is_relative_to, SYSTEM)) and not any(map(real.is_relative_to, HIDDEN_SYSTEM))
 
-    def is_written(path: Path) -> bool:
-        """Its name lies in a folder that the agent writes, and that is not covered by another one."""
-        over = [mount.at for mount in mounts if path.is_relative_to(mount.at)]
-        return bool(over) and max(over, key=lambda at: len(at.parts)) in written
 
-    for path in dict.fromkeys(Path(os.path.abspath(one.expanduser())) for one in shown):
-        if not is_written(path) and not any(map(is_written, _links(path))):  # what is written there is seen already
-            mounts += [mount for mount in _read_only(path) if not is_written(mount.at)]
-    return mounts
+def _folders(profile: Profile) -> list[Path]:
+    return sorted(Path(os.path.abspath(at.expanduser())) for at in profile.add_dirs)
+
+
+def _users(home: Path) -> dict[str, str]:
+    """/etc/passwd and /etc/group with nobody but this user."""
+    uid, gid = os.getuid(), os.getgid()
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:  # a container's uid without a name
+        name = "agent"
+    at = str(home).replace(":", "")
+    return {
+        "passwd": f"{name}:x:{uid}:{gid}::{at}:/bin/sh\nnobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\n",
+        "group": f"{name}:x:{gid}:\nnogroup:x:65534:\n",
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    """At once: another CLI may be starting."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix="~", delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)
 
 
 def _links(path: Path) -> Iterator[Path]:
@@ -198,16 +390,8 @@ def _links(path: Path) -> Iterator[Path]:
         path = Path(os.path.abspath(link.parent / os.readlink(link) / path.relative_to(link)))
 
 
-def _read_only(path: Path) -> Iterator[_Mount]:
-    """The file or folder where it is named and where it really lies; nothing where it is not there."""
-    for at in dict.fromkeys((Path(os.path.abspath(path)), Path(os.path.realpath(path)))):
-        there = at.exists() and not at.is_symlink()
-        if there and at.parts[1:2] and at.parts[1] not in SYSTEM:
-            yield _Mount("--ro-bind", at, at)
-
-
-def _software(program: Path, env: Mapping[str, str], hidden: Sequence[Path]) -> Iterator[Path]:
-    """The CLI, its modules where it is a script, and the interpreter of one: no folder around what is hidden."""
+def _software(program: Path, env: Mapping[str, str]) -> Iterable[Path]:
+    """The CLI, its modules where it is a script, and the interpreter of one."""
     yield program
     above = [parent for parent in Path(os.path.realpath(program)).parents if parent.name == "node_modules"]
     if above:
@@ -215,5 +399,4 @@ def _software(program: Path, env: Mapping[str, str], hidden: Sequence[Path]) -> 
     if (node := shutil.which("node", path=env.get("PATH"))) is not None:
         yield Path(node)
         prefix = Path(os.path.realpath(node)).parent.parent
-        if not any(place.is_relative_to(prefix) for place in hidden):
-            yield prefix
+        yield from (prefix / name for name in NODE if (prefix / name).exists())

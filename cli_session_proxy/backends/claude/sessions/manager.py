@@ -36,6 +36,7 @@ from ...base import Job, Kept
 from .. import transcript
 from ..process import capability as cli
 from ..process import confine, environment, failures, frames, parameters
+from ..process.child import Wrapper
 from ..process.events import AssistantMessage, ProcessDied, Result, WrongTranscript
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
@@ -113,10 +114,10 @@ class Sessions:
             unsafe = f"Claude CLI {capability.version} takes no results of tools{cli.newer(cli.CLIENT_TOOLS)}"
         if unsafe is not None:
             raise InvalidRequest(unsafe, param="messages")
-        wrapper: tuple[str, ...] = ()
+        wrapper: Wrapper | None = None
         if job.profile.confined:
             place = confine.Place(cwd, tmpdir, self._config_dir, self._sandboxes.private(agent.dir))
-            wrapper = await confine.wrapper(self._settings, job.profile, capability.path, place, env)
+            wrapper = partial(confine.wrapper, self._settings, job.profile, capability.path, place, env)
         now = TurnContext(job, cwd, env, capability, plain, wrapper)
         # A history that came from elsewhere: this turn is the first one behind it, no session was ever written of it.
         is_new_here = session is None or session.mark is None

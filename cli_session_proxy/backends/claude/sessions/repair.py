@@ -28,6 +28,7 @@ from ...base import Job
 from .. import transcript
 from ..process import running
 from ..process.capability import Capability
+from ..process.child import Wrapper
 from ..transcript import Entry, Verdict
 from ..transcript.entries import MAX_BYTES
 from . import paths
@@ -76,7 +77,7 @@ class TurnContext:
     env: Mapping[str, str]
     capability: Capability
     plain: bool
-    wrapper: tuple[str, ...] = ()
+    wrapper: Wrapper | None = None
 
     def session(
         self, session_id: str, project: Path | str, mark: FileMark | None, was: Session | None = None
