@@ -251,8 +251,8 @@ class _Boundary:
         place = self._place
         for path in (Path("/tmp"), Path("/dev/shm"), self._home):  # noqa: S108 - its own
             self._mounts.append(_Mount("--tmpfs", path, size=IN_MEMORY))
-        for path in (self._settings.var, self._settings.sandbox_root):
-            self._mounts += [] if path is None else [_Mount("--tmpfs", path)]
+        hidden = [one for one in (self._settings.var, self._settings.sandbox_root) if one is not None]
+        self._mounts += [_Mount("--tmpfs", path) for path in hidden]
         self._mounts.append(_Mount("--bind", place.config_dir, place.private))
         self._mounts += [_Mount("--tmpfs", path) for path in (place.tmpdir / SOCKETS, place.config_dir / REGISTER)]
         added = _folders(self._profile)
