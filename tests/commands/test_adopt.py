@@ -227,7 +227,7 @@ async def by_hand(claude: Path, env: dict[str, str], cwd: Path, config: Path, *p
         async with asyncio.timeout(60):
             output, _ = await process.communicate(prompt.encode())
         session = json.loads(output)["session_id"]
-    return adoption.find_source(config, session)
+    return adoption.find_source(config / "projects", session)
 
 
 @old_cli_in_full

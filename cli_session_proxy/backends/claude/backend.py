@@ -24,7 +24,7 @@ from ...settings import Settings
 from ...stores.base import Facts, Store
 from .. import base
 from ..base import Adoptable, Answered, Counts, Event, Execution, Job, Kept, Lost, Remedy, Settled, TakenOver
-from .process import events, failures
+from .process import environment, events, failures
 from .process.child import end_left
 from .process.pool import Pool
 from .sessions import adoption, history, paths, seeing, settling
@@ -32,6 +32,7 @@ from .sessions.capture import LiveSession, TurnOutcome
 from .sessions.manager import Foreign, Sessions
 from .sessions.verifying import Verifier, compare
 from .sessions.watcher import Watcher
+from .transcript import Projects
 
 log = logs.get(__name__)
 
@@ -51,11 +52,12 @@ class ClaudeBackend:
         self._settings = settings
         self._store = store
         self.pool = Pool(settings, hooks, ahead=sandboxes.ahead)
-        self.sessions = Sessions(settings, store, self.pool, sandboxes)
+        projects = Projects(settings, sandboxes, environment.config_dir(settings))
+        self.sessions = Sessions(settings, store, self.pool, sandboxes, projects)
         self._restarts = Restarts()
         self._full: set[str] = set()  # turns whose path fills the context: the CLI has to compact, without parameters
         self._verifier = Verifier(settings, store)
-        self._watcher = Watcher(settings, sandboxes, self.sessions)
+        self._watcher = Watcher(self.sessions, projects)
 
     # --- a turn
 
@@ -75,6 +77,8 @@ class ClaudeBackend:
 
     def _lost(self, agent: Agent, died: events.ProcessDied) -> Lost:
         self._restarts.died(agent.key, died)
+        if died.no_conversation:
+            self.sessions.not_found(agent)
         return Lost(died.why, failures.error_for_death(died))
 
     async def adoptable(self, agent: Agent, parent: Turn) -> Adoptable | None:

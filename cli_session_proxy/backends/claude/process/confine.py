@@ -37,7 +37,6 @@ from pathlib import Path
 from ....errors import SandboxError
 from ....sandbox import make_private
 from ....settings import Profile, Settings
-from ..transcript import project_dir
 
 PROGRAM = "bwrap"
 ALLOW = "allow unprivileged user namespaces, or set confined = false"
@@ -139,6 +138,7 @@ class Place:
     cwd: Path
     tmpdir: Path
     config_dir: Path
+    project: Path
     private: Path
 
 
@@ -207,7 +207,7 @@ class _Boundary:
     ) -> None:
         self._settings, self._profile, self._program, self._place, self._env = settings, profile, program, place, env
         self._home = Path(env.get("HOME") or Path.home())
-        self._project = project_dir(place.config_dir, place.cwd)
+        self._project = place.project
         # Others' own: nothing but this agent's directories is shown of them.
         self._others = {
             settings.var: "--var",

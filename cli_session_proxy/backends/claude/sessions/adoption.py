@@ -149,14 +149,15 @@ async def adopt_session(
     `wanted` is a session id, looked for in the CLI's own directory, or the path of a transcript. Raises `NotFound`
     (with the places looked at) and `InvalidRequest` (no transcript, a session or an agent that is here already).
     """
-    config_dir = environment.config_dir(settings)
-    source = await asyncio.to_thread(find_source, config_dir, wanted)
+    sandboxes = Sandboxes(settings)
+    projects = transcript.Projects(settings, sandboxes, environment.config_dir(settings))
+    source = await asyncio.to_thread(find_source, projects.root, wanted)
     history = await asyncio.to_thread(survey, source)
     agent_id = agent_id or history.session_id
     await _refuse_known(store, owner, agent_id, history)
     directory = directory_name(owner, agent_id)
     session_id = str(uuid.uuid4())
-    place = transcript.path_of(config_dir, Sandboxes(settings).path(directory), session_id)
+    place = projects.path(sandboxes.path(directory), session_id)
     files = await asyncio.to_thread(transcript.copy_beside, source, place)
     bringing = _Bringing(history, session_id, files, Fitting(look), progress)
     created = history.started or time.time()
@@ -169,14 +170,13 @@ async def adopt_session(
     return bringing.adopted(agent_id)
 
 
-def find_source(config_dir: Path, wanted: str) -> Path:
+def find_source(projects: Path, wanted: str) -> Path:
     """The transcript that a person means: a path, or the session id of a file in the CLI's directory."""
     path = Path(wanted).expanduser()
     if path.suffix == ".jsonl" or os.sep in wanted:
         if not path.is_file():
             raise NotFound(f"there is no file {path}: give a session id or the path of its .jsonl file")
         return path.resolve()
-    projects = config_dir / "projects"
     found = sorted(projects.glob(f"*/{wanted}.jsonl")) if is_session_id(wanted) else []
     if len(found) > 1:
         listed = ", ".join(map(str, found))

@@ -59,14 +59,17 @@ __all__ = ["Foreign", "LiveSession", "Sessions", "TurnOutcome"]
 class Sessions:
     """Makes sessions ready and takes over their turns. One per engine."""
 
-    def __init__(self, settings: Settings, store: Store, pool: Pool, sandboxes: Sandboxes) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, pool: Pool, sandboxes: Sandboxes, projects: transcript.Projects
+    ) -> None:
         self._settings = settings
         self._store = store
         self._pool = pool
         self._sandboxes = sandboxes
-        self._config_dir = environment.config_dir(settings)
+        self._projects = projects
+        self._config_dir = projects.config_dir
         self._env = environment.common(settings, self._config_dir)
-        self._repairs = Repairs(settings, store, self._config_dir)
+        self._repairs = Repairs(settings, store, projects)
         self.captures = Captures(store)
         self._in_step: dict[str, str] = {}  # warm session -> the turn its process's memory ends with
         self.decisions = Decisions(settings, store)
@@ -116,7 +119,8 @@ class Sessions:
             raise InvalidRequest(unsafe, param="messages")
         wrapper: Wrapper | None = None
         if job.profile.confined:
-            place = confine.Place(cwd, tmpdir, self._config_dir, self._sandboxes.private(agent.dir))
+            project, private = self._projects.folder(cwd), self._sandboxes.private(agent.dir)
+            place = confine.Place(cwd, tmpdir, self._config_dir, project, private)
             wrapper = partial(confine.wrapper, self._settings, job.profile, capability.path, place, env)
         now = TurnContext(job, cwd, env, capability, plain, wrapper)
         # A history that came from elsewhere: this turn is the first one behind it, no session was ever written of it.
@@ -329,7 +333,7 @@ class Sessions:
                 await self._pool.checkin(process)
                 for ended in {session_id, process.session_id}:
                     await self._end(ended)
-                    await asyncio.to_thread(transcript.remove, transcript.in_folder(self._path(now.cwd), ended))
+                    await asyncio.to_thread(transcript.remove, self._projects.path(now.cwd, ended))
             return "\n\n".join(answer)
 
         made = await summaries.summarised(path, ask, open_calls=bool(client_tools.calls_of(parent.output)))
@@ -341,7 +345,7 @@ class Sessions:
         return Decided((transcript.summary(made.text, made.kept_from, job.model, at),), tuple(notes))
 
     def _start(self, now: TurnContext, session_id: str | None = None) -> PreparedSession:
-        session = now.session(session_id or str(uuid.uuid4()), self._path(now.cwd), None)
+        session = now.session(session_id or str(uuid.uuid4()), self._projects.folder(now.cwd), None)
         return PreparedSession(session, False, "started", (now.link(None, session.id, "started", {}),))
 
     async def _verify(self, now: TurnContext, parent: Turn, session: Session) -> PreparedSession:
@@ -359,7 +363,7 @@ class Sessions:
             # Its memory is the path, whatever the file holds: that is for the next process to load, which is confirmed.
             # The file is the one that it wrote its last turn to.
             return PreparedSession(session, True, "resumed", (), UNCHANGED)
-        path = transcript.in_folder(self._path(now.cwd), session.id)
+        path = self._projects.path(now.cwd, session.id)
         session = replace(session, transcript=str(path))
         verdict = await self._repairs.check(path, session, parent)
         if verdict.found == "equal":
@@ -373,7 +377,7 @@ class Sessions:
         session = await self._store.session_at(agent.key, parent.id)
         if session is None:
             return None
-        path = transcript.path_of(self._config_dir, self._sandboxes.path(agent.dir), session.id)
+        path = self.transcript_of(agent, session.id)
         if session.mark is not None and transcript.is_unchanged(path, session.mark):
             return None
         return await self._repairs.foreign(agent, parent, session, path)
@@ -387,6 +391,9 @@ class Sessions:
         path = before.transcript
         if forked:
             path = str(transcript.in_folder(Path(path).parent, session_id))
+        if not os.access(path, os.F_OK):
+            written = self._projects.written
+            path = str(await asyncio.to_thread(written, ready.process.cwd, Path(path), turn.started_at or time.time()))
         if said.stopped:
             for ended in {before.id, session_id}:
                 await self._end(ended)
@@ -476,12 +483,20 @@ class Sessions:
         `named` are ids of all kinds. What an earlier version took in under something that is no session id has no
         files of ours.
         """
-        project = self._path(self._sandboxes.path(agent.dir))
+        cwd = self._sandboxes.path(agent.dir)
+        folders = self._projects.folders(cwd)
         for session_id in filter(is_session_id, named):
             await self._end(session_id)
-            await asyncio.to_thread(transcript.remove, transcript.in_folder(project, session_id))
+            for folder in folders:
+                await asyncio.to_thread(transcript.remove, transcript.in_folder(folder, session_id))
             await asyncio.to_thread(self._repairs.forget_aside, session_id)
-        await asyncio.to_thread(transcript.remove_project, project)
+        for folder in folders:
+            await asyncio.to_thread(transcript.remove_project, folder)
+        self._projects.forget(cwd)
+
+    def not_found(self, agent: Agent) -> None:
+        """A CLI did not find a session of this agent's: what was seen of its folder was another CLI's."""
+        self._projects.forget(self._sandboxes.path(agent.dir))
 
     def scribe(self, agent: Agent, exchanges: int, parent: str | None) -> Scribe:
         """A writer of records for exchanges that the CLI has never seen.
@@ -493,10 +508,7 @@ class Sessions:
 
     def transcript_of(self, agent: Agent, session_id: str) -> Path:
         """Where the CLI keeps this session of the agent's."""
-        return transcript.path_of(self._config_dir, self._sandboxes.path(agent.dir), session_id)
-
-    def _path(self, cwd: Path) -> Path:
-        return transcript.project_dir(self._config_dir, cwd)
+        return self._projects.path(self._sandboxes.path(agent.dir), session_id)
 
 
 def _launch(now: TurnContext, session_id: str, *, resume: bool) -> Launch:

@@ -100,10 +100,11 @@ class TurnContext:
 class Repairs:
     """Compares, and mends. One per engine."""
 
-    def __init__(self, settings: Settings, store: Store, config_dir: Path) -> None:
+    def __init__(self, settings: Settings, store: Store, projects: transcript.Projects) -> None:
         self._settings = settings
         self._store = store
-        self._config_dir = config_dir
+        self._projects = projects
+        self._config_dir = projects.config_dir
         self._tails = Tails(store)
 
     async def check(self, path: Path, session: Session, parent: Turn) -> Verdict:
@@ -118,7 +119,7 @@ class Repairs:
     async def branch(self, now: TurnContext, parent: Turn) -> PreparedSession:
         """No session ends at the parent: write its path as a new one, and leave the others alone."""
         session_id = str(uuid.uuid4())
-        path = transcript.path_of(self._config_dir, now.cwd, session_id)
+        path = self._projects.path(now.cwd, session_id)
         mark, count = await self._write(now, parent, path)
         session = now.session(session_id, path.parent, mark)
         if parent.session_id is None:
@@ -149,7 +150,7 @@ class Repairs:
         self, now: TurnContext, session_id: str, records: Sequence[Record], was: Session | None
     ) -> PreparedSession:
         """A session of just these records: the path with the results of its last calls."""
-        path = transcript.path_of(self._config_dir, now.cwd, session_id)
+        path = self._projects.path(now.cwd, session_id)
         done = Repair("open_calls", records=len(records))
         if was is not None and now.job.parent is not None:
             verdict = await self.check(path, was, now.job.parent)

@@ -92,7 +92,7 @@ class Verifier:
         self._settings = settings
         self._store = store
         self._sandboxes = Sandboxes(settings)
-        self._config_dir = environment.config_dir(settings)
+        self._projects = transcript.Projects(settings, self._sandboxes, environment.config_dir(settings))
         self._tails = Tails(store)
 
     async def verify(
@@ -160,7 +160,7 @@ class Verifier:
 
     async def _look(self, agent: Agent, session: Session) -> Looked:
         assert session.tip_turn_id is not None
-        path = transcript.path_of(self._config_dir, self._sandboxes.path(agent.dir), session.id)
+        path = self._projects.path(self._sandboxes.path(agent.dir), session.id)
         at_head = session.tip_turn_id == agent.head
         if not at_head and session.mark is not None:
             # A session that is not next: its hash says enough, and the path need not be read for each of hundreds.
@@ -192,7 +192,7 @@ class Verifier:
         self, session_id: str, path: Path, known: Sequence[Record], name: Callable[[str, str], Difference]
     ) -> list[Difference]:
         """Where the file lies instead, if it is the path there."""
-        for place in transcript.find_elsewhere(self._config_dir, session_id, path):
+        for place in transcript.find_elsewhere(self._projects.config_dir, session_id, path):
             if _compare(place, known).found == "equal":
                 return [name("elsewhere", f"it lies at {place} instead of {path}; the next turn moves it back")]
         return []

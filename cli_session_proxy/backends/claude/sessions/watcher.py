@@ -13,10 +13,7 @@ from pathlib import Path
 from watchfiles import Change, awatch
 
 from .... import logs
-from ....sandbox import Sandboxes
-from ....settings import Settings
-from .. import transcript
-from ..process import environment
+from ..transcript import Projects
 from .manager import Sessions
 
 log = logs.get(__name__)
@@ -31,24 +28,25 @@ AGAIN = 60.0
 class Watcher:
     """Watches the CLI's folders of our agents."""
 
-    def __init__(self, settings: Settings, sandboxes: Sandboxes, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions, projects: Projects) -> None:
         self._sessions = sessions
-        self._projects = environment.config_dir(settings) / "projects"
-        self._ours = transcript.project_dir(environment.config_dir(settings), sandboxes.prefix).name + "-"
+        self._projects = projects
 
     async def changes(self) -> AsyncGenerator[str, None]:
         """The ids of sessions whose transcripts somebody else wrote to. Never ends by itself."""
         while True:
             try:
-                await asyncio.to_thread(self._projects.mkdir, mode=0o700, parents=True, exist_ok=True)
-                async for changes in awatch(self._projects, watch_filter=self._concerns, step=STEP, debounce=DEBOUNCE):
+                await asyncio.to_thread(self._projects.root.mkdir, mode=0o700, parents=True, exist_ok=True)
+                async for changes in awatch(
+                    self._projects.root, watch_filter=self._concerns, step=STEP, debounce=DEBOUNCE
+                ):
                     for session_id in sorted({Path(path).stem for _, path in changes}):
                         if not self._sessions.captures.is_as_known(session_id):  # nearly always a turn of ours wrote
                             yield session_id
             except (OSError, RuntimeError) as exc:  # watchfiles raises the latter for what the system refuses
-                log.warning("not_watching", folder=str(self._projects), error=str(exc))
+                log.warning("not_watching", folder=str(self._projects.root), error=str(exc))
             await asyncio.sleep(AGAIN)
 
     def _concerns(self, change: Change, path: str) -> bool:
         file = Path(path)
-        return change != Change.deleted and file.suffix == ".jsonl" and file.parent.name.startswith(self._ours)
+        return change != Change.deleted and file.suffix == ".jsonl" and self._projects.is_of_agents(file.parent)

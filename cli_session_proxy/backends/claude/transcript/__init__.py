@@ -31,8 +31,6 @@ from .files import (
     is_file,
     is_sound,
     move,
-    path_of,
-    project_dir,
     remove,
     remove_project,
 )
@@ -57,6 +55,7 @@ from .mending import (
     window,
     window_of,
 )
+from .projects import Projects, project_dir
 from .writing import (
     NO_CONTENT,
     OPENED_BY_ASSISTANT,
@@ -81,6 +80,7 @@ __all__ = [
     "LeftOut",
     "Pair",
     "Parsed",
+    "Projects",
     "Reader",
     "Scribe",
     "Verdict",
@@ -108,7 +108,6 @@ __all__ = [
     "move",
     "parse",
     "parse_records",
-    "path_of",
     "project_dir",
     "remove",
     "remove_project",

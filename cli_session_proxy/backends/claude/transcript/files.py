@@ -14,7 +14,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
@@ -34,15 +33,6 @@ ASIDE = ".aside-"  # behind the session's id: what was moved away from its place
 DEEPEST = 16  # folders in each other beside a transcript; the CLI makes two
 MEMORY = "memory"  # beside the sessions: what the model wrote down for later ones (2.1.329)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def project_dir(config_dir: Path, cwd: Path) -> Path:
-    """The folder in which the CLI keeps the sessions of this working directory."""
-    return config_dir / "projects" / re.sub(r"[^a-zA-Z0-9]", "-", os.path.realpath(cwd))
-
-
-def path_of(config_dir: Path, cwd: Path, session_id: str) -> Path:
-    return in_folder(project_dir(config_dir, cwd), session_id)
 
 
 def in_folder(project: Path, session_id: str) -> Path:

@@ -11,6 +11,7 @@ import pytest
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.sessions import repair
 from cli_session_proxy.backends.claude.transcript.entries import MAX_BYTES
+from cli_session_proxy.sandbox import Sandboxes
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 
@@ -23,8 +24,9 @@ def test_only_what_may_be_a_transcript_is_copied_to_another_disk(
 ) -> None:
     """What an agent's shell put there could fill the disk of the store."""
     settings = Settings(var=tmp_path / "var")
-    repairs = repair.Repairs(settings, SqliteStore(tmp_path / FILE), tmp_path)
-    path = transcript.path_of(tmp_path, tmp_path, SESSION)
+    projects = transcript.Projects(settings, Sandboxes(settings), tmp_path)
+    repairs = repair.Repairs(settings, SqliteStore(tmp_path / FILE), projects)
+    path = projects.path(tmp_path, SESSION)
     path.parent.mkdir(parents=True)
     if what == "a folder":
         (path / "below").mkdir(parents=True)
@@ -50,7 +52,9 @@ def test_only_what_may_be_a_transcript_is_copied_to_another_disk(
 
 
 def test_a_folder_that_was_kept_aside_is_forgotten_as_well(tmp_path: Path) -> None:
-    repairs = repair.Repairs(Settings(var=tmp_path), SqliteStore(tmp_path / FILE), tmp_path)
+    settings = Settings(var=tmp_path)
+    projects = transcript.Projects(settings, Sandboxes(settings), tmp_path)
+    repairs = repair.Repairs(settings, SqliteStore(tmp_path / FILE), projects)
     aside = tmp_path / repair.ASIDE / f"{SESSION}-1.jsonl"
     (aside / "below").mkdir(parents=True)
     repairs.forget_aside(SESSION)

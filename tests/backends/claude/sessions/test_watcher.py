@@ -33,7 +33,8 @@ class Watched:
         self.projects = tmp_path / "config" / "projects"
         self.ours = transcript.project_dir(tmp_path / "config", sandboxes.path("a"))
         self.ours.mkdir(parents=True)
-        self.changes: AsyncGenerator[str, None] = Watcher(settings, sandboxes, cast(Sessions, sessions)).changes()
+        projects = transcript.Projects(settings, sandboxes, tmp_path / "config")
+        self.changes: AsyncGenerator[str, None] = Watcher(cast(Sessions, sessions), projects).changes()
 
     async def told(self, write: Path) -> str:
         """The first session that is told. The file is written until then: nothing says when watching has begun."""

@@ -27,7 +27,7 @@ def kept(name: str, data: bytes = b"x") -> Record:
 @pytest.mark.parametrize("session_id", NO_IDS)
 def test_no_path_is_made_of_what_is_no_session_id(tmp_path: Path, session_id: str) -> None:
     with pytest.raises(SandboxError, match="no session id"):
-        transcript.path_of(tmp_path, tmp_path, session_id)
+        transcript.in_folder(tmp_path, session_id)
     with pytest.raises(SandboxError, match="no session id"):
         transcript.find_elsewhere(tmp_path, session_id, tmp_path / "x")
 

@@ -1,0 +1,112 @@
+"""In which folder the CLI keeps the sessions of a working directory.
+
+Its rule is known as far as it was measured (2.1.329), and is not documented. So the rule is the first guess. Where a
+file that the CLI has just written lies in another folder, that folder is noted: in `<var>/projects`, as a link to it.
+A note is for one place of the directory: where `var` was moved, the rule holds again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+from pathlib import Path
+
+from ....sandbox import Sandboxes, make_private
+from ....settings import Settings
+from .files import find_elsewhere, in_folder
+
+# UTF-16 units of a name; a longer one is cut, and a hash of the directory stands behind it.
+LONGEST = 200
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+# A file is of this turn if it was written so long before its start at most: file systems have coarse clocks (s).
+COARSE = 2.0
+
+
+def plain_name(cwd: str) -> str:
+    """The directory's name, without a bound: what is no letter or digit becomes `-`, each UTF-16 unit of it."""
+    units = re.sub(r"[^\x00-\uffff]", "--", cwd)
+    return re.sub(r"[^a-zA-Z0-9]", "-", units)
+
+
+def project_dir(config_dir: Path, cwd: Path) -> Path:
+    """The folder in which the CLI keeps the sessions of this working directory, by its rule."""
+    real = os.path.realpath(cwd)
+    name = plain_name(real)
+    if len(name) > LONGEST:
+        name = f"{name[:LONGEST]}-{_hash(real)}"
+    return config_dir / "projects" / name
+
+
+def _hash(text: str) -> str:
+    """The CLI's: `h * 31 + c` over the UTF-16 units in 32 bits, its absolute value in base 36."""
+    data, number = text.encode("utf-16-le", "surrogatepass"), 0
+    for at in range(0, len(data), 2):
+        number = (number * 31 + int.from_bytes(data[at : at + 2], "little")) & 0xFFFFFFFF
+    number = min(number, 2**32 - number)
+    digits = ""
+    while number:
+        number, digit = divmod(number, 36)
+        digits = _DIGITS[digit] + digits
+    return digits or "0"
+
+
+class Projects:
+    """The folders of agents' directories. What was noted is read each time: another proxy may have noted it."""
+
+    def __init__(self, settings: Settings, sandboxes: Sandboxes, config_dir: Path) -> None:
+        self.config_dir = config_dir
+        self.root = config_dir / "projects"
+        self._notes = settings.var / "projects"
+        prefix = plain_name(os.path.realpath(sandboxes.prefix))
+        self._begins = f"{prefix}-"[:LONGEST]
+
+    def folder(self, cwd: Path) -> Path:
+        guess = project_dir(self.config_dir, cwd)
+        try:
+            noted = Path(os.readlink(self._note(cwd, guess)))
+        except OSError:
+            return guess
+        return noted if noted.parent == self.root else guess
+
+    def path(self, cwd: Path, session_id: str) -> Path:
+        """The session's transcript. Raises `SandboxError` for what is no session id."""
+        return in_folder(self.folder(cwd), session_id)
+
+    def folders(self, cwd: Path) -> set[Path]:
+        """All in which sessions of this directory may lie."""
+        return {self.folder(cwd), project_dir(self.config_dir, cwd)}
+
+    def written(self, cwd: Path, path: Path, since: float) -> Path:
+        """Where the CLI has written this transcript since that time, which was expected at `path`. It is noted."""
+        if path.exists():
+            return path
+        places = find_elsewhere(self.config_dir, path.stem, path)
+        with contextlib.suppress(FileNotFoundError):
+            places = [place for place in places if os.stat(place).st_mtime >= since - COARSE]
+        if len(places) != 1:
+            return path
+        note = self._note(cwd, project_dir(self.config_dir, cwd))
+        make_private(note.parent)
+        fresh = note.with_name(f".{secrets.token_hex(8)}")
+        os.symlink(places[0].parent, fresh)
+        os.replace(fresh, note)
+        return places[0]
+
+    def forget(self, cwd: Path) -> None:
+        """Go by the rule again."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._note(cwd, project_dir(self.config_dir, cwd)))
+
+    def is_of_agents(self, folder: Path) -> bool:
+        """Whether a session in this folder may be an agent's: it is the CLI's folder of some agent's directory."""
+        if folder.name.startswith(self._begins):
+            return True
+        with contextlib.suppress(OSError), os.scandir(self._notes) as notes:
+            return any(os.readlink(note.path) == str(folder) for note in notes)
+        return False
+
+    def _note(self, cwd: Path, guess: Path) -> Path:
+        return self._notes / f"{cwd.name}.{hashlib.sha256(os.fsencode(guess)).hexdigest()[:16]}"

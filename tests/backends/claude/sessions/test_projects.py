@@ -1,0 +1,162 @@
+"""Where the CLI keeps an agent's sessions: by its rule, and by where a file was seen to appear."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.backends.claude.process import environment
+from cli_session_proxy.backends.claude.transcript import Projects, projects
+from cli_session_proxy.domain.models import Turn
+from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.sandbox import Sandboxes
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.testing.upstream import Upstream
+
+from ....conftest import MakeSettings
+from ....talking import ask, by_hand, claude, heard, running
+from ....until import until
+
+SESSION = "5e551011-0000-4000-8000-000000000001"
+PLACES = {
+    "an emoji": "😀 smile",
+    "umlauts": "Schlüssel",
+    "decomposed umlauts": unicodedata.normalize("NFD", "Schlüssel"),
+    "over 200 characters": "x" * 90 + "/" + "y" * 90 + "/😀ü",
+    "a link": "link",
+}
+
+
+def folders_of(settings: Settings) -> Projects:
+    return Projects(settings, Sandboxes(settings), environment.config_dir(settings))
+
+
+async def transcript_of(engine: Engine, turn: Turn) -> Path:
+    session = await engine.store.session(turn.session_id or "")
+    assert session is not None
+    assert session.mark is not None
+    return Path(session.transcript)
+
+
+async def told(engine: Engine, upstream: Upstream) -> None:
+    """Warm turns, one after the process was ended, what was said by hand, and nothing is left behind a delete."""
+    turns = [await ask(engine, f"remember {number}") for number in range(3)]
+    await claude(engine).pool.discard(turns[-1].session_id or "")
+    turns.append(await ask(engine, "remember 3"))
+    assert [turn.continuity for turn in turns] == ["started", "warm", "warm", "resumed"]
+    assert heard(upstream) == [f"remember {number}" for number in range(4)]
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_on_the_real_cli_turns_are_warm_wherever_var_lies(
+    place: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    var = tmp_path / PLACES[place]
+    if place == "a link":
+        (tmp_path / "real").mkdir()
+        var.symlink_to(tmp_path / "real")
+    settings = make_settings(claude_bin=claude_2, var=var)
+    async with running(settings) as engine:
+        await told(engine, upstream)
+        turn = await ask(engine, "remember 4")
+        file = await transcript_of(engine, turn)
+        assert file == folders_of(settings).path(var / "sandbox" / "agents" / "a", file.stem)
+        assert not (settings.var / "projects").exists()  # the rule was right
+        agent = await engine.store.agent("local", "a")
+        assert agent is not None
+        assert (await engine.backend.compare(agent, turn)).found == "equal"
+        await by_hand(settings, file.stem, "by hand")
+
+        async def adopted() -> bool:
+            now = await engine.store.agent("local", "a")
+            return now is not None and now.head != turn.id
+
+        await until(adopted)  # the watcher has told it
+        await engine.delete("local", "a")
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("binary", ["claude_2", "claude_1"])
+async def test_where_the_rule_is_not_the_clis_the_folder_is_learned(
+    binary: str,
+    request: pytest.FixtureRequest,
+    make_settings: MakeSettings,
+    upstream: Upstream,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A CLI of another rule, for which the rule of this test is made wrong; 1.0.120 does not cut long names."""
+    if binary == "claude_2":
+        rule = projects.plain_name
+        monkeypatch.setattr(projects, "plain_name", lambda cwd: f"otherwise{rule(cwd)}")
+    var = tmp_path / ("v" * (200 - len(str(tmp_path))))
+    settings = make_settings(claude_bin=request.getfixturevalue(binary), var=var)
+    async with running(settings) as engine:
+        first = await ask(engine, "remember 0")
+        second = await ask(engine, "remember 1")
+        warm = "warm" if binary == "claude_2" else "resumed"  # 1.0.120 starts a process for each turn
+        assert (first.continuity, second.continuity) == ("started", warm)
+        file = await transcript_of(engine, second)
+        assert await asyncio.to_thread(file.is_file)
+        assert file.parent != projects.project_dir(environment.config_dir(settings), var / "sandbox" / "agents" / "a")
+    # known to the next proxy, to the watcher, and to what only looks
+    async with running(settings) as engine:
+        third = await ask(engine, "remember 2")
+        assert third.continuity == "resumed"
+        assert heard(upstream) == ["remember 0", "remember 1", "remember 2"]
+        agent = await engine.store.agent("local", "a")
+        assert agent is not None
+        compared = await engine.backend.compare(agent, third)
+        assert compared.found == "equal"
+        assert folders_of(settings).is_of_agents(file.parent)
+        # a repair writes where this CLI looks
+        file = await transcript_of(engine, third)
+        await claude(engine).pool.discard(third.session_id or "")
+        await asyncio.to_thread(file.unlink)
+        fourth = await ask(engine, "remember 3")
+        assert fourth.continuity == "rebuilt"
+        assert heard(upstream) == [f"remember {number}" for number in range(4)]
+        await engine.delete("local", "a")
+    assert not list(environment.config_dir(settings).glob("projects/*/*.jsonl"))
+    assert not list((var / "projects").iterdir())
+
+
+def test_what_was_noted_is_for_one_place_and_is_forgotten_where_it_does_not_hold(tmp_path: Path) -> None:
+    settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
+    cwd = settings.var / "sandbox" / "agents" / "a"
+    cwd.mkdir(parents=True)
+    there = tmp_path / "config" / "projects" / "elsewhere" / f"{SESSION}.jsonl"
+    there.parent.mkdir(parents=True)
+    there.touch()
+    seen = folders_of(settings)
+    guess = seen.path(cwd, SESSION)
+    assert seen.written(cwd, guess, since=os.stat(there).st_mtime + 60) == guess  # it lay there before
+    assert seen.written(cwd, guess, since=os.stat(there).st_mtime) == there
+    assert folders_of(settings).path(cwd, SESSION) == there
+    assert seen.folders(cwd) == {guess.parent, there.parent}
+
+    moved = Settings(var=tmp_path / "moved", claude_config_dir=tmp_path / "config")
+    shutil.copytree(settings.var, moved.var, symlinks=True)
+    own = folders_of(moved)
+    at = moved.var / "sandbox" / "agents" / "a"
+    assert own.folder(at) == projects.project_dir(tmp_path / "config", at)
+
+    seen.forget(cwd)
+    assert seen.path(cwd, SESSION) == guess
+    seen.forget(cwd)
+
+
+def test_two_files_of_one_session_are_a_guess(tmp_path: Path) -> None:
+    settings = Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config")
+    cwd = settings.var / "sandbox" / "agents" / "a"
+    for name in ("one", "two"):
+        folder = tmp_path / "config" / "projects" / name
+        folder.mkdir(parents=True)
+        (folder / f"{SESSION}.jsonl").touch()
+    seen = folders_of(settings)
+    assert seen.written(cwd, seen.path(cwd, SESSION), since=0) == seen.path(cwd, SESSION)
