@@ -21,7 +21,7 @@ Moment = Literal["start", "loaded", "result"]
 # The names in the comment are what the proxy looks for in a CLI's program text.
 _PROGRAM = """#!{python} -IS
 # "--system-prompt <" "--system-prompt-file <" client_composed only_if_model_is_current mcp_set_servers
-import json, os, pathlib, signal, subprocess, sys, time
+import json, os, pathlib, signal, subprocess, sys, threading, time
 
 orders = pathlib.Path({orders!r})
 version = {version!r}
@@ -51,6 +51,11 @@ def obey(moment):
                 assert args[1].encode() in data, path
                 with path.open("r+b") as file:
                     file.write(data.replace(args[1].encode(), args[2].encode()))
+            elif op == "late":
+                path = max(pathlib.Path(args[0]).glob("*/*.jsonl"), key=lambda one: one.stat().st_mtime_ns)
+                kept = path.with_suffix(".kept")
+                os.rename(path, kept)
+                threading.Timer(float(args[1]), os.rename, (kept, path)).start()
             elif op == "touch":
                 now = time.time_ns() // 1_000_000 * 1_000_000 + int(args[1])
                 os.utime(args[0], ns=(now, now))
