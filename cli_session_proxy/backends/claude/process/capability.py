@@ -55,6 +55,10 @@ AWAIT_CLAIM: Version = (2, 1, 295)  # 2.1.278 has no such option
 SYSTEM_PROMPT: Version = (2, 1, 304)
 # `apply_flag_settings` with variables of the environment, which the next request to the model heeds.
 PARAMETERS: Version = (2, 1, 329)
+# Below it `--resume` splits each record with several blocks, and gives new uuids to the pieces and to all records that
+# follow. Where each record has one block it keeps every uuid, and the request extends the last one byte for byte (run
+# on 1.0.120, 1.0.128, 2.0.30, 2.1.0 and 2.1.29, with a text, an image and a text in one prompt).
+KEEPS_RECORDS: Version = (2, 1, 30)
 # It answers `initialize` when it has loaded the session that it resumes: with every read of the transcript held up for
 # 1.5 s, the answer came after the last of them (run on 1.0.90, 1.0.120 and 2.1.330). 1.0.60 never answers.
 TELLS_WHEN_LOADED: Version = (1, 0, 90)
@@ -86,6 +90,12 @@ class Capability:
     def keeps_session_id(self) -> bool:
         """`--resume X` answers with X."""
         return self.version_tuple >= KEEPS_SESSION_ID
+
+    @cached_property
+    def keeps_records(self) -> bool:
+        """It loads records of several blocks, and of equal times, as they are. For any other CLI a transcript is
+        written with one block a record."""
+        return self.version_tuple >= KEEPS_RECORDS
 
     @cached_property
     def tells_when_loaded(self) -> bool:

@@ -367,8 +367,11 @@ class Sessions:
         session = replace(session, transcript=str(path))
         verdict = await self._repairs.check(path, session, parent)
         if verdict.found == "equal":
+            seen = Evidence(verified=verdict.note)
+            if self._pool.peek(session.id) is None:
+                return await self._repairs.as_it_is(now, parent, session, verdict.mark, seen)
             session = now.session(session.id, session.transcript, verdict.mark, session)
-            return PreparedSession(session, True, "resumed", (), Evidence(verified=verdict.note))
+            return PreparedSession(session, True, "resumed", (), seen)
         await self._end(session.id)
         return await self._repairs.mend(now, parent, session, path)
 
@@ -458,9 +461,9 @@ class Sessions:
         elif ready.rewritten and (parent := ready.session.tip_turn_id) is not None:
             # What was decided for this turn is not part of the chain: the session is the path to the parent again.
             path = await paths.shown(self._store, parent)
-            strict = not ready.process.launch.capability.keeps_session_id
+            strict = not ready.process.launch.capability.keeps_records
             file = Path(ready.session.transcript)
-            await asyncio.to_thread(transcript.write, file, path, ready.session.id, strict_order=strict)
+            await asyncio.to_thread(transcript.write, file, path, ready.session.id, strict=strict)
         if answered is not None and answered != ready.session.id:
             fork = transcript.in_folder(Path(ready.session.transcript).parent, answered)
             await asyncio.to_thread(transcript.remove, fork)

@@ -30,7 +30,7 @@ from ..process import running
 from ..process.capability import Capability
 from ..process.child import Wrapper
 from ..transcript import Entry, Verdict
-from ..transcript.entries import MAX_BYTES
+from ..transcript.entries import MAX_BYTES, contents
 from . import paths
 from .exchanges import exchanges, is_prompt
 from .tails import Tails
@@ -116,6 +116,23 @@ class Repairs:
         assert verdict is not None
         return verdict
 
+    async def as_it_is(
+        self,
+        now: TurnContext,
+        parent: Turn,
+        session: Session,
+        mark: FileMark | None,
+        evidence: Evidence,
+        links: tuple[Link, ...] = (),
+    ) -> PreparedSession:
+        """The session, whose transcript is the path, and which no process has. A CLI that would split its records, and
+        rename all behind them, gets it with one block a record."""
+        path = Path(session.transcript)
+        if not now.capability.keeps_records and await asyncio.to_thread(_has_several_blocks, path):
+            mark, _ = await self._write(now, parent, path)
+        session = now.session(session.id, session.transcript, mark, session)
+        return PreparedSession(session, True, "resumed", links, evidence)
+
     async def branch(self, now: TurnContext, parent: Turn) -> PreparedSession:
         """No session ends at the parent: write its path as a new one, and leave the others alone."""
         session_id = str(uuid.uuid4())
@@ -175,8 +192,7 @@ class Repairs:
         """
         verdict = await self.check(path, session, parent)
         if verdict.found == "equal":  # the process that was just ended had not written all of it yet
-            session = now.session(session.id, session.transcript, verdict.mark, session)
-            return PreparedSession(session, True, "resumed", (), Evidence(verified=verdict.note))
+            return await self.as_it_is(now, parent, session, verdict.mark, Evidence(verified=verdict.note))
         if verdict.found == "missing":
             moved = await self._move_back(now, parent, session, path)
             if moved is not None:
@@ -248,9 +264,8 @@ class Repairs:
             moved = await self.check(path, replace(session, mark=verdict.mark), parent)
             if moved.found != "equal":
                 return None
-            session = now.session(session.id, session.transcript, moved.mark, session)
             link = now.link(session.id, session.id, "moved", done.as_json())
-            return PreparedSession(session, True, "resumed", (link,), Evidence(repaired=done))
+            return await self.as_it_is(now, parent, session, moved.mark, Evidence(repaired=done), (link,))
         return None
 
     async def _rebuild(
@@ -311,8 +326,13 @@ class Repairs:
         return await self._write_records(now, records, path), len(records)
 
     async def _write_records(self, now: TurnContext, records: Sequence[Record], path: Path) -> FileMark:
-        strict = not now.capability.keeps_session_id
+        strict = not now.capability.keeps_records
         try:
-            return await asyncio.to_thread(transcript.write, path, records, path.stem, strict_order=strict)
+            return await asyncio.to_thread(transcript.write, path, records, path.stem, strict=strict)
         except OSError as exc:
             raise SandboxError(f"the transcript {path} cannot be written ({exc.strerror}): see `doctor`") from exc
+
+
+def _has_several_blocks(path: Path) -> bool:
+    """Whether a record in this transcript has. It was read just now."""
+    return any(len(entry.pieces()) > 1 for entry in transcript.parse(contents(path)).path)

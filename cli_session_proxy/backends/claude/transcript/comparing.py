@@ -89,8 +89,10 @@ def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> 
         return Verdict("unreadable", f"{path}: {exc.strerror}")
 
 
-def _by_records(wanted: list[Entry], parsed: Parsed, stat: os.stat_result, data: bytes) -> Verdict:
-    have = parsed.path
+def _by_records(path: list[Entry], parsed: Parsed, stat: os.stat_result, data: bytes) -> Verdict:
+    # A transcript may be written with one block a record.
+    wanted = [piece for entry in path for piece in entry.pieces()]
+    have = [piece for entry in parsed.path for piece in entry.pieces()]
     begins = len(have) >= len(wanted) and all(map(_equal, wanted, have))
     end = len(wanted) if begins else None
     renewed = _end_of_copy(wanted, have) if end is None else None

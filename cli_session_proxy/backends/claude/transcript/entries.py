@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from uuid import NAMESPACE_OID, uuid5
 
 from ....domain import limits
 from ....domain.models import Block, FileMark, Record
@@ -76,6 +77,21 @@ class Entry:
         """The same record behind another one."""
         data = self.data | {"parentUuid": parent}
         return Entry(json.dumps(data, separators=(",", ":")), data)
+
+    def pieces(self) -> list[Entry]:
+        """The same with one block a record. The last piece keeps the uuid: what hangs on the record hangs on that."""
+        if not self.on_path or len(self.content) < 2:
+            return [self]
+        message: dict[str, Any] = self.data["message"]
+        out: list[Entry] = []
+        parent = self.parent
+        for number, block in enumerate(self.content, 1):
+            last = number == len(self.content)
+            name = self.uuid if last else str(uuid5(NAMESPACE_OID, f"{self.uuid}/{number}"))
+            data = self.data | {"uuid": name, "parentUuid": parent, "message": message | {"content": [block]}}
+            out.append(Entry(json.dumps(data, separators=(",", ":")), data))
+            parent = name
+        return out
 
     def record(self) -> Record:
         return Record(self.line, self.uuid)

@@ -21,10 +21,10 @@ Moment = Literal["start", "loaded", "result"]
 # The names in the comment are what the proxy looks for in a CLI's program text.
 _PROGRAM = """#!{python} -IS
 # "--system-prompt <" "--system-prompt-file <" client_composed only_if_model_is_current mcp_set_servers
-import json, os, pathlib, signal, subprocess, sys, threading, time
+import json, os, pathlib, re, signal, subprocess, sys, threading, time, uuid
 
 orders = pathlib.Path({orders!r})
-version = {version!r}
+version, splits = {version!r}, {splits!r}
 argv = [{binary!r}, *sys.argv[1:]]
 
 
@@ -61,6 +61,25 @@ def obey(moment):
                 os.utime(args[0], ns=(now, now))
 
 
+def split():
+    # As CLIs below 2.1.30 do when they resume: each block is a record, all under new uuids, and the turn hangs on them.
+    lines = transcript.read_text().splitlines()
+    there = [json.loads(line) for line in lines[:known]]
+    there = [one for one in there if "parentUuid" in one and not one.get("isSidechain")]
+    said = [one.get("message", dict(content="")) for one in there]
+    if all(isinstance(one["content"], str) or len(one["content"]) < 2 for one in said):
+        return
+    copies, parent = [], None
+    for one, message in zip(there, said):
+        content = message["content"]
+        for block in [content] if isinstance(content, str) else [[block] for block in content]:
+            more = dict(message=message | dict(content=block)) if "message" in one else dict()
+            copies.append(json.dumps(one | more | dict(uuid=str(uuid.uuid4()), parentUuid=parent)))
+            parent = json.loads(copies[-1])["uuid"]
+    added = [line.replace('"parentUuid":"' + there[-1]["uuid"], '"parentUuid":"' + parent) for line in lines[known:]]
+    transcript.write_text("".join(line + "\\n" for line in [*lines[:known], *copies, *added]))
+
+
 if sys.argv[1:] == ["--version"] and version:
     print(version + " (Claude Code)")
     sys.exit(0)
@@ -69,6 +88,10 @@ if "-p" not in argv:
 resumes = any(one.startswith("--resume=") for one in argv)
 if resumes:
     obey("start")
+if resumes and splits:
+    [session] = [one[9:] for one in argv if one.startswith("--resume=")]
+    [transcript] = pathlib.Path(os.environ["CLAUDE_CONFIG_DIR"]).glob("projects/*/" + session + ".jsonl")
+    known = len(transcript.read_text().splitlines())
 child = subprocess.Popen(argv, stdout=subprocess.PIPE)
 signal.signal(signal.SIGTERM, lambda *_: child.terminate())
 for number, line in enumerate(child.stdout):
@@ -76,6 +99,11 @@ for number, line in enumerate(child.stdout):
         obey("loaded")
     if b'"type":"result"' in line:
         obey("result")
+        if resumes and splits:
+            split()
+            splits = False
+    if version:
+        line = re.sub(rb'"claude_code_version":"[0-9.]+"', b'"claude_code_version":"' + version.encode() + b'"', line)
     sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
 sys.exit(child.wait())
@@ -85,14 +113,16 @@ Op = Sequence[str]
 
 
 class MeddledCli:
-    """`path` stands for the CLI `binary`. `version` is what it calls itself, where that is not its own."""
+    """`path` stands for the CLI `binary`. `version` is what it calls itself, where that is not its own. `splits`: it
+    splits records at a resume."""
 
-    def __init__(self, folder: Path, binary: Path, *, version: str = "") -> None:
+    def __init__(self, folder: Path, binary: Path, *, version: str = "", splits: bool = False) -> None:
         self._orders = folder / "orders"
         self._orders.mkdir(parents=True)
         self._number = 0
         self.path = folder / "claude"
-        program = _PROGRAM.format(python=sys.executable, orders=str(self._orders), binary=str(binary), version=version)
+        named = {"python": sys.executable, "orders": str(self._orders), "binary": str(binary)}
+        program = _PROGRAM.format(**named, version=version, splits=splits)
         self.path.write_text(program)
         self.path.chmod(0o755)
 
