@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from ..domain.client_tools import Answers, Check, ToolOptions
-from ..domain.evidence import Evidence, RecordsFrom
+from ..domain.evidence import CacheMiss, Evidence, RecordsFrom
 from ..domain.lineage import Past
 from ..domain.models import (
     JSON,
@@ -160,13 +160,14 @@ class Called:
 class Completed:
     """The model's last word. `cost_usd` is this turn's own; `usage` too.
 
-    `stop_sequence` is the one of the job's that the provider stopped at.
+    `stop_sequence` is the one of the job's that the provider stopped at. `cache_miss` is what the provider said.
     """
 
     stop_reason: str | None
     usage: Usage
     cost_usd: float | None = None
     stop_sequence: str | None = None
+    cache_miss: CacheMiss | None = None
 
 
 @dataclass(frozen=True, slots=True)

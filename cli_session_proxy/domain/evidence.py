@@ -133,6 +133,18 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheMiss:
+    """Why the provider could not read all that was in its prompt cache. `reason` is its own code, such as
+    `messages_changed`; `tokens` is about how many it would have read."""
+
+    reason: str
+    tokens: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: value for name in CacheMiss.__slots__ if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True, slots=True)
 class Recalled:
     """Earlier attempts at a fix that the model was told at the head of the prompt: the commits they were read from,
     newest attempt first."""
@@ -171,6 +183,7 @@ class Evidence:
     - `notes`           what the model was not shown as it was said
     - `other`           what a newer or an older version noted, kept as it is
     - `unmet`           parameters of the request that the turn ran without
+    - `cache_miss`      why the provider did not read all of its prompt cache, where it says so
     """
 
     brought: Brought | None = None
@@ -195,6 +208,7 @@ class Evidence:
     recalled: Recalled | None = None
     window_summary: str | None = None
     files_at: str | None = None
+    cache_miss: CacheMiss | None = None
 
     @property
     def told(self) -> tuple[Note, ...]:
@@ -249,13 +263,13 @@ _VALUES = attrgetter(*_NONE)
 _NO_VALUES = _VALUES(NOTHING)
 _AS_JSON: dict[str, Any] = {
     "brought": Brought.as_json, "refusal": Refusal.as_json, "recalled": Recalled.as_json,
-    "written": Repair.as_json, "repaired": Repair.as_json,
+    "written": Repair.as_json, "repaired": Repair.as_json, "cache_miss": CacheMiss.as_json,
     "other": dict, "reloaded": list, "unmet": list, "retries": list,
     "cuts": lambda cuts: [cut.as_json() for cut in cuts], "notes": lambda notes: [note.as_json() for note in notes],
 }  # fmt: skip
 _FROM_JSON: dict[str, Any] = {
     "brought": lambda data: Brought(**data), "refusal": Refusal.from_json, "recalled": Recalled.from_json,
-    "written": Repair.from_json,
+    "written": Repair.from_json, "cache_miss": lambda data: CacheMiss(**data),
     "repaired": Repair.from_json, "reloaded": tuple, "unmet": tuple, "retries": tuple,
     "cuts": lambda cuts: tuple(StreamCut(**cut) for cut in cuts),
     "notes": lambda notes: tuple(map(Note.from_json, notes)),

@@ -278,6 +278,11 @@ class Usage:
         """Everything the model read: new, cache read and cache write."""
         return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens
 
+    @property
+    def cache_share(self) -> float | None:
+        """Of the prompt, what was read from the cache; None without a prompt."""
+        return round(self.cache_read_tokens / self.prompt_tokens, 4) if self.prompt_tokens else None
+
     def plus(self, other: Usage) -> Usage:
         return Usage(
             self.input_tokens + other.input_tokens,

@@ -558,6 +558,7 @@ class Executor:
                 retries=tuple(attempt.retries) or attempt.evidence.retries,
                 notes=(*attempt.evidence.notes, *kept.notes),
                 records=kept.source,
+                cache_miss=end.cache_miss if isinstance(end, Completed) else None,
             ),
             move_head=attempt.agent.moves_head_to(turn),
         )

@@ -143,6 +143,7 @@ def reason(turn: Turn) -> JSON:
 
 _AS_THEY_ARE = (
     "left_off",
+    "cache_miss",
     "sandbox",
     "files_at",
     "verified",
@@ -246,6 +247,10 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         said.append(f"{evidence.refusal.words} The turn is on no path: the next one continues what this one did.")
     if evidence.settled:
         said.append("The proxy died after the CLI had finished this turn: the answer was read from the transcript.")
+    if evidence.cache_miss is not None:
+        about = "" if evidence.cache_miss.tokens is None else f", about {count(evidence.cache_miss.tokens, 'token')}"
+        reason = evidence.cache_miss.reason.replace("_", " ")
+        said.append(f"The provider did not read all of its prompt cache ({reason}{about}).")
     if evidence.compacted:
         said.append("The CLI compacted the conversation: the model knows a summary of what came before.")
     if evidence.notes:
@@ -265,12 +270,19 @@ def context(turns: int, missing: int, summarised: int, usage: Usage, *, extends:
     if summarised:
         sent += f", {summarised} as a summary"
     said = f"nothing forgotten: {sent}" if not missing else f"forgotten: {missing} of {turns} turns were not sent"
-    whole = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
-    if whole:
-        said += f"; {100 * usage.cache_read_tokens // whole} % of it was read from the cache"
+    if usage.cache_share is not None:
+        said += f"; {100 * usage.cache_read_tokens // usage.prompt_tokens} % of it was read from the cache"
     if extends is False:
         said += "; it does not begin with the request before it"
     return said
+
+
+def cache(usage: Usage) -> str:
+    """What the provider said of its prompt cache, in a few words; "" where it read no prompt."""
+    if usage.cache_share is None:
+        return ""
+    read, written = usage.cache_read_tokens, usage.cache_write_tokens
+    return f"cache {read:,} read, {written:,} written ({100 * read // usage.prompt_tokens} % of the prompt read)"
 
 
 def placed(turn: Turn) -> list[str]:

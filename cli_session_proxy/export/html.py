@@ -19,7 +19,7 @@ from ..domain.models import ON_PATH, Agent, Link, Turn
 from ..domain.ordering import parents_first
 from ..stores.base import Store
 from . import shown
-from .explain import MARKED_REASONS
+from .explain import MARKED_REASONS, cache
 from .outline import Node, Outline, outline
 from .schema import MeasuredDump
 from .shown import Tell, here
@@ -152,7 +152,9 @@ def _turn(turn: Turn, links: Sequence[Link], told: MeasuredDump) -> list[str]:
         lines.append(f"<div class='bad'>{_compact(told['error'])}</div>")
     if turn.delivery in UNSURE and turn.status in ON_PATH:
         lines.append(f"<p class='bad'>{UNSURE[turn.delivery]}</p>")
-    tokens = ", ".join([f"{name.removesuffix('_tokens')} {number}" for name, number in told["usage"].items()])
+    used = turn.usage.as_json()
+    tokens = ", ".join([f"{name.removesuffix('_tokens')} {number}" for name, number in used.items()])
+    tokens += f"\n{cache(turn.usage)}"
     steps = ", ".join([f"{name} {value!s}" for name, value in told["timings"].items()])
     cost = "not known" if told["cost_usd"] is None else f"${told['cost_usd']:.6f}"
     measured = _text(f"tokens: {tokens}\ncost: {cost}\nmilliseconds: {steps}")

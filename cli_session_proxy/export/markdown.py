@@ -14,7 +14,7 @@ from ..errors import NotFound
 from ..stores.base import Store, TurnPage
 from . import shown
 from .chain_json import turns_of
-from .explain import MARKED_REASONS, placed
+from .explain import MARKED_REASONS, cache, placed
 from .schema import SaidDump
 from .shown import Tell, here
 from .words import UNSURE, time, visible
@@ -56,7 +56,8 @@ async def markdown(
 def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], told: SaidDump) -> Iterator[str]:
     how = turn.continuity or (turn.origin if turn.origin in ("adopted", "imported") else "not run")
     facts = [turn.status, how, turn.model, time(turn.created_at)]
-    where = f"{turn.id}, session {turn.session_id or 'none'}"
+    used = cache(turn.usage)
+    where = f"{turn.id}, session {turn.session_id or 'none'}" + (f", {used}" if used else "")
     yield f"\n## Turn {number} · {_plain(' · '.join(facts))}\n"
     yield f"<sub>{_plain(where)}</sub>\n"
     # It was to continue the head, and ended or waits before it was known which turn that is.

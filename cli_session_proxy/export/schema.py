@@ -19,6 +19,7 @@ class UsageDump(TypedDict):
     output_tokens: int
     cache_read_tokens: int
     cache_write_tokens: int
+    cache_share: float | None  # of the prompt, what was read from the cache
     thinking_tokens: int
 
 

@@ -153,6 +153,11 @@ class RecalledShape(_Shape):
     commits: list[str]
 
 
+class CacheMissShape(_Shape):
+    reason: Word
+    tokens: Count | None = None
+
+
 class EvidenceShape(_Open):
     brought: BroughtShape | None = None
     left_off: str | None = None
@@ -172,6 +177,7 @@ class EvidenceShape(_Open):
     recalled: RecalledShape | None = None
     records: str | None = None
     other: JSON = {}
+    cache_miss: CacheMissShape | None = None
 
 
 class ReasonShape(_Open):

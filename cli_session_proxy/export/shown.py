@@ -67,7 +67,7 @@ def measured(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -
     """Of `turn`, the words, what it took and why."""
     return {
         **said(row, links, verbatim=verbatim),
-        "usage": cast(UsageDump, row.usage.as_json()),
+        "usage": cast(UsageDump, {**row.usage.as_json(), "cache_share": row.usage.cache_share}),
         "cost_usd": row.cost_usd,
         "timings": _redacted(row.timings),
         "reason": _redacted(explain.reason(row)),

@@ -139,7 +139,8 @@ def _events(message: Block) -> Iterator[Block]:
         for delta in deltas:
             yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
-    ending = {name: message[name] for name in ("stop_reason", "stop_sequence", "stop_details") if name in message}
+    at_the_end = ("stop_reason", "stop_sequence", "stop_details", "diagnostics")
+    ending = {name: message[name] for name in at_the_end if name in message}
     yield {"type": "message_delta", "delta": ending, "usage": usage}
     yield {"type": "message_stop"}
 

@@ -81,6 +81,7 @@ class Reply:
     """An ordinary answer. `content` is a text or whole blocks; None lets the default model answer.
 
     `usage` replaces the counted numbers of the same names; `thinking` puts a block in front, which the upstream seals.
+    `diagnostics` is said at the end of a stream.
     """
 
     content: str | Sequence[Block] | None = None
@@ -89,6 +90,7 @@ class Reply:
     stop_sequence: str | None = None
     stop_details: Mapping[str, Any] | None = None
     thinking: str | None = None
+    diagnostics: Mapping[str, Any] | None = None
 
     def blocks(self, texts: Texts, answer: Answer) -> list[Block]:
         if self.content is None or isinstance(self.content, str):

@@ -241,6 +241,7 @@ class Upstream:
             "stop_reason": reply.stop_reason,
             "stop_sequence": reply.stop_sequence,
             **({} if reply.stop_details is None else {"stop_details": dict(reply.stop_details)}),
+            **({} if reply.diagnostics is None else {"diagnostics": dict(reply.diagnostics)}),
             "usage": {**self._prompt_usage(seen.body), "output_tokens": output, **(reply.usage or {})},
         }
 

@@ -6,6 +6,7 @@ in the middle of one of them. What is compared is the form of each later request
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ import pytest
 from cli_session_proxy.domain.models import Message, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import InvalidRequest
+from cli_session_proxy.export import FORMATS
 from cli_session_proxy.testing.prompt_cache import share_read
 from cli_session_proxy.testing.script import Fail, Reply
 from cli_session_proxy.testing.seen import JSON
@@ -124,3 +126,26 @@ async def test_a_request_after_a_repair_is_written_as_that_of_an_untouched_cli(
     untouched, repaired = found
     assert repaired == untouched
     report.same_form(happens)
+
+
+async def test_a_turn_says_what_the_provider_said_of_its_cache(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    missed = {"type": "messages_changed", "cache_missed_input_tokens": 1200}
+    upstream.when("two", Reply(diagnostics={"cache_miss_reason": missed}))
+    async with running(make_settings(claude_bin=claude_2)) as engine:
+        for said in ("one", "two"):
+            turn = await ask(engine, said)
+        agent = await engine.store.agent("local", "a")
+        assert agent is not None
+        dump = "".join([piece async for piece in FORMATS["markdown"].write(engine.store, agent, sandbox="")])
+        whole = json.loads("".join([piece async for piece in FORMATS["json"].write(engine.store, agent, sandbox="")]))
+    first, second = whole["turns"]
+    assert "cache_miss" not in first["reason"]
+    assert second["reason"]["cache_miss"] == {"reason": "messages_changed", "tokens": 1200}
+    assert second["says"] == [
+        "The provider did not read all of its prompt cache (messages changed, about 1200 tokens)."
+    ]
+    read, written = turn.usage.cache_read_tokens, turn.usage.cache_write_tokens
+    assert read > 0
+    assert f"cache {read:,} read, {written:,} written ({int(100 * second['usage']['cache_share'])} % of" in dump

@@ -238,7 +238,9 @@ class _Execution:
                             if self._truncated is not None:
                                 yield base.Completed("max_tokens", self._truncated.usage, cost)
                             else:
-                                yield base.Completed(event.stop_reason, event.usage, cost, event.stop_sequence)
+                                yield base.Completed(
+                                    event.stop_reason, event.usage, cost, event.stop_sequence, event.cache_miss
+                                )
                             return
                         case _:
                             yield base.Activity(type(event).__name__)

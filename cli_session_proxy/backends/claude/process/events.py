@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ....domain.evidence import CacheMiss
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
 from ...base import Abandoned, Activity, Called, Compacted, Retried, ToolActivity
 
@@ -86,6 +87,7 @@ class Result:
     num_turns: int
     detail: JSON = field(default_factory=dict)
     stop_sequence: str | None = None
+    cache_miss: CacheMiss | None = None
     silent: bool = False
 
 

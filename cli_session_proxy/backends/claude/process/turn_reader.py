@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ....domain.client_tools import ToolPolicy
+from ....domain.evidence import CacheMiss
 from ....domain.limits import MOST_USD, is_session_id
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
 from ...base import Abandoned, Activity, Called, Compacted, Retried, ToolActivity
@@ -15,6 +16,7 @@ from .events import AssistantMessage, CliEvent, Declined, Refused, Result, Sessi
 # What of an answer reaches a client; every other block belongs to the CLI's own tools.
 ANSWER_BLOCKS = frozenset({"text", "thinking", "redacted_thinking"})
 WORDS = frozenset({"text", "tool_use"})  # without one of these an answer says nothing
+LONGEST_REASON = 64  # characters of a provider's code
 HALF_AN_ANSWER = "the provider's stream was cut, and the CLI took what it had for the whole answer: send it again"
 SYNTHETIC_MODEL = "<synthetic>"  # messages the CLI makes itself: API errors, "No response requested."
 _TAG = "user_message_uuids"
@@ -97,6 +99,7 @@ class TurnReader:
         self._open: set[int] = set()  # of these, by index within the message
         self._streamed: set[str] = set()
         self._stopped_at: str | None = None  # a stop sequence, by the provider
+        self._cache_miss: CacheMiss | None = None  # of the newest request
         self._truncated = False  # what the CLI asks for behind that is nobody's
         self._rate_limit: JSON | None = None
         self._spoke = False  # an assistant frame brought words or calls
@@ -190,6 +193,7 @@ class TurnReader:
                 delta = _dict(event.get("delta"))
                 self._whole = bool(delta.get("stop_reason"))
                 self._stopped_at = _text(delta.get("stop_sequence"))
+                self._cache_miss = _cache_miss(delta)
                 if delta.get("stop_reason") == "max_tokens":
                     self._truncated = True
                     return [*self._close_all(), Truncated(self._used.plus(_usage(self._using)).minus(self._told))]
@@ -321,6 +325,7 @@ class TurnReader:
             num_turns=_count(frame.get("num_turns")),
             detail=detail,
             stop_sequence=self._stopped_at,
+            cache_miss=self._cache_miss,
         )
         said: list[CliEvent] = []
         if not (result.is_error or self._truncated or (self._texts and self._texts[-1] == text)):
@@ -397,6 +402,13 @@ def _whole(pieces: Sequence[Block]) -> Block:
         if said := [piece[name] for piece in pieces if isinstance(piece.get(name), str)]:
             block[name] = "".join(said)
     return block
+
+
+def _cache_miss(delta: JSON) -> CacheMiss | None:
+    """Of a `message_delta`. The CLI asks for it where its account has the provider's cache diagnostics."""
+    said = _dict(_dict(delta.get("diagnostics")).get("cache_miss_reason"))
+    reason, tokens = _text(said.get("type")), said.get("cache_missed_input_tokens")
+    return CacheMiss(reason[:LONGEST_REASON], tokens if isinstance(tokens, int) else None) if reason else None
 
 
 def _as_stream(block: Block) -> tuple[Block, list[Block]]:

@@ -335,6 +335,7 @@ function tokens(turn) {
     ["new", whole(usage.input_tokens)],
     ["read from the cache", whole(usage.cache_read_tokens)],
     ["written to the cache", whole(usage.cache_write_tokens)],
+    ["share of the prompt read from the cache", usage.cache_share === null ? "–" : `${Math.floor(100 * usage.cache_share)} %`],
     ["answer", [whole(usage.output_tokens), usage.thinking_tokens ? ` (thinking ${usage.thinking_tokens})` : ""]],
     ["cost", money(turn.cost_usd)],
   ]);
