@@ -193,7 +193,8 @@ class TurnReader:
                 delta = _dict(event.get("delta"))
                 self._whole = bool(delta.get("stop_reason"))
                 self._stopped_at = _text(delta.get("stop_sequence"))
-                self._cache_miss = _cache_miss(delta)
+                if "diagnostics" in delta:
+                    self._cache_miss = _cache_miss(_dict(delta["diagnostics"]))
                 if delta.get("stop_reason") == "max_tokens":
                     self._truncated = True
                     return [*self._close_all(), Truncated(self._used.plus(_usage(self._using)).minus(self._told))]
@@ -404,9 +405,9 @@ def _whole(pieces: Sequence[Block]) -> Block:
     return block
 
 
-def _cache_miss(delta: JSON) -> CacheMiss | None:
-    """Of a `message_delta`. The CLI asks for it where its account has the provider's cache diagnostics."""
-    said = _dict(_dict(delta.get("diagnostics")).get("cache_miss_reason"))
+def _cache_miss(diagnostics: JSON) -> CacheMiss | None:
+    """Why the provider's cache missed. The CLI asks for it where its account has cache diagnostics."""
+    said = _dict(diagnostics.get("cache_miss_reason"))
     reason, tokens = _text(said.get("type")), said.get("cache_missed_input_tokens")
     return CacheMiss(reason[:LONGEST_REASON], tokens if isinstance(tokens, int) else None) if reason else None
 
