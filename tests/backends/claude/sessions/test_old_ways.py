@@ -51,7 +51,7 @@ async def test_a_cli_that_splits_records_at_a_resume_is_given_one_block_a_record
             assert not (await Verifier(settings, engine.store).verify(agent)).differences
     assert [turn.evidence.repaired for turn in turns] == [None] * 5
     assert [turn.continuity for turn in turns] == ["started", *["resumed"] * 4]
-    said = [words.strip() for words in heard(upstream) if not words.startswith("[Image: source")]  # 2.1.330 adds that
-    assert said == ["see", "[image]", "this", "two", "see", "[image]", "this", "three", "four"]
+    texts = [words.strip() for words in heard(upstream) if not words.startswith("[Image: source")]  # 2.1.330 adds that
+    assert texts == ["see", "[image]", "this", "two", "see", "[image]", "this", "three", "four"]
     asked = [seen for seen in upstream.requests if "see" in seen.user_texts()]
     assert [after.prefix_kept(before) for before, after in pairwise(asked)] == [1.0] * 4
