@@ -121,6 +121,9 @@ def serve(
     settings = load(**flags)
     import uvloop
 
+    from .http.gate import raise_open_files
+
+    raise_open_files()  # before what decides by the limit as it is loaded
     from .commands.login import report
     from .commands.migrating import migrating
     from .http.server import serve as run

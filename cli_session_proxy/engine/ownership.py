@@ -253,13 +253,13 @@ class Ownership:
             self._pauses.was_awake()
             lost, self._lost = self._lost, []
             await asyncio.gather(*(self._retire_lost(agent) for agent in lost))
-            if not (self._held or self._busy()) or not (self._instances.spans_hosts or self._instances.others()):
-                continue
             try:
+                if not (self._held or self._busy()) or not (self._instances.spans_hosts or self._instances.others()):
+                    continue
                 asked = await self._store.asked(self.proxy.id)
-            except ProxyError as exc:
-                if looks:  # said once, however long the store is away
-                    log.warning("leases_not_looked_at", error=exc.message)
+            except (ProxyError, OSError) as exc:  # OSError: no descriptor is free
+                if looks:  # said once, however long it lasts
+                    log.warning("leases_not_looked_at", error=str(exc))
                 looks = False
                 continue
             looks = True

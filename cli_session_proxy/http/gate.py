@@ -341,13 +341,35 @@ EVENT_STREAMS = 64
 BODIES = 4
 # A second is what most bodies of a program on this machine take to arrive.
 RETRY_AFTER = 1.0
+# The limit of open files that is asked for: more than connections and CLIs need, or what every macOS grants.
+OPEN_FILES = (65_536, 10_240)
 # Open connections in all, at most: half of the files that this process may have open; the CLIs' pipes need theirs.
 MOST_CONNECTIONS = 2048
+# Files that are left for the rest where few may be open: 33 of an idle `serve`, and the start of a CLI.
+OWN = 52
+
+
+def raise_open_files() -> None:
+    """Let this process open as many files as it may: systems allow 256 or 1024 until a program asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in OPEN_FILES:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if soft == resource.RLIM_INFINITY or soft >= limit:
+            return
+        with contextlib.suppress(OSError, ValueError):  # macOS refuses more than its kern.maxfilesperproc
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            return
 
 
 def connections() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(16, min(MOST_CONNECTIONS, soft // 2))
+    """Of all owners, by this process's limit of open files."""
+    return max_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def max_connections(files: int) -> int:
+    return (
+        MOST_CONNECTIONS if files == resource.RLIM_INFINITY else max(8, min(MOST_CONNECTIONS, files // 2, files - OWN))
+    )
 
 
 @dataclass(slots=True)

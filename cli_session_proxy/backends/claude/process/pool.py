@@ -21,6 +21,7 @@ from ....errors import ClaudeUnavailable, ProxyError, QueueFull, SessionBusy
 from ....settings import Settings
 from ....tasks import Average, Tasks
 from ...base import NO_HOOKS, Counts, Process, ProcessHooks
+from . import descriptors
 from .events import ProcessDied
 from .guardian import Guardian
 from .memory import Memory
@@ -218,7 +219,8 @@ class Pool:
 class ProcessTable:
     """Every CLI process of one proxy, by session, how many there may be, and which one is evicted for another.
 
-    - At most `max_processes`, and no more than `max_memory` holds by measurement; one may always run.
+    - At most `max_processes`, and no more than `max_memory` holds by measurement, or free descriptors allow; one may
+      always run.
     - To make room, idle processes are evicted: spares first, then the least recently used. A busy one never is.
     - Places are given in the order of asking.
     - Only `max_spawns` start at once. Every wait is bounded by `spawn_timeout`; then it is `QueueFull`.
@@ -467,10 +469,13 @@ class ProcessTable:
         await self._changed.wait()
 
     def has_room(self) -> bool:
-        """Room for one more process, by count and by memory."""
+        """Room for one more process: by count, by memory and by free descriptors."""
         pids = {process.pid for process in self.all()}
         few = len(pids) + self.reserved < self._settings.max_processes
-        return few and self._memory.room(pids, self.reserved)
+        if not few or not self._memory.room(pids, self.reserved):
+            return False
+        # Without any process there is nothing to wait for: the start itself says what is missing.
+        return not (pids or self.reserved) or descriptors.are_free(self.reserved + 1)
 
     def _candidate(self) -> ClaudeProcess | None:
         """The next process to evict: one that has ended by itself, a spare, or the least recently used."""
@@ -479,7 +484,8 @@ class ProcessTable:
     def _full(self, why: str) -> QueueFull:
         """With the time by which the present queue should have been served."""
         wait = self._use.value * (self._queued + 1) / max(1, self.busy())
-        return QueueFull(f"{why}: try again later, or raise max_processes and max_memory", retry_after=max(1.0, wait))
+        advice = "try again later, or raise max_processes, max_memory and the limit of open files (`ulimit -n`)"
+        return QueueFull(f"{why}: {advice}", retry_after=max(1.0, wait))
 
     # --- one less
 
