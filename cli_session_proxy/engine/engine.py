@@ -225,6 +225,15 @@ class Engine:
         self.aside.kill()
 
     @property
+    def instance_id(self) -> str:
+        """By which the store knows this proxy."""
+        return self._instances.id
+
+    async def is_address(self, address: str) -> bool:
+        """A proxy that responds is reached there, as the store knows it. Raises `StoreUnavailable`."""
+        return address in await self.store.addresses()
+
+    @property
     def ready(self) -> bool:
         """New turns are accepted."""
         return self._open
@@ -625,8 +634,8 @@ class Engine:
                 await self._executor.execute(live, now, at_head=at_head, deadline=deadline)
             finally:
                 self._running -= 1
-            if self.passing is not None:
-                self._tasks.own(self.passing.note(agent, live.turn.session_id))
+            if self.passing is not None and self._ownership.holds(live.lease):
+                self._tasks.own(self.passing.note(agent, live.turn.session_id, live.lease))
 
     # --- data
 

@@ -15,7 +15,7 @@ from .. import logs, redact
 from ..domain.models import Agent, Turn
 from ..errors import SessionBusy
 from ..settings import Settings
-from ..stores.base import Home, Proxy, Store
+from ..stores.base import Home, Lease, Proxy, Store
 from ..stores.registry import Registry
 
 log = logs.get(__name__)
@@ -98,7 +98,7 @@ class Passing:
         home = (await self._store.whereabouts(agent.key)).home
         return None if home is None or self.is_here(home) else home
 
-    async def note(self, agent: Agent, session_id: str | None) -> None:
+    async def note(self, agent: Agent, session_id: str | None, lease: Lease) -> None:
         """The agent has just been used here."""
         if self._here.address is not None:
-            await self._registry.note(agent, self._here, session_id)
+            await self._registry.note(agent, self._here, session_id, lease.epoch)

@@ -33,8 +33,9 @@ from ..settings import Settings
 from ..wires.asgi import Table, as_proxy_error, encoded, headers_of, raw_path, send_error
 from ..wires.base import Wire
 from ..wires.common import decoded_agent_id
-from .hop import HOP_KEY, REFUSED, Incoming
+from .hop import REFUSED, Incoming
 from .keys import Keys
+from .proof import BODY, HOP_MARK, OLD_MARK, PROOF, checked
 
 if TYPE_CHECKING:  # its HTTP client is loaded where there is a cluster
     from .relay import Relay
@@ -100,6 +101,7 @@ class Gate:
         wire: Wire = inner["state"]["wire"]
         added = {"x-request-id": request_id}
         started = False
+        is_signed = False  # by another proxy, which wants the answer signed too
         came_from: str | None = None  # the owner whom another proxy names, which has checked the key
         began = time.monotonic()
         told: dict[str, Any] = {"method": scope.get("method"), "wire": wire.errors.name}
@@ -114,6 +116,8 @@ class Gate:
                     if name not in named:
                         given.append((name, value))
                 told["status"] = message.get("status")
+                if is_signed and self._relay is not None:
+                    added[PROOF] = self._relay.signer.prove(headers, message.get("status", 0))
                 if TURN_ID in named:
                     told["turn_id"] = named[TURN_ID].decode()
                 message["headers"] = [*given, *encoded(added)]
@@ -129,9 +133,12 @@ class Gate:
                 if names.count(name) > 1:
                     shown = name.decode()
                     raise InvalidRequest(f"the {shown} header occurs twice: send it once", param=shown.title())
-            if self._relay is not None and HOP_KEY in headers:
+            if self._relay is not None and (HOP_MARK in headers or OLD_MARK in headers):
                 added[REFUSED] = "1"
-                came_from = self._relay.owner_of(headers)
+                self._relay.signer.check(scope, headers)
+                is_signed = True
+                came_from = self._relay.owner_of(inner["path"], headers)
+                receive = checked(receive, headers[BODY])
                 del added[REFUSED]
             by_page = "origin" in headers or "sec-fetch-site" in headers  # a browser's; programs send neither
             reader: str | None = None

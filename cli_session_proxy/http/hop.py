@@ -8,8 +8,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..wires.asgi import has_left
 
-# Of a request that is passed on: the cluster's key, and the owner whose key was checked, percent-encoded.
-HOP_KEY, OWNER = "x-cluster-key", "x-cluster-owner"
 # Of an answer: the hop was refused, and nothing was done.
 REFUSED = "x-cluster-refused"
 

@@ -9,7 +9,8 @@
   is cut off from the store would keep its agents until it is back.
 - Once the request was sent nobody knows whether it was accepted. A connection that breaks is an error that the client's
   own retry helps against: the turn is found again by the contract's rules, here or there, and is never run twice.
-- The other proxy believes what `HOP_KEY` and `OWNER` say by the cluster's key alone, and passes nothing on itself.
+- Both prove that they have the cluster's key, the other proxy first, and neither sends it (see `proof`). The address is
+  one that a live row of the store names. The other proxy passes nothing on itself.
 - Limits of an owner are counted here. Whether the answer arrived is noted here, where it was given to nobody else: the
   other proxy notes whom it gave it to itself (see `live.Handover`).
 """
@@ -17,12 +18,13 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
+import hashlib
 import json
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
@@ -34,10 +36,12 @@ from ..domain.models import JSON, Agent
 from ..engine.engine import Engine
 from ..engine.passing import HOP, Elsewhere
 from ..engine.subscription import POLL
-from ..errors import ClaudeUnavailable, Interrupted, Unauthorized
+from ..errors import ClaudeUnavailable, Interrupted
 from ..wires.asgi import at_once, raw_path
 from ..wires.common import encoded_agent_id
-from .hop import HOP_KEY, OWNER, REFUSED, Incoming
+from .greeting import transport
+from .hop import REFUSED, Incoming
+from .proof import GREETING, HOP_MARK, NOTHING, OLD_MARK, OWNER, PROOF, QUESTIONS, TARGET, Peer, Signer, decisive
 
 log = logs.get(__name__)
 
@@ -54,16 +58,18 @@ HEARD, AWAY = 0.5, 2.0
 AGAIN = 0.25
 # For so long an answer is still read when its client has left, to see whether it had all of it. Seconds.
 ON_ITS_WAY = 0.1
+# Other proxies that this one has clients for.
+MOST_PEERS = 1024
 # Idle connections are closed before the other proxy closes them. Seconds.
 IDLE = 15.0
 # What is between two neighbours, or about who asks: the other proxy is told that by `OWNER`.
 _NOT_PASSED_ON = frozenset({
     b"host", b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
     b"content-length", b"expect", b"authorization", b"x-api-key", b"x-goog-api-key", b"cookie", b"origin", b"referer",
-    b"x-request-id", b"x-cluster-key", b"x-cluster-owner",
+    b"x-request-id", b"proxy-authorization", b"proxy-authenticate", OLD_MARK.encode(),
 })  # fmt: skip
 _OF_THE_CONNECTION = frozenset(
-    {b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server", b"x-request-id"}
+    {b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server", b"x-request-id", PROOF.encode()}
 )
 
 
@@ -102,23 +108,26 @@ class Relay:
 
     def __init__(self, engine: Engine, secret: str, lease: float, note: Callable[[Result], None]) -> None:
         self._engine = engine
-        self._secret = secret.encode()
+        self.signer = Signer(secret, engine.settings.advertise, engine.instance_id)
         self._lease = lease  # seconds of silence after which a proxy is asked whether it is there
         self._note = note
-        self._client: httpx.AsyncClient | None = None
+        self._clients: dict[str, httpx.AsyncClient] = {}  # by address
+        self._peers: dict[str, Peer] = {}  # what each has proved last
+        self._trusted: ssl.SSLContext | None = None
         self._hops: set[Hop] = set()
         self._heard: dict[str, float] = {}  # by address: the loop's time
         self._away: dict[str, float] = {}
 
     async def close(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        for client in self._clients.values():
+            await client.aclose()
+        self._clients.clear()
 
-    def owner_of(self, headers: Mapping[str, str]) -> str:
-        """Whose request another proxy has passed on. Raises `Unauthorized`, and `ClaudeUnavailable` at the end."""
-        if not hmac.compare_digest(headers[HOP_KEY].encode("utf-8", "replace"), self._secret):
-            raise Unauthorized("this is not the key of this cluster: give every proxy the same cluster_key")
+    def owner_of(self, path: str, headers: Mapping[str, str]) -> str:
+        """Whose request another proxy has passed on and signed. Raises `Unauthorized` where it came before or late, and
+        `ClaudeUnavailable` at the end."""
+        if path not in QUESTIONS:
+            self.signer.once(headers)
         if not self._engine.ready:
             raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
         return unquote(headers.get(OWNER, ""), errors="strict")
@@ -205,7 +214,7 @@ class Relay:
         """Pass the answer on as it comes."""
         clock = asyncio.get_running_loop().time
         try:
-            response = await self._open().send(request, stream=True)
+            response = await self._open(hop.address).send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as exc:  # it has ended just now, and has got nothing
             self._away[hop.address] = clock() + AWAY
             log.warning("not_passed_on", address=hop.address, error=type(exc).__name__)
@@ -214,9 +223,12 @@ class Relay:
         except httpx.HTTPError as exc:
             raise _BrokenError(type(exc).__name__) from exc
         try:
+            if self._proved(hop.address, request, response) is None:
+                raise _BrokenError("its answer is not signed")
             hop.heard = self._heard[hop.address] = clock()
             if REFUSED in response.headers:
                 log.error("hop_refused", address=hop.address, status=response.status_code)
+                self._heard.pop(hop.address)
                 self._away[hop.address] = clock() + AWAY
                 hop.refused = True
                 return
@@ -249,7 +261,7 @@ class Relay:
         while True:
             await asyncio.sleep(max(0.0, hop.heard + self._lease - clock()))
             if clock() - hop.heard >= self._lease:
-                if not await self._answers(f"{hop.address}/healthz", self._lease):
+                if not await self._answers(hop.address, GREETING, self._lease):
                     return
                 hop.heard = clock()
 
@@ -262,7 +274,7 @@ class Relay:
         until = clock() + (self._lease if there.home else 0.0)
         if clock() < self._away.get(address, 0.0) and not there.home:
             return False
-        while not await self._answers(f"{address}/readyz", REACH):
+        while not (await self._engine.is_address(address) and await self._answers(address, "/readyz", REACH)):
             self._heard.pop(address, None)
             if clock() >= until:
                 self._away[address] = clock() + AWAY
@@ -272,44 +284,74 @@ class Relay:
         self._heard[address] = clock()
         return True
 
-    async def _answers(self, url: str, within: float) -> bool:
+    async def _answers(self, address: str, path: str, within: float) -> bool:
+        """It says 200 to this question, and proves that it is of this cluster."""
+        request = httpx.Request("GET", f"{address}{path}", headers=self._marks(address, "GET", path, "", ()))
         try:
             async with asyncio.timeout(within):
-                told = await self._open().get(url, headers=self._marks(""))
-            return told.status_code == 200
+                told = await self._open(address).send(request)
         except (httpx.HTTPError, TimeoutError):
             return False
+        return self._proved(address, request, told) is not None and told.status_code == 200
+
+    def _proved(self, address: str, request: httpx.Request, response: httpx.Response) -> Peer | None:
+        """What the peer has proved with this answer; None where it proved nothing."""
+        marks = {name: request.headers[name] for name in (HOP_MARK, TARGET)}
+        peer = self.signer.peer(marks, response.status_code, response.headers.get(PROOF, ""))
+        if peer is None:
+            log.error("hop_not_proved", address=address, status=response.status_code)
+            self._peers.pop(address, None)
+        else:
+            self._peers[address] = peer
+        return peer
 
     def _request(self, address: str, scope: Scope, body: bytes, owner: str, request_id: str) -> httpx.Request:
         query = scope.get("query_string", b"")
         if b"key=" in query:  # a client's key is nobody else's business
             pairs = [pair for pair in parse_qsl(query.decode("latin-1"), keep_blank_values=True) if pair[0] != "key"]
             query = urlencode(pairs).encode()
+        named = b",".join(value for name, value in scope["headers"] if name == b"connection").lower().split(b",")
+        kept_back = _NOT_PASSED_ON.union(name.strip() for name in named)
         headers = [
             (name, value)
             for name, value in scope["headers"]
-            if name not in _NOT_PASSED_ON and not name.startswith(b"sec-fetch-")
+            if name not in kept_back and not name.startswith((b"sec-fetch-", b"x-cluster-"))
         ]
-        headers += [(name.encode(), value.encode()) for name, value in self._marks(owner).items()]
-        headers.append((b"x-request-id", request_id.encode()))
         # As it was sent: httpx would write some characters of an address in another way.
         target = raw_path(scope) + (b"?" + query if query else b"")
+        digest = hashlib.sha256(body).hexdigest()
+        marks = self._marks(address, scope["method"], target.decode("latin-1"), owner, headers, digest)
+        headers += [(name.encode(), value.encode()) for name, value in marks.items()]
+        headers.append((b"x-request-id", request_id.encode()))
         waits = {"connect": REACH, "read": None, "write": None, "pool": None}
         return httpx.Request(
             scope["method"], address, headers=headers, content=body, extensions={"target": target, "timeout": waits}
         )
 
-    def _marks(self, owner: str) -> dict[str, str]:
-        return {HOP_KEY: self._secret.decode(), OWNER: quote(owner, safe="")}
+    def _marks(
+        self,
+        address: str,
+        method: str,
+        target: str,
+        owner: str,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: str = NOTHING,
+    ) -> dict[str, str]:
+        peer = self._peers.get(address)
+        return self.signer.request(method, target, quote(owner, safe=""), address, peer, decisive(headers), body)
 
-    def _open(self) -> httpx.AsyncClient:
-        if self._client is None:
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE)
-            timeout = httpx.Timeout(None, connect=REACH)
+    def _open(self, address: str) -> httpx.AsyncClient:
+        """The client of one proxy. Raises `httpx.ConnectError` where there are too many."""
+        if address not in self._clients:
+            if len(self._clients) >= MOST_PEERS:
+                raise httpx.ConnectError("too many proxies are in this cluster")
             # Certificates that this machine trusts, its own authority's too; no proxy that the environment names.
-            trusted = ssl.create_default_context()
-            self._client = httpx.AsyncClient(verify=trusted, limits=limits, timeout=timeout, trust_env=False)
-        return self._client
+            self._trusted = self._trusted or ssl.create_default_context()
+            learned = partial(self._peers.__setitem__, address)
+            way = transport(address, self.signer, learned, trusted=self._trusted, idle=IDLE, patience=REACH)
+            timeout = httpx.Timeout(None, connect=REACH)
+            self._clients[address] = httpx.AsyncClient(transport=way, timeout=timeout, trust_env=False)
+        return self._clients[address]
 
     # --- what a turn that runs there has said so far
 
@@ -319,9 +361,12 @@ class Relay:
     async def follow(self, address: str, agent: Agent, told: dict[str, Sequence[JSON]]) -> None:
         """Keep under the address, in `told`, what the agent's turns there do and have said so far; ends with the
         stream, and where it is not reached."""
-        path = f"{address}/v1/chains/{encoded_agent_id(agent.agent_id)}/events?live=1"
+        path = f"/v1/chains/{encoded_agent_id(agent.agent_id)}/events?live=1"
+        if not await self._answers(address, "/readyz", REACH):
+            return
+        marks = self._marks(address, "GET", path, agent.owner, ())
         with suppress(httpx.HTTPError):
-            async with self._open().stream("GET", path, headers=self._marks(agent.owner)) as stream:
+            async with self._open(address).stream("GET", f"{address}{path}", headers=marks) as stream:
                 name = ""
                 async for line in stream.aiter_lines():
                     if name == "event: progress" and stream.status_code == 200:

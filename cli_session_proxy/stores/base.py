@@ -443,6 +443,9 @@ class Leases(Protocol):
     async def proxy(self, proxy_id: str) -> Proxy | None:
         """A proxy that responds. Its `lease` is what is left of it."""
 
+    async def addresses(self) -> frozenset[str]:
+        """Where the proxies that respond are reached."""
+
     async def responds(self, proxy_id: str) -> bool:
         """Its last heartbeat has not expired."""
 

@@ -17,19 +17,20 @@ State = Literal["ok", "away"]
 class Registry(Protocol):
     """- `find` and `note` take a bounded time, and neither fails because the registry does.
     - What it does not know, or not for sure, it asks the store.
-    - An entry expires by itself.
+    - An entry expires by itself, and is gone when the proxy that made it has stopped.
     """
 
     async def find(self, agent: Agent) -> Whereabouts:
         """The proxy that has it. Its `home` is the store's to tell. Raises `StoreUnavailable`."""
 
-    async def note(self, agent: Agent, here: Proxy, session_id: str | None) -> None:
-        """This proxy has it from now on, in this session."""
+    async def note(self, agent: Agent, here: Proxy, session_id: str | None, epoch: int) -> None:
+        """This proxy has it from now on, in this session, by a lease of this epoch."""
 
     async def forget(self, agent: Agent) -> None:
         """The agent was deleted."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Remove the entries of this proxy, in a bounded time."""
 
     @property
     def state(self) -> State | None:
@@ -47,7 +48,7 @@ class StoreRegistry(Registry):
     async def find(self, agent: Agent) -> Whereabouts:
         return await self._store.whereabouts(agent.key)
 
-    async def note(self, agent: Agent, here: Proxy, session_id: str | None) -> None: ...
+    async def note(self, agent: Agent, here: Proxy, session_id: str | None, epoch: int) -> None: ...
 
     async def forget(self, agent: Agent) -> None: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -69,7 +70,7 @@ AGENT = Agent(7, "local", "a", "a", True, None, 1.0)
 async def test_what_is_noted_is_found_without_the_store(there: Redis) -> None:
     async with registry(there.url) as (one, rows), registry(there.url) as (two, others):
         assert await one.find(AGENT) == THERE  # nothing was noted yet
-        await one.note(AGENT, HERE, "session")
+        await one.note(AGENT, HERE, "session", 5)
         assert await two.find(AGENT) == Whereabouts("here", "http://here:1")
         assert (rows.asked, others.asked) == (1, 0)
         await two.forget(AGENT)
@@ -79,7 +80,7 @@ async def test_what_is_noted_is_found_without_the_store(there: Redis) -> None:
 
 async def test_an_entry_names_sandbox_and_session_and_expires(there: Redis) -> None:
     async with registry(there.url) as (one, _):
-        await one.note(AGENT, HERE, "session")
+        await one.note(AGENT, HERE, "session", 5)
         client: Any = redis.asyncio.Redis.from_url(there.url)
         (key,) = await client.keys("*")
         entry = json.loads((await client.get(key))[64:])
@@ -99,7 +100,7 @@ async def test_an_entry_names_sandbox_and_session_and_expires(there: Redis) -> N
 )
 async def test_an_entry_that_the_cluster_did_not_write_leads_nowhere(there: Redis, entry: bytes) -> None:
     async with registry(there.url) as (one, rows):
-        await one.note(AGENT, HERE, None)
+        await one.note(AGENT, HERE, None, 5)
         client: Any = redis.asyncio.Redis.from_url(there.url)
         (key,) = await client.keys("*")
         await client.set(key, entry)
@@ -113,10 +114,48 @@ async def test_an_entry_that_the_cluster_did_not_write_leads_nowhere(there: Redi
 
 async def test_an_entry_of_another_agent_of_this_name_is_not_believed(there: Redis) -> None:
     async with registry(there.url) as (one, _), registry(there.url, "the-key-of-another-one") as (other, _):
-        await one.note(AGENT, HERE, None)
+        await one.note(AGENT, HERE, None, 5)
         for another in (replace(AGENT, key=8), replace(AGENT, created_at=2.0)):
             assert await one.find(another) == THERE
         assert await other.find(AGENT) == THERE
+
+
+async def test_an_older_entry_that_somebody_puts_back_is_not_believed(
+    there: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with registry(there.url) as (one, _), registry(there.url) as (two, rows):
+        client: Any = redis.asyncio.Redis.from_url(there.url)
+        await one.note(AGENT, HERE, None, 5)
+        (key,) = await client.keys("*")
+        old = await client.get(key)
+        await one.note(AGENT, replace(HERE, id="newer"), None, 6)
+        assert (await two.find(AGENT)).holder == "newer"
+        await client.set(key, old)
+        for each in (one, two):
+            assert await each.find(AGENT) == THERE
+        await one.note(AGENT, HERE, None, 7)
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now + 3601)  # it was kept by somebody for longer
+        assert await two.find(AGENT) == THERE
+        assert rows.asked == 2
+        await client.aclose()
+
+
+async def test_the_entries_of_a_proxy_are_gone_when_it_has_stopped(there: Redis) -> None:
+    others = replace(AGENT, key=8, dir="b")
+    async with registry(there.url) as (two, _):
+        async with registry(there.url) as (one, _):
+            for agent in (AGENT, others):
+                await one.note(agent, HERE, None, 5)
+            await two.note(others, replace(HERE, id="two"), None, 6)
+        client: Any = redis.asyncio.Redis.from_url(there.url)
+        assert len(await client.keys("*")) == 1
+        assert (await two.find(others)).holder == "two"
+        await client.aclose()
+    there.pause()
+    async with registry(there.url) as (three, _):
+        await three.note(AGENT, HERE, None, 5)  # closing takes a bounded time
+    there.resume()
 
 
 @pytest.mark.parametrize("how", ["is killed", "is paused"])
@@ -125,16 +164,16 @@ async def test_a_redis_that_vanishes_is_gone_on_without_and_comes_back(
 ) -> None:
     monkeypatch.setattr("cli_session_proxy.stores.redis.registry.PAUSE", 0.05)
     async with registry(there.url) as (one, rows):
-        await one.note(AGENT, HERE, None)
+        await one.note(AGENT, HERE, None, 5)
         there.stop() if how == "is killed" else there.pause()
         for _ in range(5):
             assert await one.find(AGENT) == THERE
-            await one.note(AGENT, HERE, None)
+            await one.note(AGENT, HERE, None, 5)
         assert (one.state, rows.asked) == ("away", 5)
         there.start() if how == "is killed" else there.resume()
 
         async def back() -> bool:
-            await one.note(AGENT, HERE, None)
+            await one.note(AGENT, HERE, None, 5)
             return one.state == "ok"
 
         await until(back)
@@ -174,7 +213,7 @@ async def test_redis_over_tls_with_a_password(tmp_path: Path, monkeypatch: pytes
             (f"redis://:hidden-Passw0rd@{where}", False),
         ):
             async with registry(url) as (one, _):
-                await one.note(AGENT, HERE, None)
+                await one.note(AGENT, HERE, None, 5)
                 found = await one.find(AGENT)
                 assert (found == THERE) is not works
                 assert one.state == ("ok" if works else "away")

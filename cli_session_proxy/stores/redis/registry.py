@@ -1,10 +1,11 @@
 """Which proxy has an agent warm, in Redis: one key an agent, which expires by itself.
 
-    cli-session-proxy:<cluster>:<the agent's directory>   a seal, {"proxy", "address", "agent", "sandbox", "session"}
+    cli-session-proxy:<cluster>:<the agent's directory>   a seal, {"proxy", "address", "agent", …, "epoch", "until"}
 
 Redis may vanish at any time. Each question has `PATIENCE` seconds; after one that failed the store tells, and Redis is
 asked again when `PAUSE` seconds have passed. An entry is believed by its seal (HMAC-SHA256 with the cluster's key), and
-for the very agent that is meant: who can write to this Redis cannot lead a request elsewhere.
+for the very agent that is meant, until it expires, and where no lease of a higher epoch was seen. Whoever can write to
+this Redis can put an older entry back, and no more: the proxy at its address has to prove itself (see `http.proof`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import asyncio
 import hashlib
 import hmac
 import json
-from typing import Any
+import time
+from collections import OrderedDict
+from typing import Any, TypeVar
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -27,6 +30,8 @@ from ..base import Proxy, Whereabouts
 from ..registry import Registry, State
 
 log = logs.get(__name__)
+K = TypeVar("K")
+V = TypeVar("V")
 
 # Seconds for a question. Redis answers in less than a millisecond; the store's own answer takes a few.
 PATIENCE = 0.25
@@ -34,6 +39,12 @@ PATIENCE = 0.25
 PAUSE = 2.0
 # Seconds that an entry is kept after the agent's last turn: a process that waits is ended after 15 minutes.
 KEPT = 3600
+# Agents whose last epoch and own entry are remembered here.
+REMEMBERED = 10_000
+# Seconds for the removal of all own entries.
+GOODBYE = 2.0
+# Removes an entry that is still the one that was written.
+REMOVE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
 
 # What a Redis that is away, slow or not ours raises.
 FAULTS = (RedisError, OSError, TimeoutError)
@@ -55,6 +66,8 @@ class RedisRegistry(Registry):
         self._secret = secret.encode()
         self._cluster = hashlib.sha256(self._secret).hexdigest()[:16]
         self._store = store
+        self._noted: OrderedDict[str, str] = OrderedDict()  # own entries, by key
+        self._epochs: OrderedDict[tuple[Any, ...], int] = OrderedDict()  # the highest seen, by agent
         self._away_until = 0.0  # the loop's time
         self._state: State = "ok"
 
@@ -69,17 +82,26 @@ class RedisRegistry(Registry):
             return await self._store.find(agent)
         return Whereabouts(entry["proxy"], entry["address"])
 
-    async def note(self, agent: Agent, here: Proxy, session_id: str | None) -> None:
+    async def note(self, agent: Agent, here: Proxy, session_id: str | None, epoch: int) -> None:
         told = {"proxy": here.id, "address": here.address, "agent": _named(agent), "session": session_id}
-        text = json.dumps({**told, "sandbox": agent.dir})
-        await self._asked(self._redis.set, self._key(agent), f"{self._seal(text)}{text}", ex=KEPT)
+        text = json.dumps({**told, "sandbox": agent.dir, "epoch": epoch, "until": time.time() + KEPT})
+        entry = f"{self._seal(text)}{text}"
+        _remember(self._noted, self._key(agent), entry)
+        _remember(self._epochs, tuple(_named(agent)), epoch)
+        await self._asked(self._redis.set, self._key(agent), entry, ex=KEPT)
 
     async def forget(self, agent: Agent) -> None:
+        self._noted.pop(self._key(agent), None)
         await self._asked(self._redis.delete, self._key(agent))
 
     async def close(self) -> None:
         try:
-            await self._redis.aclose()
+            async with asyncio.timeout(GOODBYE):
+                async with self._redis.pipeline(transaction=False) as said:
+                    for key, entry in self._noted.items():
+                        said.eval(REMOVE, 1, key, entry)
+                    await said.execute(raise_on_error=False)
+                await self._redis.aclose()
         except FAULTS as exc:
             log.warning("registry_not_closed", error=type(exc).__name__)
 
@@ -114,7 +136,19 @@ class RedisRegistry(Registry):
         if not hmac.compare_digest(seal.encode(), self._seal(text).encode()):
             return None
         entry: dict[str, Any] = json.loads(text)
-        return entry if entry["agent"] == _named(agent) else None
+        who = tuple(_named(agent))
+        known = self._epochs.get(who, 0)
+        if entry["agent"] != [*who] or entry.get("until", 0.0) <= time.time() or entry["epoch"] < known:
+            return None
+        _remember(self._epochs, who, entry["epoch"])
+        return entry
+
+
+def _remember(kept: OrderedDict[K, V], key: K, value: V) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > REMEMBERED:
+        kept.popitem(last=False)
 
 
 def _named(agent: Agent) -> list[Any]:

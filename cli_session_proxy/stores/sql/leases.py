@@ -176,6 +176,11 @@ def proxy(conn: Connection, proxy_id: str) -> Proxy | None:
     return None if row is None else Proxy(proxy_id, row.host, row.left, row.address)
 
 
+def addresses(conn: Connection) -> frozenset[str]:
+    query = select(proxies.c.address).where(proxies.c.address.is_not(None), _RESPONDS)
+    return frozenset(conn.scalars(query))
+
+
 def holders(conn: Connection, agent_keys: Collection[int]) -> dict[int, Any]:
     """The proxies that hold these agents and respond: rows with `host` and `address`."""
     query = (

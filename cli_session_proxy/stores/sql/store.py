@@ -341,6 +341,9 @@ class SqlStore(Store):
     async def proxy(self, proxy_id: str) -> Proxy | None:
         return await self._db.read(lambda conn: leases.proxy(conn, proxy_id), quick=True)
 
+    async def addresses(self) -> frozenset[str]:
+        return await self._db.read(leases.addresses, quick=True)
+
     async def responds(self, proxy_id: str) -> bool:
         return await self._db.read(lambda conn: leases.responds(conn, proxy_id), quick=True)
 
