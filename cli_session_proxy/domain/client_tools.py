@@ -263,19 +263,6 @@ def brought(answers: Answers) -> dict[str, JSON] | None:
     return out if out and not answers.rest and size <= LARGEST else None
 
 
-def in_our_ids(new: Sequence[Message], said: Sequence[Block], output: Sequence[Block]) -> tuple[Message, ...]:
-    """`new` with the ids of `output` where the client gave the same calls, `said`, others (or none at all)."""
-    ours = dict(zip(calls_of(said), calls_of(output), strict=False))
-    out: list[Message] = []
-    for message in new:
-        content: list[Block] = []
-        for block in message.content:
-            known = ours.get(str(block.get("tool_use_id"))) if block.get("type") == "tool_result" else None
-            content.append(block if known is None else {**block, "tool_use_id": known})
-        out.append(Message(message.role, tuple(content)))
-    return tuple(out)
-
-
 def mcp_result(block: Block) -> JSON | None:
     """A `tool_result` of words as the result of an MCP tools/call; None for any other.
 

@@ -48,7 +48,7 @@ class Fitting:
         self._changed = Counter()
         asked = tuple([Message(one.role, await self._blocks(one.content)) for one in past.input])
         notes = tuple(Note(code, number) for code, number in self._changed.items())
-        return replace(past, input=asked, notes=notes) if notes else past
+        return replace(past, input=asked, notes=(*past.notes, *notes)) if notes else past
 
     async def _blocks(self, blocks: Sequence[Block]) -> tuple[Block, ...]:
         out: list[Block] = []

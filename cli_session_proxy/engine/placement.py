@@ -10,8 +10,8 @@ from operator import attrgetter
 
 from ..aside.pool import Aside
 from ..backends.base import Backend
-from ..domain import lineage, side_calls
-from ..domain.client_tools import in_our_ids
+from ..domain import call_ids, lineage, side_calls
+from ..domain.client_tools import calls_of
 from ..domain.evidence import Brought, Evidence
 from ..domain.lineage import Decision, Ending, Past
 from ..domain.models import FINISHED, ON_PATH, THINKING, Agent, Message, Placed, Record, Turn, TurnRequest
@@ -102,9 +102,8 @@ class Placement:
         agent, decision = await self.place(request, known.agent)
         if send_on is not None and known.agent is None:
             await send_on(agent)
-        parent = decision.parent
         if decision.imported:
-            parent = await self._bring_in(agent, decision, request.model, fitting)
+            decision = await self._bring_in(agent, decision, request.model, fitting)
         now = self._clock()
         new = NewTurn(
             id=new_id("turn"),
@@ -112,7 +111,7 @@ class Placement:
             model=request.model,
             input=decision.new,
             created_at=now,
-            parent_id=parent,
+            parent_id=decision.parent,
             system=request.system,
             effort=request.effort,
             profile=request.profile,
@@ -164,10 +163,15 @@ class Placement:
             decision = replace(decision, placed=replace(decision.placed, side=True))
         if agent is None:
             agent = await self._ensure(request.owner, new_id("auto"), named=False)
-        if match is not None and decision.parent == match[0].id and not decision.imported:
+        if match is not None and decision.parent == match[0].id:
             last = itertools.takewhile(lambda one: one.role == "assistant", reversed(messages[: match[1].end]))
             said = [block for message in reversed(list(last)) for block in message.content]
-            decision = replace(decision, new=in_our_ids(decision.new, said, match[0].output))
+            if decision.imported:
+                at = next(at for at, one in enumerate(decision.imported) if one.role == "assistant")
+                asked = call_ids.in_our_ids(decision.imported[:at], said, match[0].output)
+                decision = replace(decision, imported=(*asked, *decision.imported[at:]))
+            else:
+                decision = replace(decision, new=call_ids.in_our_ids(decision.new, said, match[0].output))
         return agent, decision
 
     async def _named_turn(self, request: TurnRequest) -> tuple[Agent, str | None]:
@@ -211,15 +215,18 @@ class Placement:
         turn = await self._store.deepest(owner, list(known), agent.key if agent else None) if known else None
         return (turn, known[turn.path_hash]) if turn and turn.path_hash else None
 
-    async def _bring_in(self, agent: Agent, decision: Decision, model: str, fitting: Fitting) -> str | None:
-        """Store the exchanges that the chain does not know; the turn that the new one continues.
+    async def _bring_in(self, agent: Agent, decision: Decision, model: str, fitting: Fitting) -> Decision:
+        """Store the exchanges that the chain does not know; what is new behind them.
 
         In pieces, so that others' writes go on. What is stored of a history that is cut off is a path like any other:
         the same request finds its deepest turn, and goes on from there.
         """
         above = await self._store.turn(decision.parent) if decision.parent else None
         known = await self._store.records(above.id) if above else []
-        found = await self._aside.thread(lambda: lineage.past(decision.imported))
+        said = await self._aside.thread(lambda: lineage.past(decision.imported))
+        calls = any(calls_of(one.output) for one in said)
+        path = await self._store.path(above.id) if above and calls else []
+        found = await self._aside.thread(lambda: call_ids.unique(said, path))
         shown = [await fitting.fit(one) for one in found]
         made = self._backend.imported(agent, above, known, shown, model)
         coming = _imported(zip(found, made, strict=True), agent.key, above, decision.placed, model, self._clock())
@@ -227,7 +234,8 @@ class Placement:
         while piece := await self._aside.thread(lambda: list(itertools.islice(coming, PIECE))):
             await self._store.import_turns(piece)
             parent = piece[-1].id
-        return parent
+        new = call_ids.in_our_ids(decision.new, said[-1].output, found[-1].output)
+        return replace(decision, parent=parent, new=new)
 
     async def _earlier(self, request: TurnRequest, latest: Turn | None, now: float) -> Turn | None:
         if request.idempotency_key is not None:

@@ -14,7 +14,6 @@ from cli_session_proxy.domain.client_tools import (
     brought,
     checked,
     cli_name,
-    in_our_ids,
     mcp_result,
 )
 from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, Message, Tool
@@ -64,12 +63,6 @@ def test_a_result_that_a_waiting_process_would_not_pass_on_whole_is_not_brought_
     assert brought(answers((CALL,), [result(content="x" * (LARGEST + 1))])) is None
     url = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
     assert mcp_result(result(content=[url]).content[0]) is None
-
-
-def test_a_client_may_give_the_calls_ids_of_its_own() -> None:
-    theirs = [{**CALL, "id": "call_1"}]
-    (mended,) = in_our_ids([result("call_1")], theirs, [CALL])
-    assert mended.content[0]["tool_use_id"] == "toolu_1"
 
 
 def test_a_result_may_come_before_the_cli_makes_its_call() -> None:

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from ... import logs
-from ...domain.client_tools import ToolPolicy, as_cli
+from ...domain.client_tools import ToolPolicy, as_cli, calls_of
 from ...domain.evidence import Evidence
 from ...domain.limits import is_model
 from ...domain.lineage import Past
@@ -24,10 +24,11 @@ from ...settings import Settings
 from ...stores.base import Facts, Store
 from .. import base
 from ..base import Adoptable, Answered, Counts, Event, Execution, Job, Kept, Lost, Remedy, Settled, TakenOver
+from . import transcript
 from .process import environment, events, failures
 from .process.child import end_left
 from .process.pool import Pool
-from .sessions import adoption, history, paths, seeing, settling
+from .sessions import adoption, history, paths, reopening, seeing, settling
 from .sessions.capture import LiveSession, TurnOutcome
 from .sessions.manager import Foreign, Sessions
 from .sessions.verifying import Verifier, compare
@@ -90,7 +91,11 @@ class ClaudeBackend:
     ) -> Iterator[tuple[Record, ...]]:
         leaf = next((record.uuid for record in reversed(known) if record.uuid), None)
         scribe = self.sessions.scribe(agent, len(history_of), leaf)
-        mender = history.Mender(history.calls(above.output) if above else ())
+        open_calls: dict[str, str] = {}
+        if above is not None and calls_of(above.output):
+            dangling = reopening.open_calls(transcript.parse_records(known).path)
+            open_calls = reopening.in_records(above, dangling)
+        mender = history.Mender(open_calls)
         for one in history_of:
             yield tuple(history.records(scribe, mender, one.input, as_cli(one.output), model, one.notes))
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from ...domain.client_tools import calls_of, short_name
+from ...domain.call_ids import CallIds
+from ...domain.client_tools import short_name
 from ...domain.evidence import Evidence
 from ...domain.lineage import Past, answer_text
 from ...domain.models import JSON, Agent, Block, Continuity, Link, Record, Session, Turn, Usage
@@ -174,7 +175,7 @@ class LiteLLMBackend:
             was = first["content"]
             opening = {"type": "text", "text": summary.shown}
             first["content"] = f"{summary.shown}\n\n{was}" if isinstance(was, str) else [opening, *was]
-        taken = {call for turn in path.turns for call in calls_of(turn.output)}
+        taken = CallIds((*path.outside, *path.turns))
         if job.system:
             asked.insert(0, {"role": "system", "content": job.system})
         evidence = Evidence(notes=tuple(notes), window_summary=summary.text if summary is not None else None)
@@ -182,7 +183,7 @@ class LiteLLMBackend:
 
     async def _asked(self, target: Target, costs: list[float], said: str) -> str:
         """The model's answer to one text, beside every conversation. Raises `ProxyError`."""
-        answer = stream.Answer({}, set())
+        answer = stream.Answer({}, CallIds())
         messages = [{"role": "user", "content": said}]
         async with aclosing(self.request(target, messages, {"max_tokens": TOKENS}, answer)) as heard:
             async for _ in heard:
@@ -266,7 +267,7 @@ class Execution:
         job: Job,
         target: Target,
         asked: list[JSON],
-        taken: set[str],
+        taken: CallIds,
         evidence: Evidence,
         spent: float,
     ) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...domain import limits
+from ...domain.call_ids import CallIds
 from ...domain.client_tools import UNPARSED, short_name
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Tool, Usage
 from ...errors import UpstreamError
@@ -22,10 +23,10 @@ MOST_CALLS = 128
 
 @dataclass(slots=True)
 class Answer:
-    """One answer as it comes in. `taken` are the ids of calls on the path: an id is used once in a conversation."""
+    """One answer as it comes in. `taken` are the ids of calls on the path, and then of its own."""
 
     tools: Mapping[str, Tool]
-    taken: Set[str]
+    taken: CallIds
     blocks: list[Block] = field(default_factory=list)
     model: str | None = None
     finish: str | None = None
@@ -72,7 +73,6 @@ class Answer:
     def calls(self) -> list[Block]:
         """The calls of the answer, under the client's names. Raises `UpstreamError` for one that nobody can answer."""
         out: list[Block] = []
-        ids = set(self.taken)
         for _, call in sorted(self._calls.items()):
             tool = self.tools.get(call["name"]) or self.tools.get(short_name(call["name"]))
             if tool is None:
@@ -80,9 +80,9 @@ class Answer:
                     f"the model called {call['name'][:64]!r}, which is not among the tools: send it again"
                 )
             known = call_id(str(call["id"]).partition(SIGNATURE)[0]) if call["id"] else ""
-            if not known or known in ids:  # some servers count their calls from 0 in each answer
+            if not known or known in self.taken:  # some servers count their calls from 0 in each answer
                 known = f"call_{uuid.uuid4().hex[:24]}"
-            ids.add(known)
+            self.taken.add(known)
             out.append(
                 {"type": "tool_use", "id": known, "name": tool.name, "input": _arguments("".join(call["arguments"]))}
             )

@@ -1,19 +1,19 @@
 """A client's own history as records that the API takes: roles, images, calls and results stay what they are. Pure.
 
 What the API refuses is mended, and only that: a call without its result, a result without its call, blank texts,
-messages without content, ids that are no ids or used twice, halves of characters. Thinking of others is dropped: its
-signature is not ours to vouch for. This is done once: the records are kept as they are then, with a mark that counts
-what was mended.
+messages without content, halves of characters (ids: `domain.call_ids`). Thinking of others is dropped: its signature
+is not ours to vouch for. This is done once: the records are kept as they are then, with a mark that counts what was
+mended.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ....domain.client_tools import UNPARSED
+from ....domain.client_tools import UNPARSED, calls_of
 from ....domain.models import THINKING, Block, Message, Record
 from ....domain.notes import Code, Note
 from ..transcript import OPENED_BY_ASSISTANT, Scribe, imported
@@ -22,19 +22,15 @@ NO_RESULT = "(no result)"
 # CLI 2.1.329 leaves out an answer that says "(no content)", and its neighbours become one message.
 EMPTY = "[This message was empty.]"
 
-_CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _HALF = re.compile("[\ud800-\udfff]")
-# Of an id that is used again; a number of six digits has room behind it.
-_STEM = 56
 
 
 class Mender:
-    """Goes through a history front to back. `open_calls` are those of the answer before it."""
+    """Goes through a history front to back. `open_calls` are those of the answer before it: by the id that results
+    name, the one in the records."""
 
-    def __init__(self, open_calls: Iterable[str] = ()) -> None:
-        self._open = [(call, call) for call in open_calls]  # the client's id, the id in the records
-        self._used = {known for _, known in self._open}
-        self._numbers: Counter[str] = Counter()  # the last one given to ids that begin so
+    def __init__(self, open_calls: Mapping[str, str]) -> None:
+        self._open = open_calls
         self._mended: Counter[Code] = Counter()
 
     def notes(self) -> list[Note]:
@@ -45,17 +41,13 @@ class Mender:
 
     def asked(self, messages: Sequence[Message]) -> Message:
         """The user's run as one message: the results of the open calls first, as the API wants them."""
-        waiting: dict[str, deque[str]] = {}  # calls that share an id are answered in their order
-        for wanted, known in self._open:
-            waiting.setdefault(wanted, deque()).append(known)
         results: dict[str, Block] = {}  # by the id in the records
         rest: list[Block] = []
         for block in (block for message in messages for block in message.content if _tells(block)):
-            call = str(block.get("tool_use_id"))
+            known = self._open.get(str(block.get("tool_use_id")))
             if block.get("type") != "tool_result":
                 rest.append(block)
-            elif waiting.get(call):
-                known = waiting[call].popleft()
+            elif known is not None and known not in results:
                 results[known] = {**block, "tool_use_id": known}
             else:
                 # A result that belongs to no call: its content, said by the user.
@@ -65,18 +57,20 @@ class Mender:
                 rest += [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
         missing = {"content": NO_RESULT, "is_error": True}
         found = [
-            results.get(known, {"type": "tool_result", "tool_use_id": known, **missing}) for _, known in self._open
+            results.get(known, {"type": "tool_result", "tool_use_id": known, **missing})
+            for known in self._open.values()
         ]
         self._mended["calls_without_result"] += len(self._open) - len(results)
-        self._open = []
+        self._open = {}
         return Message("user", self._sound(found + rest))
 
     def said(self, blocks: Sequence[Block]) -> Message:
         """The assistant's run as one message."""
-        self._open = []
-        out = tuple(self._call(block) if block.get("type") == "tool_use" else block for block in blocks)
-        self._mended["foreign_thinking_left_out"] += sum(block.get("type") in THINKING for block in out)
-        telling = [block for block in out if block.get("type") not in THINKING and _tells(block)]
+        self._open = {call: call for call in calls_of(blocks)}
+        unparsed = (set(block.get("input") or ()) == {UNPARSED} for block in blocks if block.get("type") == "tool_use")
+        self._mended["arguments_kept_as_text"] += sum(unparsed)
+        self._mended["foreign_thinking_left_out"] += sum(block.get("type") in THINKING for block in blocks)
+        telling = [block for block in blocks if block.get("type") not in THINKING and _tells(block)]
         return Message("assistant", self._sound(telling))
 
     def _sound(self, blocks: Sequence[Block]) -> tuple[Block, ...]:
@@ -95,19 +89,6 @@ class Mender:
             return {self._whole(name): self._whole(one) for name, one in value.items()}
         return [self._whole(one) for one in value] if isinstance(value, list) else value
 
-    def _call(self, block: Block) -> Block:
-        wanted = str(block.get("id"))
-        known = wanted if _CALL_ID.fullmatch(wanted) else "call"
-        stem = known[:_STEM]
-        while known in self._used:
-            self._numbers[stem] += 1
-            known = f"{stem}-n{self._numbers[stem] + 1}"
-        self._mended["ids_rewritten"] += known != wanted
-        self._mended["arguments_kept_as_text"] += set(block.get("input") or ()) == {UNPARSED}
-        self._used.add(known)
-        self._open.append((wanted, known))
-        return {**block, "id": known}
-
 
 def records(
     scribe: Scribe,
@@ -125,10 +106,6 @@ def records(
     both = [scribe.record(first, model), scribe.record(mender.said(said), model)]
     notes = [*changed, *mender.notes()]
     return [*both, imported(notes)] if notes else both
-
-
-def calls(blocks: Iterable[Block]) -> list[str]:
-    return [str(block.get("id")) for block in blocks if block.get("type") == "tool_use"]
 
 
 def _tells(block: Block) -> bool:

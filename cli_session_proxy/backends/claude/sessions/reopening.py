@@ -13,11 +13,11 @@ another one's. Run on 2.1.329 (messages as they reached the model, prefix 1.00, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from ....domain.client_tools import NOT_ANSWERED, Answers, calls_of
 from ....domain.models import Block, Message, Record, Turn
-from ..transcript import Scribe, parse_records
+from ..transcript import Entry, Scribe, parse_records
 
 CLOSING = "API Error: the process ended while its tools were running"
 SYNTHETIC_MODEL = "<synthetic>"
@@ -31,10 +31,9 @@ def lead(
     CLI 1.0.120 shows the model the closing one too: there it is left out, and no turn goes on without a prompt.
     """
     path = parse_records(record for record in known if record.uuid).path
-    blocks = [block for entry in path for block in entry.content]
-    answered = {block.get("tool_use_id") for block in blocks if block.get("type") == "tool_result"}
-    dangling = [call for call in calls_of(blocks) if call not in answered]
-    results = _by_record(parent, answers, dangling)
+    dangling = open_calls(path)
+    known_as = in_records(parent, dangling)
+    results = {known_as[call]: block for call, block in answers.results.items() if call in known_as}
     scribe.parent = path[-1].uuid if path else None
     out = []
     for call in dangling:
@@ -52,10 +51,18 @@ def closing(scribe: Scribe, record_uuid: str | None = None) -> Record:
     return Record(line, record.uuid, synthetic=True)
 
 
-def _by_record(parent: Turn, answers: Answers, dangling: Sequence[str]) -> Mapping[str, Block]:
-    """The results by the ids in the records: those of an imported history may have been mended (`history`)."""
+def open_calls(path: Iterable[Entry]) -> list[str]:
+    """The calls that no result follows. Chains before 0.2 may hold an id twice: the newest call of it counts."""
+    found: dict[str, None] = {}
+    for block in (block for entry in path for block in entry.content):
+        if block.get("type") == "tool_use":
+            found[str(block.get("id"))] = None
+        elif block.get("type") == "tool_result":
+            found.pop(str(block.get("tool_use_id")), None)
+    return list(found)
+
+
+def in_records(parent: Turn, dangling: Sequence[str]) -> dict[str, str]:
+    """The ids in the records of the turn's calls. In chains before 0.2 those of an imported turn may be others."""
     calls = calls_of(parent.output)
-    if set(calls) <= set(dangling):
-        return answers.results
-    renamed = dict(zip(calls, dangling, strict=False))
-    return {renamed[call]: block for call, block in answers.results.items() if call in renamed}
+    return dict(zip(calls, calls if set(calls) <= set(dangling) else dangling, strict=False))

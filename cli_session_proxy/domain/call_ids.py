@@ -1,0 +1,105 @@
+"""Ids of tool calls are unique on a path: a result finds its call by its id. Pure.
+
+Clients bring histories in which an id stands twice: their provider numbers the calls of each turn anew, or a part of
+the history is repeated. Run on 2.1.330: of two calls with one id the model is shown the first one only, and the second
+result is nowhere; where "x" is an id, the result of "x_1" is lost, too. 1.0.120 sends both calls, and the API refuses
+them. So a call of a history gets another id where its own is taken on the path, or is none that the API takes, and its
+results follow it. The chain has the ids that the model is shown.
+
+A client goes on with its own ids. They are kept nowhere: the answer that a history goes on from is the last one that is
+known of it, with the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+
+from .client_tools import calls_of
+from .lineage import Past
+from .models import Block, Message, Turn
+from .notes import Note
+
+_VALID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NUMBERED = re.compile(r"(.+)_[0-9]+")
+# Kept of an id that is taken; a number of six digits has room behind it. Chains before 0.2 have "-n" in the place of
+# "-r", in their records and not in their turns.
+_KEPT = 56
+
+
+class CallIds:
+    """The ids that are taken. `in` it is each id that cannot stand beside them."""
+
+    def __init__(self, path: Iterable[Turn] = ()) -> None:
+        """The path's turns: their calls, and those of the CLI's own tools."""
+        self._taken: set[str] = set()
+        self._stems: set[str] = set()  # what stands before a "_" and digits
+        self._numbers = Counter[str]()  # the last one given to ids that begin so
+        for turn in path:
+            for call in (*calls_of(turn.output), *calls_of(turn.tools)):
+                self.add(call)
+
+    def __contains__(self, call: str) -> bool:
+        return call in self._taken or call in self._stems or _stem(call) in self._taken
+
+    def add(self, call: str) -> None:
+        self._taken.add(call)
+        if (stem := _stem(call)) is not None:
+            self._stems.add(stem)
+
+    def free(self, wanted: str) -> str:
+        """The id itself, or one that is made of it; it is taken then."""
+        known = wanted if _VALID.fullmatch(wanted) else "call"
+        kept = known[:_KEPT]
+        while known in self:
+            self._numbers[kept] += 1
+            known = f"{kept}-r{self._numbers[kept] + 1}"
+        self.add(known)
+        return known
+
+
+def _stem(call: str) -> str | None:
+    found = _NUMBERED.fullmatch(call)
+    return found and found[1]
+
+
+def unique(history: Iterable[Past], path: Iterable[Turn] = ()) -> list[Past]:
+    """The exchanges that follow this path, each call under an id of its own, its results with it.
+
+    Results at the start of the history have our ids already.
+    """
+    ids = CallIds(path)
+    out: list[Past] = []
+    said: Sequence[Block] = ()
+    ours: Sequence[Block] = ()
+    for past in history:
+        asked = in_our_ids(past.input, said, ours)
+        said, ours = past.output, tuple(_under(ids, block) for block in past.output)
+        changed = sum(was != now for was, now in zip(calls_of(said), calls_of(ours), strict=True))
+        out.append(Past(asked, ours, (*past.notes, Note("ids_rewritten", changed)) if changed else past.notes))
+    return out
+
+
+def _under(ids: CallIds, block: Block) -> Block:
+    return {**block, "id": ids.free(str(block.get("id")))} if block.get("type") == "tool_use" else block
+
+
+def in_our_ids(new: Sequence[Message], said: Sequence[Block], output: Sequence[Block]) -> tuple[Message, ...]:
+    """`new` with the ids of `output` where the client gave the same calls, `said`, others (or none at all).
+
+    Calls that share an id there are answered in their order.
+    """
+    ours: dict[str, deque[str]] = {}
+    for theirs, known in zip(calls_of(said), calls_of(output), strict=False):
+        ours.setdefault(theirs, deque()).append(known)
+    if all(list(known) == [theirs] for theirs, known in ours.items()):
+        return tuple(new)
+
+    def renamed(block: Block) -> Block:
+        known = ours.get(str(block.get("tool_use_id"))) if block.get("type") == "tool_result" else None
+        if known is None:
+            return block
+        return {**block, "tool_use_id": known.popleft() if len(known) > 1 else known[0]}
+
+    return tuple(Message(message.role, tuple(map(renamed, message.content))) for message in new)
