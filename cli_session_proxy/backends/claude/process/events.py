@@ -69,7 +69,7 @@ class Declined:
 class Result:
     """The end of a turn, as the CLI reports it.
 
-    `cost_total_usd` is cumulative for the session (facts: bill from deltas); `usage` is this turn's.
+    `cost_total_usd` is the session's running total, restored at a resume; `usage` is this turn's (2.1.329).
     `text` is the CLI's own result text: an error's message, or the answer where no frame before it held one.
     `stop_sequence` is the one that the provider stopped at. `silent`: it reports success, and neither it nor any frame
     before it held words of an answer.

@@ -13,7 +13,7 @@ from ....domain import limits
 from ....domain.models import JSON, Block
 from .capability import CLIENT_COMPOSED, Capability, newer
 
-# A 3 MB answer is one 3 MB line (facts); a line beyond this is no answer of a model any more.
+# A 3 MB answer is one line of 3 MB (2.1.329); a line beyond this is no answer of a model any more.
 MAX_LINE = 64 * 1024 * 1024
 
 
@@ -29,7 +29,7 @@ def line(frame: JSON) -> bytes:
 def user_frame(uuid: str, content: Sequence[Block], capability: Capability) -> bytes:
     """One prompt as a line for stdin: the same words in blocks that this CLI passes to the model verbatim.
 
-    Without the field `client_composed` a prompt `/clear` wipes the session (facts). For a CLI that does not know it the
+    Without the field `client_composed` a prompt `/clear` wipes the session (2.1.329). For a CLI that does not know it the
     last text is cut in two where needed: the model reads the same characters, in two text blocks of one message. Ask
     `unsafe_prompt` first: what cannot be cut goes out as it is.
     """
