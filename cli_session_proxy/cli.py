@@ -403,7 +403,7 @@ def migrate(
     _say(_json_of(done) if as_json else f"{said} to {done.place}, each compared: start the proxies with that store")
 
 
-@app.command(epilog=_examples("doctor", "doctor --json"))
+@app.command(epilog=_examples("doctor", "doctor --json", "doctor --check-cli"))
 def doctor(
     host: Annotated[str | None, typer.Option(help="Where `serve` would listen.", show_default="127.0.0.1")] = None,
     port: Annotated[int | None, typer.Option(help="Where `serve` would listen.", show_default="8787")] = None,
@@ -412,13 +412,16 @@ def doctor(
     store: StoreUrl = None,
     claude_bin: ClaudeBin = None,
     claude_config_dir: ConfigDir = None,
+    check_cli: Annotated[
+        bool, typer.Option("--check-cli", help="Run the CLI offline, and say what it was seen to do (5 to 60 s).")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Look for what could keep the proxy from working, and say how to fix it; exit 1 on an error."""
-    flags = {name: value for name, value in locals().items() if name != "as_json"}
+    flags = {name: value for name, value in locals().items() if name not in ("check_cli", "as_json")}
     from .commands import upkeep
 
-    if not asyncio.run(upkeep.doctor(load(**flags), _say, as_json=as_json)):
+    if not asyncio.run(upkeep.doctor(load(**flags), _say, check_cli=check_cli, as_json=as_json)):
         raise typer.Exit(1)
 
 

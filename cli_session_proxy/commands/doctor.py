@@ -24,11 +24,13 @@ from ..backends.claude.process import capability, confine, environment
 from ..backends.claude.process.capability import Capability
 from ..backends.claude.process.guardian import start_time
 from ..backends.claude.process.memory import FIRST_WEIGHT
+from ..backends.claude.process.observed import ESSENTIAL, EXPECTED, SAYS
 from ..engine.ownership import Instances, differences
 from ..errors import ClaudeUnavailable, ProxyError
 from ..http.binding import answers
 from ..http.served import OVER_SOCKET, Served, served_at
 from ..sandbox import Sandboxes
+from ..selfcheck.running import Report, check
 from ..settings import Settings
 from ..stores.base import Facts
 from ..stores.sql.migrations import MIGRATIONS
@@ -62,8 +64,8 @@ class Finding:
     mend: str = ""
 
 
-async def examine(settings: Settings) -> AsyncIterator[Finding]:
-    """Every check in turn. The CLI's own come first: nothing works without it."""
+async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterator[Finding]:
+    """Every check in turn. The CLI's own come first: nothing works without it. `check_cli`: run it, and see."""
     with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
         config_dir = environment.config_dir(settings)
         env = environment.build(settings, tmpdir=Path(tmpdir), config_dir=config_dir)
@@ -71,6 +73,9 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
         yield found
         if cli is not None:
             yield _abilities(cli)
+            if check_cli:
+                for one in _seen(await check(cli.path, settings)):
+                    yield one
             says, _, fix = (await missing_login(settings, cli.path, env) or "").partition(": ")
             if not says:
                 yield Finding("login", "ok", "the CLI is logged in, or a key is set")
@@ -123,9 +128,36 @@ def _abilities(cli: Capability) -> Finding:
     missing = [what for what, can in there.items() if not can]
     if not missing:
         return Finding("capabilities", "ok", "everything that the proxy makes use of")
-    newest = ".".join(map(str, max(capability.CLIENT_TOOLS, capability.AWAIT_CLAIM, capability.SYSTEM_PROMPT)))
+    newest = ".".join(map(str, max(EXPECTED.values())))
     says = f"Claude CLI {cli.version} works, but cannot {', '.join(missing)}; version {newest} and newer can"
     return Finding("capabilities", "warning", says, capability.UPGRADE)
+
+
+DOES_WITHOUT = "the proxy does without these; another version may do better (--claude-bin)"
+
+
+def _seen(report: Report) -> Iterator[Finding]:
+    """A line for each observation of a self-check, and what they come to."""
+    if report.why is not None:
+        yield Finding("self-check", "warning", f"it could not be run: {report.why}", "run it again on a quiet machine")
+        return
+    surprises = report.surprises()
+    for one in report.observed.values():
+        says = SAYS[one.name] if one.outcome == "ok" else f"{one.outcome}: {SAYS[one.name]}"
+        if one.outcome == "failed" and one not in surprises:
+            says = f"{says}; not expected of {report.version}"
+        elif one.detail:
+            says = f"{says}; {one.detail}"
+        bad = one in surprises or one.outcome == "not tried"
+        level: Level = "ok" if not bad else "error" if one.name in ESSENTIAL else "warning"
+        yield Finding(one.name, level, says, DOES_WITHOUT if bad else "")
+    good = sum(one.outcome == "ok" for one in report.observed.values())
+    says = f"{report.version} at {report.path}: {good} of {len(report.observed)} seen to work ({report.seconds:.0f} s)"
+    if not surprises:
+        yield Finding("self-check", "ok", says)
+        return
+    level, mend = ("warning", DOES_WITHOUT) if report.passed else ("error", capability.pin(None))
+    yield Finding("self-check", level, f"{says}; unexpected: {', '.join(one.name for one in surprises)}", mend)
 
 
 # --- directories and disk

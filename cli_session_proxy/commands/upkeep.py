@@ -135,15 +135,15 @@ async def import_(settings: Settings, owner: str, path: Path, agent_id: str | No
             return await incoming.bring_in(store, _KeptByClaude(settings, look), owner, path, agent_id, told)
 
 
-async def doctor(settings: Settings, say: Say, *, as_json: bool) -> bool:
+async def doctor(settings: Settings, say: Say, *, check_cli: bool, as_json: bool) -> bool:
     """A line for each check as it is done. False when one is an error."""
     found: list[Finding] = []
-    async for one in examine(settings):
+    async for one in examine(settings, check_cli=check_cli):
         found.append(one)
         if not as_json:
-            say(f"{one.level:8}{one.check:14}{printable(one.says)}")
+            say(f"{one.level:8}{one.check:20}{printable(one.says)}")
             if one.mend:
-                say(f"{'':22}fix: {printable(one.mend)}")
+                say(f"{'':28}fix: {printable(one.mend)}")
     if as_json:
         say(json.dumps([asdict(one) for one in found], indent=1))
     return all(one.level != "error" for one in found)

@@ -1,4 +1,6 @@
-"""Which CLI there is and what it can do: found on disk, asked for --version and --help, and the rest by its version.
+"""Which CLI there is and what it can do: found on disk, asked for --version and --help; and what it was seen to do.
+
+What the self-check has observed decides. Until then, and for what it could not try, the version does.
 
 Nothing is read out of the program's file: a `claude` may be a script that starts the CLI (asdf, volta, nix, a
 company's own). Such a script may start another version tomorrow without being changed itself. So what a running CLI
@@ -14,15 +16,17 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 from .... import logs
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
 from . import descriptors
+from .observed import EXPECTED, Name, Observation, Observed, Version, expected
 
 log = logs.get(__name__)
 
@@ -37,31 +41,14 @@ INSTALL = (
 )
 UPGRADE = f"npm install -g {PACKAGE}"  # or whatever a script that starts it wants
 
-Version = tuple[int, int, int]
-
-# The first version known to have it. What it is, see `Capability`. Run on the versions named and on 2.1.330.
-KEEPS_SESSION_ID: Version = (2, 0, 0)  # below it every --resume answers with a new id
-# Words that look like commands and files arrive as they are. 2.1.229 does not know the field.
-CLIENT_COMPOSED: Version = (2, 1, 260)
-# The whole loop: offers, calls, results, and results to a process that was started again. 2.1.278 takes the offers,
-# but goes on with "Continue from where you left off." instead of the results when it was started again.
-CLIENT_TOOLS: Version = (2, 1, 295)
 # By its change log; its program text says "server rejected a thinking block; stripping all thinking blocks" (2.1.329).
 HEALS_THINKING: Version = (2, 1, 156)
 # 1.0.120 makes the prompt part of the summary, and then asks the model nothing but to go on from that (run).
 PROMPT_AFTER_SUMMARY: Version = (2, 0, 0)
-AWAIT_CLAIM: Version = (2, 1, 295)  # 2.1.278 has no such option
-# Below it a `set_model` with a system prompt answers "success" and changes nothing (2.1.295).
-SYSTEM_PROMPT: Version = (2, 1, 304)
-# `apply_flag_settings` with variables of the environment, which the next request to the model heeds.
-PARAMETERS: Version = (2, 1, 329)
 # Below it `--resume` splits each record with several blocks, and gives new uuids to the pieces and to all records that
 # follow. Where each record has one block it keeps every uuid, and the request extends the last one byte for byte (run
 # on 1.0.120, 1.0.128, 2.0.30, 2.1.0 and 2.1.29, with a text, an image and a text in one prompt).
 KEEPS_RECORDS: Version = (2, 1, 30)
-# It answers `initialize` when it has loaded the session that it resumes: with every read of the transcript held up for
-# 1.5 s, the answer came after the last of them (run on 1.0.90, 1.0.120 and 2.1.330). 1.0.60 never answers.
-TELLS_WHEN_LOADED: Version = (1, 0, 90)
 # Options that --help does not list everywhere.
 SYSTEM_PROMPT_FILE: Version = (1, 0, 60)
 HIDDEN_FLAGS: Mapping[str, Version] = {"--system-prompt": (1, 0, 35), "--system-prompt-file": SYSTEM_PROMPT_FILE}
@@ -73,13 +60,33 @@ _MODES = re.compile(r"--permission-mode <mode>.*?\(choices:([^)]*)\)", re.DOTALL
 
 @dataclass(frozen=True)
 class Capability:
-    """One CLI. `path` is what is run: the CLI, or a script that starts it. `flags` are the options that it takes."""
+    """One CLI. `path` is what is run: the CLI, or a script that starts it. `flags` are the options that it takes.
+
+    `observed` is what it was seen to do. One that is checked, or degraded, is replaced by another `Capability`, which
+    the next turn gets from `probe`; a process keeps the one that it was started with until then.
+    """
 
     path: Path
     version: str
     version_tuple: Version
     flags: frozenset[str]
     permission_modes: frozenset[str]
+    observed: Observed = field(default_factory=dict, compare=False, repr=False)
+
+    def does(self, name: Name) -> bool:
+        """It was seen to do this; where that was not tried, it is expected to."""
+        seen = self.observed.get(name)
+        if seen is None or seen.outcome == "not tried":
+            return self.version_tuple >= EXPECTED[name]
+        return seen.outcome == "ok"
+
+    def cannot(self, name: Name, what: str) -> str:
+        """The message for where this is needed: which CLI cannot do `what`, what was seen, and which version can."""
+        said = f"Claude CLI {self.version} at {self.path} cannot {what}"
+        seen = self.observed.get(name)
+        if seen is None or seen.outcome != "failed" or not expected(name, self.version_tuple):
+            return f"{said}{newer(EXPECTED[name])}"
+        return f"{said}: its check failed at `{name}` ({seen.detail or 'nothing was seen'}); use another version"
 
     @cached_property
     def warm(self) -> bool:
@@ -89,7 +96,13 @@ class Capability:
     @cached_property
     def keeps_session_id(self) -> bool:
         """`--resume X` answers with X."""
-        return self.version_tuple >= KEEPS_SESSION_ID
+        return self.does("same_id")
+
+    @cached_property
+    def tags(self) -> bool:
+        """Its result may name the prompt that it answers, so that no other one is taken for it."""
+        seen = self.observed.get("tag")
+        return seen is None or seen.outcome != "failed"
 
     @cached_property
     def keeps_records(self) -> bool:
@@ -100,7 +113,7 @@ class Capability:
     @cached_property
     def tells_when_loaded(self) -> bool:
         """It answers `initialize`, and has loaded its session by then; it does not read it again later."""
-        return self.version_tuple >= TELLS_WHEN_LOADED
+        return self.does("initialize")
 
     @cached_property
     def chooses_tools(self) -> bool:
@@ -113,12 +126,12 @@ class Capability:
 
         Without it, `frames.user_frame` words the prompt so that nothing is interpreted.
         """
-        return self.version_tuple >= CLIENT_COMPOSED
+        return self.does("words")
 
     @cached_property
     def takes_tools(self) -> bool:
         """The client's own tools can be offered to the model (control request `mcp_set_servers`)."""
-        return self.version_tuple >= CLIENT_TOOLS
+        return self.does("mcp_set_servers")
 
     @cached_property
     def heals_thinking(self) -> bool:
@@ -133,12 +146,12 @@ class Capability:
     @cached_property
     def takes_claim(self) -> bool:
         """It can be started ahead of time (see `Launch.spare`): `--await-claim`, then `claim_session`."""
-        return self.version_tuple >= AWAIT_CLAIM
+        return self.does("claim_session")
 
     @cached_property
     def takes_parameters(self) -> bool:
         """A running process can be told how many tokens it may answer with, how to sample and what to call."""
-        return self.version_tuple >= PARAMETERS
+        return self.does("apply_flag_settings")
 
     @cached_property
     def takes_system_prompt(self) -> bool:
@@ -146,7 +159,7 @@ class Capability:
 
         With the snapshot on, the recorded prompt would be sent on until the next compaction.
         """
-        return self.version_tuple >= SYSTEM_PROMPT and "--system-prompt-snapshot" in self.flags
+        return self.does("set_model") and "--system-prompt-snapshot" in self.flags
 
 
 def newer(since: Version) -> str:
@@ -154,10 +167,73 @@ def newer(since: Version) -> str:
     return f"; version {'.'.join(map(str, since))} and newer can: upgrade the CLI ({UPGRADE})"
 
 
-_Key = tuple[str, int, int, int, int]
-_probed: dict[_Key, Capability] = {}
-_asking: dict[tuple[_Key, asyncio.AbstractEventLoop], asyncio.Task[Capability]] = {}
+def pin(version: str | None) -> str:
+    """How a person takes a version that memory can be trusted to; None: which one is not known here."""
+    which = "VERSION" if version is None else version
+    earlier = "an earlier version" if version is None else f"version {version}"
+    return f"use {earlier}: npm install -g {PACKAGE}@{which} (or `claude install {which}`), then restart the proxy"
+
+
+# A file as it stands somewhere: path, device, inode, size, time.
+Identity = tuple[str, int, int, int, int]
+_probed: dict[Identity, Capability] = {}
+_asking: dict[tuple[Identity, asyncio.AbstractEventLoop], asyncio.Task[Capability]] = {}
 _heard: dict[Path, str] = {}  # the version that a process of this path said of itself, where --version said another
+_observed: dict[tuple[Identity, str], Observed] = {}  # what was seen of this file as this version
+_listeners: list[Listener] = []
+
+
+class Listener(Protocol):
+    """Is told of CLIs. Neither may wait or fail."""
+
+    def found(self, identity: Identity, cli: Capability) -> None:
+        """A CLI that was not known, or has changed, is about to be used."""
+
+    def degraded(self, identity: Identity, cli: Capability, seen: Observation) -> None:
+        """It failed in use at what it was taken to do."""
+
+
+@contextlib.contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """It is told of every CLI that is known already, and of each that comes."""
+    _listeners.append(listener)
+    try:
+        for identity, cli in list(_probed.items()):
+            listener.found(identity, cli)
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def observe(identity: Identity, version: str, observed: Observed) -> None:
+    """From the next turn on this decides what the CLI is used for: it was seen of that file as that version."""
+    for known in [known for known in _observed if known[0][0] == identity[0] and known[0] != identity]:
+        del _observed[known]  # another file lies there by now
+    _observed[identity, version] = observed
+    if (cli := _probed.get(identity)) is not None and cli.version == version:
+        _probed[identity] = replace(cli, observed=observed)
+
+
+def failed(cli: Capability, name: Name, detail: str) -> None:
+    """This CLI was seen, in use, not to do what it was taken to do: from the next turn on it is not used for it.
+
+    `detail` is what it did instead, in its own words where it said some; it is bounded here. Logged once, kept in the
+    store by `serve` (a later self-check of the same binary may overrule it), shown by `doctor`, the page and /metrics.
+    A process that runs goes on with what it was started as.
+    """
+    for identity, known in list(_probed.items()):
+        if known.path != cli.path or known.version != cli.version or not known.does(name):
+            continue
+        seen = Observation.of(name, "failed", detail)
+        observe(identity, known.version, {**known.observed, name: seen})
+        log.warning("claude_degraded", observation=name, version=cli.version, path=str(cli.path), detail=seen.detail)
+        for listener in _listeners:
+            listener.degraded(identity, known, seen)
+
+
+def known() -> Sequence[Capability]:
+    """Every CLI that is in use, as it is known by now."""
+    return tuple(_probed.values())
 
 
 def find(settings: Settings) -> Path:
@@ -185,7 +261,7 @@ async def probe(binary: Path, env: Mapping[str, str], cwd: Path = Path("/")) -> 
         there = os.stat(binary)  # at every turn
     except OSError as exc:
         raise ClaudeUnavailable(f"no Claude CLI at {binary} ({exc.strerror}): {INSTALL}", retry=False) from exc
-    key = str(binary), there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
+    key: Identity = str(binary), there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
     if (known := _probed.get(key)) is not None:
         return known
     asker = key, asyncio.get_running_loop()
@@ -209,7 +285,7 @@ def forget(capability: Capability) -> None:
         del _probed[key]
 
 
-async def _asked(key: _Key, binary: Path, env: Mapping[str, str], cwd: Path) -> Capability:
+async def _asked(key: Identity, binary: Path, env: Mapping[str, str], cwd: Path) -> Capability:
     asked = [_ask(binary, flag, env, cwd) for flag in ("--version", "--help")]
     answers = await asyncio.gather(*asked, return_exceptions=True)  # both are over then
     for answer in answers:
@@ -227,9 +303,12 @@ async def _asked(key: _Key, binary: Path, env: Mapping[str, str], cwd: Path) -> 
     flags |= {flag for flag, since in HIDDEN_FLAGS.items() if version >= since}
     modes = _MODES.search(help_text)
     names = frozenset(re.findall(r'"(\w+)"', modes[1]) if modes else ())
-    found = Capability(binary, match[0], version, frozenset(flags), names)
+    observed = _observed.get((key, match[0]), {})
+    found = Capability(binary, match[0], version, frozenset(flags), names, observed)
     forget(found)
     _probed[key] = found
+    for listener in _listeners:
+        listener.found(key, found)
     return found
 
 

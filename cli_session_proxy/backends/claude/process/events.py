@@ -72,7 +72,7 @@ class Result:
     `cost_total_usd` is the session's running total, restored at a resume; `usage` is this turn's (2.1.329).
     `text` is the CLI's own result text: an error's message, or the answer where no frame before it held one.
     `stop_sequence` is the one that the provider stopped at. `silent`: it reports success, and neither it nor any frame
-    before it held words of an answer.
+    before it held words of an answer. `tagged`: it names the frame that it answers.
     """
 
     session_id: str
@@ -89,6 +89,7 @@ class Result:
     stop_sequence: str | None = None
     cache_miss: CacheMiss | None = None
     silent: bool = False
+    tagged: bool = False
 
 
 CliEvent = (

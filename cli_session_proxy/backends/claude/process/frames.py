@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from ....domain import limits
 from ....domain.models import JSON, Block
-from .capability import CLIENT_COMPOSED, Capability, newer
+from .capability import Capability
 
 # A 3 MB answer is one line of 3 MB (2.1.329); a line beyond this is no answer of a model any more.
 MAX_LINE = 64 * 1024 * 1024
@@ -321,5 +321,6 @@ def unsafe_prompt(capability: Capability, content: str | Sequence[Block]) -> str
     text = str(last.get("text", ""))
     if _is_plain(text) or _plain_tail(text) is not None:
         return None
-    would = "would run this prompt as a command or a file reference"
-    return f"Claude CLI {capability.version} {would}{newer(CLIENT_COMPOSED)}"
+    return capability.cannot(
+        "words", "pass this prompt on as mere words (it would run this prompt as a command, or read a file)"
+    )

@@ -64,6 +64,7 @@ class ClaudeProcess:
         self._tools = ToolServer()
         self._reader: TurnReader | None = None  # of the turn that runs, or that waits for the client
         self._model: str | None = None  # the model's id, as the process itself names it
+        self.runs: str | None = None  # the version that it says of itself, once it has
         self._checked: object = None  # the tools of its last `init` frame: they may be offered
         self.told: Mapping[str, str] = {}  # what of its environment is not as it was started (`tell`)
         self._closing: asyncio.Task[None] | None = None
@@ -170,7 +171,7 @@ class ClaudeProcess:
             if not self.usable:
                 raise await self._unfit("the process cannot take a turn")
             lines = frames.user_frame(frame_uuid, content, self.launch.capability)
-            reader = self._reader = TurnReader(frame_uuid, judge)
+            reader = self._reader = TurnReader(frame_uuid if self.launch.capability.tags else None, judge)
             self._output.listening = True
         else:
             if not self.waiting or self._reader is None:
@@ -254,7 +255,7 @@ class ClaudeProcess:
         """
         self._model = str(frame["model"]) if frame.get("model") else None
         known = self.launch.capability
-        version = str(frame.get("claude_code_version") or known.version)
+        version = self.runs = str(frame.get("claude_code_version") or known.version)
         if version != known.version:
             capability.heard(known, version)
         if self._checked == (offered := frame.get("tools")):
@@ -349,6 +350,17 @@ class ClaudeProcess:
             why = "it did not take the turn's parameters"
             raise ProcessDied(why, returncode=self.returncode, stderr=self.stderr)
         self.told = dict(env)
+
+    async def rewind(self, to: str, newest: str) -> bool:
+        """Take the conversation back to before the prompt of the frame `to`; `newest` is the frame of its last prompt.
+
+        Both are on the path that it holds. False where it refused, and is as it was; one that did not answer can run no
+        turn any more.
+        """
+        fields = {"target_message_uuid": to, "last_seen_user_message_uuid": newest}
+        replied = await self._reply("rewind_conversation", **fields)
+        said = (replied or {}).get("response")
+        return isinstance(said, dict) and said.get("rewound") is True
 
     @property
     def forbidden_to_compact(self) -> bool:

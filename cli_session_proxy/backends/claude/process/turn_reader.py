@@ -327,6 +327,7 @@ class TurnReader:
             detail=detail,
             stop_sequence=self._stopped_at,
             cache_miss=self._cache_miss,
+            tagged=self._tagged,
         )
         said: list[CliEvent] = []
         if not (result.is_error or self._truncated or (self._texts and self._texts[-1] == text)):

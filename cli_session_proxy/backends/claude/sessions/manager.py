@@ -105,16 +105,14 @@ class Sessions:
         env = self._env | {environment.TMPDIR: str(tmpdir)}
         capability = await cli.probe(cli.find(self._settings), env, cwd)
         if job.wants.offers and not capability.takes_tools:
-            message = (
-                f"tools: Claude CLI {capability.version} cannot offer the client's own{cli.newer(cli.CLIENT_TOOLS)}"
-            )
-            raise InvalidRequest(message, param="tools")
+            why = capability.cannot("mcp_set_servers", "offer the client's own")
+            raise InvalidRequest(f"tools: {why}", param="tools")
         if job.prompt or not job.answers.results:
             unsafe = frames.unsafe_prompt(capability, job.prompt)
         elif capability.takes_tools:
             unsafe = None
         else:
-            unsafe = f"Claude CLI {capability.version} takes no results of tools{cli.newer(cli.CLIENT_TOOLS)}"
+            unsafe = capability.cannot("mcp_set_servers", "take results of tools")
         if unsafe is not None:
             raise InvalidRequest(unsafe, param="messages")
         wrapper: Wrapper | None = None

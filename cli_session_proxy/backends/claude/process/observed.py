@@ -1,0 +1,129 @@
+"""What one CLI was seen to do, offline, by the self-check: the words for it. Pure.
+
+Each observation has a version from which on it is expected. That decides until the CLI was checked; from then on what
+was seen decides, and a difference between the two is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ....domain.models import JSON
+
+Version = tuple[int, int, int]
+Outcome = Literal["ok", "failed", "not tried"]
+Name = Literal[
+    "start", "frames", "tag", "tools_off", "place", "complete", "records", "round_trip", "same_id", "initialize",
+    "words", "set_model", "apply_flag_settings", "mcp_set_servers", "interrupt", "rewind_conversation",
+    "claim_session",
+]  # fmt: skip
+NAMES: tuple[Name, ...] = get_args(Name)
+
+# What each of them says of a CLI, for people.
+SAYS: Mapping[Name, str] = {
+    "start": "it starts with the options that the proxy gives it",
+    "frames": "its frames and its result give the words of the model",
+    "tag": "its result names the prompt that it answers",
+    "tools_off": "its own tools are off where they are to be",
+    "place": "a session's transcript lies where the proxy looks for it",
+    "complete": "the transcript is whole when the result comes",
+    "records": "the transcript's records have the known shape, and hang together",
+    "round_trip": "a transcript that the proxy wrote reaches the model whole, and is only appended to",
+    "same_id": "a resumed session keeps its id",
+    "initialize": "it answers `initialize`, and has read its session by then",
+    "words": "every prompt reaches the model as mere words",
+    "set_model": "a running process takes another system prompt",
+    "apply_flag_settings": "a running process takes a turn's parameters",
+    "mcp_set_servers": "the client's tools are offered, and a process that is started again goes on from results",
+    "interrupt": "a running turn can be interrupted, and the process serves the next one",
+    "rewind_conversation": "a running process can be taken back to an earlier prompt",
+    "claim_session": "a process that was started ahead becomes a new session's",
+}
+
+# The first version that is known to do it; (0, 0, 0): every one that the proxy can use.
+ANY: Version = (0, 0, 0)
+EXPECTED: Mapping[Name, Version] = {
+    "start": ANY,
+    "frames": ANY,
+    "tag": (2, 1, 0),
+    "tools_off": ANY,
+    "place": ANY,
+    "complete": ANY,
+    "records": ANY,
+    "round_trip": ANY,
+    # Below it every --resume answers with a new id.
+    "same_id": (2, 0, 0),
+    # It answers when it has loaded the session that it resumes: with every read of the transcript held up for 1.5 s,
+    # the answer came after the last of them (run on 1.0.90, 1.0.120 and 2.1.330). 1.0.60 never answers.
+    "initialize": (1, 0, 90),
+    # 2.1.229 does not know the field `client_composed`.
+    "words": (2, 1, 260),
+    # Below it a `set_model` with a system prompt answers "success" and changes nothing (2.1.295).
+    "set_model": (2, 1, 304),
+    # With variables of the environment, which the next request to the model heeds.
+    "apply_flag_settings": (2, 1, 329),
+    # 2.1.278 takes the offers, but goes on with "Continue from where you left off." instead of the results when it was
+    # started again.
+    "mcp_set_servers": (2, 1, 295),
+    "interrupt": ANY,
+    "rewind_conversation": (2, 1, 329),
+    "claim_session": (2, 1, 295),  # 2.1.278 has no option --await-claim
+}
+
+# A CLI that fails one of these may lose what was said, make it up, or act where it must not: another one is used.
+ESSENTIAL: tuple[Name, ...] = ("start", "frames", "tools_off", "place", "records", "round_trip")
+
+DETAIL = 400  # characters of what a CLI said, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """`detail`: what was seen, where it is not plain: bounded, and in the CLI's own words where it said some."""
+
+    name: Name
+    outcome: Outcome
+    detail: str = ""
+
+    @staticmethod
+    def of(name: Name, outcome: Outcome, detail: str = "") -> Observation:
+        words = " ".join(detail.split())
+        return Observation(name, outcome, words if len(words) <= DETAIL else f"{words[: DETAIL - 2]} …")
+
+    def as_json(self) -> JSON:
+        return {"name": self.name, "outcome": self.outcome, "detail": self.detail}
+
+
+# By name; empty: nothing was checked yet.
+Observed = Mapping[str, Observation]
+
+
+def read(found: Iterable[JSON]) -> dict[str, Observation]:
+    """Observations as another process, or another version of this program, told them. Unknown ones are left out."""
+    outcomes: tuple[str, ...] = get_args(Outcome)
+    return {
+        one["name"]: Observation.of(one["name"], one["outcome"], str(one.get("detail", "")))
+        for one in found
+        if one.get("name") in NAMES and one.get("outcome") in outcomes
+    }
+
+
+def expected(name: Name, version: Version) -> bool:
+    return version >= EXPECTED[name]
+
+
+def mismatches(observed: Observed, version: Version) -> list[Observation]:
+    """What was tried and is not as the version lets expect, in either direction."""
+    tried = [one for one in observed.values() if one.outcome != "not tried"]
+    return [one for one in tried if (one.outcome == "ok") != expected(one.name, version)]
+
+
+def unfit(observed: Observed) -> list[Observation]:
+    """What is essential, and was seen to fail."""
+    return [observed[name] for name in ESSENTIAL if name in observed and observed[name].outcome == "failed"]
+
+
+def fit(observed: Observed) -> bool:
+    """All that is essential was seen to work."""
+    return all(name in observed and observed[name].outcome == "ok" for name in ESSENTIAL)

@@ -1,0 +1,96 @@
+"""The self-check as a program of its own: `run` in `running` starts it, and reads what it prints, one JSON document.
+
+    python -m cli_session_proxy.selfcheck --claude-bin CLAUDE --folder FOLDER
+
+It ends with its standard input, so that it never outlives the one who started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from ..backends.claude.process import capability, environment
+from ..backends.claude.process.observed import NAMES
+from ..domain.models import JSON
+from ..errors import ProxyError
+from ..sandbox import remove_any
+from ..settings import Settings
+from ..testing.upstream import Upstream
+from .scenes import play
+from .stage import Stage
+
+FAKE_KEY = "sk-ant-fake-selfcheck"
+NICE = 5  # beside a turn it gets a quarter of a core
+# Seconds: nothing is begun after that. Who waits for it gives it a little more (`running.LONGEST`).
+SECONDS = 50.0
+
+
+async def check(claude: Path, folder: Path) -> JSON:
+    """What this CLI was seen to do. `folder` is private, and removed by the caller."""
+    began = time.monotonic(), time.process_time()
+    for name in ("home", "config"):
+        (folder / name).mkdir(mode=0o700)
+    async with Upstream(rules=None) as upstream:
+        settings = Settings(
+            var=folder / "var", claude_bin=claude, claude_config_dir=folder / "config", cli_retries=0,
+            spawn_timeout=SECONDS, stop_grace=1.0,
+            claude_env={
+                "HOME": str(folder / "home"), "ANTHROPIC_API_KEY": FAKE_KEY, "ANTHROPIC_BASE_URL": upstream.url,
+                "DISABLE_TELEMETRY": "1", "DISABLE_ERROR_REPORTING": "1",
+            },
+        )  # fmt: skip
+        env = environment.build(settings, tmpdir=folder, config_dir=folder / "config")
+        cli = await capability.probe(claude, env, folder)
+        stage = Stage(cli, settings, upstream, folder, asyncio.get_running_loop().time() + SECONDS)
+        try:
+            await play(stage)
+        finally:
+            await stage.guardian.close()
+    for name in NAMES:
+        stage.note(name, "not tried")
+    children = os.times()
+    return {
+        "version": stage.runs or cli.version,
+        "path": str(claude),
+        "day": time.strftime("%Y-%m-%d", time.gmtime()),
+        "seconds": round(time.monotonic() - began[0], 2),
+        "cpu": round(time.process_time() - began[1] + children.children_user + children.children_system, 2),
+        "observations": [stage.found[name].as_json() for name in NAMES],
+    }
+
+
+def _end_with(folder: Path) -> None:
+    """Wait for the end of standard input. The guardian ends what CLIs are left."""
+    while os.read(0, 4096):
+        pass
+    remove_any(folder)
+    os._exit(1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--claude-bin", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    given = parser.parse_args()
+    os.nice(NICE)
+    logging.disable()  # what goes wrong is what it prints
+    threading.Thread(target=_end_with, args=(given.folder,), daemon=True).start()
+    try:
+        print(json.dumps(asyncio.run(check(given.claude_bin, given.folder))))
+    except ProxyError as exc:
+        print(json.dumps({"why": exc.message}))
+    except Exception as exc:  # noqa: BLE001 - the end of a program: who started it is told
+        print(json.dumps({"why": f"{type(exc).__name__}: {exc}"}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""The self-check seen from outside: a child process at low priority, bounded in time, that can reach no login.
+
+It gets an environment that is built up here (PATH and the language; a HOME, TMPDIR and config directory of its own, in
+a private folder that is removed), a made-up key and a provider on loopback. A mismatch is looked at twice: what failed
+is only told where it fails again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..backends.claude.process import descriptors
+from ..backends.claude.process.observed import Observation, Observed, expected, fit, read
+from ..domain.models import JSON
+from ..settings import Settings
+
+# Seconds: the hard limit of one run, and of the end of one that is killed.
+LONGEST = 60.0
+END_WAIT = 5.0
+_LANGUAGE = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
+_CHUNK = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one run has seen. `why`: it could not be run to its end, for this reason; it decides nothing then.
+
+    `version` is the one that the CLI says of itself.
+    """
+
+    path: Path
+    version: str = ""
+    day: str = ""
+    seconds: float = 0.0
+    observed: Observed = field(default_factory=dict)
+    why: str | None = None
+
+    @property
+    def version_tuple(self) -> tuple[int, int, int]:
+        numbers = [int(part) for part in self.version.split("-")[0].split(".")[:3] if part.isdecimal()]
+        first, second, third = (*numbers, 0, 0, 0)[:3]
+        return first, second, third
+
+    @property
+    def passed(self) -> bool:
+        return self.why is None and fit(self.observed)
+
+    def surprises(self) -> list[Observation]:
+        """What failed, and was expected to work."""
+        failed = [one for one in self.observed.values() if one.outcome == "failed"]
+        return [one for one in failed if expected(one.name, self.version_tuple)]
+
+
+async def check(claude: Path, settings: Settings) -> Report:
+    """Run it, and once more where something failed that should work. Never raises for what the CLI does."""
+    first = await _run(claude, settings)
+    if first.why is not None or not first.surprises():
+        return first
+    second = await _run(claude, settings)
+    if second.why is not None or second.version != first.version:
+        return replace(second, why=second.why or f"it was version {first.version} first, then {second.version}")
+    unsure: dict[str, Observation] = {
+        one.name: replace(second.observed[one.name], detail=f"it failed once: {one.detail}")
+        for one in first.surprises()
+        if second.observed[one.name].outcome == "ok"
+    }
+    return replace(second, observed={**second.observed, **unsure})
+
+
+async def _run(claude: Path, settings: Settings) -> Report:
+    try:
+        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="csp-check-"))
+    except OSError as exc:
+        return Report(claude, why=f"no folder could be made for it ({exc.strerror})")
+    try:
+        return await _run_in(folder, claude, settings)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+async def _run_in(folder: Path, claude: Path, settings: Settings) -> Report:
+    program = f"import sys; sys.path[:] = {sys.path!r}; from {__package__}.__main__ import main; sys.exit(main())"
+    env = {name: os.environ[name] for name in _LANGUAGE if name in os.environ}
+    env["PATH"] = settings.claude_env.get("PATH") or os.environ.get("PATH", os.defpath)
+    env |= {"HOME": str(folder), "TMPDIR": str(folder)}
+    try:
+        descriptors.check()
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, "--claude-bin", str(claude), "--folder", str(folder),
+            stdin=PIPE, stdout=PIPE, stderr=DEVNULL, cwd=folder, env=env, start_new_session=True,
+        )  # fmt: skip
+    except OSError as exc:
+        return Report(claude, why=f"no process could be started for it ({exc.strerror})")
+    try:
+        async with asyncio.timeout(LONGEST):
+            assert child.stdout is not None
+            printed = await child.stdout.read()
+            code = await child.wait()
+    except TimeoutError:
+        return Report(claude, why=f"it was not done within {LONGEST:.0f} s on this machine")
+    finally:
+        await _end(child)
+    try:
+        return _report(claude, json.loads(printed))
+    except ValueError:
+        return Report(claude, why=f"it ended with exit code {code}, and said nothing")
+
+
+def _report(claude: Path, told: JSON) -> Report:
+    if "observations" not in told:
+        return Report(claude, why=str(told.get("why")))
+    observed = read(told["observations"])
+    why = None
+    if "start" not in observed or observed["start"].outcome == "not tried":
+        why = observed["start"].detail if "start" in observed else "it saw nothing"
+    return Report(claude, str(told["version"]), str(told["day"]), float(told["seconds"]), observed, why)
+
+
+async def _end(child: Process) -> None:
+    """It ends with its input, with all that it started; killed where it does not."""
+    if child.returncode is None:
+        assert child.stdin is not None
+        child.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(child.wait(), END_WAIT)
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()
+
+
+def sha256_of(path: Path) -> str:
+    """Of the program that is run. Blocks; 230 MB take half a second of a core. Raises OSError."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

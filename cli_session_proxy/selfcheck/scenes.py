@@ -1,0 +1,439 @@
+"""What is played with a CLI, scene by scene. Each step notes what it has observed.
+
+What production runs is what is run here: its processes, its writer and its reader of transcripts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..backends.base import Called
+from ..backends.claude import transcript
+from ..backends.claude.process.child import Launch
+from ..backends.claude.process.observed import Name, Observation
+from ..backends.claude.process.parameters import EXTRA_BODY, MAX_TOKENS
+from ..backends.claude.process.process import ClaudeProcess
+from ..backends.claude.sessions.reopening import closing
+from ..backends.claude.transcript import Entry, Scribe
+from ..domain.client_tools import Offers, ToolPolicy, cli_name
+from ..domain.models import JSON, Block, FileMark, Message, Record, Tool, ToolChoice
+from ..errors import ClaudeUnavailable
+from ..testing.script import Gate, Reply, ToolUse
+from ..testing.seen import Seen
+from .comparing import Said, difference, said_by, said_in
+from .stage import LATE, MODEL, SYSTEM, Differs, Stage, Turn, Unable, until
+
+# Each prompt is found again in a request by its own words.
+FIRST, ANSWER, THOUGHT = "check-first", "The colour is check-teal.", "They want check-teal."
+OPENING, AGAIN, LIMITED, UNLIMITED = "check-opening", "check-again", "check-limited", "check-unlimited"
+TOOLS, STOPPED, FOLLOWED = "check-tools", "check-stopped", "check-followed"
+TAKEN_BACK, INSTEAD, RESUMED = "check-taken-back", "check-instead", "check-resumed"
+SHOWN, LOOKED_UP, WRITTEN, AHEAD = "check-shown", "check-looked-up", "check-written", "check-ahead"
+ANOTHER_SYSTEM = "You are being checked anew."
+STOP_AT, TOKENS = "check-stop", 1234
+OFFERS = Offers.of((Tool("lookup", "Looks a word up.", {"properties": {"word": {"type": "string"}}}),))
+CALL: Block = {"type": "tool_use", "id": "toolu_check", "name": cli_name("lookup"), "input": {"word": "teal"}}
+FOUND = "check-found"
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+IMAGE: Block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
+SECRET, SECRET_FILE = "check-secret", "secret.txt"
+WORDS = ("/clear", f"read @{SECRET_FILE}")
+# A file of the first turn was written so long ago at most, in seconds.
+AGO = 60.0
+
+
+@dataclass(slots=True)
+class Talk:
+    """One session's conversation, as the model is to be shown it at its next turn."""
+
+    session_id: str
+    said: Said = field(default_factory=list)
+    turns: list[str] = field(default_factory=list)  # the uuids of its prompts
+    records: list[Record] = field(default_factory=list)
+    request: Seen | None = None
+
+    async def turn(self, stage: Stage, process: ClaudeProcess, prompt: str, **options: object) -> Turn:
+        """One more turn. Raises `Differs` where the model was not shown all that was said before, and this."""
+        turn = await stage.turn(process, prompt, **options)  # type: ignore[arg-type]
+        shown = said_in(turn.request)
+        if (wrong := difference([*self.said, ("user", f"text {prompt}")], shown)) is not None:
+            raise Differs(f"the model was shown something else: {wrong}")
+        self.went_on(turn)
+        return turn
+
+    def went_on(self, turn: Turn) -> None:
+        self.request = turn.request
+        self.turns.append(turn.uuid)
+        self.said = [*said_in(turn.request), *(("assistant", f"text {turn.said()}") for _ in [turn.result])]
+
+
+async def play(stage: Stage) -> None:
+    """All scenes, one after another: no two CLIs run at once. Without a turn and its file there is nothing to see."""
+    first = await _first(stage)
+    if first is None and "frames" in stage.found and stage.found["frames"].outcome == "failed":
+        was = stage.found.pop("frames")
+        stage.without_tag()
+        first = await _first(stage)
+        if first is None:
+            stage.found["frames"] = was
+        else:
+            stage.found["tag"] = Observation.of(
+                "tag", "failed", "other frames name the prompt, and its result does not"
+            )
+    if first is None or stage.found["place"].outcome != "ok":
+        return
+    await _round_trip(stage, first)
+    await _goes_on_from_results(stage, first)
+    last = await _running(stage)
+    await _resumed(stage, last or first)
+    await _ahead(stage)
+
+
+# --- the first turn of a session, as the CLI is driven by its version
+
+
+async def _first(stage: Stage) -> Talk | None:
+    """None where the CLI did not come to the end of a turn."""
+    launch = stage.launch(stage.cli)
+    first: Talk | None = None
+    async with stage.observing("start"), stage.running(launch) as process:
+        async with stage.observing("frames"):
+            stage.upstream.when(FIRST, Reply(ANSWER, thinking=THOUGHT))
+            try:
+                turn = await stage.turn(process, FIRST)
+            except ClaudeUnavailable as exc:
+                stage.note("tools_off", "failed", exc.message)
+                raise Unable("it was not used any further") from exc
+            _compare_answer(turn)
+            first = Talk(launch.session_id)
+            first.went_on(turn)
+        if first is None and process.runs is None:
+            said = stage.found.pop("frames")
+            raise (Differs if said.outcome == "failed" else Unable)(said.detail)
+        if first is not None:
+            await _look_at_file(stage, first, launch)
+            stage.note("tag", "ok" if turn.result.tagged else "failed", "its result names no prompt")
+            async with stage.observing("tools_off"):
+                if offered := turn.request.body.get("tools"):
+                    raise Differs(f"the model was offered {', '.join(str(tool.get('name')) for tool in offered)}")
+    return first
+
+
+def _compare_answer(turn: Turn) -> None:
+    """Raises `Differs` where the words are not the model's: in pieces, in blocks, in the result."""
+    told = {"in pieces": turn.streamed(), "in blocks": turn.said(), "in the result": turn.result.text}
+    for how, words in told.items():
+        if words != ANSWER:
+            raise Differs(f"the answer {how} is {words!r}, and the model said {ANSWER!r}")
+    if (thought := turn.said("thinking")) != THOUGHT:
+        raise Differs(f"the thought is {thought!r}, and the model thought {THOUGHT!r}")
+
+
+async def _look_at_file(stage: Stage, first: Talk, launch: Launch) -> None:
+    """At the moment of the result; then again, if it is late."""
+
+    def place() -> Path:
+        return stage.projects.written(launch.cwd, stage.transcript_of(launch), time.time() - AGO)
+
+    at_once = _is_whole(path := place())
+    async with stage.observing("place"):
+        if await until(lambda: place().exists(), LATE) is None:
+            wrote = ", ".join(stage.written()) or "nothing"
+            raise Differs(f"there is no {path.relative_to(stage.config_dir)}; it wrote {wrote}")
+    if stage.found["place"].outcome != "ok":
+        return
+    path = place()
+    late = await until(lambda: _is_whole(path), LATE)
+    async with stage.observing("records"):
+        first.records = _checked_records(path)
+    if late is not None:
+        stage.note("complete", "ok" if at_once else "failed", f"it was whole {late:.2f} s later")
+
+
+def _is_whole(path: Path) -> bool:
+    said = _said_in_file(path)
+    return ("user", f"text {FIRST}") in said and ("assistant", f"text {ANSWER}") in said
+
+
+def _said_in_file(path: Path) -> Said:
+    """Nothing where it is not there (yet)."""
+    try:
+        return said_by(transcript.parse(path.read_bytes()).path)
+    except OSError:
+        return []
+
+
+def _checked_records(path: Path) -> list[Record]:
+    """The records. Raises `Differs` where a reader of ours could not go by them."""
+    parsed = transcript.parse(path.read_bytes())
+    if parsed.broken:
+        raise Differs(f"{parsed.broken} lines are no records")
+    _check_parents(parsed.path, None)
+    said = [pair for pair in said_by(parsed.path) if not pair[1].startswith("thinking")]
+    if (wrong := difference([("user", f"text {FIRST}"), ("assistant", f"text {ANSWER}")], said)) is not None:
+        kinds = ", ".join(sorted({entry.kind for entry in parsed.entries}))
+        raise Differs(f"in the records, {wrong}; their kinds: {kinds}")
+    return [entry.record() for entry in parsed.entries]
+
+
+def _check_parents(path: Sequence[Entry], start: str | None) -> None:
+    if not transcript.unbroken(path, start):
+        parents = [f"{entry.kind} {(entry.uuid or '')[:8]} on {(entry.parent or 'none')[:8]}" for entry in path]
+        raise Differs(f"the records do not hang on each other: {', '.join(parents)}")
+
+
+# --- a transcript that we wrote
+
+
+async def _round_trip(stage: Stage, first: Talk) -> None:
+    """All kinds of blocks go into the file of a new session, and from there to the model."""
+    launch = stage.launch(stage.cli, resume=True)
+    async with stage.observing("round_trip"):
+        records = _told_before(stage, first, launch)
+        path = stage.transcript_of(launch)
+        before = _write(stage, launch, records)
+        known = transcript.parse_records(records).path
+        async with stage.running(launch) as process:
+            await stage.bounded(process, process.loaded(_nothing))
+            turn = await stage.turn(process, WRITTEN)
+            wanted = [*said_by(known), ("user", f"text {WRITTEN}")]
+            if (wrong := difference(wanted, said_in(turn.request))) is not None:
+                raise Differs(f"a transcript that was written does not reach the model as it is: {wrong}")
+            if first.records and first.request is not None and turn.request.prefix_kept(first.request) < 1.0:
+                raise Differs("the request does not begin with that of the turn before it, byte for byte")
+            answered = turn.result.session_id
+            stage.note("same_id", "ok" if answered == launch.session_id else "failed", f"it answered as {answered}")
+            await _check_appended(stage, path, before, known, turn)
+
+
+async def _nothing() -> None:
+    """The file is looked at when the turn is over."""
+
+
+def _told_before(stage: Stage, first: Talk, launch: Launch) -> list[Record]:
+    """The first turn as the CLI recorded it, and an exchange that it never had, with an image and a tool."""
+    parsed = transcript.parse_records(first.records)
+    scribe = Scribe(launch.session_id, launch.cwd, stage.cli.version, time.time(), parsed.leaf)
+    text: Callable[[str], Block] = lambda said: {"type": "text", "text": said}  # noqa: E731
+    result: Block = {"type": "tool_result", "tool_use_id": CALL["id"], "content": FOUND}
+    exchange = [
+        Message("user", (IMAGE, text(SHOWN))),
+        Message("assistant", (text("I look it up."), CALL)),
+        Message("user", (result,)),
+        Message("assistant", (text(f"It is {FOUND}."),)),
+    ]
+    return [*first.records, *(scribe.record(message, MODEL) for message in exchange)]
+
+
+def _write(stage: Stage, launch: Launch, records: Sequence[Record]) -> FileMark:
+    path = stage.transcript_of(launch)
+    return transcript.write(path, records, launch.session_id, strict=not stage.cli.keeps_records)
+
+
+async def _check_appended(stage: Stage, path: Path, before: FileMark, known: Sequence[Entry], turn: Turn) -> None:
+    """Raises `Differs` where the session's file is not what was written, and the new turn behind it."""
+    after = transcript.in_folder(path.parent, turn.result.session_id)
+    answer = ("assistant", f"text {turn.said()}")
+
+    def added() -> list[Entry]:
+        if after == path:
+            verdict = transcript.check(path, before, None)
+            return [] if verdict is None else list(verdict.tail)
+        try:
+            copy = transcript.parse(after.read_bytes()).path
+        except OSError:
+            return []
+        end = transcript.copied_up_to(known, copy)
+        return [] if end is None else copy[end:]
+
+    if await until(lambda: answer in said_by(added()), LATE) is None:
+        raise Differs(f"the file was not only appended to: {said_by(added()) or ', '.join(stage.written())}")
+    if after == path:
+        _check_parents(added(), before.leaf)
+
+
+async def _goes_on_from_results(stage: Stage, first: Talk) -> None:
+    """A path that ends with a call of the client's tool, and its result, in a process that did not make the call."""
+    launch = stage.launch(stage.hopeful, resume=True)
+    async with stage.observing("mcp_set_servers", part=True):
+        turn_uuid = str(uuid.uuid4())
+        parsed = transcript.parse_records(first.records)
+        scribe = Scribe(launch.session_id, launch.cwd, stage.cli.version, time.time(), parsed.leaf)
+        result: Block = {"type": "tool_result", "tool_use_id": CALL["id"], "content": FOUND}
+        exchange = [
+            scribe.record(Message("user", ({"type": "text", "text": LOOKED_UP},)), MODEL),
+            scribe.record(Message("assistant", (CALL,)), MODEL),
+            scribe.record(Message("user", (result,)), MODEL),
+        ]
+        known = [*first.records, *exchange]
+        _write(stage, launch, [*known, closing(scribe, turn_uuid)])
+        async with stage.running(launch) as process:
+            if not await stage.bounded(process, process.adapt(replace(launch, offers=OFFERS))):
+                raise Differs("it did not take the client's tools")
+            turn = await stage.turn(process, (), frame_uuid=turn_uuid)
+            wanted = said_by(transcript.parse_records(known).path)
+            if (wrong := difference(wanted, said_in(turn.request))) is not None:
+                raise Differs(f"a process that was started again does not go on from the results: {wrong}")
+
+
+# --- what a running process can be told, as if this CLI could do everything
+
+Step = Callable[[Stage, Talk, ClaudeProcess], Awaitable[None]]
+
+
+async def _running(stage: Stage) -> Talk | None:
+    """Each step on a process that did what was asked of it before. The conversation of the last one."""
+    steps: list[tuple[Name, Step]] = [
+        ("set_model", _set_model), ("apply_flag_settings", _parameters), ("mcp_set_servers", _tools),
+        ("words", _words), ("interrupt", _interrupted), ("rewind_conversation", _rewound),
+    ]  # fmt: skip
+    steps = [step for step in steps if step[0] not in stage.found]
+    talk = None
+    while steps:
+        launch = stage.launch(stage.hopeful)
+        async with stage.observing(*(name for name, _ in steps), part=True), stage.running(launch) as process:
+            talk = Talk(launch.session_id)
+            await talk.turn(stage, process, OPENING)
+            while steps and process.usable:
+                name, step = steps.pop(0)
+                async with stage.observing(name, part=name == "rewind_conversation"):
+                    await step(stage, talk, process)
+                if name in stage.found and stage.found[name].outcome != "ok":
+                    break  # what it is told next may depend on that
+        if talk is None or not talk.turns:
+            return None
+    return talk
+
+
+async def _set_model(stage: Stage, talk: Talk, process: ClaudeProcess) -> None:
+    ours = process.launch
+    for system, other, prompt in ((ANOTHER_SYSTEM, SYSTEM, AGAIN), (SYSTEM, ANOTHER_SYSTEM, f"{AGAIN} as before")):
+        if not await stage.bounded(process, process.adapt(replace(ours, system_prompt=system))):
+            raise Differs("it did not take another system prompt")
+        turn = await talk.turn(stage, process, prompt)
+        texts = [str(block.get("text")).strip() for block in turn.request.body.get("system") or ()]
+        if system not in texts or other in texts:
+            raise Differs("it said that it took another system prompt, and the next request did not have it")
+
+
+async def _parameters(stage: Stage, talk: Talk, process: ClaudeProcess) -> None:
+    env = {MAX_TOKENS: str(TOKENS), EXTRA_BODY: json.dumps({"stop_sequences": [STOP_AT]})}
+    for told, prompt in ((env, LIMITED), ({}, UNLIMITED)):
+        await stage.bounded(process, process.tell(told))
+        turn = await talk.turn(stage, process, prompt)
+        got = turn.request.body.get("max_tokens"), turn.request.body.get("stop_sequences")
+        if (got == (TOKENS, [STOP_AT])) != bool(told):
+            raise Differs(f"it was told {told or 'to go back'}, and the next request had {got[0]} tokens, {got[1]}")
+
+
+async def _tools(stage: Stage, talk: Talk, process: ClaudeProcess) -> None:
+    ours = process.launch
+    if not await stage.bounded(process, process.adapt(replace(ours, offers=OFFERS))):
+        raise Differs("it did not take the client's tools")
+    stage.upstream.when(TOOLS, ToolUse([(str(CALL["name"]), CALL["input"])]))
+    judge = ToolPolicy(OFFERS, ToolChoice(), _unchecked)
+    calling = await stage.turn(process, TOOLS, judge=judge)
+    offered = [tool.get("name") for tool in calling.request.body.get("tools") or ()]
+    if CALL["name"] not in offered:
+        raise Differs(f"it took the client's tools, and the model was offered {offered or 'none'}")
+    called = calling.events[-1] if calling.events else None
+    if not isinstance(called, Called):
+        raise Differs("the model called a tool of the client, and the call did not come out")
+    result: JSON = {"content": [{"type": "text", "text": FOUND}], "isError": False}
+    brought = {str(call["id"]): result for call in called.calls}
+    turn = await stage.turn(process, (), judge=judge, results=brought)
+    if said_in(turn.request)[-1:] != [("user", f"tool_result {next(iter(brought))} {FOUND}")]:
+        raise Differs(f"the result of a tool did not reach the model: {said_in(turn.request)[-1:]}")
+    talk.went_on(Turn(calling.uuid, turn.events, turn.requests))
+    if not await stage.bounded(process, process.adapt(replace(ours, offers=Offers()))):
+        raise Differs("it did not give the client's tools up again")
+
+
+async def _unchecked(_arguments: object, _schema: JSON) -> str | None:
+    """The tool is not strict."""
+    return None
+
+
+async def _words(stage: Stage, talk: Talk, process: ClaudeProcess) -> None:
+    (process.cwd / SECRET_FILE).write_text(SECRET)
+    for prompt in WORDS:
+        turn = await talk.turn(stage, process, prompt)
+        if SECRET in turn.request.raw.decode():
+            raise Differs("a file that a prompt named went to the model")
+
+
+async def _interrupted(stage: Stage, talk: Talk, process: ClaudeProcess) -> None:
+    gate = Gate(after=1, reply=Reply("This answer is long, and does not come to its end."))
+    stage.upstream.when(STOPPED, gate)
+    running = asyncio.create_task(stage.turn(process, STOPPED, may_fail=True))
+    try:
+        await stage.bounded(process, gate.reached.wait())
+        await process.interrupt()
+        await running
+    finally:
+        gate.open()
+        running.cancel()
+        await asyncio.wait({running})
+    turn = await stage.turn(process, FOLLOWED)
+    shown = said_in(turn.request)
+    if difference(talk.said, shown[: len(talk.said)]) is not None or shown[-1] != ("user", f"text {FOLLOWED}"):
+        raise Differs("the turn after an interrupted one did not go on from the ones before it")
+    talk.went_on(turn)
+
+
+async def _rewound(stage: Stage, talk: Talk, process: ClaudeProcess) -> None:
+    before = list(talk.said), list(talk.turns)
+    await talk.turn(stage, process, TAKEN_BACK)
+    await talk.turn(stage, process, f"{TAKEN_BACK} too")
+    to, newest = talk.turns[-2:]
+    if not await stage.bounded(process, process.rewind(to, newest)):
+        raise Differs("it did not take the conversation back")
+    talk.said, talk.turns = before
+    await talk.turn(stage, process, INSTEAD)
+
+
+# --- another process for the same session; and one that was started before there was a session
+
+
+async def _resumed(stage: Stage, talk: Talk) -> None:
+    """It answers `initialize` when it has read its session: what becomes of the file then does not matter to it."""
+    launch = stage.launch(stage.hopeful, session_id=talk.session_id, resume=True)
+    rewound = any(text.endswith(INSTEAD) for _, text in talk.said)
+    file = stage.transcript_of(launch)
+    # The last answer may be late in its file.
+    await until(lambda: talk.said[-1] in _said_in_file(file), LATE)
+    async with stage.observing("initialize"), stage.running(launch) as process:
+        if not await stage.bounded(process, process.boot()):
+            raise Differs("it did not answer `initialize`")
+        file.unlink(missing_ok=True)
+        turn = await stage.turn(process, RESUMED)
+        wrong = difference([*talk.said, ("user", f"text {RESUMED}")], said_in(turn.request))
+        async with stage.observing(*(("rewind_conversation",) if rewound else ())):
+            if wrong is not None and TAKEN_BACK in str(said_in(turn.request)):
+                raise Differs(f"what was taken back comes again when the session is resumed: {wrong}")
+        if wrong is not None and TAKEN_BACK not in str(said_in(turn.request)):
+            raise Differs(f"it had not read its session when it answered `initialize`: {wrong}")
+
+
+async def _ahead(stage: Stage) -> None:
+    launch = replace(stage.launch(stage.hopeful, "claimed"), system_prompt=ANOTHER_SYSTEM)
+    waiting = stage.launch(stage.hopeful, "ahead")
+    spare = waiting.spare(waiting.cwd, Path(dict(waiting.env)["TMPDIR"]))
+    async with stage.observing("claim_session"), stage.running(spare) as process:
+        if not await stage.bounded(process, process.boot()):
+            raise Differs("it does not start without a session")
+        if not await stage.bounded(process, process.claim(launch)):
+            raise Differs("it did not take a session")
+        talk = Talk(process.session_id)
+        turn = await talk.turn(stage, process, AHEAD)
+        if ANOTHER_SYSTEM not in json.dumps(turn.request.body.get("system")):
+            raise Differs("it took a session, and the next request did not have its system prompt")
+        path, since = stage.transcript_of(process.launch), time.time() - AGO
+        if await until(lambda: stage.projects.written(process.cwd, path, since).exists(), LATE) is None:
+            raise Differs(f"it took a session, and wrote {', '.join(stage.written())}")

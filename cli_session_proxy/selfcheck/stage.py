@@ -1,0 +1,252 @@
+"""The stage of a self-check: one CLI in a folder of its own, a scripted provider, and what was seen by now."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from ..backends.claude import transcript
+from ..backends.claude.process import environment
+from ..backends.claude.process.capability import Capability
+from ..backends.claude.process.child import Launch
+from ..backends.claude.process.events import AssistantMessage, CliEvent, ProcessDied, Result
+from ..backends.claude.process.guardian import Guardian
+from ..backends.claude.process.observed import NAMES, Name, Observation, Observed, Outcome
+from ..backends.claude.process.process import ClaudeProcess
+from ..domain.client_tools import ToolPolicy
+from ..domain.models import JSON, Block, BlockDelta
+from ..errors import ClaudeUnavailable, ProxyError
+from ..sandbox import Sandboxes
+from ..settings import Profile, Settings
+from ..testing.seen import Seen
+from ..testing.upstream import Upstream
+
+T = TypeVar("T")
+
+# One step takes well below a second. A CLI that sleeps so long in it (seconds), looked at so often, will not do it. One
+# that is at work then has a slow machine under it: it gets `PATIENCE`, and then nothing is known.
+ASLEEP, LOOK = 2.0, 0.1
+PATIENCE = 25.0
+# A transcript that is later than that (seconds) behind its result never comes.
+LATE = 3.0
+POLL = 0.02
+MODEL = "sonnet"
+SYSTEM = "You are being checked."
+
+
+class Differs(Exception):
+    """What was seen is not what should be seen; the text says how."""
+
+
+class Unable(Exception):
+    """It cannot be told on this machine just now; the text says why."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """One turn: what the CLI said, and what it sent to the model."""
+
+    uuid: str
+    events: list[CliEvent] = field(default_factory=list)
+    requests: list[Seen] = field(default_factory=list)
+
+    @property
+    def result(self) -> Result:
+        """Raises `Differs` where it did not come to one."""
+        if not self.events or not isinstance(last := self.events[-1], Result):
+            raise Differs(f"a turn had no result: {self.events[-1:]}")
+        return last
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [block for event in self.events if isinstance(event, AssistantMessage) for block in event.blocks]
+
+    def said(self, kind: str = "text") -> str:
+        return "".join(str(block.get(kind, "")) for block in self.blocks if block.get("type") == kind)
+
+    def streamed(self, kind: str = "text") -> str:
+        """The same as it came in pieces."""
+        deltas = [event.delta for event in self.events if isinstance(event, BlockDelta)]
+        return "".join(str(delta.get(kind, "")) for delta in deltas if delta.get("type") == f"{kind}_delta")
+
+    @property
+    def request(self) -> Seen:
+        """Its last one. Raises `Differs` where none reached the model."""
+        if not self.requests:
+            raise Differs(f"nothing reached the model; it said {self.result.text!r}")
+        return self.requests[-1]
+
+
+@dataclass
+class Stage:
+    """`cli` is what is known of it by its version, `hopeful` the same as if it could do everything."""
+
+    cli: Capability
+    settings: Settings
+    upstream: Upstream
+    folder: Path
+    until: float  # the loop's time at which nothing more is begun
+    guardian: Guardian = field(default_factory=Guardian)
+    found: dict[Name, Observation] = field(default_factory=dict)
+    runs: str | None = None  # the version that it says of itself
+
+    def __post_init__(self) -> None:
+        everything: Observed = {name: Observation.of(name, "ok") for name in NAMES}
+        self.hopeful = replace(self.cli, observed=everything)
+        self.config_dir = environment.config_dir(self.settings)
+        self.projects = transcript.Projects(self.settings, Sandboxes(self.settings), self.config_dir)
+
+    def without_tag(self) -> None:
+        """From now on any result ends a turn."""
+        missing = Observation.of("tag", "failed")
+        self.cli = replace(self.cli, observed={"tag": missing})
+        self.hopeful = replace(self.hopeful, observed={**self.hopeful.observed, "tag": missing})
+
+    # --- what was seen
+
+    def note(self, name: Name, outcome: Outcome, detail: str = "") -> None:
+        """The first word on it counts, but for one that says that it was not tried."""
+        if name not in self.found or self.found[name].outcome == "not tried":
+            self.found[name] = Observation.of(name, outcome, "" if outcome == "ok" else detail)
+
+    @contextlib.asynccontextmanager
+    async def observing(self, *names: Name, part: bool = False) -> AsyncIterator[None]:
+        """These are `ok` when it ends, unless it is only a `part` of them; else what went wrong says what they are."""
+        outcome: Outcome = "ok"
+        detail = ""
+        try:
+            yield
+        except Unable as exc:
+            outcome, detail = "not tried", str(exc)
+        except (Differs, ProcessDied, ProxyError) as exc:
+            outcome, detail = _judged(exc)
+        except OSError as exc:
+            outcome, detail = "not tried", f"{exc.filename}: {exc.strerror}"
+        if outcome != "ok" or not part:
+            for name in names:
+                self.note(name, outcome, detail)
+
+    # --- a process
+
+    def launch(
+        self, cli: Capability, cwd: str = "one", *, session_id: str | None = None, resume: bool = False
+    ) -> Launch:
+        place, tmpdir = self.folder / cwd, self.folder / "tmp"
+        for needed in (place, tmpdir):
+            needed.mkdir(mode=0o700, exist_ok=True)
+        env = environment.build(self.settings, tmpdir=tmpdir, config_dir=self.config_dir)
+        return Launch(
+            capability=cli, cwd=place, session_id=session_id or str(uuid.uuid4()), resume=resume, model=MODEL,
+            profile=Profile(), env=tuple(sorted(env.items())), system_prompt=SYSTEM,
+        )  # fmt: skip
+
+    @contextlib.asynccontextmanager
+    async def running(self, launch: Launch) -> AsyncIterator[ClaudeProcess]:
+        if asyncio.get_running_loop().time() > self.until:
+            raise Unable("no time was left")
+        process = await ClaudeProcess.spawn(launch, self.settings, self.guardian)
+        try:
+            yield process
+        finally:
+            self.runs = process.runs or self.runs
+            await process.close()
+
+    async def bounded(self, process: ClaudeProcess, work: Coroutine[object, None, T]) -> T:
+        """What is waited for. Raises `Differs` where the CLI sleeps instead, `Unable` where the machine is too slow."""
+        task = asyncio.ensure_future(work)
+        clock = asyncio.get_running_loop().time
+        end, asleep = min(self.until, clock() + PATIENCE), 0.0
+        try:
+            while not task.done():
+                before = clock()
+                await asyncio.wait({task}, timeout=LOOK)
+                slow = clock() - before > 2 * LOOK or _at_work(process.pid)
+                asleep = 0.0 if slow else asleep + LOOK
+                if asleep >= ASLEEP and not task.done():
+                    raise Differs(f"it gave no answer, and slept for {ASLEEP:.0f} s")
+                if clock() > end and not task.done():
+                    raise Unable("no answer came in time, and it was at work all the time")
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    # --- a turn
+
+    async def turn(
+        self,
+        process: ClaudeProcess,
+        content: str | Sequence[Block],
+        *,
+        judge: ToolPolicy | None = None,
+        results: Mapping[str, JSON] | None = None,
+        frame_uuid: str | None = None,
+        may_fail: bool = False,
+    ) -> Turn:
+        """One prompt, or the results that it waits for, and what follows. Raises `Differs` where that is an error."""
+        blocks: Sequence[Block] = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        turn = Turn(frame_uuid or str(uuid.uuid4()))
+        before = len(self.upstream.requests)
+
+        async def told() -> None:
+            async with contextlib.aclosing(process.turn(turn.uuid, blocks, judge, results)) as heard:
+                async for event in heard:
+                    turn.events.append(event)
+
+        await self.bounded(process, told())
+        turn.requests = self.upstream.requests[before:]
+        if isinstance(last := turn.events[-1], Result) and last.is_error and not may_fail:
+            raise Differs(f"a turn ended as {last.subtype}: {last.text}")
+        return turn
+
+    # --- its files
+
+    def transcript_of(self, launch: Launch) -> Path:
+        """Where the proxy looks for a session's file: in the folder where it saw one of this directory."""
+        return self.projects.path(launch.cwd, launch.session_id)
+
+    def written(self) -> list[str]:
+        """Every file of its directory that may be a session's, for a person."""
+        below = (path for path in self.config_dir.rglob("*") if path.is_file())
+        return sorted(str(path.relative_to(self.config_dir)) for path in below)
+
+
+def _judged(exc: Differs | ProcessDied | ProxyError) -> tuple[Outcome, str]:
+    if isinstance(exc, Differs):
+        return "failed", str(exc)
+    if isinstance(exc, ProcessDied):
+        killed = exc.returncode == -signal.SIGKILL and "exit code" in exc.why  # else we did, because of what it printed
+        said = f"{exc.why}: {exc.stderr.strip()[-200:]}" if exc.stderr.strip() else exc.why
+        return ("not tried", f"something killed it ({said})") if killed else ("failed", said)
+    short = isinstance(exc, ClaudeUnavailable) and isinstance(exc.__cause__, OSError | RuntimeError)
+    return ("not tried" if short else "failed"), exc.message
+
+
+def _at_work(group: int) -> bool:
+    """Whether a process of the group is at work, or waits for the disk."""
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            busy = process.info["status"] in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
+            if busy and os.getpgid(process.pid) == group:
+                return True
+    return False
+
+
+async def until(true: Callable[[], bool], seconds: float) -> float | None:
+    """Seconds until it was true; None where it was not within that time."""
+    began = time.monotonic()
+    while not true():
+        if time.monotonic() - began > seconds:
+            return None
+        await asyncio.sleep(POLL)
+    return time.monotonic() - began

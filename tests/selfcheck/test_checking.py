@@ -1,0 +1,124 @@
+"""The self-check sees what a real CLI does, and which one thing a changed one does not do any more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.backends.claude.process.observed import ESSENTIAL, EXPECTED, NAMES
+from cli_session_proxy.selfcheck.running import Report, _run, check
+from cli_session_proxy.settings import Settings
+
+from ..conftest import processes
+from ..until import until
+from .tampered import tampered
+
+# What is changed, and all that is seen to fail then.
+CHANGES: dict[str, set[str]] = {
+    "no option": {"start"},
+    "other words": {"frames"},
+    "no result": {"frames"},
+    "no tag": {"tag"},
+    "tools": {"tools_off"},
+    "elsewhere": {"place"},
+    "another folder": set(),
+    "late": {"complete"},
+    "broken parents": {"records", "round_trip"},
+    "no image": {"round_trip"},
+    "new id": {"same_id"},
+    "as commands": {"words"},
+    "refuses:initialize": {"initialize", "claim_session"},
+    "refuses:set_model": {"set_model"},
+    "lies:set_model": {"set_model"},
+    "lies:apply_flag_settings": {"apply_flag_settings"},
+    "silent:apply_flag_settings": {"apply_flag_settings"},
+    "refuses:mcp_set_servers": {"mcp_set_servers"},
+    "lies:mcp_set_servers": {"mcp_set_servers"},
+    "silent:interrupt": {"interrupt"},
+    "lies:rewind_conversation": {"rewind_conversation"},
+    "silent:rewind_conversation": {"rewind_conversation"},
+    "lies:claim_session": {"claim_session"},
+}
+# Each costs five seconds of a processor: of every kind of change one is always looked at.
+ALWAYS = {"no option", "broken parents", "no image", "lies:set_model"}
+
+
+def failed(report: Report) -> set[str]:
+    assert report.why is None, report
+    return {str(one.name) for one in report.observed.values() if one.outcome == "failed"}
+
+
+async def test_a_cli_of_today_does_all_of_it(claude_2: Path, tmp_path: Path) -> None:
+    report = await check(claude_2, Settings(var=tmp_path))
+    assert {one.outcome for one in report.observed.values()} == {"ok"}, report
+    assert set(report.observed) == set(NAMES)
+    assert report.version.startswith("2.1.")
+    assert report.passed
+
+
+@pytest.mark.full
+async def test_an_old_cli_does_what_is_expected_of_its_version(claude_1: Path, tmp_path: Path) -> None:
+    report = await check(claude_1, Settings(var=tmp_path))
+    assert report.version == "1.0.120"
+    assert failed(report) == {name for name, since in EXPECTED.items() if since > (1, 0, 120)}
+    assert report.passed
+    assert report.surprises() == []
+
+
+@pytest.mark.parametrize(
+    "how", [how if how in ALWAYS else pytest.param(how, marks=pytest.mark.full) for how in CHANGES]
+)
+async def test_one_change_is_seen_as_what_it_is(how: str, claude_2: Path, tmp_path: Path) -> None:
+    report = await _run(tampered(claude_2, tmp_path / "bin", how), Settings(var=tmp_path))
+    assert failed(report) == CHANGES[how], report
+    assert report.passed != bool(CHANGES[how] & set(ESSENTIAL))
+    words = [one.detail for one in report.observed.values() if one.outcome == "failed"]
+    assert all(words), report
+
+
+async def test_the_cli_of_a_check_has_nothing_of_the_users(
+    claude_2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN", "AWS_PROFILE", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "the-users-own")
+    claude = tampered(claude_2, tmp_path / "bin", "tells")
+    settings = Settings(var=tmp_path, claude_env={"ANTHROPIC_AUTH_TOKEN": "the-users-own"})
+    assert (await _run(claude, settings)).passed
+    env = json.loads((tmp_path / "bin" / "environment").read_text())
+    assert "the-users-own" not in env.values()
+    assert env["HOME"] != os.environ["HOME"]
+    assert env["ANTHROPIC_BASE_URL"].startswith("http://127.0.0.1:")
+    own = ("HOME", "TMPDIR", "CLAUDE_CONFIG_DIR")
+    assert [Path(env[name]).is_relative_to(folder) for name in own] == [True] * len(own)
+    assert list(folder.iterdir()) == []
+
+
+async def test_what_is_no_cli_decides_nothing(tmp_path: Path) -> None:
+    report = await check(tmp_path / "none", Settings(var=tmp_path))
+    assert not report.passed
+    assert report.why is not None
+    assert "no Claude CLI" in report.why
+
+
+async def test_a_check_that_is_left_leaves_no_process_and_no_folder(
+    claude_2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    claude = tampered(claude_2, tmp_path / "bin", "tells")
+    running = asyncio.create_task(check(claude, Settings(var=tmp_path)))
+    await until((tmp_path / "bin" / "environment").exists)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await until(lambda: not list(processes((), mark=os.fsencode(folder))))
+    assert list(folder.iterdir()) == []
