@@ -29,7 +29,12 @@ def memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
         words = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
         total = int(words["MemTotal"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
-        return None
+        try:  # macOS, and a container without /proc
+            total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, ValueError):
+            return None
+        if total <= 0:
+            return None
     limits = (
         _numbers(group / "memory.max", group / "memory.limit_in_bytes") for group in _groups("memory", proc, cgroups)
     )

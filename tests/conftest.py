@@ -6,6 +6,7 @@ user's login, configuration or network proxy.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import ssl
@@ -24,6 +25,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
 
 from .forked import fork_server
+from .macos import FULLFSYNC, like_macos
 from .postgres import Postgres, server
 from .until import POLL
 
@@ -103,6 +105,12 @@ def processes(of: Collection[int | None], mark: bytes) -> Iterator[tuple[int, st
             continue  # ended while we looked, or another user's
         if ours and int(entry.name) not in of and "multiprocessing.resource_tracker" not in command:
             yield int(entry.name), command or "(not reaped)"
+
+
+@pytest.fixture
+def macos(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", FULLFSYNC, raising=False)  # so that it is gone again
+    like_macos(monkeypatch.setattr, monkeypatch.delattr)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy import machine
+from cli_session_proxy.settings import Settings
 
 MB = 1024 * 1024
 
@@ -44,8 +45,19 @@ def test_version_1_has_a_tree_of_its_own(proc: Path, tmp_path: Path) -> None:
     assert machine.memory(proc, groups) == 200 * MB
 
 
-def test_where_nobody_says_it_is_not_guessed(tmp_path: Path) -> None:
-    assert machine.memory(tmp_path, tmp_path) is None
+def test_without_proc_it_is_what_the_system_says(macos: None) -> None:
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    assert machine.memory() == pages * size
+    assert Settings().max_memory == pages * size // 2
+    assert machine.cores() == os.cpu_count()
+
+
+def test_where_nobody_says_it_is_not_guessed(macos: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: str) -> int:
+        raise ValueError("unrecognized configuration name")
+
+    monkeypatch.setattr(os, "sysconf", unknown)
+    assert machine.memory() is None
 
 
 @pytest.fixture

@@ -165,7 +165,7 @@ class _Now(Collector):
         processes.add_metric(["warm"], now.warm)
         processes.add_metric(["spare"], now.spare)
         yield processes
-        text = "Memory of the CLI processes, as last measured (Linux; 0 without max_memory)"
+        text = "Memory of the CLI processes, as last measured (0 without max_memory)"
         yield GaugeMetricFamily(f"{NAMESPACE}_processes_memory_bytes", text, now.memory)
 
 

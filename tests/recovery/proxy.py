@@ -17,13 +17,11 @@ import os
 import signal
 import sys
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import structlog
 import uvloop
 
-from cli_session_proxy.backends.claude.process import guardian
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.backends.claude.sessions.manager import Sessions
 from cli_session_proxy.domain.models import Tool
@@ -31,6 +29,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sql.store import SqlStore
+from tests.macos import like_macos
 from tests.talking import request, text
 
 # step -> the method it is at, and whether it is before or after it
@@ -43,16 +42,6 @@ STEPS: dict[str, tuple[type, str, bool]] = {
     "before acknowledge": (SqlStore, "commit", False),
 }
 armed = False
-
-
-def without_linux() -> None:
-    """No parent-death signal, and start times as psutil tells them: what there is on macOS."""
-
-    async def none() -> tuple[str, ...]:
-        return ()
-
-    guardian._death_signal = none
-    vars(guardian)["sys"] = SimpleNamespace(platform="darwin", executable=sys.executable)
 
 
 def deadly(owner: type, name: str, *, before: bool) -> None:
@@ -94,7 +83,7 @@ async def main() -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     told = json.loads(sys.argv[1])
     if told["like"] == "macos":
-        without_linux()
+        like_macos()
     if told["die_at"] is not None:
         owner, name, before = STEPS[told["die_at"]]
         deadly(owner, name, before=before)

@@ -257,6 +257,7 @@ def start_time(pid: int) -> str | None:
         return None if now is None or now[0] in _DEAD else str(now[1])
     try:
         process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else repr(process.create_time())
+        # By what psutil itself tells a process from another of its pid; `create_time` moves when the clock is set.
+        return None if process.status() == psutil.STATUS_ZOMBIE else repr(process._ident[1])
     except psutil.NoSuchProcess:
         return None

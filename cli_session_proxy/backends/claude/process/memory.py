@@ -1,12 +1,14 @@
 """How much memory the CLIs take, against a budget.
 
-On Linux by proportional set sizes, so that what they share counts once; elsewhere by what each has for itself.
+On Linux by proportional set sizes, so that what they share counts once. Elsewhere, and where the kernel does not tell
+them, by resident sizes: on macOS the call for anything better is refused for other programs, and may block.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
@@ -14,6 +16,8 @@ import psutil
 
 # One more CLI beside others, while none was weighed: 10 idle ones were 1,156 MB, one alone 186 MB (2.1.329).
 FIRST_WEIGHT = 200 * 1024 * 1024
+# Seconds for a measurement.
+WEIGH_WAIT = 5.0
 
 
 class Memory:
@@ -23,10 +27,25 @@ class Memory:
         self.budget = budget
         self._weights: dict[int, int] = {}
         self._expected = FIRST_WEIGHT
+        self._weighing: asyncio.Task[dict[int, int]] | None = None
 
     async def weigh(self, pids: Collection[int]) -> None:
-        """Measure these processes with all that they started, and forget the others. Costs 4 to 5 ms of a core each."""
-        self._weights = await asyncio.to_thread(weigh, pids)
+        """Measure these processes with all that they started, and forget the others. Costs 4 to 5 ms of a core each.
+
+        Bounded: the kernel may hold up who asks (a process in a page fault of a file system that does not answer). The
+        last weights hold until it has answered.
+        """
+        if self._weighing is None:
+            self._weighing = asyncio.create_task(asyncio.to_thread(weigh, pids))
+        try:
+            done, _ = await asyncio.wait({self._weighing}, timeout=WEIGH_WAIT)
+        except asyncio.CancelledError:
+            self._weighing.cancel()
+            raise
+        if not done:
+            return
+        weighed, self._weighing = self._weighing, None
+        self._weights = weighed.result()
         if self._weights:
             self._expected = sum(self._weights.values()) // len(self._weights)
 
@@ -62,8 +81,15 @@ def weigh(pids: Collection[int]) -> dict[int, int]:
             one = family.pop()
             family += children.pop(one.pid, ())  # once: a pid that was given anew meanwhile could close a circle
             with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
-                info = one.memory_full_info()
-                sizes.append(getattr(info, "pss", info.uss))
+                sizes.append(_size(one))
         if sizes:
             found[pid] = sum(sizes)
     return found
+
+
+def _size(process: psutil.Process) -> int:
+    """Raises psutil.Error."""
+    if sys.platform == "linux":
+        with contextlib.suppress(psutil.AccessDenied):
+            return int(process.memory_full_info().pss)
+    return int(process.memory_info().rss)

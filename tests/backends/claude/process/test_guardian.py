@@ -87,6 +87,13 @@ async def test_what_is_guarded_dies_with_the_proxy_and_what_was_released_does_no
     assert another.process.poll() is None
 
 
+def test_a_start_time_does_not_move_with_the_clock(sleeper: Sleeper, macos: None) -> None:
+    first = psutil.Process(sleeper.pid).create_time()
+    assert psutil.Process(sleeper.pid).create_time() != first
+    assert start_time(sleeper.pid) == start_time(sleeper.pid)
+    assert start_time(os.getpid()) != start_time(sleeper.pid)
+
+
 async def test_a_process_that_got_the_pid_of_a_guarded_one_is_left_alone(started: Guardian, sleeper: Sleeper) -> None:
     before = start_time(sleeper.pid)
     assert before is not None

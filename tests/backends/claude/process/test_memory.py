@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator
 
 import pytest
@@ -71,6 +72,35 @@ def test_a_process_is_weighed_with_what_it_started(family: int) -> None:
     weights = weigh([family, int(gone.stdout)])
     assert list(weights) == [family]
     assert 70 * MB < weights[family] < 120 * MB
+
+
+def test_where_it_is_refused_the_resident_size_counts(family: int, macos: None) -> None:
+    weights = weigh([family])
+    assert 70 * MB < weights[family] < 200 * MB
+
+
+async def test_a_measurement_that_does_not_end_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that waits for a file system. The last weights hold, and nobody else is made to wait as well."""
+    asked, answers = list[int](), threading.Event()
+
+    def blocked(pids: Collection[int]) -> dict[int, int]:
+        asked.append(1)
+        answers.wait()
+        return dict.fromkeys(pids, 7 * MB)
+
+    monkeypatch.setattr(memory, "weigh", blocked)
+    monkeypatch.setattr(memory, "WEIGH_WAIT", 0.05)
+    scales = Memory(1000 * MB)
+    for _ in range(3):
+        await scales.weigh({1})
+    assert (asked, scales.measured(1)) == ([1], 0)
+    answers.set()
+
+    async def weighed() -> bool:
+        await scales.weigh({1})
+        return scales.measured(1) == 7 * MB
+
+    await until(weighed)
 
 
 async def test_until_it_is_measured_a_process_counts_as_the_others_do(each: Weigh) -> None:
