@@ -57,6 +57,11 @@ MODELS = ("sonnet", "opus", "haiku", "default")
 # The same under names that clients take which look for a model of Claude's by its name. They are listed, too.
 ALIASES = {"claude-sonnet-latest": "sonnet", "claude-opus-latest": "opus", "claude-haiku-latest": "haiku"}
 
+# What else the CLI takes: its other aliases, Anthropic's ids, Bedrock's ids and ARNs, Vertex's.
+_TAKEN = re.compile(
+    r"(?:sonnet|opus|haiku|default|best|opusplan)(?:\[1m\])?|.*claude.*|arn:aws[a-z-]*:bedrock:.*", re.I
+)
+
 # A changed system prompt: `auto` keeps the head of the request where only dates, times, numbers or ids are new.
 SystemPromptChanges = Literal["auto", "newest-turn", "replace"]
 
@@ -252,6 +257,7 @@ class Settings(BaseSettings):
     claude_config_dir: Path | None = None
     claude_env: dict[str, str] = Field(default_factory=dict)
     # What a model's name stands for: the first pattern that fits. Programs send these as they come.
+    any_model: bool = False
     aliases: dict[str, str] = {"gemini-*": "sonnet", "gpt-*": "sonnet", "codex-*": "sonnet"}
     default_model: str = "default"  # what the model `default`, or none, runs as; "default": the CLI's own choice
     system_prompt: str = NEUTRAL_SYSTEM_PROMPT
@@ -412,6 +418,13 @@ class Settings(BaseSettings):
         fits = (model for pattern, model in self.aliases.items() if fnmatchcase(name, pattern))
         named = next(fits, ALIASES.get(name, name))
         return named if named != "default" else profile.model or self.default_model
+
+    def knows_model(self, name: str) -> bool:
+        """Whether a turn may ask for it, as far as its name tells."""
+        known = (
+            self.any_model or name in self.models or name == self.default_model or _TAKEN.fullmatch(name) is not None
+        )
+        return known or any(fnmatchcase(name, pattern) for pattern in self.aliases)
 
     def fallbacks_for(self, model: str, profile: Profile) -> tuple[str, ...]:
         """Who answers where this model cannot, the first first.

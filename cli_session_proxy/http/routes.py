@@ -125,7 +125,10 @@ class Routes:
         return models.listed([self._info(models, name) for name in names])
 
     async def model(self, request: Request, model: str) -> JSON:
-        return self._info(_models_of(request), model_name(model))
+        name = model_name(model.removeprefix("models/"))
+        if not self._settings.knows_model(name):
+            raise NotFound(f"there is no model {name!r}: GET /v1/models lists what there is", param="model")
+        return self._info(_models_of(request), name)
 
     def _info(self, models: Models, name: str) -> JSON:
         known = self._settings.models.get(name)

@@ -109,6 +109,11 @@ class OpenCalls:
         self._of: dict[str | None, deque[str]] = {None: deque()}
         self._count = 0
 
+    def next_answer(self) -> None:
+        """The model speaks again: what is open of its earlier answers was given up, as by a client whose tool failed.
+        No later result is theirs."""
+        self._open.clear()
+
     def call(self, given: str | None, name: str) -> str:
         self._count += 1
         made = given or f"call_{self._count}"

@@ -22,7 +22,7 @@ from ..domain.models import JSON, Block, Message, Status, Turn, TurnRequest
 from ..domain.parameters import Name, Parameters
 from ..domain.reminders import reminder
 from ..domain.windows import Window
-from ..errors import InvalidRequest, ProxyError, likely
+from ..errors import InvalidRequest, ProxyError
 from ..sandbox import AGENT_ID_LIMIT, LOCAL_OWNER
 
 T = TypeVar("T")
@@ -44,10 +44,7 @@ NOTE_LENGTH = 512
 # What LiteLLM puts in front of a model's name when it routes to an OpenAI-compatible endpoint or to us.
 MODEL_PREFIXES = ("claude-cli/", "openai/")
 
-# Vendors add fields all the time, so an unknown one is taken without a word unless it is this much like a known one:
-# `max_token` (0.95), `temprature` (0.95), but not `store` for `stop` (0.67).
-MISSPELT = 0.8
-# Comparing a name with all known ones takes about 0.2 ms; no client sends this many unknown fields.
+# Vendors add fields all the time, so an unknown one is taken, and named as one without effect: at most this many.
 MAX_UNREAD = 16
 # A name goes into a header, so it is one that a vendor could have.
 _FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
@@ -243,12 +240,14 @@ class Fields(dict[str, Any]):
             return ()
         return tuple(name for name in names if self.get(name) is not None)
 
-    def misspelt(self, where: str = "") -> tuple[str, ...]:
-        """The fields without effect that look like one that was asked for. Call it when all has been read."""
+    def unread(self, where: str = "") -> tuple[str, ...]:
+        """The fields that say something and were not asked for: they have no effect. Call it when all has been read."""
         if self.keys() <= self._asked:  # nearly every body
             return ()
-        unread = (name for name in self if name not in self._asked and _FIELD.fullmatch(name))
-        return tuple(f"{where}{name}" for name in islice(unread, MAX_UNREAD) if likely(name, self._asked, MISSPELT))
+        unread = (
+            name for name in self if name not in self._asked and self[name] is not None and _FIELD.fullmatch(name)
+        )
+        return tuple(f"{where}{name}" for name in islice(unread, MAX_UNREAD))
 
 
 def wrong_type(param: str, wanted: str) -> InvalidRequest:

@@ -19,7 +19,7 @@ from cli_session_proxy.domain.models import TurnRequest
 from cli_session_proxy.engine.engine import HasLeft
 from cli_session_proxy.engine.live import cancelled
 from cli_session_proxy.errors import Interrupted, Overloaded, ProxyError
-from cli_session_proxy.settings import Settings
+from cli_session_proxy.settings import ModelSettings, Settings
 
 from ..every_wire import google_client, ollama_client
 from ..fakes import FakeAnswer, FakeEngine, hello, started, text
@@ -244,9 +244,34 @@ async def test_the_models_list_has_three_meanings(door: tuple[FakeEngine, httpx.
     assert (await client.get("/v1/models")).json()["object"] == "list"
     assert (await client.get("/v1/models/opus", headers=anthropic)).json()["display_name"] == "Opus"
     assert (await client.get("/v1beta/models/opus")).json()["name"] == "models/opus"
-    assert (await client.get("/v1/models/llama3:8b")).json()["object"] == "model"
+    assert (await client.get("/v1/models/us.anthropic.claude-opus-4-v1:0")).json()["object"] == "model"
     bad = await client.get("/v1/models/--help", headers=anthropic)
     assert_shape(bad, MESSAGES, 400, "invalid_request")
+
+
+@pytest.mark.parametrize("any_model", [False, True])
+async def test_a_model_that_nobody_knows_is_not_there(tmp_path: Path, any_model: bool) -> None:
+    settings = Settings(
+        var=tmp_path / "var", port=0, any_model=any_model, models={"local": ModelSettings(litellm="ollama/a")}
+    )
+    async with (
+        serving(FakeEngine().as_engine(), settings) as url,
+        httpx.AsyncClient(base_url=url.removesuffix("/v1"), trust_env=False) as client,
+    ):
+        anthropic = {"anthropic-version": "2023-06-01", "x-api-key": "k"}
+
+        async def asked(name: str) -> list[int]:
+            answers = [
+                await client.get(f"/v1/models/{name}"),
+                await client.get(f"/v1/models/{name}", headers=anthropic),
+                await client.get(f"/v1beta/models/{name}"),
+                await client.post("/api/show", json={"model": name}),
+            ]
+            return [answer.status_code for answer in answers]
+
+        assert await asked("llama3:8b") == [200 if any_model else 404] * 4
+        for known in ("opus[1m]", "claude-sonnet-5-5", "local", "gpt-5", "claude-cli/haiku", "opusplan"):
+            assert await asked(known) == [200] * 4, known
 
 
 async def test_a_count_says_that_it_is_an_estimate(door: tuple[FakeEngine, httpx.AsyncClient]) -> None:

@@ -57,8 +57,8 @@ BODIES: dict[str, tuple[Callable[[JSON, Naming], Any], JSON]] = {
         ],
     }),
     "messages": (messages.read, {
-        "model": "sonnet", "max_tokens": 1, "system": [{"type": "text", "text": "s"}], "metadata": {"user_id": "u"},
-        "thinking": {"type": "enabled", "budget_tokens": 1024}, "stop_sequences": ["x"], "thread": {"type": "create"},
+        "model": "sonnet", "max_tokens": 9, "system": [{"type": "text", "text": "s"}], "metadata": {"user_id": "u"},
+        "thinking": {"type": "enabled", "budget_tokens": 8}, "stop_sequences": ["x"], "thread": {"type": "create"},
         "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
         "messages": [
             {"role": "user", "content": [IMAGE, {"type": "text", "text": "u"}]},

@@ -74,7 +74,7 @@ def of_ollama(**fields: Any) -> Parameters:
         (lambda: of_responses(reasoning={"effort": None}), Parameters()),
         (lambda: of_messages(top_k=3), Parameters(7, top_k=3)),
         (lambda: of_messages(thinking={"type": "disabled"}), Parameters(7, thinking=False)),
-        (lambda: of_messages(thinking={"type": "enabled", "budget_tokens": 2000}), Parameters(7, thinking=True)),
+        (lambda: of_messages(thinking={"type": "enabled", "budget_tokens": 5}), Parameters(7, thinking=True)),
         (lambda: of_messages(output_config={"effort": "high"}), Parameters(7, thinking=True)),
         (lambda: of_generate(maxOutputTokens=5, topP=0.5, top_k=2), Parameters(5, None, 0.5, 2)),
         (lambda: of_generate(thinkingConfig={"thinkingBudget": 0}), Parameters(thinking=False)),

@@ -3,8 +3,7 @@
     POST /v1/chat/completions  ─ read() ─▶ ChatCall ─▶ the engine ─▶ completion() or ChunkWriter
 
 Parameters that the CLI cannot honour are accepted and named (`ChatCall.ignored`); those whose silence would
-lie are refused. Fields that nobody here knows are left alone, as OpenAI's own clients add new ones often; one that
-looks like a misspelt parameter is named too.
+lie are refused. Fields that nobody here knows are named too: OpenAI's own clients add new ones often.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from ...domain.models import (
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, ProxyError
 from ..base import EventStream
-from ..blocks import BY_DATA, image_block, named_file
+from ..blocks import BY_DATA, effort_of_budget, image_block, named_file
 from ..common import (
     NUMBER,
     SSE_DONE,
@@ -70,6 +69,9 @@ IGNORED = (
     "frequency_penalty", "presence_penalty", "logit_bias", "service_tier", "verbosity", "prediction",
     "web_search_options", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
 )  # fmt: skip
+
+# How clients of many vendors say how much to think.
+THINKING = ("reasoning_effort", "reasoning", "thinking")
 
 PARAMETERS: Names = {
     "max_tokens": "max_completion_tokens", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k",
@@ -111,9 +113,7 @@ def read(body: JSON, naming: Naming) -> ChatCall:
     system, messages = read_messages(body.get("messages"))
     tools = read_tools(body) if body.get("tools") is not None else ()
     chooses = fields.given(("tool_choice", "parallel_tool_calls"))
-    effort = optional(body, "reasoning_effort", str, "a string")
-    if effort is not None and effort not in EFFORTS:
-        raise InvalidRequest(f"reasoning_effort must be one of {', '.join(EFFORTS)}", param="reasoning_effort")
+    effort, thinks, unread = _thinking(body) if fields.given(THINKING) else (None, None, ())
     names = OLDER if body.get("max_completion_tokens") is None else PARAMETERS
     stop = body.get("stop")
     wanted = optional(body, "response_format", dict, "an object")
@@ -127,12 +127,12 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         owner=naming.owner,
         agent_id=agent_id,
         system=system,
-        effort=None if effort is None else EFFORTS[effort],
+        effort=effort,
         options=TurnOptions(
             tools=tools,
             tool_choice=read_choice(body, tools) if chooses else ToolChoice(),
             stop=() if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "stop"),
-            parameters=read_parameters(body, names, thinking=None if effort is None else effort != "none"),
+            parameters=read_parameters(body, names, thinking=thinks),
             format=read_format(wanted, "response_format") if wanted else None,
         ),
         fresh=naming.fresh,
@@ -148,8 +148,37 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         stream=bool(optional(body, "stream", bool, "true or false")),
         include_usage=bool(optional(options, "include_usage", bool, "true or false", where="stream_options.")),
         parameters=PARAMETERS,
-        ignored=(*fields.given(IGNORED), *fields.misspelt()),
+        ignored=(
+            *fields.given(IGNORED),
+            *(("store",) if optional(body, "store", bool, "true or false") else ()),
+            *(("messages.name",) if any(map(_unsaid_name, body["messages"])) else ()),
+            *unread,
+            *fields.unread(),
+        ),
     )
+
+
+def _thinking(body: Mapping[str, Any]) -> tuple[str | None, bool | None, tuple[str, ...]]:
+    """(effort of the CLI, whether to think, fields without effect), by OpenAI's field, OpenRouter's `reasoning` or
+    Anthropic's `thinking`."""
+    reasoning, thinking = (Fields(optional(body, name, dict, "an object") or {}) for name in THINKING[1:])
+    where, effort = THINKING[0], optional(body, THINKING[0], str, "a string")
+    if effort is None:
+        where, effort = "reasoning.effort", optional(reasoning, "effort", str, "a string", where="reasoning.")
+    if effort is not None and effort not in EFFORTS:
+        raise InvalidRequest(f"{where} must be one of {', '.join(EFFORTS)}", param=where)
+    enabled = optional(reasoning, "enabled", bool, "true or false", where="reasoning.")
+    kind = optional(thinking, "type", str, "a string", where="thinking.")
+    budget = optional(reasoning, "max_tokens", int, "a whole number", where="reasoning.")
+    if budget is None:
+        budget = optional(thinking, "budget_tokens", int, "a whole number", where="thinking.")
+    unread = (*reasoning.unread("reasoning."), *thinking.unread("thinking."))
+    if effort is not None:
+        return EFFORTS[effort], effort != "none", unread
+    if enabled is False or kind == "disabled":
+        return None, False, unread
+    asked = enabled or budget is not None or kind is not None
+    return None if budget is None else effort_of_budget(budget), True if asked else None, unread
 
 
 def _check(body: Mapping[str, Any]) -> None:
@@ -192,7 +221,8 @@ def read_messages(messages: object) -> tuple[str | None, tuple[Message, ...]]:
     conversation: list[tuple[str, Message]] = []
     for where, role, message in by_role(messages):
         if role in ("system", "developer"):
-            said = "".join(block["text"] for block in read_content(message, where, {"text": read_text}, "parts"))
+            parts = read_content(message, where, {"text": read_text}, "parts")
+            said = "".join(block["text"] for block in _by_name(message, where, parts))
             instructions.place(said, where, conversation)
         elif role in _READERS:
             conversation.append((where, _READERS[role](message, where)))
@@ -208,9 +238,24 @@ def read_messages(messages: object) -> tuple[str | None, tuple[Message, ...]]:
 
 
 def _user(message: Part, where: str) -> Message:
-    return Message(
-        "user", telling(read_content(message, where, {"text": read_text, "image_url": _image, "file": _file}, "parts"))
-    )
+    parts = read_content(message, where, {"text": read_text, "image_url": _image, "file": _file}, "parts")
+    return Message("user", _by_name(message, where, telling(parts)))
+
+
+def _by_name(message: Part, where: str, parts: tuple[Block, ...]) -> tuple[Block, ...]:
+    """The parts with the participant's name in front, as the model reads it; one that is the role's says nothing."""
+    name = optional(message, "name", str, "a string", where=f"{where}.")
+    if not name or name.casefold() == message["role"] or not parts:
+        return parts
+    first = parts[0]
+    if first["type"] == "text":
+        return ({"type": "text", "text": f"{name}: {first['text']}"}, *parts[1:])
+    return ({"type": "text", "text": f"{name}:"}, *parts)
+
+
+def _unsaid_name(message: Part) -> bool:
+    """Of an answer: with a name in front it would not be known again, and might not be what the model said."""
+    return message.get("role") == "assistant" and bool(message.get("name"))
 
 
 def _assistant(message: Part, where: str) -> Message:

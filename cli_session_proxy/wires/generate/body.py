@@ -73,7 +73,8 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
     _refuse_what_would_lie(body, config)
     agent_id = naming.agent_id(body)
     system, messages = generate_content.read(body)
-    thinking = either(config, "thinkingConfig", dict, "an object", where=f"{_CONFIG}.") or {}
+    thinking = Fields(either(config, "thinkingConfig", dict, "an object", where=f"{_CONFIG}.") or {})
+    fields.get("model")  # some clients say it here too; the address decides
     # 0 turns it off; -1 lets the model decide
     budget = either(thinking, "thinkingBudget", int, "a whole number", where="thinkingConfig.")
     thinks = None if budget is None or budget < 0 else budget > 0
@@ -111,8 +112,9 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
         ignored=(
             *ignored,
             *(name for name in IGNORED_OUTSIDE if either(body, name) is not None),
-            *config.misspelt(f"{_CONFIG}."),
-            *fields.misspelt(),
+            *thinking.unread(f"{_CONFIG}.thinkingConfig."),
+            *config.unread(f"{_CONFIG}."),
+            *fields.unread(),
         ),
     )
 

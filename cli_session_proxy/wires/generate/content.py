@@ -39,6 +39,7 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
         if role == "model":
             if answer is None:
                 answer = []
+                calls.next_answer()
             answer += _blocks(content, where, calls)
             continue
         if role not in ("user", "function"):

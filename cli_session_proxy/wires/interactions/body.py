@@ -98,8 +98,8 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
         background=bool(body.get("background")),
         ignored=(
             *fields.given(IGNORED),
-            *config.misspelt("generation_config."),
-            *fields.misspelt(),
+            *config.unread("generation_config."),
+            *fields.unread(),
         ),
     )
 

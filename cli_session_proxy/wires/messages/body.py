@@ -22,6 +22,7 @@ from ...domain.models import (
     BlockStop,
     Finished,
     Started,
+    Tool,
     Turn,
     TurnEvent,
     TurnOptions,
@@ -81,12 +82,15 @@ class MessagesCall:
 def read(body: JSON, naming: Naming) -> MessagesCall:
     """The call that a body means. Raises `InvalidRequest`, which names the field; `NotFound` for a thread."""
     body = fields = Fields(body)
-    required(body, "max_tokens", int, "a whole number")
+    most = required(body, "max_tokens", int, "a whole number")
     optional(body, "metadata", dict, "an object")
+    optional(body, "cache_control", dict, "an object")  # what the CLI does by itself
     _refuse_what_would_lie(body)
     agent_id = naming.agent_id(body)
-    system, messages = messages_content.read(body)
+    unread: list[str] = []
+    system, messages = messages_content.read(body, unread=unread)
     tools, hosted = read_tools(body)
+    _check_budget(body, most, tools)
     request = TurnRequest(
         model=model_name(body.get("model")),
         messages=messages,
@@ -111,7 +115,7 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
     return MessagesCall(
         request=request,
         stream=bool(optional(body, "stream", bool, "true or false")),
-        ignored=(*hosted, *fields.given(IGNORED), *fields.misspelt()),
+        ignored=(*hosted, *fields.given(IGNORED), *dict.fromkeys(unread), *fields.unread()),
     )
 
 
@@ -152,6 +156,17 @@ def _thinking(body: Mapping[str, Any]) -> bool | None:
     kind = optional(thinking, "type", str, "a string", where="thinking.")
     asked = kind is not None or (body.get("output_config") or {}).get("effort") is not None
     return kind not in ("disabled", "between_tools") if asked else None
+
+
+def _check_budget(body: Mapping[str, Any], most: int, tools: tuple[Tool, ...]) -> None:
+    """With tools the budget may be of several answers (Anthropic's interleaved thinking)."""
+    thinking = optional(body, "thinking", dict, "an object") or {}
+    budget = optional(thinking, "budget_tokens", int, "a whole number", where="thinking.")
+    if budget is not None and budget >= most and not tools:
+        raise InvalidRequest(
+            "max_tokens must be greater than thinking.budget_tokens: the budget is a part of it",
+            param="thinking.budget_tokens",
+        )
 
 
 def _refuse_what_would_lie(body: Mapping[str, Any]) -> None:
@@ -245,8 +260,9 @@ def _head(turn_id: str, model: str) -> JSON:
 
 
 # What Anthropic's types want beside what a block of the CLI has; its stand-in records of thinking have no signature.
+# A text has no `citations` where nothing is cited: so are the provider's own answers.
 _REQUIRED: Mapping[str, JSON] = {
-    "text": {"citations": None}, "thinking": {"signature": ""}, "tool_use": {"caller": {"type": "direct"}},
+    "thinking": {"signature": ""}, "tool_use": {"caller": {"type": "direct"}},
 }  # fmt: skip
 
 

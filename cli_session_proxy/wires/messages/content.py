@@ -5,6 +5,9 @@ Blocks are kept as the chain keeps them: without `cache_control`, `citations` an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
 from ..blocks import BY_DATA, base64_file, base64_image, document, is_web_address
@@ -28,13 +31,20 @@ from ..common import (
 BILLING = "x-anthropic-billing-header:"
 
 
-def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Message, ...]]:
+def read(
+    body: Part, *, answered: bool = True, unread: list[str] | None = None
+) -> tuple[str | None, tuple[Message, ...]]:
     """(system, conversation). With `answered`, the last message must ask something. Raises `InvalidRequest`.
 
-    System messages that `messages` begin with follow `system`, joined in order; later ones stay where they are.
+    What has no effect is added to `unread`. System messages that `messages` begin with follow `system`, joined in
+    order; later ones stay where they are.
     """
     system = system_text(body.get("system"))
     instructions = Instructions()
+    cited: list[str] = [] if unread is None else unread
+    document, found = partial(_document, cited=cited), partial(_search_result, cited=cited)
+    kinds: dict[str, Reader] = {"text": read_text, "image": _image, "document": document, "search_result": found}
+    told: dict[str, Reader] = {**kinds, "tool_result": partial(_tool_result, kinds=kinds)}
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list with at least one message", param="messages")
@@ -44,7 +54,7 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
             text = "".join(block["text"] for block in read_content(message, where, {"text": read_text}, "blocks"))
             instructions.place(text, where, conversation)
         elif role == "user":
-            conversation.append((where, Message("user", telling(read_content(message, where, _USER, "blocks")))))
+            conversation.append((where, Message("user", telling(read_content(message, where, told, "blocks")))))
         elif role == "assistant":
             conversation.append((where, Message("assistant", read_content(message, where, _ASSISTANT, "blocks"))))
         else:
@@ -81,8 +91,9 @@ def _image(block: Part, where: str) -> Block:
     return base64_image(media_type, required(source, "data", str, "a string", where=f"{inner}."), f"{inner}.data")
 
 
-def _document(block: Part, where: str) -> Block:
+def _document(block: Part, where: str, *, cited: list[str]) -> Block:
     """A PDF or a text by its data."""
+    _citations(block, where, cited)
     source = required(block, "source", dict, "an object", where=f"{where}.")
     inner = f"{where}.source"
     kind = required(source, "type", str, "a string", where=f"{inner}.")
@@ -99,6 +110,25 @@ def _document(block: Part, where: str) -> Block:
     else:
         raise InvalidRequest(f"{inner}: {BY_DATA}, or a text", param=f"{inner}.type")
     return {**read, "context": context} if context and read["type"] == "document" else read
+
+
+def _search_result(block: Part, where: str, *, cited: list[str]) -> Block:
+    """What a search of the client's found, in words: with its title and where it is from."""
+    _citations(block, where, cited)
+    source = required(block, "source", str, "a string", where=f"{where}.")
+    title = required(block, "title", str, "a string", where=f"{where}.")
+    texts = typed_blocks(
+        required(block, "content", list, "a list of text blocks", where=f"{where}."),
+        f"{where}.content",
+        {"text": read_text},
+    )
+    return {"type": "text", "text": "\n\n".join((f"{title}\n{source}", *(text["text"] for text in texts)))}
+
+
+def _citations(block: Part, where: str, cited: list[str]) -> None:
+    wanted = optional(block, "citations", dict, "an object", where=f"{where}.") or {}
+    if wanted.get("enabled"):
+        cited.append("citations")
 
 
 def _tool_reference(block: Part, where: str) -> Block:
@@ -132,14 +162,13 @@ def _tool_use(block: Part, where: str) -> Block:
     }
 
 
-def _tool_result(block: Part, where: str) -> Block:
+def _tool_result(block: Part, where: str, *, kinds: Mapping[str, Reader]) -> Block:
     content = block.get("content")
     result: str | list[Block]
     if content is None or isinstance(content, str):
         result = content or ""
     elif isinstance(content, list):
-        kinds = {"text": read_text, "image": _image, "document": _document, "tool_reference": _tool_reference}
-        result = typed_blocks(content, f"{where}.content", kinds)
+        result = typed_blocks(content, f"{where}.content", {**kinds, "tool_reference": _tool_reference})
     else:
         raise wrong_type(f"{where}.content", "a string or a list of blocks")
     call_id = required(block, "tool_use_id", str, "a string", where=f"{where}.")
@@ -149,7 +178,6 @@ def _tool_result(block: Part, where: str) -> Block:
     return read
 
 
-_USER: dict[str, Reader] = {"text": read_text, "image": _image, "document": _document, "tool_result": _tool_result}
 _ASSISTANT: dict[str, Reader] = {
     "text": read_text, "thinking": _thinking, "redacted_thinking": _redacted_thinking, "tool_use": _tool_use,
     **dict.fromkeys(

@@ -179,8 +179,8 @@ def _read(
         ignored=(
             *_ignored_options(options),
             *fields.given(IGNORED),
-            *options.misspelt("options."),
-            *fields.misspelt(),
+            *options.unread("options."),
+            *fields.unread(),
         ),
     )
 

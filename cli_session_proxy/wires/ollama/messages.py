@@ -1,7 +1,7 @@
 """The `messages` of Ollama's chat, and the `prompt` of its generate, in the blocks of the Messages API. Pure.
 
 A result of a tool names its call by `tool_call_id` (since Ollama 0.12.10), by `tool_name`, or not at all: then it
-answers the oldest call of that function, or the oldest of all, that has no result yet.
+answers the oldest call of that function, or the oldest of all, that has no result yet, in the answer before it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
         elif role == "user":
             conversation.append((where, asked(text, images, f"{where}.images")))
         elif role == "assistant":
+            if conversation and conversation[-1][1].role != "assistant":
+                calls.next_answer()
             conversation.append((where, Message("assistant", (*_text(text), *_calls(message, where, calls)))))
         elif role == "tool":
             conversation.append((where, _result(message, asked(text, images, f"{where}.images"), where, calls)))

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from ...domain.models import JSON
 from ...engine.engine import Engine
+from ...errors import NotFound
 from ...settings import MODELS, Settings
 from ..answers import reply
 from ..asgi import About, add, has_left, read_call
@@ -80,6 +81,8 @@ class OllamaRoutes:
     async def show(self, request: Request) -> JSON:
         """What a client has to know of a model before it sends tools, images or a long text."""
         name = await read_call(request, self._settings.max_body, _shown)
+        if not self._settings.knows_model(name):
+            raise NotFound(f"model {name!r} not found: GET /api/tags lists what there is", param="model")
         return {
             "modelfile": f"FROM {name}\n", "parameters": "", "template": "", "details": DETAILS,
             "model_info": {

@@ -53,24 +53,24 @@ _TEXTS = (
 )  # fmt: skip
 _FLAGS = ("stream", "background", "store", "parallel_tool_calls")
 
-# What a Response says of parameters that its client left out; OpenAI's defaults. Strict readers want every field.
+# What a Response says of parameters that its client left out, or that have no effect: OpenAI's defaults. Strict readers
+# want every field.
 DEFAULTS: JSON = {
     "temperature": 1.0, "top_p": 1.0, "max_output_tokens": None, "max_tool_calls": None, "parallel_tool_calls": True,
     "tool_choice": "auto", "truncation": "disabled", "service_tier": "default", "top_logprobs": 0,
     "prompt_cache_key": None, "safety_identifier": None, "user": None, "presence_penalty": 0.0,
     "frequency_penalty": 0.0, "instructions": None, "metadata": {},
 }  # fmt: skip
+# What is used, and what only names something.
+_SAMPLED = ("temperature", "top_p", "max_output_tokens")
 _ECHOED = (
-    *_NUMBERS, "parallel_tool_calls", "truncation", "service_tier", "prompt_cache_key", "safety_identifier", "user",
-    "instructions", "metadata",
+    *_SAMPLED, "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user", "instructions", "metadata",
 )  # fmt: skip
-# The words that OpenAI's types know; another `service_tier` or `truncation` is not echoed.
-_WORDS = {
-    "truncation": ("auto", "disabled"),
-    "service_tier": ("auto", "default", "flex", "scale", "priority"),
-}
+_LOGPROBS = "message.output_text.logprobs"
 
 METADATA_PAIRS = 16
+# What the answer says of its text's; another one has no effect.
+VERBOSITY = "medium"
 _STATUSES: dict[Status, str] = {
     "queued": "queued", "running": "in_progress", "completed": "completed", "requires_action": "completed",
     "refused": "incomplete", "failed": "failed", "cancelled": "cancelled",
@@ -122,9 +122,10 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
     given = body.get("input")
     said = responses_items.Input((), ()) if given is None else responses_items.read(given, references=True)
     offered = responses_tools.read(body, responses_items.brought(given))
-    text = optional(body, "text", dict, "an object") or {}
+    text = Fields(optional(body, "text", dict, "an object") or {})
+    reasoning = Fields(optional(body, "reasoning", dict, "an object") or {})
     wanted = optional(text, "format", dict, "an object", where="text.") or {"type": "text"}
-    effort = _effort(body)
+    effort = _effort(reasoning)
     return ResponsesCall(
         naming=naming,
         agent_id=agent_id,
@@ -141,21 +142,32 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
         tool_choice=read_choice(responses_tools.choice(body), offered.tools),
         stream=bool(body.get("stream")),
         background=bool(body.get("background")),
-        call=_call(body, wanted, said.system, conversation, offered),
-        ignored=(*offered.ignored, *fields.given(IGNORED), *fields.misspelt()),
+        call=_call(body, wanted, reasoning, said.system, conversation, offered),
+        ignored=(
+            *offered.ignored,
+            *fields.given(IGNORED),
+            *(("include",) if body.get("include") else ()),
+            *(("text.verbosity",) if text.get("verbosity") not in (None, VERBOSITY) else ()),
+            *text.unread("text."),
+            *reasoning.unread("reasoning."),
+            *fields.unread(),
+        ),
         wanted=read_parameters(body, PARAMETERS, thinking=None if effort is None else effort != "none"),
     )
 
 
-def _call(body: JSON, format: JSON, system: tuple[str, ...], conversation: str | None, offered: Given) -> JSON:
+def _call(
+    body: JSON,
+    format: JSON,
+    reasoning: JSON,
+    system: tuple[str, ...],
+    conversation: str | None,
+    offered: Given,
+) -> JSON:
     """What is kept with the turn. Names of our own: `wire`, `store`, `background`, `system_sent`, `shapes`."""
     echo = {name: body[name] for name in _ECHOED if body.get(name) is not None}
     if isinstance(body.get("tool_choice"), str | dict):
         echo["tool_choice"] = body["tool_choice"]
-    for name, words in _WORDS.items():
-        if echo.get(name) not in words:
-            echo.pop(name, None)
-    reasoning = body.get("reasoning") or {}
     return {
         "wire": WIRE,
         "store": body.get("store") is not False,
@@ -182,6 +194,8 @@ def _check_types(body: Mapping[str, Any]) -> None:
     for name in _FLAGS:
         optional(body, name, bool, "true or false")
     optional(body, "stream_options", dict, "an object")
+    if _LOGPROBS in (optional(body, "include", list, "a list") or []):
+        raise InvalidRequest(f"include: {_LOGPROBS}: the Claude CLI gives none; leave it out", param="include")
     checked_metadata(body.get("metadata"))
     if body.get("background") and body.get("store") is False:
         raise InvalidRequest("background needs store: a response that is not kept cannot be asked for", param="store")
@@ -207,8 +221,7 @@ def _conversation(value: object) -> str | None:
     return found
 
 
-def _effort(body: Mapping[str, Any]) -> str | None:
-    reasoning = optional(body, "reasoning", dict, "an object") or {}
+def _effort(reasoning: Mapping[str, Any]) -> str | None:
     effort = optional(reasoning, "effort", str, "a string", where="reasoning.")
     if effort is not None and effort not in EFFORTS:
         raise InvalidRequest(f"reasoning.effort must be one of {', '.join(EFFORTS)}", param="reasoning.effort")
@@ -244,6 +257,9 @@ def response(turn: Turn, status: str | None = None) -> JSON:
     status = status or status_of(turn)
     ended = status in ("completed", "incomplete")
     echo = {**DEFAULTS, **call.get("echo", {})}
+    for name in common.own_names(PARAMETERS, turn.evidence.unmet):
+        if name in _SAMPLED:
+            echo[name] = DEFAULTS[name]
     reason = _INCOMPLETE.get(turn.stop_reason or "") if status == "incomplete" else None
     incomplete = None if reason is None else {"reason": reason}
     if incomplete is not None and (words := common.refusal_words(turn)) is not None:
@@ -270,7 +286,7 @@ def response(turn: Turn, status: str | None = None) -> JSON:
         "conversation": None if conversation is None else {"id": conversation},
         "reasoning": call.get("reasoning", {"effort": None, "summary": None}),
         "store": call.get("store", True),
-        "text": {"format": _shown_format(call.get("format", {"type": "text"})), "verbosity": "medium"},
+        "text": {"format": _shown_format(call.get("format", {"type": "text"})), "verbosity": VERBOSITY},
         "tools": call.get("tools", []),
         "usage": usage(turn.usage) if ended else None,
         **echo,

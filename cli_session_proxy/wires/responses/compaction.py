@@ -56,7 +56,7 @@ def _told(message: Message) -> str:
 
 def compacted(response: str, created_at: float, messages: Sequence[Message], usage: JSON) -> JSON:
     """The `response.compaction` object."""
-    item = {"id": f"cmp_{response}", "type": "compaction", "encrypted_content": sealed(messages), "created_by": None}
+    item = {"id": f"cmp_{response}", "type": "compaction", "encrypted_content": sealed(messages)}
     return {
         "id": f"resp_{response}", "object": "response.compaction", "created_at": int(created_at), "output": [item],
         "usage": usage,

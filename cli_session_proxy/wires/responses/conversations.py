@@ -34,13 +34,13 @@ class NewConversation:
 
 
 def noted(body: JSON, _naming: Naming, *, read: Callable[[JSON], T]) -> tuple[T, tuple[str, ...]]:
-    """What a body means by one of those below, and its fields that look misspelt. Raises `InvalidRequest`.
+    """What a body means by one of those below, and its fields that have no effect. Raises `InvalidRequest`.
 
     Nothing here becomes a turn, whose fingerprint would refuse what cannot be written down again.
     """
     canonical(body)
     fields = Fields(body)
-    return read(fields), fields.misspelt()
+    return read(fields), fields.unread()
 
 
 def read(body: JSON, new_id: Callable[[str], str]) -> NewConversation:

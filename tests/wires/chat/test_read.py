@@ -218,9 +218,51 @@ def test_what_the_cli_cannot_honour_is_named() -> None:
         store=True,
         future=1,
     )
-    assert call.ignored == ("logit_bias",)
+    assert call.ignored == ("logit_bias", "store", "future")
     assert call.request.options.parameters.seed == 4  # for models that take one
     assert call.request.options.stop == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort", "thinks"),
+    [
+        ({"reasoning": {"effort": "high"}}, "high", True),
+        ({"reasoning": {"effort": "none"}}, None, False),
+        ({"reasoning": {"enabled": False}}, None, False),
+        ({"reasoning": {"max_tokens": 32000}}, "high", True),
+        ({"reasoning": {}}, None, None),
+        ({"thinking": {"type": "disabled"}}, None, False),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "low", True),
+        ({"thinking": {"type": "adaptive"}}, None, True),
+        ({"reasoning_effort": "low", "thinking": {"type": "disabled"}}, "low", True),
+    ],
+)
+def test_how_other_vendors_ask_for_thinking_is_heard(
+    fields: dict[str, Any], effort: str | None, thinks: bool | None
+) -> None:
+    call = read(**fields)
+    assert (call.request.effort, call.request.options.parameters.thinking, call.ignored) == (effort, thinks, ())
+
+
+def test_a_participants_name_reaches_the_model() -> None:
+    call = read(
+        messages=[
+            {"role": "system", "name": "example_user", "content": "Short."},
+            {"role": "user", "name": "ada", "content": "hello"},
+            {"role": "assistant", "name": "bob", "content": "Hi."},
+            {
+                "role": "user",
+                "name": "eve",
+                "content": [{"type": "image_url", "image_url": {"url": "https://a/b.png"}}],
+            },
+            {"role": "user", "name": "User", "content": "hello"},
+        ]
+    )
+    assert call.request.system == "example_user: Short."
+    assert [[block.get("text") for block in message.content] for message in call.request.messages] == [
+        ["ada: hello"], ["Hi."], ["eve:", None], ["hello"],
+    ]  # fmt: skip
+    assert call.ignored == ("messages.name",)
 
 
 @pytest.mark.parametrize(

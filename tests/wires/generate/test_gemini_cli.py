@@ -48,7 +48,8 @@ def test_tokens_of_tools_are_counted() -> None:
 def test_a_bare_word_of_a_schema_is_asked_for_without_a_check() -> None:
     config = {"responseMimeType": "text/x.enum", "responseSchema": {"type": "STRING", "enum": ["A", "B"]}}
     call = read(generationConfig=config)
-    assert (call.request.options.format, call.ignored) == (None, ("generationConfig.responseMimeType",))
+    assert call.request.options.format is None
+    assert call.ignored == ("generationConfig.responseMimeType", "generationConfig.responseSchema")
 
 
 def test_a_response_that_is_sent_again_counts_once() -> None:

@@ -87,7 +87,35 @@ def test_the_agent_is_named_as_everywhere_but_never_by_its_user() -> None:
     ],
 )
 def test_effort_is_what_was_asked_or_the_thinking_budgets(fields: dict[str, Any], effort: str | None) -> None:
-    assert read(**fields).request.effort == effort
+    assert read(**fields, max_tokens=64000).request.effort == effort
+
+
+def test_a_budget_that_leaves_no_room_for_the_answer_is_refused() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 2000}
+    with pytest.raises(InvalidRequest, match="max_tokens must be greater"):
+        read(thinking=thinking, max_tokens=2000)
+    # between calls of tools the model may think more than once
+    tool = {"name": "look", "input_schema": {"type": "object"}}
+    assert read(thinking=thinking, max_tokens=2000, tools=[tool]).request.effort == "low"
+
+
+def test_a_search_result_is_told_with_its_title_and_source() -> None:
+    found = {
+        "type": "search_result",
+        "title": "Teal",
+        "source": "a.example",
+        "content": [{"type": "text", "text": "x"}],
+    }
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [found]}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
+    messages = [
+        {"role": "user", "content": "which?"}, {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result, found]},
+    ]  # fmt: skip
+    told = {"type": "text", "text": "Teal\na.example\n\nx"}
+    assert read(messages=messages).request.messages[-1].content == (
+        {"type": "tool_result", "tool_use_id": "toolu_1", "content": [told]}, told,
+    )  # fmt: skip
 
 
 def test_what_has_no_effect_is_named() -> None:

@@ -20,7 +20,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 THINKING = {"type": "thinking", "thinking": "Hm.", "signature": "sig"}
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": [1]}}
 # What Anthropic's types want of a block, beside what a turn keeps.
-TOLD_TEXT = {"type": "text", "citations": None}
+TOLD_TEXT = {"type": "text"}
 TOLD_CALL = {**CALL, "caller": {"type": "direct"}}
 USAGE = Usage(input_tokens=3, output_tokens=2, cache_read_tokens=30, cache_write_tokens=400, thinking_tokens=1)
 

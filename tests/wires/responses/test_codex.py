@@ -134,7 +134,7 @@ async def test_calls_go_back_as_their_client_knows_them_and_the_history_continue
     body |= {"reasoning": {"effort": "medium", "summary": "none"}, "input": [{"role": "user", "content": "begin"}]}
     first = await door.http.post("/v1/responses", json={**body, "stream": stream})
     assert first.status_code == 200, first.text
-    assert first.headers["x-ignored-params"] == "tools.web_search, tools.local_shell"
+    assert first.headers["x-ignored-params"] == "tools.web_search, tools.local_shell, include"
     if stream:
         assert first.text.rstrip().endswith("data: [DONE]")
         events = [json.loads(line[6:]) for line in first.text.splitlines() if line.startswith("data: {")]
