@@ -5,7 +5,9 @@ Chat Completions puts a function's fields under `function`, Responses beside `ty
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from .. import redact
@@ -24,6 +26,11 @@ EFFORTS: Mapping[str, str | None] = {
 _ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error",
                 405: "invalid_request_error", 409: "conflict_error", 413: "invalid_request_error",
                 429: "rate_limit_error", 499: "request_cancelled"}  # fmt: skip
+# A freeform tool's only argument.
+FREEFORM: JSON = {
+    "type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"], "additionalProperties": False,
+}  # fmt: skip
+_KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _MODES: Mapping[str, Literal["auto", "none", "required"]] = {"auto": "auto", "none": "none", "required": "required"}
 
 
@@ -40,12 +47,51 @@ OPENAI = ErrorShape(
 )
 
 
-def read_tools(body: Mapping[str, Any]) -> tuple[Tool, ...]:
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """The tools of a body: `custom` are the names of those that take a text, `hosted` what the vendor would run itself,
+    which is not offered."""
+
+    tools: tuple[Tool, ...] = ()
+    custom: tuple[str, ...] = ()
+    hosted: tuple[str, ...] = ()
+
+
+def read_tools(body: Mapping[str, Any]) -> Offered:
     """The tools of a body. Raises `InvalidRequest`, which names the field."""
-    tools = optional(body, "tools", list, "a list")
-    if not tools:
-        return ()
-    return checked([read_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools)])
+    own: list[Tool] = []
+    custom: list[str] = []
+    hosted: list[str] = []
+    for at, tool in enumerate(optional(body, "tools", list, "a list") or []):
+        here = f"tools[{at}]"
+        kind = optional(tool, "type", str, "a string", where=f"{here}.") if isinstance(tool, dict) else None
+        if kind in (None, "function"):
+            own.append(read_tool(tool, here))
+        elif kind == "custom":
+            inner = required(tool, "custom", dict, "an object", where=f"{here}.")
+            own.append(custom_tool(inner, f"{here}.custom"))
+            custom.append(own[-1].name)
+        else:
+            hosted.append(hosted_name(kind, here))
+    return Offered(checked(own), tuple(custom), tuple(dict.fromkeys(hosted)))
+
+
+def hosted_name(kind: str, where: str) -> str:
+    """How a tool that is not offered is named in X-Ignored-Params."""
+    return f"tools.{kind}" if _KIND.fullmatch(kind) else where
+
+
+def custom_tool(tool: Mapping[str, Any], where: str) -> Tool:
+    """A tool that takes a text. Its grammar is told in words: the model is asked to keep to it."""
+    wanted = optional(tool, "format", dict, "an object", where=f"{where}.") or {}
+    wanted = optional(wanted, "grammar", dict, "an object", where=f"{where}.format.") or wanted
+    description = optional(tool, "description", str, "a string", where=f"{where}.") or ""
+    grammar = optional(wanted, "definition", str, "a string", where=f"{where}.format.")
+    if grammar:
+        syntax = optional(wanted, "syntax", str, "a string", where=f"{where}.format.") or "given"
+        description += f"\n\n`input` must match this {syntax} grammar:\n\n{grammar}"
+    name = required(tool, "name", str, "a string", where=f"{where}.")
+    return Tool(name, description.strip(), FREEFORM, strict=True)
 
 
 def read_tool(tool: object, where: str) -> Tool:
@@ -62,13 +108,15 @@ def read_tool(tool: object, where: str) -> Tool:
 def _function(tool: object, where: str) -> tuple[Mapping[str, Any], str]:
     if not isinstance(tool, dict):
         raise wrong_type(where, "an object")
-    if tool.get("type", "function") != "function":
+    kind = tool.get("type") or "function"
+    if kind not in ("function", "custom"):
         raise InvalidRequest(
-            f"{where}.type must be function: tools of the provider's own are not offered here", param=f"{where}.type"
+            f"{where}.type must be function or custom: tools of the provider's own are not offered here",
+            param=f"{where}.type",
         )
-    if "function" not in tool:
+    if kind not in tool:
         return tool, f"{where}."
-    return required(tool, "function", dict, "an object", where=f"{where}."), f"{where}.function."
+    return required(tool, kind, dict, "an object", where=f"{where}."), f"{where}.{kind}."
 
 
 def read_choice(body: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolChoice:

@@ -48,7 +48,8 @@ CHOICE: JSON = {"anyOf": [{"enum": ["auto", "none", "required", None]}, {"type":
 THINKING: JSON = {"type": ["object", "null"], "properties": {"type": {"enum": ["enabled", "adaptive", "disabled"]}}}
 NAME: JSON = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
 _FUNCTION = body({"type": {"const": "function"}, "function": body({"name": NAME}, parameters=OBJECT)})
-FUNCTIONS: JSON = {"type": ["array", "null"], "items": _FUNCTION}
+_CUSTOM = body({"type": {"const": "custom"}, "custom": body({"name": NAME})})
+FUNCTIONS: JSON = {"type": ["array", "null"], "items": {"anyOf": [_FUNCTION, _CUSTOM]}}
 FORMAT: JSON = {"type": ["object", "null"], "properties": {"type": {"enum": ["text", "json_object", "json_schema"]}}}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ from ..common import (
     telling,
     wrong_type,
 )
-from ..openai import EFFORTS, openai_error, read_choice, read_tools
+from ..openai import EFFORTS, Offered, openai_error, read_choice, read_tools
 
 ID_PREFIX = "chatcmpl-"
 WIRE = "chat"
@@ -111,7 +111,7 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         _check(body)
     agent_id = naming.agent_id(body)
     system, messages = read_messages(body.get("messages"))
-    tools = read_tools(body) if body.get("tools") is not None else ()
+    offered = read_tools(body) if body.get("tools") is not None else Offered()
     chooses = fields.given(("tool_choice", "parallel_tool_calls"))
     effort, thinks, unread = _thinking(body) if fields.given(THINKING) else (None, None, ())
     names = OLDER if body.get("max_completion_tokens") is None else PARAMETERS
@@ -129,8 +129,8 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         system=system,
         effort=effort,
         options=TurnOptions(
-            tools=tools,
-            tool_choice=read_choice(body, tools) if chooses else ToolChoice(),
+            tools=offered.tools,
+            tool_choice=read_choice(body, offered.tools) if chooses else ToolChoice(),
             stop=() if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "stop"),
             parameters=read_parameters(body, names, thinking=thinks),
             format=read_format(wanted, "response_format") if wanted else None,
@@ -141,6 +141,7 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         is_retry=naming.is_retry,
         wire=WIRE,
         request_id=naming.request_id,
+        call={"custom": list(offered.custom)} if offered.custom else None,
     )
     options = optional(body, "stream_options", dict, "an object") or {}
     return ChatCall(
@@ -149,9 +150,14 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         include_usage=bool(optional(options, "include_usage", bool, "true or false", where="stream_options.")),
         parameters=PARAMETERS,
         ignored=(
+            *offered.hosted,
             *fields.given(IGNORED),
             *(("store",) if optional(body, "store", bool, "true or false") else ()),
-            *(("messages.name",) if any(map(_unsaid_name, body["messages"])) else ()),
+            *(
+                ("messages.name",)
+                if any("name" in one and one["role"] == "assistant" for one in body["messages"])
+                else ()
+            ),
             *unread,
             *fields.unread(),
         ),
@@ -222,7 +228,7 @@ def read_messages(messages: object) -> tuple[str | None, tuple[Message, ...]]:
     for where, role, message in by_role(messages):
         if role in ("system", "developer"):
             parts = read_content(message, where, {"text": read_text}, "parts")
-            said = "".join(block["text"] for block in _by_name(message, where, parts))
+            said = "".join(block["text"] for block in (_by_name(message, where, parts) if "name" in message else parts))
             instructions.place(said, where, conversation)
         elif role in _READERS:
             conversation.append((where, _READERS[role](message, where)))
@@ -239,11 +245,14 @@ def read_messages(messages: object) -> tuple[str | None, tuple[Message, ...]]:
 
 def _user(message: Part, where: str) -> Message:
     parts = read_content(message, where, {"text": read_text, "image_url": _image, "file": _file}, "parts")
-    return Message("user", _by_name(message, where, telling(parts)))
+    return Message("user", _by_name(message, where, telling(parts)) if "name" in message else telling(parts))
 
 
 def _by_name(message: Part, where: str, parts: tuple[Block, ...]) -> tuple[Block, ...]:
-    """The parts with the participant's name in front, as the model reads it; one that is the role's says nothing."""
+    """The parts with the participant's name in front, as the model reads it; one that is the role's says nothing.
+
+    Of an answer it is left out: with a name in front it would not be known again, and might not be what the model said.
+    """
     name = optional(message, "name", str, "a string", where=f"{where}.")
     if not name or name.casefold() == message["role"] or not parts:
         return parts
@@ -251,11 +260,6 @@ def _by_name(message: Part, where: str, parts: tuple[Block, ...]) -> tuple[Block
     if first["type"] == "text":
         return ({"type": "text", "text": f"{name}: {first['text']}"}, *parts[1:])
     return ({"type": "text", "text": f"{name}:"}, *parts)
-
-
-def _unsaid_name(message: Part) -> bool:
-    """Of an answer: with a name in front it would not be known again, and might not be what the model said."""
-    return message.get("role") == "assistant" and bool(message.get("name"))
 
 
 def _assistant(message: Part, where: str) -> Message:
@@ -307,8 +311,17 @@ def _file(part: Part, where: str) -> Block:
 def _tool_use(call: object, where: str) -> Block:
     if not isinstance(call, dict):
         raise wrong_type(where, "an object")
-    if call.get("type", "function") != "function":
-        raise InvalidRequest(f"{where}.type must be function", param=f"{where}.type")
+    kind = call.get("type", "function")
+    if kind == "custom":
+        custom = required(call, "custom", dict, "an object", where=f"{where}.")
+        return {
+            "type": "tool_use",
+            "id": required(call, "id", str, "a string", where=f"{where}."),
+            "name": required(custom, "name", str, "a string", where=f"{where}.custom."),
+            "input": {"input": optional(custom, "input", str, "a string", where=f"{where}.custom.") or ""},
+        }
+    if kind != "function":
+        raise InvalidRequest(f"{where}.type must be function or custom", param=f"{where}.type")
     function = required(call, "function", dict, "an object", where=f"{where}.")
     given = optional(function, "arguments", str, "a string", where=f"{where}.function.")
     return {
@@ -377,20 +390,26 @@ def model_list(models: list[JSON]) -> JSON:
 def _tool_calls(turn: Turn) -> list[JSON]:
     if turn.status != "requires_action":
         return []
-    return [
-        {
+    custom = (turn.call or {}).get("custom", ())
+    return [_tool_call(block, custom) for block in turn.output if block.get("type") == "tool_use"]
+
+
+def _tool_call(block: Block, custom: Collection[str]) -> JSON:
+    name = block["name"]
+    if name in custom:
+        return {
             "id": block["id"],
-            "type": "function",
-            "function": {"name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False)},
+            "type": "custom",
+            "custom": {"name": name, "input": str(block["input"].get("input", ""))},
         }
-        for block in turn.output
-        if block.get("type") == "tool_use"
-    ]
+    arguments = json.dumps(block["input"], ensure_ascii=False)
+    return {"id": block["id"], "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def writer(call: ChatCall, turn_id: str) -> ChunkWriter:
     """The stream of the answer to this call."""
-    return ChunkWriter(turn_id, call.request.model, include_usage=call.include_usage)
+    custom = (call.request.call or {}).get("custom", ())
+    return ChunkWriter(turn_id, call.request.model, include_usage=call.include_usage, custom=custom)
 
 
 class ChunkWriter(EventStream):
@@ -399,8 +418,9 @@ class ChunkWriter(EventStream):
     A delta is framed by bytes made once, so that a chunk costs one `json.dumps` of its text.
     """
 
-    def __init__(self, turn_id: str, model: str, *, include_usage: bool) -> None:
+    def __init__(self, turn_id: str, model: str, *, include_usage: bool, custom: Collection[str] = ()) -> None:
         self._include_usage = include_usage
+        self._custom = custom  # names of tools whose calls come whole, with the end
         self._base: JSON = {
             "id": f"{ID_PREFIX}{turn_id}",
             "object": "chat.completion.chunk",
@@ -437,6 +457,8 @@ class ChunkWriter(EventStream):
             return self._piece(kind, event.delta.get(kind))
         if isinstance(event, BlockStart):
             kind = str(event.block.get("type", ""))
+            if kind == "tool_use" and event.block["name"] in self._custom:
+                return []
             if kind == "tool_use":
                 number = self._calls[event.index] = len(self._calls)
                 self._told.add(event.block["id"])

@@ -66,7 +66,7 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
     agent_id = naming.agent_id(body)
     previous = body.get("previous_interaction_id")
     system = body.get("system_instruction") or None
-    tools = read_tools(body)
+    offered = read_tools(body)
     request = TurnRequest(
         model=checked_model(required(body, "model", str, "a string")),
         messages=interactions_steps.read(body.get("input")),
@@ -79,8 +79,8 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
         effort=_effort(config),
         options=TurnOptions(
             format=_format(body),
-            tools=tools,
-            tool_choice=read_choice(config, tools),
+            tools=offered.tools,
+            tool_choice=read_choice(config, offered.tools),
             stop=stop_texts(config.get("stop_sequences") or [], "generation_config.stop_sequences"),
             parameters=read_parameters(config, PARAMETERS, thinking=True if config.get("thinking_level") else None),
         ),
@@ -97,6 +97,7 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
         stream=bool(body.get("stream")),
         background=bool(body.get("background")),
         ignored=(
+            *offered.hosted,
             *fields.given(IGNORED),
             *config.unread("generation_config."),
             *fields.unread(),

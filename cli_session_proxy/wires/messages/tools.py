@@ -10,11 +10,12 @@ from ...domain.client_tools import checked, checked_choice
 from ...domain.models import Tool, ToolChoice
 from ...errors import InvalidRequest
 from ..common import optional, required, wrong_type
+from . import published
 
 _MODES: Mapping[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
 
 
-# A type of a tool that Anthropic runs, or knows the schema of: `web_search_20250305`, `bash_20250124`.
+# A type of a tool that Anthropic runs: `web_search_20250305`.
 _HOSTED = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
@@ -27,6 +28,8 @@ def read_tools(body: Mapping[str, Any]) -> tuple[tuple[Tool, ...], tuple[str, ..
         kind = optional(tool, "type", str, "a string", where=f"{here}.") if isinstance(tool, dict) else None
         if kind in (None, "custom"):
             own.append(_tool(tool, here))
+        elif (known := published.read(kind, tool, here)) is not None:
+            own.append(known)
         else:
             hosted.append(f"tools.{kind}" if _HOSTED.fullmatch(kind) else here)
     return checked(own), tuple(dict.fromkeys(hosted))

@@ -44,7 +44,7 @@ from ..common import (
     stop_texts,
     wrong_type,
 )
-from ..openai import read_tools
+from ..openai import Offered, read_tools
 from . import messages as ollama_messages
 from .errors import ollama_error
 
@@ -148,6 +148,7 @@ def _read(
     options = Fields(optional(fields, "options", dict, "an object") or {})
     effort, thoughts = _think(fields.get("think"))
     stop = options.get("stop")
+    offered = read_tools(fields) if door == "chat" else Offered()
     thinks = None if fields.get("think") is None else fields.get("think") is not False
     request = TurnRequest(
         model=named,
@@ -159,7 +160,7 @@ def _read(
         effort=effort,
         options=TurnOptions(
             format=_format(fields.get("format")),
-            tools=read_tools(fields) if door == "chat" else (),
+            tools=offered.tools,
             stop=() if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "options.stop"),
             parameters=read_parameters(options, PARAMETERS, thinking=thinks, get=_option),
         ),
@@ -177,6 +178,7 @@ def _read(
         stream=stream is not False,
         thoughts=thoughts,
         ignored=(
+            *offered.hosted,
             *_ignored_options(options),
             *fields.given(IGNORED),
             *options.unread("options."),

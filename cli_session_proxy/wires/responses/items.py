@@ -17,6 +17,8 @@ from ...errors import InvalidRequest
 from ..blocks import BY_DATA, image_block, named_file
 from ..common import Reader, arguments, checked_arguments, optional, required, typed_blocks, wrong_type
 from .compaction import unsealed
+from .published import PUBLISHED
+from .published import result as published_result
 from .tools import Shapes, flat
 
 # What a client may ask for in one page; OpenAI's bounds and default.
@@ -129,12 +131,6 @@ def _custom_call(item: Mapping[str, Any], where: str) -> Message:
     return Message("assistant", ({"type": "tool_use", "id": call_id, "name": name, "input": {"input": said}},))
 
 
-def _shell_call(item: Mapping[str, Any], where: str) -> Message:
-    call_id = item.get("call_id") or required(item, "id", str, "a string", where=f"{where}.")
-    action = optional(item, "action", dict, "an object", where=f"{where}.") or {}
-    return Message("assistant", ({"type": "tool_use", "id": str(call_id), "name": "local_shell", "input": action},))
-
-
 def _compaction(item: Mapping[str, Any], where: str) -> Message | str:
     """What came before it, in words of ours (`compacted`). Another's is sealed: nobody can read it here."""
     return unsealed(optional(item, "encrypted_content", str, "a string", where=f"{where}."))
@@ -154,18 +150,19 @@ def _function_output(item: Mapping[str, Any], where: str) -> Message:
 _READERS: dict[str, Callable[[Mapping[str, Any], str], Message | str]] = {
     "message": _message, "function_call": _function_call, "function_call_output": _function_output,
     "custom_tool_call": _custom_call, "custom_tool_call_output": _function_output,
-    "local_shell_call": _shell_call, "local_shell_call_output": _function_output, "compaction": _compaction,
+    "compaction": _compaction,
+    **{f"{kind}_call": known.message for kind, known in PUBLISHED.items()},
+    **{f"{kind}_call_output": published_result for kind in PUBLISHED},
 }  # fmt: skip
 # What the id of an item begins with.
 _PREFIXES = {
     "message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco",
-    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "local_shell_call": "lsh", "compaction": "cmp",
+    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "compaction": "cmp",
+    **{f"{kind}_call": known.prefix for kind, known in PUBLISHED.items()},
 }  # fmt: skip
 # Items that say nothing here: thoughts sealed by another, tools that `brought` reads, tools that somebody else ran.
 _SILENT = frozenset({"reasoning", "additional_tools", "compaction_trigger", "mcp_list_tools"})
-_HOSTED = frozenset(
-    {"web_search", "file_search", "image_generation", "code_interpreter", "mcp", "tool_search", "computer"}
-)
+_HOSTED = frozenset({"web_search", "file_search", "image_generation", "code_interpreter", "mcp", "tool_search"})
 
 
 def _content(

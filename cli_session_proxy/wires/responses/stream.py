@@ -231,6 +231,12 @@ def _call_events(item: JSON, n: int) -> list[JSON]:
             {"type": "response.custom_tool_call_input.done", **within, "input": item["input"]},
             {"type": "response.output_item.done", "output_index": n, "item": item},
         ]
+    if "arguments" not in item:  # of a tool that OpenAI publishes
+        opened = {**item, "status": "in_progress"}
+        return [
+            {"type": "response.output_item.added", "output_index": n, "item": opened},
+            {"type": "response.output_item.done", "output_index": n, "item": item},
+        ]
     within = {"item_id": item["id"], "output_index": n}
     opened = {**item, "status": "in_progress", "arguments": ""}
     return [

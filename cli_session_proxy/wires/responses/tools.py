@@ -1,4 +1,5 @@
-"""The tools of OpenAI's Responses: functions, some of them in namespaces or with free text for arguments. Pure.
+"""The tools of OpenAI's Responses: functions, some of them in namespaces or with free text for arguments, and those of
+OpenAI's that the client runs (`published`). Pure.
 
 What the model is offered are functions in one list. How a call of one goes back is kept with the turn (`Shapes`).
 """
@@ -6,26 +7,22 @@ What the model is offered are functions in one list. How a call of one goes back
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...domain.client_tools import checked
 from ...domain.models import JSON, Block, Tool
+from ...errors import InvalidRequest
 from ..common import optional, required, wrong_type
-from ..openai import read_tool
-
-# A freeform tool's only argument.
-FREEFORM: JSON = {
-    "type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"], "additionalProperties": False,
-}  # fmt: skip
-_KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
+from ..openai import custom_tool, hosted_name, read_tool
+from .published import PUBLISHED, TYPES
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """By the name that the model calls: [`function` or `custom`, the tool's namespace or "", its name there]."""
+    """By the name that the model calls: [`function`, `custom_tool` or a key of `PUBLISHED`, the tool's namespace or "",
+    its name there]."""
 
     of: Mapping[str, list[str]] = field(default_factory=dict)
 
@@ -33,6 +30,8 @@ class Shapes:
         """A call as its client wants it."""
         name = str(block["name"])
         kind, space, name = self.of.get(name, ["function", "", name])
+        if kind in PUBLISHED:
+            return PUBLISHED[kind].item(kind, block, key, n)
         item: JSON = {"type": f"{kind}_call", "status": "completed", "call_id": block["id"], "name": name}
         if space:
             item["namespace"] = space
@@ -105,7 +104,7 @@ class _Offers:
         if tool.get("type") != "namespace":
             own = self._offered(tool, here, "")
             shown: JSON = dict(tool)
-            if own is not None and tool.get("type") != "custom":
+            if own is not None and tool.get("type") in (None, "function"):
                 shown = {"type": "function", "name": own.name, "description": own.description}
                 shown |= {"parameters": own.schema, "strict": own.strict}
             self.shown.append(shown)
@@ -120,10 +119,14 @@ class _Offers:
     def _offered(self, tool: Mapping[str, Any], here: str, space: str) -> Tool | None:
         """The tool as the model is offered it; None for one that OpenAI would run, or that has no schema here."""
         kind = optional(tool, "type", str, "a string", where=f"{here}.") or "function"
+        if kind in TYPES and not space and (known := PUBLISHED[TYPES[kind]].tool(tool, here)) is not None:
+            self.shapes[known.name] = [TYPES[kind], "", known.name]
+            self.tools.append(known)
+            return known
         if kind not in ("function", "custom"):
-            self.ignored.append(f"tools.{kind}" if _KIND.fullmatch(kind) else here)
+            self.ignored.append(hosted_name(kind, here))
             return None
-        own = read_tool(tool, here) if kind == "function" else _custom(tool, here)
+        own = read_tool(tool, here) if kind == "function" else custom_tool(tool, here)
         name = flat(space, own.name) if space else own.name
         if space or kind == "custom":
             self.shapes[name] = ["function" if kind == "function" else "custom_tool", space, own.name]
@@ -132,23 +135,28 @@ class _Offers:
         return own
 
 
-def _custom(tool: Mapping[str, Any], where: str) -> Tool:
-    """A tool that takes a text. Its grammar is told in words: the model is asked to keep to it."""
-    wanted = optional(tool, "format", dict, "an object", where=f"{where}.") or {}
-    description = optional(tool, "description", str, "a string", where=f"{where}.") or ""
-    grammar = optional(wanted, "definition", str, "a string", where=f"{where}.format.")
-    if grammar:
-        syntax = optional(wanted, "syntax", str, "a string", where=f"{where}.format.") or "given"
-        description += f"\n\n`input` must match this {syntax} grammar:\n\n{grammar}"
-    name = required(tool, "name", str, "a string", where=f"{where}.")
-    return Tool(name, description.strip(), FREEFORM, strict=True)
-
-
 def choice(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The body with a `tool_choice` of a function where it names another kind: of a freeform tool, or a hosted one,
-    which is not offered."""
+    """The body with a `tool_choice` of functions where it names other kinds. Raises `InvalidRequest` where it forces a
+    tool that is not offered."""
     wanted = body.get("tool_choice")
-    if not isinstance(wanted, dict) or wanted.get("type") in (None, "function", "allowed_tools"):
+    if not isinstance(wanted, dict):
         return body
-    named = {"type": "function", "name": wanted.get("name")} if wanted["type"] == "custom" else "auto"
+    if wanted.get("type") == "allowed_tools" and isinstance(wanted.get("tools"), list):
+        listed = [_chosen(one) if isinstance(one, dict) else one for one in wanted["tools"]]
+        return {**body, "tool_choice": {**wanted, "tools": [one for one in listed if one is not None]}}
+    if wanted.get("type") in ("allowed_tools", None):
+        return body
+    if (named := _chosen(wanted)) is None:
+        raise InvalidRequest(
+            f"tool_choice: {wanted['type']!r} is a tool that OpenAI runs itself, and is not offered here",
+            param="tool_choice",
+        )
     return {**body, "tool_choice": named}
+
+
+def _chosen(wanted: JSON) -> JSON | None:
+    """A tool of a choice as a function; None for one that is not offered."""
+    kind = wanted.get("type") or "function"
+    if kind in ("function", "custom"):
+        return {**wanted, "type": "function"}
+    return {"type": "function", "name": PUBLISHED[TYPES[kind]].name} if kind in TYPES else None

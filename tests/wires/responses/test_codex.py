@@ -38,17 +38,19 @@ def read(*items: JSON, **more: Any) -> responses.ResponsesCall:
 
 def test_tools_of_every_kind_are_offered_or_named() -> None:
     call = read(tools=TOOLS)
-    patch, file, inner = call.tools
+    patch, file, inner, shell = call.tools
     assert (inner.name, inner.schema) == ("mcp__files__patch", patch.schema)
     assert (patch.name, patch.strict, patch.schema["required"]) == ("apply_patch", True, ["input"])
     assert "lark" in patch.description
     assert "*** Begin Patch" in patch.description
     assert file.name == "mcp__files__read"
-    assert call.ignored == ("tools.web_search", "tools.local_shell")
+    assert (shell.name, shell.schema["required"]) == ("local_shell", ["command"])
+    assert call.ignored == ("tools.web_search",)
     assert call.call["shapes"] == {
         "apply_patch": ["custom_tool", "", "apply_patch"],
         "mcp__files__read": ["function", "mcp__files", "read"],
         "mcp__files__patch": ["custom_tool", "mcp__files", "patch"],
+        "local_shell": ["local_shell", "", "local_shell"],
     }
 
 
@@ -94,7 +96,12 @@ def test_a_choice_of_another_kind_of_tool_is_read() -> None:
     assert read(tools=[PATCH], tool_choice={"type": "custom", "name": "apply_patch"}).tool_choice.allowed == (
         "apply_patch",
     )
-    assert read(tools=TOOLS, tool_choice={"type": "web_search"}).tool_choice.mode == "auto"
+    assert read(tools=TOOLS, tool_choice={"type": "local_shell"}).tool_choice.allowed == ("local_shell",)
+    with pytest.raises(InvalidRequest, match="OpenAI runs itself"):
+        read(tools=TOOLS, tool_choice={"type": "web_search"})
+    listed = [{"type": "web_search"}, {"type": "local_shell"}, {"type": "custom", "name": "apply_patch"}]
+    some = read(tools=TOOLS, tool_choice={"type": "allowed_tools", "mode": "auto", "tools": listed})
+    assert some.tool_choice.allowed == ("local_shell", "apply_patch")
 
 
 def test_items_of_codex_are_read() -> None:
@@ -113,7 +120,7 @@ def test_items_of_codex_are_read() -> None:
     assert [(block["id"], block["name"], block["input"]) for block in calls] == [
         ("c1", "apply_patch", {"input": "*** Begin Patch"}),
         ("c2", "mcp__files__read", {}),
-        ("c3", "local_shell", {"type": "exec", "command": ["ls"]}),
+        ("c3", "local_shell", {"command": ["ls"]}),
     ]
     results = [block for message in call.messages for block in message.content if block["type"] == "tool_result"]
     assert [(block["tool_use_id"], block["content"]) for block in results] == [
@@ -134,7 +141,7 @@ async def test_calls_go_back_as_their_client_knows_them_and_the_history_continue
     body |= {"reasoning": {"effort": "medium", "summary": "none"}, "input": [{"role": "user", "content": "begin"}]}
     first = await door.http.post("/v1/responses", json={**body, "stream": stream})
     assert first.status_code == 200, first.text
-    assert first.headers["x-ignored-params"] == "tools.web_search, tools.local_shell, include"
+    assert first.headers["x-ignored-params"] == "tools.web_search, include"
     if stream:
         assert first.text.rstrip().endswith("data: [DONE]")
         events = [json.loads(line[6:]) for line in first.text.splitlines() if line.startswith("data: {")]
