@@ -120,7 +120,7 @@ def naming(
         window = Window.parse(headers["x-window"]) if "x-window" in headers else None
     except ValueError as exc:
         raise InvalidRequest(f"X-Window: {exc}", param="X-Window") from exc
-    # The openai and anthropic clients count their own retries here (openai 3.52, anthropic 2.11); anything else is no retry.
+    # The openai and anthropic clients count their own retries here (openai 3.52, anthropic 2.11); all else is none.
     retries = headers.get("x-stainless-retry-count", "")
     return Naming(
         path_agent=path_agent,

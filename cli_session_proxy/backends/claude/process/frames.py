@@ -29,7 +29,7 @@ def line(frame: JSON) -> bytes:
 def user_frame(uuid: str, content: Sequence[Block], capability: Capability) -> bytes:
     """One prompt as a line for stdin: the same words in blocks that this CLI passes to the model verbatim.
 
-    Without the field `client_composed` a prompt `/clear` wipes the session (2.1.329). For a CLI that does not know it the
+    Without the field `client_composed` a prompt `/clear` wipes the session (2.1.329). For a CLI without that field the
     last text is cut in two where needed: the model reads the same characters, in two text blocks of one message. Ask
     `unsafe_prompt` first: what cannot be cut goes out as it is.
     """
