@@ -233,7 +233,7 @@ def _told_before(stage: Stage, first: Talk, launch: Launch) -> list[Record]:
 
 def _write(stage: Stage, launch: Launch, records: Sequence[Record]) -> FileMark:
     path = stage.transcript_of(launch)
-    return transcript.write(path, records, launch.session_id, strict=not stage.cli.keeps_records)
+    return transcript.write(path, records, launch.session_id, form=transcript.loading(stage.cli.version))
 
 
 async def _check_appended(stage: Stage, path: Path, before: FileMark, known: Sequence[Entry], turn: Turn) -> None:

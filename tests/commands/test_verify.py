@@ -65,7 +65,7 @@ async def stage(settings: Settings, store: Store, folder: Path) -> Staged:
     assert settings.claude_config_dir is not None
     slug = "".join(char if char.isascii() and char.isalnum() else "-" for char in str(settings.var.resolve()))
     path = settings.claude_config_dir / "projects" / f"{slug}-sandbox-agents-a" / f"{done.session_id}.jsonl"
-    mark = write(path, await store.records(agent.head), done.session_id, strict=False)
+    mark = write(path, await store.records(agent.head), done.session_id)
     await store.save_session(Session(done.session_id, agent.key, agent.head, str(path), "2.1.329", 1.0, mark))
     return Staged(settings, store, path, mark)
 

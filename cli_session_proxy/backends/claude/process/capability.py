@@ -45,10 +45,6 @@ UPGRADE = f"npm install -g {PACKAGE}"  # or whatever a script that starts it wan
 HEALS_THINKING: Version = (2, 1, 156)
 # 1.0.120 makes the prompt part of the summary, and then asks the model nothing but to go on from that (run).
 PROMPT_AFTER_SUMMARY: Version = (2, 0, 0)
-# Below it `--resume` splits each record with several blocks, and gives new uuids to the pieces and to all records that
-# follow. Where each record has one block it keeps every uuid, and the request extends the last one byte for byte (run
-# on 1.0.120, 1.0.128, 2.0.30, 2.1.0 and 2.1.29, with a text, an image and a text in one prompt).
-KEEPS_RECORDS: Version = (2, 1, 30)
 # Options that --help does not list everywhere.
 SYSTEM_PROMPT_FILE: Version = (1, 0, 60)
 HIDDEN_FLAGS: Mapping[str, Version] = {"--system-prompt": (1, 0, 35), "--system-prompt-file": SYSTEM_PROMPT_FILE}
@@ -103,12 +99,6 @@ class Capability:
         """Its result may name the prompt that it answers, so that no other one is taken for it."""
         seen = self.observed.get("tag")
         return seen is None or seen.outcome != "failed"
-
-    @cached_property
-    def keeps_records(self) -> bool:
-        """It loads records of several blocks, and of equal times, as they are. For any other CLI a transcript is
-        written with one block a record."""
-        return self.version_tuple >= KEEPS_RECORDS
 
     @cached_property
     def tells_when_loaded(self) -> bool:

@@ -267,8 +267,8 @@ class Captures:
 
     async def _written(self, ready: LiveSession, path: str, session_id: str, records: Sequence[Record]) -> FileMark:
         path_records = await asyncio.to_thread(transcript.shown, [*await self._path(ready), *records])
-        strict = not ready.process.launch.capability.keeps_records
-        return await asyncio.to_thread(transcript.write, Path(path), path_records, session_id, strict=strict)
+        form = transcript.loading(ready.process.version)
+        return await asyncio.to_thread(transcript.write, Path(path), path_records, session_id, form=form)
 
 
 def _made(ready: LiveSession, turn: Turn, said: TurnOutcome) -> list[Record]:

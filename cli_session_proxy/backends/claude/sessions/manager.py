@@ -459,9 +459,9 @@ class Sessions:
         elif ready.rewritten and (parent := ready.session.tip_turn_id) is not None:
             # What was decided for this turn is not part of the chain: the session is the path to the parent again.
             path = await paths.shown(self._store, parent)
-            strict = not ready.process.launch.capability.keeps_records
+            form = transcript.loading(ready.process.version)
             file = Path(ready.session.transcript)
-            await asyncio.to_thread(transcript.write, file, path, ready.session.id, strict=strict)
+            await asyncio.to_thread(transcript.write, file, path, ready.session.id, form=form)
         if answered is not None and answered != ready.session.id:
             fork = transcript.in_folder(Path(ready.session.transcript).parent, answered)
             await asyncio.to_thread(transcript.remove, fork)

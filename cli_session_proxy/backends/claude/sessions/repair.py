@@ -29,7 +29,7 @@ from .. import transcript
 from ..process import running
 from ..process.capability import Capability
 from ..process.child import Wrapper
-from ..transcript import Entry, Verdict
+from ..transcript import Entry, Loading, Verdict
 from ..transcript.entries import MAX_BYTES, contents
 from . import paths
 from .exchanges import exchanges, is_prompt
@@ -125,11 +125,14 @@ class Repairs:
         evidence: Evidence,
         links: tuple[Link, ...] = (),
     ) -> PreparedSession:
-        """The session, whose transcript is the path, and which no process has. A CLI that would split its records, and
-        rename all behind them, gets it with one block a record."""
+        """The session, whose transcript is the path, and which no process has. It is written again where this CLI would
+        lose or rename records of it."""
         path = Path(session.transcript)
-        if not now.capability.keeps_records and await asyncio.to_thread(_has_several_blocks, path):
+        form = transcript.loading(now.capability.version)
+        if form != transcript.NEWEST and not await asyncio.to_thread(_is_taken, path, form):
             mark, _ = await self._write(now, parent, path)
+            again = f"; written in the form that CLI {now.capability.version} loads"
+            evidence = replace(evidence, verified=f"{evidence.verified or ''}{again}".lstrip("; "))
         session = now.session(session.id, session.transcript, mark, session)
         return PreparedSession(session, True, "resumed", links, evidence)
 
@@ -326,13 +329,13 @@ class Repairs:
         return await self._write_records(now, records, path), len(records)
 
     async def _write_records(self, now: TurnContext, records: Sequence[Record], path: Path) -> FileMark:
-        strict = not now.capability.keeps_records
+        form = transcript.loading(now.capability.version)
         try:
-            return await asyncio.to_thread(transcript.write, path, records, path.stem, strict=strict)
+            return await asyncio.to_thread(transcript.write, path, records, path.stem, form=form)
         except OSError as exc:
             raise SandboxError(f"the transcript {path} cannot be written ({exc.strerror}): see `doctor`") from exc
 
 
-def _has_several_blocks(path: Path) -> bool:
-    """Whether a record in this transcript has. It was read just now."""
-    return any(len(entry.pieces()) > 1 for entry in transcript.parse(contents(path)).path)
+def _is_taken(path: Path, form: Loading) -> bool:
+    """Whether such a CLI loads this transcript as it is. It was read just now."""
+    return form.takes(transcript.parse(contents(path)).path)

@@ -37,7 +37,8 @@ LOOKS = 3
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`kind`: missing, elsewhere, unreadable, lost, changed, unknown, order, cut, or chain (the chain's own fault).
+    """`kind`: missing, elsewhere, unreadable, lost, changed, unknown, unloaded, order, cut, or chain (the
+    chain's own fault).
 
     `record` counts from 1 on the chain's path. `tip`: the turn up to which the session should be the path. As a note
     (`kind` is leftover, or host) it says what is no difference: what is behind the path, and the next turn takes away;
@@ -182,6 +183,9 @@ class Verifier:
         if any(turn.agent_key == agent.key and turn.session_id in (session.id, None) for turn in unfinished):
             found = [one for one in found if one.kind not in ("unknown", "cut")]
             return Looked(len(known), busy=True, differences=tuple(found), verdict=verdict)
+        stops = not transcript.loading(session.cli_version).over_unknown
+        if stops and verdict.unloaded and verdict.found in ("equal", "tail"):
+            found.append(name("unloaded", _unloaded(verdict.unloaded, session.cli_version)))
         leftover = LEFTOVERS.get(await self._tails.behind(agent, verdict))
         if leftover is not None:
             text = f"{_count(len(verdict.tail), 'record')} {leftover} behind the path: the next turn takes them away"
@@ -274,6 +278,14 @@ def _faults(verdict: Verdict) -> Iterator[tuple[str, str, int | None]]:
             f"{_count(verdict.broken, 'line')} of it no JSON or no record of a CLI's (a cut last line is one)",
             None,
         )
+
+
+def _unloaded(entries: Sequence[Entry], version: str) -> str:
+    kinds = ", ".join(f"{entry.kind} {entry.uuid}" for entry in entries[:3]) + (", …" if len(entries) > 3 else "")
+    return (
+        f"{_count(len(entries), 'record')} of a type that Claude CLI {version} does not load ({kinds}): it would go on "
+        "from what follows only; the next turn writes the transcript again without"
+    )
 
 
 def _says(pair: Pair, of: int) -> str:

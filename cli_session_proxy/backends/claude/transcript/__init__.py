@@ -34,6 +34,7 @@ from .files import (
     remove,
     remove_project,
 )
+from .loading import Loading, loading
 from .mending import (
     SUMMARY,
     Head,
@@ -57,6 +58,7 @@ from .mending import (
 )
 from .projects import Projects, project_dir
 from .writing import (
+    NEWEST,
     NO_CONTENT,
     OPENED_BY_ASSISTANT,
     Scribe,
@@ -69,6 +71,7 @@ from .writing import (
 
 __all__ = [
     "ASIDE",
+    "NEWEST",
     "NO_CONTENT",
     "OPENED_BY_ASSISTANT",
     "SUFFIX",
@@ -78,6 +81,7 @@ __all__ = [
     "Found",
     "Head",
     "LeftOut",
+    "Loading",
     "Pair",
     "Parsed",
     "Projects",
@@ -103,6 +107,7 @@ __all__ = [
     "is_sound_mark",
     "is_unchanged",
     "leave_out",
+    "loading",
     "media_of",
     "mended_at_import",
     "move",

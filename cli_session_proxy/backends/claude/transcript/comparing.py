@@ -10,12 +10,13 @@ import errno
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from ....domain.models import FileMark, Record
 from .entries import Entry, Parsed, copied_up_to, mark_of, opened, parse, parse_records, unbroken
+from .loading import KNOWN, as_loaded
 
 # Records behind the path. Whose they are is found out on the event loop; an agent has hardly so many in all its life.
 MORE_RECORDS = 100_000
@@ -46,7 +47,8 @@ class Verdict:
     `leaf` is the uuid of the path's last record in the file, on which a tail of somebody else's hangs.
     `pairs` and `unknown` (every record that the chain does not know) are there where records were compared, not
     where the hash decided. `broken` counts lines that are no JSON or no sound record, a cut last line among them.
-    `earlier`: the file is the path as it was some turns ago, and nothing else.
+    `earlier`: the file is the path as it was some turns ago, and nothing else. `unloaded`: its records of types that
+    nobody here knows; they are not compared.
     """
 
     found: Found
@@ -59,6 +61,7 @@ class Verdict:
     leaf: str | None = None
     read: int = 0
     earlier: bool = False
+    unloaded: tuple[Entry, ...] = ()
 
     @property
     def cut(self) -> bool:
@@ -90,9 +93,17 @@ def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> 
 
 
 def _by_records(path: list[Entry], parsed: Parsed, stat: os.stat_result, data: bytes) -> Verdict:
-    # A transcript may be written with one block a record.
-    wanted = [piece for entry in path for piece in entry.pieces()]
-    have = [piece for entry in parsed.path for piece in entry.pieces()]
+    wanted, have = as_loaded(path), as_loaded(parsed.path)
+    unloaded = tuple(entry for entry in parsed.path if entry.kind not in KNOWN)
+    verdict = _compared(wanted, have, parsed, stat, data)
+    ends = {entry.uuid for entry in unloaded}
+    if verdict.found in ("equal", "tail") and path and path[-1].uuid in ends:  # a CLI that knows it hangs on it
+        leaf = path[-1].uuid
+        verdict = replace(verdict, leaf=leaf, mark=verdict.mark and replace(verdict.mark, leaf=leaf))
+    return replace(verdict, unloaded=unloaded) if unloaded else verdict
+
+
+def _compared(wanted: list[Entry], have: list[Entry], parsed: Parsed, stat: os.stat_result, data: bytes) -> Verdict:
     begins = len(have) >= len(wanted) and all(map(_equal, wanted, have))
     end = len(wanted) if begins else None
     renewed = _end_of_copy(wanted, have) if end is None else None

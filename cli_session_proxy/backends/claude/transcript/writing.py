@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from ....domain.models import FileMark, Message, Record
-from .entries import Entry, mark_of
+from .entries import mark_of, parse_records
 from .files import checked, is_file, put_back, temporary
+from .loading import Loading
 
 # The API wants a user message first; a history that opens with the assistant gets this one before it.
 OPENED_BY_ASSISTANT = "[The assistant opened the conversation.]"
 
 # What an assistant message without content is given, because the API refuses an empty one.
 NO_CONTENT = "(no content)"
+
+NEWEST = Loading()
 
 # Times of records are counted on from, a millisecond a record: in seconds, the year 5138, long before datetime's end.
 LAST_TIME = 1e11
@@ -54,16 +57,18 @@ def in_strict_order(lines: Iterable[str]) -> list[str]:
     return out
 
 
-def write(path: Path, records: Sequence[Record], session_id: str, *, strict: bool) -> FileMark:
+def write(path: Path, records: Sequence[Record], session_id: str, form: Loading = NEWEST) -> FileMark:
     """Replace the transcript atomically by these records, under this id, and put back the files beside it.
 
-    `strict`: for a CLI that loads it whole only where each record has one block and a time of its own. Nobody may have
-    it open.
+    `form`: how the CLI that it is for loads. Nobody may have it open.
     """
     put_back(checked(path).parent, records)
-    lines = [with_session_id(record.line, session_id) for record in records if not is_file(record)]
-    if strict:
-        lines = in_strict_order(piece for line in lines for piece in _pieces(line))
+    records = [record for record in records if not is_file(record)]
+    if form != NEWEST:
+        records = [entry.record() for entry in form.form(parse_records(records).entries)]
+    lines = [with_session_id(record.line, session_id) for record in records]
+    if not form.whole_records:
+        lines = in_strict_order(lines)
     data = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=temporary(session_id))
@@ -84,14 +89,6 @@ def write(path: Path, records: Sequence[Record], session_id: str, *, strict: boo
         if record.uuid and not ('"isSidechain":true' in record.line and json.loads(record.line).get("isSidechain"))
     ]
     return mark_of(stat, len(data), hashlib.sha256(data).hexdigest(), uuids[-1] if uuids else None)
-
-
-def _pieces(line: str) -> list[str]:
-    """The line with one block a record."""
-    if '"content":[' not in line:
-        return [line]
-    entry = Entry(line, json.loads(line))
-    return [piece.line for piece in entry.pieces()]
 
 
 def timestamp(now: float) -> str:

@@ -56,6 +56,14 @@ def obey(moment):
                 kept = path.with_suffix(".kept")
                 os.rename(path, kept)
                 threading.Timer(float(args[1]), os.rename, (kept, path)).start()
+            elif op == "strange":
+                path = max(pathlib.Path(args[0]).glob("*/*.jsonl"), key=lambda one: one.stat().st_mtime_ns)
+                lines = path.read_text().splitlines()
+                at = max(n for n, line in enumerate(lines) if '"type":"assistant"' in line)
+                last = json.loads(lines[at])
+                strange = last | dict(type="of_tomorrow", uuid=str(uuid.uuid4()), message=dict(content="words"))
+                lines[at : at + 1] = [json.dumps(strange), json.dumps(last | dict(parentUuid=strange["uuid"]))]
+                path.write_text("".join(line + "\\n" for line in lines))
             elif op == "touch":
                 now = time.time_ns() // 1_000_000 * 1_000_000 + int(args[1])
                 os.utime(args[0], ns=(now, now))

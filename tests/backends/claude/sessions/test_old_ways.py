@@ -14,6 +14,7 @@ from ....conftest import MakeSettings
 from ....media import image, picture
 from ....talking import ask, heard, running
 from .meddling import MeddledCli
+from .test_loading import transcript_of
 
 
 async def test_the_transcript_of_a_new_session_may_come_after_the_result(
@@ -55,3 +56,28 @@ async def test_a_cli_that_splits_records_at_a_resume_is_given_one_block_a_record
     assert texts == ["see", "[image]", "this", "two", "see", "[image]", "this", "three", "four"]
     asked = [seen for seen in upstream.requests if "see" in seen.user_texts()]
     assert [after.prefix_kept(before) for before, after in pairwise(asked)] == [1.0] * 4
+
+
+async def test_a_record_of_an_unknown_type_in_the_chain_of_parents_hides_no_turn(
+    claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    """CLI 1.0.120 does not load it, and nothing that stands before it."""
+    cli = MeddledCli(tmp_path / "cli", claude)
+    settings = make_settings(claude_bin=cli.path)
+    old = "bundled" not in str(claude)
+    compared = []
+    for said in ("one", "two", "three", "four"):
+        if said == "two":
+            cli.order("result", ("strange", str(tmp_path / "claude-config" / "projects")))
+        async with running(settings) as engine:
+            turn = await ask(engine, said)
+            agent = await engine.store.agent("local", "a")
+            assert agent is not None
+            found = (await Verifier(settings, engine.store).verify(agent)).differences
+        compared.append([one.kind for one in found if one.at_head])
+        if said == "three":
+            transcript_of(settings, turn).unlink()
+    assert cli.done
+    assert turn.continuity == "rebuilt"
+    assert heard(upstream) == ["one", "two", "three", "four"]
+    assert compared == [[], ["unloaded"] if old else [], [], []]

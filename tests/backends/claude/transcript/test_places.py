@@ -39,7 +39,7 @@ def test_nothing_but_a_transcript_is_removed_or_written(tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match="no session id"):
         transcript.remove(other)
     with pytest.raises(SandboxError, match="no session id"):
-        transcript.write(other, [], SESSION, strict=False)
+        transcript.write(other, [], SESSION)
     assert other.read_text() == "mine"
     assert (tmp_path / "notes").is_dir()
 
@@ -151,7 +151,7 @@ def test_whatever_lies_in_a_transcripts_place_is_removed_with_all_that_was_left_
     path, other = project / f"{SESSION}.jsonl", project / f"{SESSION[:-1]}2.jsonl"
     outside.mkdir()
     (outside / "x").write_text("mine")
-    transcript.write(other, [], other.stem, strict=False)
+    transcript.write(other, [], other.stem)
 
     def killed(*_given: object, **_named: object) -> None:
         raise KeyboardInterrupt
@@ -160,7 +160,7 @@ def test_whatever_lies_in_a_transcripts_place_is_removed_with_all_that_was_left_
         patched.setattr(os, "replace", killed)
         patched.setattr(Path, "unlink", killed)
         with pytest.raises(KeyboardInterrupt):
-            transcript.write(path, [Record('{"words":"marmalade"}')], SESSION, strict=False)
+            transcript.write(path, [Record('{"words":"marmalade"}')], SESSION)
     assert [name.name for name in project.iterdir() if "marmalade" in name.read_text()] != []
     if what == "a file":
         path.write_text("{}")

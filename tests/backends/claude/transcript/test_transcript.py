@@ -41,7 +41,7 @@ def _write(path: Path, records: list[Record]) -> None:
 def test_what_was_written_is_equal_and_unchanged_until_somebody_touches_it(tmp_path: Path) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
     records = _exchanges(2)
-    mark = transcript.write(path, records, SESSION, strict=False)
+    mark = transcript.write(path, records, SESSION)
     assert transcript.is_unchanged(path, mark)
     assert mark.leaf == records[-1].uuid
     path.write_bytes(path.read_bytes())  # touched, and the same
@@ -55,7 +55,7 @@ def test_what_was_written_is_equal_and_unchanged_until_somebody_touches_it(tmp_p
 
 def test_a_file_with_its_old_times_is_not_unchanged(tmp_path: Path) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
-    mark = transcript.write(path, _exchanges(2), SESSION, strict=False)
+    mark = transcript.write(path, _exchanges(2), SESSION)
     data = path.read_bytes()
     with path.open("r+b") as file:
         file.write(data.replace(b"question 0", b"question X"))
@@ -66,7 +66,7 @@ def test_a_file_with_its_old_times_is_not_unchanged(tmp_path: Path) -> None:
 
 def test_a_mark_of_an_older_version_proves_nothing_by_its_times(tmp_path: Path) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
-    mark = transcript.write(path, _exchanges(2), SESSION, strict=False)
+    mark = transcript.write(path, _exchanges(2), SESSION)
     old = mark.as_json()
     del old["ctime_ns"]
     assert not transcript.is_unchanged(path, FileMark.from_json(old))
@@ -120,7 +120,7 @@ def test_what_changed_while_a_process_loaded_it_is_named(
     how: str, change: Callable[[Path], object], tmp_path: Path
 ) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
-    mark = transcript.write(path, _exchanges(2), SESSION, strict=False)
+    mark = transcript.write(path, _exchanges(2), SESSION)
     reader, same = transcript.reread(path, mark)
     assert same == mark
     assert reader.holds(mark)
@@ -137,7 +137,7 @@ def test_what_changed_while_a_process_loaded_it_is_named(
 
 def test_times_that_the_cli_sets_when_it_resumes_are_allowed(tmp_path: Path) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
-    mark = transcript.write(path, _exchanges(2), SESSION, strict=False)
+    mark = transcript.write(path, _exchanges(2), SESSION)
     now = time.time_ns() // 1_000_000 * 1_000_000 + 1_000_000
     os.utime(path, ns=(now, now))
     _, touched = transcript.reread(path, mark)
@@ -150,7 +150,7 @@ def test_times_that_the_cli_sets_when_it_resumes_are_allowed(tmp_path: Path) -> 
 
 def test_notes_that_the_cli_adds_when_it_loads_are_allowed(tmp_path: Path) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
-    mark = transcript.write(path, _exchanges(2), SESSION, strict=False)
+    mark = transcript.write(path, _exchanges(2), SESSION)
     _append(path, '{"type":"mode","mode":"normal"}\n')
     reader, now = transcript.reread(path, mark)
     assert (now.size > mark.size, now.leaf) == (True, mark.leaf)
@@ -179,7 +179,7 @@ def _another_parent(lines: list[str]) -> str:
 def test_a_harmed_one_is_different(tmp_path: Path, harm: object) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
     records = _exchanges(2)
-    mark = transcript.write(path, records, SESSION, strict=False)
+    mark = transcript.write(path, records, SESSION)
     assert callable(harm)
     path.write_text(harm(path.read_text(encoding="utf-8").splitlines(keepends=True)), encoding="utf-8")
     assert transcript.check(path, mark, None) is None
@@ -211,7 +211,7 @@ def test_what_follows_the_path_is_a_tail(tmp_path: Path) -> None:
 def test_a_reader_reads_only_what_was_added_and_marks_the_whole_file(tmp_path: Path) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
     records = _exchanges(3)
-    mark = transcript.write(path, records[:2], SESSION, strict=False)
+    mark = transcript.write(path, records[:2], SESSION)
     reader = Reader.behind(path, mark)
     with path.open("a", encoding="utf-8") as file:
         file.writelines(f"{record.line}\n" for record in records[2:])
@@ -229,7 +229,7 @@ def test_a_reader_reads_only_what_was_added_and_marks_the_whole_file(tmp_path: P
 def test_a_reader_reads_no_more_than_it_is_asked_to(tmp_path: Path) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
     records = _exchanges(3)
-    reader = Reader.behind(path, transcript.write(path, records[:2], SESSION, strict=False))
+    reader = Reader.behind(path, transcript.write(path, records[:2], SESSION))
     more = "".join(f"{record.line}\n" for record in records[2:])
     _append(path, more)
     with pytest.raises(MuchMore):
@@ -240,7 +240,7 @@ def test_a_reader_reads_no_more_than_it_is_asked_to(tmp_path: Path) -> None:
 def test_damage_to_what_was_read_is_no_part_of_a_readers_mark(tmp_path: Path) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
     records = _exchanges(3)
-    mark = transcript.write(path, records[:4], SESSION, strict=False)
+    mark = transcript.write(path, records[:4], SESSION)
     reader = Reader.behind(path, mark)
     _overwrite(path)
     _append(path, "".join(f"{record.line}\n" for record in records[4:]))
@@ -451,7 +451,7 @@ TOO_MUCH = {
 def test_a_file_of_more_than_can_be_read_beside_the_event_loop_is_unreadable(more: bytes, tmp_path: Path) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
     records = _exchanges(2)
-    mark = transcript.write(path, records, SESSION, strict=False)
+    mark = transcript.write(path, records, SESSION)
     reader = Reader.behind(path, mark)
     with path.open("ab") as file:
         file.write(more)
@@ -470,7 +470,7 @@ def test_more_bytes_than_can_be_read_are_unreadable_unless_the_chain_knows_them(
 ) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
     records = _exchanges(20)
-    mark = transcript.write(path, records, SESSION, strict=False)
+    mark = transcript.write(path, records, SESSION)
     monkeypatch.setattr(entries, "MORE_BYTES", 100)
     for by_mark, known in ((mark, None), (None, records)):
         verdict = transcript.check(path, by_mark, known)

@@ -1,0 +1,82 @@
+"""What a CLI loads of a transcript: which records, in which form. The one place that knows, by the CLI's version.
+
+Each CLI loads records of the KNOWN types, from the newest leaf up by `parentUuid`. Records of sub-agents and lines
+without a uuid are no part of that. Versions differ in two ways:
+
+- Up to 2.1.90 a CLI drops a record of a type that it does not know and stops at what hangs on it: all turns before it
+  are gone from the model's view. From 2.1.91 on it goes over it (run on 1.0.120, 2.1.0, 2.1.34, 2.1.67, 2.1.90 and on
+  2.1.91, 2.1.94, 2.1.100, 2.1.200, 2.1.260, 2.1.330, with such a record at the root, between any two records and last).
+- Up to 2.1.29 `--resume` splits each record with several blocks, and gives new uuids to the pieces and to all records
+  that follow; of records with equal times it may lose some. Where each record has one block and a time of its own it
+  keeps every uuid, and the request extends the last one byte for byte (run on 1.0.120, 1.0.128, 2.0.30, 2.1.0, 2.1.1
+  and 2.1.29, with a text, an image and a text in one prompt).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .entries import Entry
+
+KNOWN = frozenset({"user", "assistant", "attachment", "system"})
+GOES_OVER_UNKNOWN = (2, 1, 91)
+KEEPS_RECORDS = (2, 1, 30)
+
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How one CLI loads. `over_unknown`: it goes over records of types that it does not know. `whole_records`: it loads
+    records of several blocks, and of equal times, as they are."""
+
+    over_unknown: bool = True
+    whole_records: bool = True
+
+    def takes(self, path: Iterable[Entry]) -> bool:
+        """It goes on from these records (all on the path) as they are: none is lost or renamed."""
+        return all(
+            (self.over_unknown or entry.kind in KNOWN) and (self.whole_records or len(entry.content) < 2)
+            for entry in path
+        )
+
+    def form(self, entries: Sequence[Entry]) -> list[Entry]:
+        """The records in the form that it takes."""
+        kept = entries if self.over_unknown else without_unknown(entries)
+        return list(kept) if self.whole_records else [piece for entry in kept for piece in entry.pieces()]
+
+
+@lru_cache
+def loading(version: str) -> Loading:
+    """Of the CLI of this version; of the newest where that is none."""
+    found = _VERSION.match(version)
+    if found is None:
+        return Loading()
+    number = tuple(map(int, found.groups()))
+    return Loading(number >= GOES_OVER_UNKNOWN, number >= KEEPS_RECORDS)
+
+
+def as_loaded(path: Sequence[Entry]) -> list[Entry]:
+    """What the model is shown of these records, the same for each form of them: to compare two transcripts."""
+    return [piece for entry in without_unknown(path) for piece in entry.pieces()]
+
+
+def without_unknown(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Without the path's records of other types; what hangs on one hangs on what stood before it."""
+    unknown = {entry.uuid: entry.parent for entry in entries if entry.on_path and entry.kind not in KNOWN}
+    if not unknown:
+        return entries
+    out: list[Entry] = []
+    for entry in entries:
+        if entry.uuid in unknown:
+            continue
+        parent, left = entry.parent, dict(unknown)
+        while parent in left:  # each once, whatever hangs on whatever
+            parent = left.pop(parent)
+        out.append(entry if parent == entry.parent else entry.hung_on(parent))
+    return out
