@@ -9,12 +9,14 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import quote
 
 import httpx
+from websockets.asyncio.client import connect
+from websockets.exceptions import WebSocketException
 
 from . import doors
 from .checker import NOT_JSON
@@ -30,6 +32,9 @@ Again = Literal["key", "count", "plain"]
 # two, or tells one twice.
 Edit = Literal["drop", "front", "swap", "twice"]
 
+# Asks in a process of its own; what it printed. Raises `NoAnswer`.
+Ask = Callable[[JSON], Awaitable[JSON]]
+
 # A slow reader's buffer, so that it is the proxy that waits and not the kernel.
 SMALL_BUFFER = 16 * 1024
 # Characters of an answer that is a slow reader's.
@@ -38,6 +43,10 @@ LONG = 100_000
 SERVER_SENT, LINES = "text/event-stream", "application/x-ndjson"
 # How much of its answer a slow reader reads before it stops.
 FIRST_BYTES = 64 * 1024
+
+
+class NoAnswer(Exception):
+    """A process ended without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +114,7 @@ class Client:
         asked: Asking = text
         if calls:
             asked = tuple(Result(call.token, f"result of {call.token}: {text}") for call in calls)
+            wire = speaker.wire if wire == "engine" else wire  # `ask` runs its tools itself
         brings = speaker.naming in ("history", "both")
         # What is new to the chain is weighed by its length: the CLI would compact a conversation with a slow reader's.
         long = any(len(self.known[number].got.answer.text) > LONG for number in before)
@@ -185,9 +195,10 @@ class Attempt:
 class Caller:
     """Sends attempts, each with these `headers`, and notes what their clients know."""
 
-    def __init__(self, note: Callable[[Entry], None], headers: Mapping[str, str]) -> None:
+    def __init__(self, note: Callable[[Entry], None], headers: Mapping[str, str], ask: Ask | None = None) -> None:
         self._note = note
         self._headers = headers
+        self._ask = ask
         self._count = 0
         limits = httpx.Limits(max_keepalive_connections=0)
         self._http = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(verify=False, limits=limits), timeout=None)
@@ -218,12 +229,19 @@ class Caller:
         if not slow:
             attempt.reading_on.set()
         try:
-            await self._exchange(attempt, reader, url, headers, self._slow if slow else self._http)
+            match attempt.request.wire:
+                case "socket":
+                    await self._by_socket(attempt, reader, url, headers)
+                case "engine":
+                    assert self._ask is not None
+                    reader.feed(await self._ask({"agent": client.speaker.name, **attempt.request.body}))
+                case _:
+                    await self._exchange(attempt, reader, url, headers, self._slow if slow else self._http)
         except asyncio.CancelledError:
             pass  # the client left: what it had read by then counts
         except httpx.ConnectError as exc:
             reader.error = reader.error or f"refused: {exc}"
-        except httpx.HTTPError:
+        except (httpx.HTTPError, WebSocketException, OSError, NoAnswer):
             pass
         finally:
             attempt.read.set()
@@ -238,6 +256,17 @@ class Caller:
             heard = Heard(now, attempt.number, "unknown", code=reader.error or "")
         self._note(heard)
         return heard
+
+    async def _by_socket(self, attempt: Attempt, reader: Reader, url: str, headers: dict[str, str]) -> None:
+        address = "ws" + url.removeprefix("http")
+        async with connect(address, additional_headers=headers, max_size=None, proxy=None) as socket:
+            if socket.response is not None:
+                attempt.headers = {name.lower(): value for name, value in socket.response.headers.raw_items()}
+            await socket.send(json.dumps(attempt.request.body))
+            async for message in socket:
+                reader.feed(json.loads(message))
+                if reader.got is not None or reader.error is not None:
+                    return
 
     async def _exchange(
         self, attempt: Attempt, reader: Reader, url: str, headers: dict[str, str], http: httpx.AsyncClient

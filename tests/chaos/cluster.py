@@ -219,7 +219,7 @@ class Cluster(World):
     def url_of(self, proxy: Proxy, listens: str) -> str:
         return f"http://{HOST.format(network=NETWORKS['front'], host=FIRST_HOST + proxy.number)}:{PORT}"
 
-    def environment(self, proxy: Proxy) -> dict[str, str]:
+    def environment(self, proxy: Proxy, mark: str | None = None) -> dict[str, str]:
         where = f"postgresql://proxy@{HUB.format(network=NETWORKS['store'])}:{self._database.port}"
         database = self._chains.partition("@/")[2].partition("?")[0]
         own = {
@@ -229,7 +229,7 @@ class Cluster(World):
             "REGISTRY": f"redis://{HUB.format(network=NETWORKS['registry'])}:{self._registry.port}/0",
         }  # fmt: skip
         named = {f"CLI_SESSION_PROXY_{name}": value for name, value in own.items()}
-        return super().environment(proxy) | named | {CLOCK: str(self._clock(proxy))}
+        return super().environment(proxy, mark) | named | {CLOCK: str(self._clock(proxy))}
 
     async def joined(self) -> None:
         def audit() -> None:

@@ -19,7 +19,8 @@ from .journal import JSON, Answer, Asking
 from .model import TOOL
 from .reading import TOKEN, arguments, token
 
-Wire = Literal["chat", "responses", "messages", "generate", "interactions", "ollama"]
+# `socket` is Responses over a WebSocket, `engine` an application that asks in a process of its own.
+Wire = Literal["chat", "responses", "messages", "generate", "interactions", "ollama", "socket", "engine"]
 WIRES: tuple[Wire, ...] = ("chat", "responses", "messages", "generate", "interactions", "ollama")
 # Those whose bodies can hold a whole conversation, and those whose requests name the answer that they continue.
 WITH_HISTORY: tuple[Wire, ...] = ("chat", "messages", "generate", "ollama")
@@ -231,9 +232,20 @@ def _interactions(said: Sequence[Exchanged], stream: bool, tools: bool, previous
     return "/v1beta/interactions", body
 
 
+def _socket(said: Sequence[Exchanged], stream: bool, tools: bool, previous: str | None) -> tuple[str, JSON]:
+    route, body = _responses(said, False, tools, previous)
+    return route, {"type": "response.create", **body}
+
+
+def _engine(said: Sequence[Exchanged], stream: bool, tools: bool, previous: str | None) -> tuple[str, JSON]:
+    asked = said[-1].asked
+    assert isinstance(asked, str)
+    return "", {"prompt": asked, "model": MODEL}
+
+
 _WRITERS: dict[Wire, Callable[[Sequence[Exchanged], bool, bool, str | None], tuple[str, JSON]]] = {
     "chat": _chat, "messages": _messages, "generate": _generate, "ollama": _ollama, "responses": _responses,
-    "interactions": _interactions,
+    "interactions": _interactions, "socket": _socket, "engine": _engine,
 }  # fmt: skip
 
 
@@ -442,7 +454,21 @@ class _InteractionsReader:
         self.got = _got(TEXT_JOIN.join(self._texts.values() if streamed else said), calls, interaction["id"])
 
 
+class _EngineReader:
+    """Of what `asking.main` prints."""
+
+    def __init__(self) -> None:
+        self.got: Got | None = None
+        self.error: str | None = None
+
+    def feed(self, data: JSON) -> None:
+        if "error" in data:
+            self.error = code(data)
+        else:
+            self.got = _got(data["text"], [])
+
+
 _READERS: dict[Wire, type[Reader]] = {
     "chat": _ChatReader, "responses": _ResponsesReader, "messages": _MessagesReader, "generate": _GenerateReader,
-    "ollama": _OllamaReader, "interactions": _InteractionsReader,
+    "ollama": _OllamaReader, "interactions": _InteractionsReader, "socket": _ResponsesReader, "engine": _EngineReader,
 }  # fmt: skip

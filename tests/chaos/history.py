@@ -375,6 +375,7 @@ class _Maker:
             scenes += [(self._tool_loop, 4), (self._killed_at_calls, 5)]
         if self._shape.wide:
             scenes += [(self._edited, 4), (self._rewound, 3), (self._deleted, 1), (self._carried, 1)]
+            scenes.append((self._by_other_doors, 2))
         return self._dice.choices([scene for scene, _ in scenes], [weight for _, weight in scenes])[0]
 
     # --- the parts
@@ -679,6 +680,22 @@ class _Maker:
         elif dies < 0.6:
             killed = self._proxy()
             steps += [Kill(killed), Start(killed)]
+        return [*steps, self._say(agent), self._say(agent)]
+
+    def _by_other_doors(self, agent: int) -> list[Step]:
+        """Over a WebSocket, and from an application with an engine of its own, which may die in mid-answer."""
+        if self._speakers[agent].naming != "name" or self._shape.hosts:
+            return self._calm(agent)
+        plain = {"calls": 0, "picture": False, "keyed": False}
+        steps: list[Step] = [self._say(agent, **plain)]
+        # An application that offers no tools asks with another head than a client that does.
+        doors: tuple[Wire, ...] = ("socket", "chat") if self._speakers[agent].tools else ("socket", "engine", "chat")
+        for wire in self._dice.sample(doors, len(doors)):
+            say = self._say(agent, wire=wire, hold=self._dice.choice((None, None, "words")), **plain)
+            steps.append(say)
+            if say.hold is not None and self._dice.random() < 0.5:
+                steps.append(Leave(say.turn))
+            steps += [Open(say.turn), Join(say.turn)]
         return [*steps, self._say(agent), self._say(agent)]
 
     def _deleted(self, agent: int) -> list[Step]:

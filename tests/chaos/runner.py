@@ -208,7 +208,7 @@ class _Run:
         self._model = model
         self._journal = journal
         self._clients = [Client(speaker) for speaker in history.speakers]
-        self._caller = Caller(journal.append, world.headers)
+        self._caller = Caller(journal.append, world.headers, world.ask)
         self._attempts: dict[int, list[Attempt]] = {}
         self._whose: dict[int, Client] = {}
         self._told: set[int] = set()  # attempts whose end is in the report

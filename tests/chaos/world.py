@@ -29,8 +29,10 @@ from cli_session_proxy.stores.sqlite.store import FILE
 from ..conftest import CLI_ENV, ROOT
 from ..forked import Forked, forked
 from ..recovery.others import paused
+from . import asking
+from .client import NoAnswer
 from .history import Damage, Ending, Network
-from .journal import Crashed, Entry, Orphans
+from .journal import JSON, Crashed, Entry, Orphans
 from .model import MARK_HEADER
 
 # Seconds for a proxy to listen, on a machine that is busy with CLIs.
@@ -172,6 +174,7 @@ class World:
         self._upstream = upstream
         folder.mkdir(parents=True)
         self._binary = binary
+        self._applications = 0
         if wrapper:
             self._binary = folder / "claude"
             self._binary.write_text(_WRAPPER.format(binary=binary))
@@ -204,12 +207,12 @@ class World:
         """Where clients reach a proxy that says that it listens there."""
         return listens
 
-    def environment(self, proxy: Proxy) -> dict[str, str]:
+    def environment(self, proxy: Proxy, mark: str | None = None) -> dict[str, str]:
         place = self.place(proxy.number)
         place.home.mkdir(parents=True, exist_ok=True)
         cli = CLI_ENV | {
             "ANTHROPIC_BASE_URL": self._upstream,
-            "ANTHROPIC_CUSTOM_HEADERS": self._header(proxy.mark),
+            "ANTHROPIC_CUSTOM_HEADERS": self._header(mark or proxy.mark),
             "HOME": str(place.home),
         }
         own = {
@@ -242,6 +245,23 @@ class World:
         for pid in list(self.clis(mark)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    async def ask(self, asked: JSON) -> JSON:
+        """By an application with an engine of its own. One that is left is killed."""
+        self._applications += 1
+        env = self.environment(self.proxies[0], mark=f"app-{self._applications}")
+        process = await forked(asking.main, env=env, cwd=self.folder)
+        try:
+            process.stdin.write(json.dumps(asked).encode() + b"\n")
+            for line in (await process.stdout.read()).splitlines():
+                if line.startswith(b"{"):
+                    told: JSON = json.loads(line)
+                    return told
+            raise NoAnswer(await process.wait())
+        finally:
+            process.kill()
+            await process.wait()
+            process.close()
 
     async def carried(self, proxy: Proxy, agent_id: str) -> None:
         """Export an agent, delete it, and import it again, by the program's own commands beside the running proxies."""
